@@ -1,0 +1,85 @@
+//! The ext file systems of a disk.
+
+use crate::inode::internal_journal;
+use crate::journal::Journal;
+use crate::partition::partitions;
+use crate::read::{ReadAt, Window};
+use crate::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, compat};
+use std::io;
+
+/// An ext2, ext3 or ext4 file system, or an external journal, on a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSystem {
+    /// The partition that holds it; nothing when it has the whole disk.
+    pub partition: Option<u32>,
+    /// Byte of the disk where it begins.
+    pub offset: u64,
+    /// Bytes of its partition (the file system may be shorter).
+    pub length: u64,
+    /// Its superblock.
+    pub superblock: Superblock,
+    /// Its journal.
+    pub journal: Journal,
+}
+
+/// Finds the ext file systems on a disk: the one that has all of it, or those in its partitions. A superblock that is left
+/// over in front of a valid partition table is not looked at.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub fn discover<R: ReadAt>(disk: &R) -> io::Result<Vec<FileSystem>> {
+    let partitions = partitions(disk)?;
+    if partitions.is_empty() {
+        return Ok(file_system(disk, None, 0, disk.size())?.into_iter().collect());
+    }
+    let mut found = Vec::new();
+    for partition in partitions {
+        found.extend(file_system(disk, Some(partition.number), partition.offset, partition.length)?);
+    }
+    Ok(found)
+}
+
+/// The ext file system in the `length` bytes of `disk` from `offset` on, if there is one.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub fn file_system<R: ReadAt>(
+    disk: &R,
+    partition: Option<u32>,
+    offset: u64,
+    length: u64,
+) -> io::Result<Option<FileSystem>> {
+    let window = Window::new(disk, offset, length);
+    if length < SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64 {
+        return Ok(None);
+    }
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    window.read_at(SUPERBLOCK_OFFSET, &mut raw)?;
+    let Ok(superblock) = Superblock::parse(&raw) else { return Ok(None) };
+    let journal = journal(&window, &superblock)?;
+    Ok(Some(FileSystem { partition, offset, length, superblock, journal }))
+}
+
+fn journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> {
+    let not_understood = |reason: String| Ok(Journal::NotUnderstood { reason });
+    if let Err(error) = superblock.check() {
+        return not_understood(error.to_string());
+    }
+    if superblock.bytes() > disk.size() {
+        let (says, has) = (superblock.bytes(), disk.size());
+        return not_understood(format!("the superblock says {says} bytes, but there are only {has}: it was cut off"));
+    }
+    if superblock.is_journal_device() {
+        return Ok(Journal::JournalDevice { superblock_block: if superblock.block_size == 1024 { 2 } else { 1 } });
+    }
+    if superblock.compat & compat::HAS_JOURNAL == 0 {
+        return Ok(Journal::None);
+    }
+    let has_uuid = superblock.journal_uuid != [0; 16];
+    match (superblock.journal_inode, has_uuid) {
+        (0, true) => Ok(Journal::External { uuid: superblock.journal_uuid }),
+        (0, false) => not_understood("the superblock names neither a journal inode nor a journal device".to_owned()),
+        (_, true) => not_understood("the superblock names both a journal inode and a journal device".to_owned()),
+        (_, false) => internal_journal(disk, superblock),
+    }
+}

@@ -1,0 +1,236 @@
+//! File systems that the real mke2fs made, read by us and by the real debugfs.
+
+use extfs::{FileSystem, Journal, JournalExtent, discover, group};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.env("LC_ALL", "C").output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn mke2fs(directory: &Path, options: &[&str], size: &str) -> PathBuf {
+    let path = directory.join("image");
+    let _ = std::fs::remove_file(&path);
+    run(Command::new("mke2fs")
+        .args(["-q", "-F", "-E", "nodiscard,lazy_itable_init=1"])
+        .args(options)
+        .arg(&path)
+        .arg(size));
+    path
+}
+
+fn debugfs(image: &Path, command: &str) -> String {
+    run(Command::new("debugfs").args(["-R", command]).arg(image))
+}
+
+fn only(image: &Path) -> FileSystem {
+    let bytes = std::fs::read(image).expect("an image");
+    let mut found = discover(&bytes).expect("memory");
+    assert_eq!(found.len(), 1);
+    found.remove(0)
+}
+
+fn numbers(text: &str) -> Vec<u64> {
+    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+/// Compares the journal's map with debugfs, block for block.
+fn check_journal(image: &Path, what: &str) -> (Vec<JournalExtent>, Vec<u64>) {
+    let found = only(image);
+    let Journal::Internal { inode, blocks, extents, map_blocks } = found.journal else {
+        panic!("{what}: {:?}", found.journal);
+    };
+    assert_eq!(inode, 8, "{what}");
+    let mut position = 0;
+    for extent in &extents {
+        assert_eq!(extent.log, position, "{what}");
+        position += extent.count;
+        for log in [extent.log, extent.log + extent.count - 1] {
+            let physical = numbers(&debugfs(image, &format!("bmap <8> {log}")))[0];
+            assert_eq!(physical, extent.physical + u64::from(log - extent.log), "{what}: log block {log}");
+        }
+    }
+    assert_eq!(position, blocks, "{what}");
+    let ours: BTreeSet<u64> = extents
+        .iter()
+        .flat_map(|extent| extent.physical..extent.physical + u64::from(extent.count))
+        .chain(map_blocks.iter().copied())
+        .collect();
+    let theirs: BTreeSet<u64> = numbers(&debugfs(image, "blocks <8>")).into_iter().collect();
+    assert_eq!(ours, theirs, "{what}");
+    (extents, map_blocks)
+}
+
+#[test]
+fn journals_of_every_shape() {
+    let directory = scratch();
+    for (options, size) in [
+        (["-t", "ext4", "-b", "1024", "-J", "size=1"].as_slice(), "8M"),
+        (&["-t", "ext4", "-b", "4096", "-O", "64bit"], "64M"),
+        (&["-t", "ext4", "-b", "4096", "-O", "^64bit,^metadata_csum,^extent"], "64M"),
+        (&["-t", "ext3", "-b", "1024"], "64M"),
+        (&["-t", "ext3", "-b", "2048", "-J", "size=40"], "128M"),
+        (&["-t", "ext4", "-b", "4096", "-O", "meta_bg,^resize_inode"], "300M"),
+        (&["-t", "ext4", "-b", "4096", "-O", "bigalloc"], "300M"),
+        (&["-t", "ext4", "-b", "1024", "-O", "bigalloc"], "64M"),
+        (&["-t", "ext4", "-b", "4096", "-O", "sparse_super2"], "300M"),
+        (&["-t", "ext4", "-b", "65536", "-J", "size=64"], "300M"),
+        (&["-t", "ext3", "-I", "128", "-b", "4096"], "64M"),
+    ] {
+        let image = mke2fs(directory.path(), options, size);
+        let what = format!("{options:?}");
+        let (_, map_blocks) = check_journal(&image, &what);
+        let mapped_by_blocks = options.contains(&"ext3") || options.contains(&"^64bit,^metadata_csum,^extent");
+        assert!(!mapped_by_blocks || !map_blocks.is_empty(), "{what}: there are indirect blocks");
+    }
+}
+
+#[test]
+fn a_journal_in_many_pieces() {
+    for (kind, depth) in [("ext4", true), ("ext3", false)] {
+        let directory = scratch();
+        let image = mke2fs(directory.path(), &["-t", kind, "-b", "1024", "-O", "^has_journal"], "8M");
+        // Every third free block is taken, so that a journal made now is in pieces.
+        let mut commands = String::new();
+        for block in (700..8100).step_by(3) {
+            commands += &format!("setb {block}\n");
+        }
+        let mut child = Command::new("debugfs")
+            .arg("-w")
+            .arg(&image)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("debugfs starts");
+        child.stdin.take().expect("a pipe").write_all(commands.as_bytes()).expect("debugfs reads");
+        assert!(child.wait().expect("debugfs ends").success());
+        run(Command::new("tune2fs").args(["-J", "size=1"]).arg(&image));
+        let (extents, map_blocks) = check_journal(&image, kind);
+        assert!(extents.len() > 300, "{}", extents.len());
+        assert!(map_blocks.len() > 3, "{}", map_blocks.len());
+        if depth {
+            let header = debugfs(&image, "extents <8>");
+            assert!(header.contains("1/ 1") || header.contains("/ 2"), "the tree has levels: {header}");
+        }
+    }
+}
+
+#[test]
+fn superblock_fields() {
+    let directory = scratch();
+    let id = "01234567-89ab-cdef-0123-456789abcdef";
+    let image = mke2fs(directory.path(), &["-t", "ext4", "-b", "4096", "-U", id], "64M");
+    let found = only(&image);
+    let superblock = &found.superblock;
+    superblock.check().expect("a good superblock");
+    assert_eq!((found.offset, found.length, found.partition), (0, 64 << 20, None));
+    assert_eq!((superblock.block_size, superblock.blocks_count, superblock.bytes()), (4096, 16384, 64 << 20));
+    assert_eq!(superblock.uuid[..4], [1, 0x23, 0x45, 0x67]);
+    assert!(!superblock.needs_recovery() && !superblock.is_journal_device() && superblock.has_metadata_checksums());
+    let stats = debugfs(&image, "stats");
+    let field = |name: &str| {
+        let line = stats.lines().find(|line| line.trim_start().starts_with(name)).expect("a line");
+        numbers(&line.replace([',', ':'], " "))[0]
+    };
+    assert_eq!(u64::from(superblock.inodes_count), field("Inode count"));
+    let bytes = std::fs::read(&image).expect("an image");
+    let first = group(&bytes, superblock, 0).expect("memory").expect("group 0");
+    assert_eq!(first.block_bitmap, field("Group  0: block bitmap at"));
+    assert!(group(&bytes, superblock, 1).expect("memory").is_none(), "there is one group only");
+}
+
+#[test]
+fn groups_are_where_debugfs_says() {
+    let directory = scratch();
+    for features in ["64bit", "meta_bg,^resize_inode", "sparse_super2,^64bit", "^flex_bg"] {
+        let image = mke2fs(directory.path(), &["-t", "ext4", "-b", "1024", "-O", features], "400M");
+        let bytes = std::fs::read(&image).expect("an image");
+        let superblock = only(&image).superblock;
+        let stats = debugfs(&image, "stats");
+        let mut checked = 0;
+        for line in stats.lines().filter(|line| line.trim_start().starts_with("Group")) {
+            // Group  3: block bitmap at 259, inode bitmap at 275, inode table at 1284
+            let found = numbers(&line.replace([',', ':'], " "));
+            let group = group(&bytes, &superblock, found[0] as u32).expect("memory").expect("a group");
+            assert_eq!([group.block_bitmap, group.inode_bitmap, group.inode_table], found[1..4], "{features}: {line}");
+            checked += 1;
+        }
+        assert!(checked > 40, "{features}: {checked} groups");
+    }
+}
+
+#[test]
+fn an_external_journal_and_its_file_system() {
+    let directory = scratch();
+    let id = "12345678-9abc-def0-1234-56789abcdef0";
+    for (block_size, superblock_block) in [("1024", 2), ("4096", 1)] {
+        let device = mke2fs(directory.path(), &["-b", block_size, "-O", "journal_dev", "-U", id], "2048");
+        let found = only(&device);
+        assert_eq!(found.journal, Journal::JournalDevice { superblock_block });
+        assert_eq!(found.journal.extents(&found.superblock)[0].count, 2048);
+    }
+    let image = mke2fs(directory.path(), &["-t", "ext4", "-O", "^has_journal"], "16M");
+    assert_eq!(only(&image).journal, Journal::None);
+    for command in ["feature has_journal", &format!("ssv journal_uuid {id}"), "ssv journal_inum 0"] {
+        run(Command::new("debugfs").args(["-w", "-R", command]).arg(&image));
+    }
+    assert!(matches!(only(&image).journal, Journal::External { uuid } if uuid[..2] == [0x12, 0x34]));
+}
+
+#[test]
+fn an_edited_superblock_is_good() {
+    let directory = scratch();
+    let image = mke2fs(directory.path(), &["-t", "ext4"], "16M");
+    run(Command::new("debugfs").args(["-w", "-R", "feature needs_recovery"]).arg(&image));
+    let mut bytes = std::fs::read(&image).expect("an image");
+    assert!(only(&image).superblock.needs_recovery());
+    let older = bytes[1024..2048].to_vec();
+    let mut edit = extfs::SuperblockEdit::new(&mut bytes[1024..2048]).expect("a superblock");
+    edit.keep_error_record(&older).expect("a superblock").clear_needs_recovery().set_error().clear_valid().seal();
+    std::fs::write(&image, bytes).expect("room");
+    let superblock = only(&image).superblock;
+    superblock.check().expect("a sealed superblock");
+    assert!(!superblock.needs_recovery());
+    assert_eq!(superblock.state & 3, extfs::state::ERROR);
+    assert!(debugfs(&image, "stats").contains("with errors"));
+}
+
+/// Damage anywhere in the metadata: an answer, and no panic.
+#[test]
+fn damaged_metadata_is_survived() {
+    let directory = scratch();
+    for options in [["-t", "ext4", "-b", "1024"], ["-t", "ext3", "-b", "1024"]] {
+        let image = mke2fs(directory.path(), &[&options[..], &["-O", "^metadata_csum"]].concat(), "8M");
+        let bytes = std::fs::read(&image).expect("an image");
+        let found = only(&image);
+        let Journal::Internal { map_blocks, .. } = &found.journal else { panic!("{:?}", found.journal) };
+        let table = group(&bytes, &found.superblock, 0).expect("memory").expect("group 0").inode_table;
+        let inode = table as usize * 1024 + 7 * usize::from(found.superblock.inode_size);
+        let mut places: Vec<usize> = (1024..2048).chain(2048..2048 + 64).chain(inode..inode + 128).collect();
+        places.extend(map_blocks.iter().take(2).flat_map(|block| *block as usize * 1024..*block as usize * 1024 + 64));
+        let mut answers = BTreeSet::new();
+        for place in places {
+            for value in [0u8, 1, 0x7f, 0x80, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[place] = value;
+                let found = discover(&damaged).expect("memory never fails, so nothing is read beyond it");
+                answers.insert(found.first().map(|one| std::mem::discriminant(&one.journal)).is_some());
+                for one in found {
+                    let extents = one.journal.extents(&one.superblock);
+                    let end = |extent: &JournalExtent| extent.physical + u64::from(extent.count);
+                    assert!(extents.iter().all(|extent| end(extent) <= one.superblock.blocks_count));
+                }
+            }
+        }
+        assert_eq!(answers.len(), 2, "some damage hides the file system, some does not");
+    }
+}
