@@ -1,0 +1,143 @@
+//! Images and block devices, opened so that nobody else writes them meanwhile.
+//!
+//! An image is locked twice: `flock`, which amberlog itself uses, and a record lock over the whole file, which conflicts
+//! with the locks that QEMU takes on its images. A block device is opened exclusively, which fails while it is mounted.
+
+use crate::error::Error;
+use extfs::ReadAt;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const HINT_BYTES: u64 = 1 << 20;
+
+/// What a disk is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Looking at it, whoever else writes it: no lock is taken.
+    Look,
+    /// Reading only; others may read as well.
+    Read,
+    /// Writing.
+    Write,
+}
+
+/// An open image or block device. It stays locked until this is dropped.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    path: PathBuf,
+    size: u64,
+}
+
+impl Disk {
+    /// Opens and locks an image or block device.
+    ///
+    /// # Errors
+    /// A sentence: it cannot be opened, is in use, or is neither.
+    pub fn open(path: &Path, access: Access) -> Result<Disk, Error> {
+        let shown = path.display();
+        let kind = rustix::fs::stat(path)
+            .map(|status| FileType::from_raw_mode(status.st_mode))
+            .map_err(|error| Error::failed(format!("opening {shown}"))(error.into()))?;
+        let mut flags = OFlags::CLOEXEC;
+        flags |= if access == Access::Write { OFlags::RDWR } else { OFlags::RDONLY };
+        match kind {
+            FileType::RegularFile => {}
+            FileType::BlockDevice => {
+                if access == Access::Write {
+                    flags |= OFlags::EXCL;
+                }
+            }
+            _ => return Err(Error::refused(format!("{shown} is neither an image file nor a block device"))),
+        }
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(descriptor) => File::from(descriptor),
+            Err(Errno::BUSY) => return Err(in_use(path)),
+            Err(error) => return Err(Error::failed(format!("opening {shown}"))(error.into())),
+        };
+        if kind == FileType::RegularFile && access != Access::Look {
+            lock(&file, access, path)?;
+        }
+        let size = (&file).seek(SeekFrom::End(0)).map_err(Error::failed(format!("finding the size of {shown}")))?;
+        Ok(Disk { file, path: path.to_owned(), size })
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether both are the same file or device.
+    pub fn is_same(&self, other: &Disk) -> bool {
+        match (rustix::fs::fstat(&self.file), rustix::fs::fstat(&other.file)) {
+            (Ok(a), Ok(b)) => {
+                (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) || (a.st_rdev != 0 && a.st_rdev == b.st_rdev)
+            }
+            _ => false,
+        }
+    }
+
+    /// The open file. It stays locked for as long as the disk is open.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(crate) fn write_all_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+
+    /// Makes what was written durable.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.file)?)
+    }
+
+    /// Says that a range will be read soon. Only a hint, so its failure does not matter.
+    pub(crate) fn will_read(&self, offset: u64, length: u64) {
+        // The kernel cuts one large hint short, but not many small ones.
+        for piece in (0..length).step_by(HINT_BYTES as usize) {
+            let bytes = std::num::NonZeroU64::new(HINT_BYTES.min(length - piece));
+            let _ = rustix::fs::fadvise(&self.file, offset + piece, bytes, rustix::fs::Advice::WillNeed);
+        }
+    }
+}
+
+impl ReadAt for Disk {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+fn in_use(path: &Path) -> Error {
+    Error::Failed {
+        what: format!("locking {}", path.display()),
+        source: io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "it is in use; shut down the virtual machine or unmount the file system that uses it first",
+        ),
+    }
+}
+
+fn lock(file: &File, access: Access, path: &Path) -> Result<(), Error> {
+    let operation = match access {
+        Access::Look | Access::Read => FlockOperation::NonBlockingLockShared,
+        Access::Write => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(file, operation).and_then(|()| rustix::fs::fcntl_lock(file, operation)) {
+        Ok(()) => Ok(()),
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(in_use(path)),
+        // File systems without locks (some network ones): there is nothing to ask.
+        Err(Errno::NOTSUP | Errno::NOLCK | Errno::NOSYS) => {
+            log::warn!("{} cannot be locked on its file system; make sure that nothing else uses it", path.display());
+            Ok(())
+        }
+        Err(error) => Err(Error::failed(format!("locking {}", path.display()))(error.into())),
+    }
+}

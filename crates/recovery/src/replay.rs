@@ -1,0 +1,301 @@
+//! Replay of one journal: judge, write, finish.
+//!
+//! [`Replay::prepare`] reads and judges, [`Replay::run`] writes. Between them nothing is held but the plan, so several file
+//! systems can be judged before the first is written.
+
+use crate::batch;
+use crate::error::Error;
+use crate::home::{HomeBounds, HomeWriter, JournalPlace};
+use crate::report::{Report, Status};
+use extfs::{FileSystem, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use jbd2::{Content, End, LogRead, Plan};
+use std::time::Instant;
+
+/// What the place of a journal says of it: the journal's own superblock must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogBounds {
+    /// Log block of the journal superblock: 0 in an internal journal, 1 or 2 on a journal device.
+    pub superblock_position: u32,
+    /// Blocks that there are for the journal.
+    pub blocks: u32,
+}
+
+impl LogBounds {
+    /// Those of an internal journal, or of a journal device.
+    pub fn new(file_system: &FileSystem) -> Self {
+        let extents = file_system.journal.extents(&file_system.superblock);
+        LogBounds {
+            superblock_position: file_system.journal.superblock_position(),
+            blocks: extents.last().map_or(0, |last| last.log + last.count),
+        }
+    }
+}
+
+/// A replay that has been worked out and can be carried out.
+#[derive(Debug)]
+pub struct Replay {
+    plan: Plan,
+    /// The journal superblock's whole block, as the log has it.
+    raw: Vec<u8>,
+    journal: jbd2::Superblock,
+    started: Instant,
+}
+
+/// Prepares and carries out the replay of `log` onto `home`.
+///
+/// # Errors
+/// [`Error::Refused`] when nothing was changed; [`Error::Failed`] when reading or writing failed (the log is then as it was).
+pub fn replay<L: LogRead + Send, H: HomeWriter>(
+    log: &mut L,
+    journal: LogBounds,
+    bounds: &HomeBounds,
+    home: &mut H,
+    place: JournalPlace<'_>,
+) -> Result<Report, Error> {
+    Replay::prepare(log, journal, bounds)?.run(log, home, place)
+}
+
+impl Replay {
+    /// Reads the journal superblock and the log, and works out what to do. Nothing is
+    /// written.
+    ///
+    /// # Errors
+    /// A refusal when the journal is damaged so that jbd2 would not replay it, or not understood; fast commits that would
+    /// have to be replayed after the log are not.
+    pub fn prepare<L: LogRead>(log: &mut L, journal: LogBounds, bounds: &HomeBounds) -> Result<Replay, Error> {
+        let started = Instant::now();
+        let LogBounds { superblock_position, blocks } = journal;
+        let mut raw = vec![0; bounds.block_size() as usize];
+        let content = log
+            .read(superblock_position, &mut raw)
+            .map_err(|source| Error::from_log(jbd2::ReplayError::Read { position: superblock_position, source }))?;
+        if content == Content::AtHome {
+            return Err(Error::refused("the journal superblock is not held by whoever holds the log"));
+        }
+        let (journal, format) = jbd2::Superblock::parse(&raw).map_err(|error| {
+            Error::refused(format!("{error} (log block {superblock_position}); nothing was changed"))
+        })?;
+        if format.block_size != bounds.block_size() {
+            return Err(Error::refused(format!(
+                "the journal has blocks of {} bytes but the file system of {}; nothing was changed",
+                format.block_size,
+                bounds.block_size()
+            )));
+        }
+        if format.length > blocks {
+            return Err(Error::refused(format!(
+                "the journal superblock says {} blocks, but there is room for {blocks} only; nothing was changed",
+                format.length
+            )));
+        }
+        let plan = Plan::new(log, &journal, &format, &|block| bounds.contains(block)).map_err(Error::from_log)?;
+        if plan.summary().fast_commits {
+            return Err(Error::refused(
+                "the journal holds fast commits, which only the guest's own kernel can replay; nothing was changed: mount \
+                 the file system once",
+            ));
+        }
+        Ok(Replay { plan, raw, journal, started })
+    }
+
+    /// What would be done.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The journal superblock.
+    pub fn journal(&self) -> &jbd2::Superblock {
+        &self.journal
+    }
+
+    /// Reads and verifies everything that [`Replay::run`] would write, and reports as if it had been written.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn dry_run<L: LogRead + Send>(&self, log: &mut L) -> Result<Report, Error> {
+        let written = batch::write::<L, NoHome>(&self.plan, log, None)?;
+        Ok(self.report(&written))
+    }
+
+    /// Writes the home blocks, flushes, marks the journal empty and the file system as recovered, and flushes.
+    ///
+    /// As e2fsck does, the journal's `s_errno` becomes the error bit in the file system's `s_state` and is cleared; a
+    /// damaged commit counts as such an error. Where blocks were damaged, `s_state` also loses its valid bit, so that
+    /// e2fsck runs in full. As the kernel does, the file system's own record of errors is not replaced by an older one
+    /// from the log. `s_head` and whatever else is in the journal superblock stays as it is: an empty log may begin
+    /// anywhere.
+    ///
+    /// # Errors
+    /// When reading or writing fails. The journal is marked empty only after everything is on storage.
+    pub fn run<L: LogRead + Send, H: HomeWriter>(
+        mut self,
+        log: &mut L,
+        home: &mut H,
+        place: JournalPlace<'_>,
+    ) -> Result<Report, Error> {
+        let before = FileSystemSuperblock::read(home, self.plan.format().block_size)?;
+        let written = batch::write(&self.plan, log, Some(home))?;
+        home.flush().map_err(Error::failed("flushing the recovered blocks"))?;
+        let mut report = self.report(&written);
+        let is_error = self.journal.errno != 0 || self.plan.summary().walk.failed_commit.is_some();
+        let lost_blocks = written.damaged > 0 || self.plan.summary().out_of_bounds > 0;
+        if let Err(note) = before.finish(home, is_error || lost_blocks, lost_blocks, self.plan.format())? {
+            report.status = Status::Damaged;
+            report.notes.push(note);
+        }
+        // Last: whoever finds the journal empty after a recovery that was cut off knows that all the rest was done.
+        self.empty_journal(home, place)?;
+        home.flush().map_err(Error::failed("flushing the superblocks"))?;
+        report.seconds = self.started.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn empty_journal<H: HomeWriter>(&mut self, home: &mut H, place: JournalPlace<'_>) -> Result<(), Error> {
+        jbd2::SuperblockEdit::new(&mut self.raw)
+            .map_err(|error| Error::refused(error.to_string()))?
+            .start(0)
+            .sequence(self.plan.summary().walk.next_sequence())
+            .errno(0)
+            .seal();
+        let failed = || Error::failed("marking the journal empty");
+        match place {
+            JournalPlace::Home { offset } => home.write_at(offset, &self.raw).map_err(failed()),
+            JournalPlace::Other { disk, offset } => {
+                disk.write_at(offset, &self.raw).map_err(failed())?;
+                disk.flush().map_err(failed())
+            }
+        }
+    }
+
+    fn report(&self, written: &batch::Written) -> Report {
+        let summary = self.plan.summary();
+        let walk = &summary.walk;
+        let mut notes = Vec::new();
+        if let Some(sequence) = walk.failed_commit {
+            notes.push(format!(
+                "transaction {sequence} has a damaged commit block: it and what follows were not replayed; run e2fsck -f"
+            ));
+        }
+        if written.damaged > 0 {
+            notes.push(format!(
+                "{} blocks in the log have a bad checksum and were not written; run e2fsck -f",
+                written.damaged
+            ));
+        }
+        if summary.out_of_bounds > 0 {
+            notes.push(format!(
+                "{} blocks in the log belong outside the file system or into its journal and were not written; run \
+                 e2fsck -f",
+                summary.out_of_bounds
+            ));
+        }
+        let is_damaged = summary.is_damaged() || written.damaged > 0;
+        let is_empty = walk.end == End::Empty;
+        let any = summary.transactions > 0;
+        Report {
+            status: match (is_damaged, is_empty) {
+                (true, _) => Status::Damaged,
+                (false, true) => Status::Clean,
+                (false, false) => Status::Recovered,
+            },
+            transactions: summary.transactions.into(),
+            blocks_written: written.blocks,
+            bytes_written: written.bytes,
+            revoked: summary.revoked,
+            seconds: self.started.elapsed().as_secs_f64(),
+            first_sequence: any.then_some(walk.first_sequence),
+            last_sequence: any.then_some(walk.end_sequence.wrapping_sub(1)),
+            notes,
+        }
+    }
+}
+
+/// The block that holds a file system's superblock, as it was before the replay.
+struct FileSystemSuperblock {
+    block: Vec<u8>,
+    offset: u64,
+    inside: usize,
+}
+
+impl FileSystemSuperblock {
+    fn read<H: HomeWriter>(home: &H, block_size: u32) -> Result<Self, Error> {
+        let size = u64::from(block_size);
+        let mut superblock = FileSystemSuperblock {
+            block: vec![0; block_size as usize],
+            offset: SUPERBLOCK_OFFSET / size * size,
+            inside: (SUPERBLOCK_OFFSET % size) as usize,
+        };
+        home.read_at(superblock.offset, &mut superblock.block)
+            .map_err(Error::failed("reading the file system's superblock"))?;
+        Ok(superblock)
+    }
+
+    fn raw(&mut self) -> &mut [u8] {
+        &mut self.block[self.inside..self.inside + SUPERBLOCK_BYTES]
+    }
+
+    /// Reads the superblock again, which may have been replayed, and marks it as recovered. The inner error is a sentence:
+    /// it is no superblock any more, and was left alone.
+    fn finish<H: HomeWriter>(
+        mut self,
+        home: &mut H,
+        is_error: bool,
+        lost_blocks: bool,
+        format: &jbd2::Format,
+    ) -> Result<Result<(), String>, Error> {
+        let before = self.raw().to_vec();
+        let mut now = Self::read(home, format.block_size)?;
+        let raw = now.raw();
+        let is_same = match (Superblock::parse(&before), Superblock::parse(raw)) {
+            (Ok(old), Ok(new)) => {
+                let checksum_ok = new.check().is_ok() || format.has_block_checksums();
+                (old.block_size, old.journal_inode) == (new.block_size, new.journal_inode) && checksum_ok
+            }
+            _ => false,
+        };
+        if !is_same {
+            return Ok(Err(
+                "the superblock that the log holds is damaged; run e2fsck -f with a backup superblock".to_owned()
+            ));
+        }
+        let edited = extfs::SuperblockEdit::new(raw).and_then(|mut edit| {
+            edit.keep_error_record(&before)?.clear_needs_recovery();
+            if is_error {
+                edit.set_error();
+            }
+            if lost_blocks {
+                edit.clear_valid();
+            }
+            edit.seal();
+            Ok(())
+        });
+        if let Err(error) = edited {
+            return Ok(Err(error.to_string()));
+        }
+        home.write_at(now.offset, &now.block).map_err(Error::failed("writing the file system's superblock"))?;
+        Ok(Ok(()))
+    }
+}
+
+/// Stands for no disk in a dry run; there is none of it.
+enum NoHome {}
+
+impl extfs::ReadAt for NoHome {
+    fn read_at(&self, _offset: u64, _buffer: &mut [u8]) -> std::io::Result<()> {
+        match *self {}
+    }
+
+    fn size(&self) -> u64 {
+        match *self {}
+    }
+}
+
+impl HomeWriter for NoHome {
+    fn write_at(&mut self, _offset: u64, _data: &[u8]) -> std::io::Result<()> {
+        match *self {}
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match *self {}
+    }
+}
