@@ -1,0 +1,152 @@
+//! A file of the daemon's own in tmpfs, mapped: tables and copied pages that outlive the process.
+//!
+//! The file is sparse. A page that does not exist yet must be reserved before it is touched: touching a hole when tmpfs
+//! is full would end the process with SIGBUS, reserving it is an error that can be handled.
+
+use crate::error::Error;
+use crate::map::Mapping;
+use crate::slice::{MemorySlice, PageId};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A mapped file of a fixed (sparse) length.
+#[derive(Debug)]
+pub struct HostFile {
+    file: File,
+    mapping: Mapping,
+    len: u64,
+}
+
+impl HostFile {
+    /// Makes a file of `len` bytes, none of them allocated, that only its owner can read.
+    ///
+    /// # Errors
+    /// When it exists, or cannot be made or mapped.
+    pub fn create(path: &Path, len: u64) -> Result<Self, Error> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|e| Error::system(format!("making {}", path.display()), e))?;
+        file.set_len(len).map_err(|e| Error::system(format!("giving {} its length", path.display()), e))?;
+        Self::from_file(file, len, path)
+    }
+
+    /// Maps a file as it is.
+    ///
+    /// # Errors
+    /// When it cannot be opened or mapped, or is empty.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|e| Error::system(format!("opening {}", path.display()), e))?;
+        let len =
+            file.metadata().map_err(|e| Error::system(format!("reading the size of {}", path.display()), e))?.len();
+        Self::from_file(file, len, path)
+    }
+
+    fn from_file(file: File, len: u64, path: &Path) -> Result<Self, Error> {
+        if len == 0 {
+            return Err(Error::system(
+                format!("mapping {}, which is empty", path.display()),
+                io::Error::from_raw_os_error(libc::EINVAL),
+            ));
+        }
+        let mapping =
+            Mapping::new(&file, len as usize).map_err(|e| Error::system(format!("mapping {}", path.display()), e))?;
+        Ok(HostFile { file, mapping, len })
+    }
+
+    /// Length in bytes, holes included.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no byte; never so.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Makes sure that a range can be touched.
+    ///
+    /// # Errors
+    /// ENOSPC when tmpfs is full.
+    pub fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len);
+        Ok(rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, offset, len)?)
+    }
+
+    /// Gives a range back to the host; it reads as zeros and must be reserved again before it is touched.
+    ///
+    /// # Errors
+    /// When the file system cannot punch holes.
+    pub fn give_back(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.check(offset, len);
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+    }
+
+    /// Bytes that the file really takes.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.blocks() * 512)
+    }
+
+    /// A range of the file, which must have been reserved. The slice must not be used after the file is dropped.
+    ///
+    /// # Panics
+    /// If the range is not inside the file.
+    pub fn slice(&self, offset: u64, len: usize) -> MemorySlice {
+        self.check(offset, len as u64);
+        // SAFETY: inside the mapping (checked); users keep the file for as long as the slice, as they are told above.
+        unsafe { MemorySlice::new(self.mapping.at(offset as usize), len, PageId::NONE, 0) }
+    }
+
+    /// Reads the word at byte `offset`, a multiple of 4.
+    pub fn load_u32(&self, offset: u64) -> u32 {
+        self.atomic_u32(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores the word at byte `offset`: one step, as seen by a process that opens the file after this one has died.
+    pub fn store_u32(&self, offset: u64, value: u32) {
+        self.atomic_u32(offset).store(value, Ordering::Release);
+    }
+
+    /// Reads the double word at byte `offset`, a multiple of 8.
+    pub fn load_u64(&self, offset: u64) -> u64 {
+        self.atomic_u64(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores the double word at byte `offset` in one step.
+    pub fn store_u64(&self, offset: u64, value: u64) {
+        self.atomic_u64(offset).store(value, Ordering::Release);
+    }
+
+    fn atomic_u32(&self, offset: u64) -> &AtomicU32 {
+        self.check(offset, 4);
+        assert!(offset.is_multiple_of(4), "word at odd offset {offset}");
+        // SAFETY: inside the mapping, aligned, and only ever accessed as an atomic.
+        unsafe { AtomicU32::from_ptr(self.mapping.at(offset as usize).cast()) }
+    }
+
+    fn atomic_u64(&self, offset: u64) -> &AtomicU64 {
+        self.check(offset, 8);
+        assert!(offset.is_multiple_of(8), "double word at odd offset {offset}");
+        // SAFETY: inside the mapping, aligned, and only ever accessed as an atomic.
+        unsafe { AtomicU64::from_ptr(self.mapping.at(offset as usize).cast()) }
+    }
+
+    fn check(&self, offset: u64, len: u64) {
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.len),
+            "range {offset}+{len} outside a file of {} bytes",
+            self.len
+        );
+    }
+}

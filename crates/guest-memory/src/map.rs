@@ -1,0 +1,417 @@
+//! The RAM of one VM: backing files mapped once, and what each device was told of them.
+
+use crate::error::Error;
+use crate::protect::{CopyOnWrite, Protection, ProtectionChannel};
+use crate::slice::{MemorySlice, PAGE_BYTES, PageId};
+use crate::userfault::UserFault;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, RwLock};
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+/// One region of guest memory as the VMM describes it (vhost-user `VhostUserMemoryRegion` and its descriptor).
+#[derive(Debug)]
+pub struct RegionDescriptor {
+    /// Guest physical address of the first byte.
+    pub gpa: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Address of the region in the VMM's own address space: what is protected.
+    pub user_addr: u64,
+    /// The backing file.
+    pub file: File,
+    /// Where the region begins in the file, in bytes.
+    pub file_offset: u64,
+}
+
+/// A shared mapping of a whole backing file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain shared memory; access goes through MemorySlice, which copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn new(file: &File, len: usize) -> std::io::Result<Self> {
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice; no existing memory is touched.
+        let ptr = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if ptr == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let ptr = NonNull::new(ptr.cast()).expect("mmap does not return null");
+        Ok(Mapping { ptr, len })
+    }
+
+    /// The address `offset` bytes into the mapping.
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len, "offset {offset} outside a mapping of {} bytes", self.len);
+        // SAFETY: inside (or one past) the mapping.
+        unsafe { self.ptr.as_ptr().add(offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`; slices of it must be gone by the promise of MemorySlice::new.
+        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+/// One backing file of guest RAM.
+#[derive(Debug)]
+pub(crate) struct RamFile {
+    identity: (u64, u64),
+    file: File,
+    mapping: Mapping,
+    pub(crate) first_page: u32,
+    pub(crate) page_count: u32,
+    /// One bit a page: retained, so this process must not write to it before it has been copied out.
+    retained: Box<[AtomicU64]>,
+}
+
+impl RamFile {
+    fn word(&self, page: PageId) -> (&AtomicU64, u64) {
+        let index = (page.0 - self.first_page) as usize;
+        (&self.retained[index / 64], 1 << (index % 64))
+    }
+}
+
+/// The RAM of one VM. Shared by all its devices and by the journal area.
+#[derive(Default)]
+pub struct VmMemory {
+    files: RwLock<Vec<Arc<RamFile>>>,
+    pub(crate) channel: ProtectionChannel,
+    copy_on_write: OnceLock<Arc<dyn CopyOnWrite>>,
+}
+
+impl std::fmt::Debug for VmMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VmMemory").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl VmMemory {
+    /// A VM whose memory is not known yet.
+    pub fn new() -> Arc<Self> {
+        Arc::new(VmMemory::default())
+    }
+
+    /// Who copies a retained page out before it changes: set once, by the VM's journal area.
+    ///
+    /// # Panics
+    /// If it was set before.
+    pub fn set_copy_on_write(&self, handler: Arc<dyn CopyOnWrite>) {
+        assert!(self.copy_on_write.set(handler).is_ok(), "a VM has one journal area");
+    }
+
+    pub(crate) fn copy_on_write(&self) -> Option<&Arc<dyn CopyOnWrite>> {
+        self.copy_on_write.get()
+    }
+
+    /// Takes the VMM's own userfaultfd, handed over by the preloaded library: pages can be protected from now on.
+    ///
+    /// # Errors
+    /// A sentence when the kernel lacks write protection of shared memory (before Linux 5.19) or refuses the descriptor.
+    pub fn take_userfaultfd(self: &Arc<Self>, descriptor: OwnedFd) -> Result<(), Error> {
+        let userfault = UserFault::handshake(descriptor)?;
+        self.channel.open(self, userfault)
+    }
+
+    /// Whether pages can be protected, and if not, why not.
+    pub fn protection(&self) -> Protection {
+        self.channel.state()
+    }
+
+    fn ram_file(&self, file: File) -> Result<Arc<RamFile>, Error> {
+        let metadata = file.metadata().map_err(|e| Error::system("reading the size of a guest memory file", e))?;
+        let identity = (metadata.dev(), metadata.ino());
+        let mut files = self.files.write().expect("no panic under this lock");
+        if let Some(known) = files.iter().find(|known| known.identity == identity) {
+            return Ok(Arc::clone(known));
+        }
+        let len = metadata.len() as usize / PAGE_BYTES * PAGE_BYTES;
+        let first_page = files.last().map_or(0, |last| last.first_page + last.page_count);
+        let page_count = u32::try_from(len / PAGE_BYTES)
+            .ok()
+            .filter(|count| first_page.checked_add(*count).is_some_and(|end| end < PageId::LIMIT))
+            .ok_or_else(|| {
+                Error::system("numbering the guest's pages", std::io::Error::from_raw_os_error(libc::EFBIG))
+            })?;
+        let mapping =
+            Mapping::new(&file, len).map_err(|e| Error::system(format!("mapping {len} bytes of guest memory"), e))?;
+        let words = (page_count as usize).div_ceil(64);
+        let ram_file = Arc::new(RamFile {
+            identity,
+            file,
+            mapping,
+            first_page,
+            page_count,
+            retained: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        });
+        files.push(Arc::clone(&ram_file));
+        Ok(ram_file)
+    }
+
+    /// Maps what a device was told of the memory. Files that another device already named are not mapped again.
+    ///
+    /// # Errors
+    /// A region that is not inside its file, or overlaps another in the guest's address space, is refused.
+    pub fn map(self: &Arc<Self>, descriptors: Vec<RegionDescriptor>) -> Result<MemoryTable, Error> {
+        let mut regions = Vec::with_capacity(descriptors.len());
+        for descriptor in descriptors {
+            let RegionDescriptor { gpa, size, user_addr, file, file_offset } = descriptor;
+            let refuse = |reason: &str| Error::Region { gpa, size, file_offset, reason: reason.to_owned() };
+            if size == 0 || gpa.checked_add(size).is_none() || user_addr.checked_add(size).is_none() {
+                return Err(refuse("its length is zero or wraps around the address space"));
+            }
+            let ram_file = self.ram_file(file)?;
+            let end = file_offset.checked_add(size).ok_or_else(|| refuse("its end wraps around"))?;
+            if end > ram_file.mapping.len as u64 {
+                return Err(refuse("it ends beyond its file"));
+            }
+            if file_offset % PAGE_BYTES as u64 != gpa % PAGE_BYTES as u64 {
+                return Err(refuse("its pages are not aligned with its file's pages"));
+            }
+            self.channel.learn(&ram_file, file_offset, size, user_addr)?;
+            regions.push(Region { gpa, size, user_addr, file_offset, ram_file });
+        }
+        regions.sort_by_key(|region| region.gpa);
+        if let Some(pair) = regions.windows(2).find(|pair| pair[0].gpa + pair[0].size > pair[1].gpa) {
+            return Err(Error::Region {
+                gpa: pair[1].gpa,
+                size: pair[1].size,
+                file_offset: pair[1].file_offset,
+                reason: format!("it overlaps the region at {:#x}", pair[0].gpa),
+            });
+        }
+        let mut mapped = Vec::with_capacity(regions.len());
+        for region in &regions {
+            // SAFETY: the range lies inside the mapping of `ram_file` (checked above), which the table keeps alive.
+            let raw = unsafe {
+                MmapRegion::build_raw(
+                    region.host(),
+                    region.size as usize,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED | libc::MAP_NORESERVE,
+                )
+            }
+            .map_err(|e| Error::Region {
+                gpa: region.gpa,
+                size: region.size,
+                file_offset: region.file_offset,
+                reason: e.to_string(),
+            })?;
+            mapped.push(GuestRegionMmap::new(raw, GuestAddress(region.gpa)).ok_or_else(|| Error::Region {
+                gpa: region.gpa,
+                size: region.size,
+                file_offset: region.file_offset,
+                reason: "it wraps around the address space".to_owned(),
+            })?);
+        }
+        let guest_memory = GuestMemoryMmap::from_regions(mapped)
+            .map_err(|e| Error::system("describing the guest's memory", std::io::Error::other(e.to_string())))?;
+        Ok(MemoryTable { vm: Arc::clone(self), regions, guest_memory })
+    }
+
+    pub(crate) fn file_of(&self, page: PageId) -> Option<Arc<RamFile>> {
+        let files = self.files.read().expect("no panic under this lock");
+        files
+            .iter()
+            .find(|file| page.0 >= file.first_page && page.0 - file.first_page < file.page_count)
+            .map(Arc::clone)
+    }
+
+    /// The whole guest page `page`, if the VM has it.
+    pub fn page(&self, page: PageId) -> Option<MemorySlice> {
+        let file = self.file_of(page)?;
+        let offset = (page.0 - file.first_page) as usize * PAGE_BYTES;
+        // SAFETY: the page lies inside the file's mapping; files are never unmapped before the VM's memory is dropped.
+        Some(unsafe { MemorySlice::new(file.mapping.at(offset), PAGE_BYTES, page, 0) })
+    }
+
+    /// The backing files, as paths, and the number of the first page of each.
+    pub fn files(&self) -> Vec<(std::path::PathBuf, u32)> {
+        let files = self.files.read().expect("no panic under this lock");
+        files
+            .iter()
+            .map(|file| {
+                let link = format!("/proc/self/fd/{}", file.file.as_raw_fd());
+                (std::fs::read_link(link).unwrap_or_default(), file.first_page)
+            })
+            .collect()
+    }
+
+    /// Number of pages of all backing files.
+    pub fn page_count(&self) -> u32 {
+        self.files.read().expect("no panic under this lock").iter().map(|file| file.page_count).sum()
+    }
+
+    /// Says that `page` is retained (or no longer): [`MemoryTable::prepare_write`] then asks the journal area first.
+    pub fn set_retained(&self, page: PageId, retained: bool) {
+        let Some(file) = self.file_of(page) else { return };
+        let (word, bit) = file.word(page);
+        if retained {
+            word.fetch_or(bit, Ordering::SeqCst);
+        } else {
+            word.fetch_and(!bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether `page` is retained.
+    pub fn is_retained(&self, page: PageId) -> bool {
+        self.file_of(page).is_some_and(|file| {
+            let (word, bit) = file.word(page);
+            word.load(Ordering::SeqCst) & bit != 0
+        })
+    }
+
+    /// Gives every page but the retained ones back to the host, for a VM whose process is gone. Returns the bytes given back.
+    ///
+    /// # Errors
+    /// When the file system of the backing file refuses to punch holes.
+    pub fn give_back_all_but_retained(&self) -> Result<u64, Error> {
+        let files: Vec<_> = self.files.read().expect("no panic under this lock").iter().map(Arc::clone).collect();
+        let mut given_back = 0;
+        for file in files {
+            let retained =
+                |index: u32| file.retained[index as usize / 64].load(Ordering::SeqCst) & (1 << (index % 64)) != 0;
+            let before = file.file.metadata().map_or(0, |m| m.blocks() * 512);
+            let mut index = 0;
+            while index < file.page_count {
+                if retained(index) {
+                    index += 1;
+                    continue;
+                }
+                let start = index;
+                while index < file.page_count && !retained(index) {
+                    index += 1;
+                }
+                rustix::fs::fallocate(
+                    &file.file,
+                    rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE,
+                    u64::from(start) * PAGE_BYTES as u64,
+                    u64::from(index - start) * PAGE_BYTES as u64,
+                )
+                .map_err(|e| Error::system("giving guest memory back to the host", e))?;
+            }
+            let after = file.file.metadata().map_or(0, |m| m.blocks() * 512);
+            given_back += before.saturating_sub(after);
+        }
+        Ok(given_back)
+    }
+}
+
+#[derive(Debug)]
+struct Region {
+    gpa: u64,
+    size: u64,
+    user_addr: u64,
+    file_offset: u64,
+    ram_file: Arc<RamFile>,
+}
+
+impl Region {
+    fn host(&self) -> *mut u8 {
+        self.ram_file.mapping.at(self.file_offset as usize)
+    }
+}
+
+/// What one device was told of the guest's memory.
+#[derive(Debug)]
+pub struct MemoryTable {
+    vm: Arc<VmMemory>,
+    regions: Vec<Region>,
+    guest_memory: GuestMemoryMmap,
+}
+
+impl MemoryTable {
+    /// The same memory as rust-vmm's ring code wants it. It shares the mappings of this table and must not outlive it.
+    /// Writing through it bypasses the protection: ring pages are never retained ([`VmMemory`]'s area refuses them), all
+    /// else goes through [`MemoryTable::prepare_write`].
+    pub fn guest_memory(&self) -> &GuestMemoryMmap {
+        &self.guest_memory
+    }
+
+    /// The VM this table is of.
+    pub fn vm(&self) -> &Arc<VmMemory> {
+        &self.vm
+    }
+
+    fn region_of(&self, gpa: u64) -> Option<&Region> {
+        let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
+        let region = &self.regions[index];
+        (gpa - region.gpa < region.size).then_some(region)
+    }
+
+    /// Appends the slices that make up `len` bytes of guest memory from `gpa` on; more than one where regions meet.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when any byte is outside the guest's memory; `slices` is then as it was.
+    pub fn slices(&self, gpa: u64, len: usize, slices: &mut Vec<MemorySlice>) -> Result<(), Error> {
+        let before = slices.len();
+        let mut at = gpa;
+        let mut left = len as u64;
+        while left > 0 {
+            let Some(region) = self.region_of(at) else {
+                slices.truncate(before);
+                return Err(Error::OutOfRange { gpa, len: len as u64 });
+            };
+            let into = at - region.gpa;
+            let count = left.min(region.size - into);
+            let file_at = region.file_offset + into;
+            let page = PageId(region.ram_file.first_page + (file_at / PAGE_BYTES as u64) as u32);
+            // SAFETY: inside the region, which lies inside the mapping that this table keeps alive; users of the slice
+            // (requests in flight) hold the table.
+            slices.push(unsafe {
+                MemorySlice::new(
+                    region.host().add(into as usize),
+                    count as usize,
+                    page,
+                    (file_at % PAGE_BYTES as u64) as usize,
+                )
+            });
+            left -= count;
+            // A region may end at the top of the address space; `left` is zero then.
+            at = at.wrapping_add(count);
+        }
+        Ok(())
+    }
+
+    /// The guest physical address that the VMM maps at `user_addr` (vhost-user gives ring addresses so).
+    pub fn user_to_guest(&self, user_addr: u64) -> Option<u64> {
+        self.regions
+            .iter()
+            .find(|region| user_addr >= region.user_addr && user_addr - region.user_addr < region.size)
+            .map(|region| region.gpa + (user_addr - region.user_addr))
+    }
+
+    /// Must be called before this process writes to guest memory (read data, status bytes, and what the kernel writes
+    /// for it): a retained page in the way is copied out first.
+    pub fn prepare_write(&self, slice: &MemorySlice) {
+        for page in slice.pages() {
+            let page = PageId(page);
+            if self.vm.is_retained(page)
+                && let Some(handler) = self.vm.copy_on_write()
+            {
+                handler.copy_out(page);
+            }
+        }
+    }
+}
