@@ -1,0 +1,467 @@
+//! The journal area of one VM: its control blocks (the paper's `JCB_list`) and the operations of its section 4.1.
+//!
+//! One lock. Data-path threads take it once a pass, the thread that answers faults once a fault; under it there is no
+//! I/O and nothing that needs the guest.
+
+use crate::commit::{LogWrite, Outcome};
+use crate::error::Error;
+use crate::home::{HomeWrite, HostWrite};
+use crate::jcb::{Counters, Holding, LogShape, VmJcb};
+use crate::location::Location;
+use crate::log::HeldLog;
+use crate::pages::Pages;
+use crate::pool::Pool;
+use crate::table::{Table, Tail};
+use crate::tail::SuperblockEffect;
+use guest_memory::{CopyOnWrite, MemorySlice, PageId, VmMemory};
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+/// Names a log within its VM's area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogId(pub usize);
+
+/// Where a read of a log block finds its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// It has been copied into the buffer.
+    Held,
+    /// At its own place on storage.
+    Storage,
+    /// In this home block.
+    HomeBlock(u64),
+}
+
+/// What a log owes (`LOG_OP_QUERY`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owed {
+    /// Whether the log is open.
+    pub is_open: bool,
+    /// Blocks still to be written home.
+    pub blocks: u64,
+    /// The same in bytes.
+    pub bytes: u64,
+    /// Whether it has to be materialised instead.
+    pub materialise: bool,
+}
+
+/// Called when the area wants blocks written home: memory is short.
+pub type Waker = Box<dyn Fn() + Send + Sync>;
+
+#[derive(Debug)]
+struct Inner {
+    pages: Pages,
+    logs: Vec<Option<(VmJcb, Files)>>,
+    /// Retained pages somebody wants to write to, and there was no memory to copy them to.
+    starved: Vec<PageId>,
+    budget_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Files {
+    name: String,
+    table: PathBuf,
+    pool: PathBuf,
+    /// The log was forgotten while home writes were in flight, which may read from its pool: it goes with the last one.
+    is_leaving: bool,
+}
+
+/// The journal area of one VM.
+pub struct JournalArea {
+    inner: Mutex<Inner>,
+    waker: OnceLock<Waker>,
+}
+
+impl std::fmt::Debug for JournalArea {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JournalArea").finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// A log. Nothing once it was forgotten: a guest can replace a file system while others of its requests are being
+    /// routed to the log or have not ended.
+    fn log(&mut self, id: LogId) -> Option<(&mut Pages, &mut VmJcb)> {
+        let (jcb, _) = self.logs.get_mut(id.0)?.as_mut().filter(|(_, files)| !files.is_leaving)?;
+        Some((&mut self.pages, jcb))
+    }
+
+    /// The same, but also one that is only there for its home writes in flight.
+    fn log_in_flight(&mut self, id: LogId) -> Option<(&mut Pages, &mut VmJcb)> {
+        let (jcb, _) = self.logs.get_mut(id.0)?.as_mut()?;
+        Some((&mut self.pages, jcb))
+    }
+
+    /// Lets go of a forgotten log whose last home write has ended.
+    fn drop_if_left(&mut self, id: LogId) {
+        let entry = self.logs.get_mut(id.0);
+        if let Some(entry) = entry
+            && entry.as_ref().is_some_and(|(jcb, files)| files.is_leaving && jcb.in_flight.is_empty())
+        {
+            *entry = None;
+        }
+    }
+
+    fn logs(&mut self) -> impl Iterator<Item = &mut VmJcb> {
+        self.logs.iter_mut().flatten().map(|(jcb, _)| jcb)
+    }
+
+    fn copy_out(&mut self, page: PageId) -> bool {
+        let owner = self.logs.iter().enumerate().find_map(|(index, entry)| {
+            let position = entry.as_ref()?.0.position_of_page(page)?;
+            Some((LogId(index), position))
+        });
+        match owner {
+            Some((id, position)) => {
+                let copied = self.log_in_flight(id).is_some_and(|(pages, jcb)| {
+                    pages.heat(page);
+                    jcb.copy_page_out(pages, position, page)
+                });
+                if !copied {
+                    self.starved.push(page);
+                    return false;
+                }
+            }
+            // Protected and not needed: with it go all the others (the paper's figure 3).
+            None => self.pages.let_loose_go(),
+        }
+        self.pages.let_go(page);
+        true
+    }
+
+    /// Memory may have become free: answers those who wait for some.
+    fn feed_starved(&mut self) {
+        for page in std::mem::take(&mut self.starved) {
+            self.copy_out(page);
+        }
+    }
+
+    fn memory_bytes(&mut self) -> u64 {
+        self.logs().map(|jcb| jcb.area_bytes() + jcb.pool.memory_bytes()).sum()
+    }
+}
+
+impl JournalArea {
+    /// The area of the VM with this memory, which copies pages out through it from now on. `budget_bytes` bounds tables
+    /// and copies; above it the largest log's oldest owed blocks are written home.
+    pub fn new(memory: &Arc<VmMemory>, budget_bytes: u64) -> Arc<Self> {
+        let inner =
+            Inner { pages: Pages::new(Arc::clone(memory)), logs: Vec::new(), starved: Vec::new(), budget_bytes };
+        let area = Arc::new(JournalArea { inner: Mutex::new(inner), waker: OnceLock::new() });
+        memory.set_copy_on_write(Arc::new(AreaCopyOnWrite(Arc::downgrade(&area))));
+        area
+    }
+
+    /// Who is told when blocks should be written home; set once.
+    pub fn set_waker(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under the area's lock")
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker();
+        }
+    }
+
+    /// `LOG_OP_INIT`: makes the control block of a log, closed, with its two files in `directory`. `own_blocks` are the
+    /// blocks of the file system that the log itself takes: a tag that names one of them is not a version of anything.
+    ///
+    /// # Errors
+    /// When the files cannot be made.
+    pub fn log_op_init(
+        &self,
+        directory: &Path,
+        name: &str,
+        shape: LogShape,
+        holding: Holding,
+        own_blocks: Vec<Range<u64>>,
+    ) -> Result<LogId, Error> {
+        let files = Files {
+            name: name.to_owned(),
+            table: directory.join(format!("{name}.table")),
+            pool: directory.join(format!("{name}.pool")),
+            is_leaving: false,
+        };
+        let table = Table::create(&files.table, shape.block_bytes, shape.log_blocks)?;
+        let pool = Pool::create(&files.pool, shape.block_bytes, shape.log_blocks)?;
+        let mut inner = self.lock();
+        inner.logs.push(Some((VmJcb::new(shape, holding, own_blocks, table, pool), files)));
+        Ok(LogId(inner.logs.len() - 1))
+    }
+
+    /// `LOG_OP_CLEANUP`: forgets a log and removes its files. What it owed is lost unless it was recovered before.
+    /// Whoever still names it finds a log that is closed and holds nothing.
+    pub fn log_op_cleanup(&self, id: LogId) {
+        let mut inner = self.lock();
+        let Inner { pages, logs, .. } = &mut *inner;
+        let Some((jcb, files)) = logs.get_mut(id.0).and_then(Option::as_mut) else { return };
+        jcb.close_books(pages);
+        files.is_leaving = true;
+        for path in [&files.table, &files.pool] {
+            if let Err(error) = std::fs::remove_file(path) {
+                log::warn!("removing {} failed: {error}", path.display());
+            }
+        }
+        pages.let_loose_go();
+        inner.drop_if_left(id);
+        inner.feed_starved();
+    }
+
+    /// Closes a log that owes nothing: it could not be opened.
+    pub fn close(&self, id: LogId) {
+        let mut inner = self.lock();
+        if let Some((pages, jcb)) = inner.log(id) {
+            jcb.close_books(pages);
+        }
+    }
+
+    /// The file system of a log has another size now.
+    pub fn resize_home(&self, id: LogId, home_blocks: u64) {
+        let mut inner = self.lock();
+        if let Some((_, jcb)) = inner.log(id) {
+            jcb.resize_home(home_blocks);
+        }
+    }
+
+    /// The guest writes its log's superblock.
+    ///
+    /// # Errors
+    /// When there is no memory to hold it: the write must fail, then the guest's journal stops without damage.
+    pub fn superblock_written(&self, id: LogId, block: &[u8]) -> Result<SuperblockEffect, Error> {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return Ok(SuperblockEffect::NotALog) };
+        let effect = jcb.superblock_written(pages, block);
+        jcb.note_memory();
+        if inner.pages.has_many_loose() {
+            inner.pages.let_loose_go();
+        }
+        inner.feed_starved();
+        effect
+    }
+
+    /// `LOG_OP_MPROTECT`: holds a batch of log writes of one pass and accepts the transactions it completes. On return
+    /// every retained page is protected, so the requests may complete.
+    pub fn log_op_mprotect(&self, id: LogId, writes: &[LogWrite]) -> Outcome {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else {
+            return Outcome { no_memory: (0..writes.len()).collect(), committed: 0 };
+        };
+        let outcome = jcb.hold(pages, writes);
+        if inner.pages.has_many_loose() {
+            inner.pages.let_loose_go();
+        }
+        let over = inner.memory_bytes() > inner.budget_bytes;
+        drop(inner);
+        if over {
+            self.wake();
+        }
+        outcome
+    }
+
+    /// A log block for which there was no memory has reached its own place on storage.
+    pub fn stored(&self, id: LogId, position: u32) {
+        let mut inner = self.lock();
+        if let Some((pages, jcb)) = inner.log(id) {
+            jcb.stored(pages, position);
+        }
+    }
+
+    /// Whether the log is open.
+    pub fn is_open(&self, id: LogId) -> bool {
+        self.lock().log(id).is_some_and(|(_, jcb)| jcb.is_open())
+    }
+
+    /// Copies a log block into `buffer` if it is held, else says where it is.
+    pub fn read(&self, id: LogId, position: u32, buffer: &mut [u8]) -> ReadFrom {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return ReadFrom::Storage };
+        if jcb.read_held(pages, position, buffer) {
+            return ReadFrom::Held;
+        }
+        match (jcb.location(position), jcb.home_of(position)) {
+            (Location::Home, Some(block)) => ReadFrom::HomeBlock(block),
+            _ => ReadFrom::Storage,
+        }
+    }
+
+    /// The superblock as a kernel that mounts now must see it: an empty log that goes on where this one is. The log begins
+    /// there from then on. Nothing while blocks are owed, or when the log is materialised.
+    pub fn emptied_superblock(&self, id: LogId) -> Option<Vec<u8>> {
+        let mut inner = self.lock();
+        let (pages, jcb) = inner.log(id)?;
+        jcb.emptied_superblock(pages)
+    }
+
+    /// A guest's home write begins; see [`HomeWrite`].
+    pub fn home_write_begins(&self, id: LogId, blocks: Range<u64>, payload: &[Option<MemorySlice>]) -> HomeWrite {
+        let mut inner = self.lock();
+        match inner.log(id) {
+            Some((pages, jcb)) => jcb.home_write_begins(pages, blocks, payload),
+            // No operation has this number, so its end is nobody's.
+            None => HomeWrite::Go { operation: usize::MAX, replaced: Vec::new() },
+        }
+    }
+
+    /// A home write has ended; with `ok` it reached storage.
+    pub fn home_write_ended(&self, id: LogId, operation: usize, ok: bool) {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log_in_flight(id) else { return };
+        jcb.home_write_ended(pages, operation, ok);
+        inner.drop_if_left(id);
+        inner.feed_starved();
+        if inner.pages.has_many_loose() {
+            inner.pages.let_loose_go();
+        }
+    }
+
+    /// Holds the committed version of `block` again, which `content` is: its home block is about to be overwritten.
+    ///
+    /// # Errors
+    /// When there is no memory for it: the write must fail.
+    pub fn restore(&self, id: LogId, block: u64, content: &[u8]) -> Result<(), Error> {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return Ok(()) };
+        if jcb.restore(pages, block, content) { Ok(()) } else { Err(Error::NoMemory { what: "restored block" }) }
+    }
+
+    /// The guest discarded `blocks`.
+    pub fn discarded(&self, id: LogId, blocks: Range<u64>) {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return };
+        jcb.discarded(pages, blocks);
+        inner.feed_starved();
+    }
+
+    /// Up to `count` of the oldest owed blocks that the host may write home now; each has to be ended like a guest's.
+    pub fn host_writes(&self, id: LogId, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return Vec::new() };
+        jcb.host_writes(pages, count, copied_only)
+    }
+
+    /// The log that has to give memory back, if tables and copies take more than the budget or somebody waits for
+    /// memory: the largest one that owes copied blocks.
+    pub fn under_pressure(&self) -> Option<LogId> {
+        let mut inner = self.lock();
+        if inner.starved.is_empty() && inner.memory_bytes() <= inner.budget_bytes {
+            return None;
+        }
+        let largest = inner
+            .logs
+            .iter()
+            .enumerate()
+            .filter_map(|(index, entry)| {
+                let (jcb, _) = entry.as_ref().filter(|(_, files)| !files.is_leaving)?;
+                Some((jcb.pool.used_bytes(), index))
+            })
+            .max()?;
+        (largest.0 > 0).then_some(LogId(largest.1))
+    }
+
+    /// Whether a home write, the guest's or the host's, is on its way to storage.
+    pub fn has_home_writes_in_flight(&self, id: LogId) -> bool {
+        self.lock().log_in_flight(id).is_some_and(|(_, jcb)| !jcb.in_flight.is_empty())
+    }
+
+    /// `LOG_OP_QUERY`: what a log owes.
+    pub fn log_op_query(&self, id: LogId) -> Owed {
+        let mut inner = self.lock();
+        let Some((_, jcb)) = inner.log(id) else { return Owed::default() };
+        let blocks = jcb.owed_blocks();
+        Owed {
+            is_open: jcb.is_open(),
+            blocks,
+            bytes: blocks * u64::from(jcb.shape.block_bytes),
+            materialise: jcb.table.is_materialise(),
+        }
+    }
+
+    /// `LOG_OP_RECOVER`: hands the live log to `recover`, which reads it and writes home what is owed. No home write may
+    /// be in flight. When it succeeds the log is closed and owes nothing.
+    ///
+    /// # Errors
+    /// Those of `recover`; the log is then as it was.
+    ///
+    /// # Panics
+    /// If the log was forgotten.
+    pub fn log_op_recover<T, E>(
+        &self,
+        id: LogId,
+        recover: impl FnOnce(&mut HeldLog<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut inner = self.lock();
+        let (pages, jcb) = inner.log(id).expect("a log is recovered before it is forgotten");
+        debug_assert!(jcb.in_flight.is_empty(), "recovery while home writes are in flight");
+        let result = recover(&mut HeldLog::live(jcb, pages))?;
+        jcb.close_books(pages);
+        inner.pages.let_loose_go();
+        inner.feed_starved();
+        Ok(result)
+    }
+
+    /// Lets somebody read the live log as recovery would, without changing anything.
+    ///
+    /// # Panics
+    /// If the log was forgotten.
+    pub fn look<T>(&self, id: LogId, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> T {
+        let mut inner = self.lock();
+        let (pages, jcb) = inner.log(id).expect("a log is looked at before it is forgotten");
+        look(&mut HeldLog::live(jcb, pages))
+    }
+
+    /// Names the guest pages that must never be retained: those of rings.
+    pub fn set_excluded_pages(&self, excluded: HashSet<PageId>) {
+        let mut inner = self.lock();
+        let retained: Vec<PageId> =
+            excluded.iter().copied().filter(|page| inner.pages.memory().is_retained(*page)).collect();
+        inner.pages.set_excluded(excluded);
+        for page in retained {
+            inner.copy_out(page);
+        }
+    }
+
+    /// The name that a log's files have, without the ending.
+    pub fn name_of(&self, id: LogId) -> String {
+        let inner = self.lock();
+        inner.logs.get(id.0).and_then(Option::as_ref).map(|(_, files)| files.name.clone()).unwrap_or_default()
+    }
+
+    /// The counters of a log.
+    pub fn counters(&self, id: LogId) -> Counters {
+        self.lock().log(id).map(|(_, jcb)| jcb.counters).unwrap_or_default()
+    }
+
+    /// Checks the invariants of every log; what is wrong, as a sentence. Costs time.
+    ///
+    /// # Errors
+    /// The first violation found.
+    pub fn check(&self) -> Result<(), String> {
+        let mut inner = self.lock();
+        inner.logs().try_for_each(|jcb| jcb.check())
+    }
+
+    /// Where the live log of `id` begins.
+    pub fn tail(&self, id: LogId) -> Option<Tail> {
+        self.lock().log(id).and_then(|(_, jcb)| jcb.table.tail())
+    }
+}
+
+/// The fault side of the area. It does not keep the area alive, so that memory and area do not keep each other.
+struct AreaCopyOnWrite(std::sync::Weak<JournalArea>);
+
+impl CopyOnWrite for AreaCopyOnWrite {
+    fn copy_out(&self, page: PageId) {
+        let Some(area) = self.0.upgrade() else { return };
+        let fed = area.lock().copy_out(page);
+        if !fed {
+            log::error!("no memory to copy a protected page to; its writer waits until blocks are written home");
+            area.wake();
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! `LOG_OP_MPROTECT`: protect a set of buffers, record their tuples, all or nothing (the paper's section 4.1), as the
+//! guest's log writes show it: blocks are held when they are written, and count when their commit block is accepted.
+
+use crate::jcb::{Holding, Partial, PendingTag, Transaction, VmJcb};
+use crate::location::Location;
+use crate::pages::Pages;
+use crate::table::Tail;
+use guest_memory::{MemorySlice, PageId};
+use jbd2::{Checksum, Commit, Descriptor, Kind, Revoke};
+
+/// One block that the guest writes into its log.
+#[derive(Debug)]
+pub struct LogWrite {
+    /// Log block: not the superblock (position 0), which has a call of its own.
+    pub position: u32,
+    /// The content.
+    pub content: Content,
+}
+
+/// Where the content of a log write comes from.
+#[derive(Debug)]
+pub enum Content {
+    /// A whole guest page, which may be retained.
+    Page(MemorySlice),
+    /// Bytes gathered from smaller pieces of guest memory.
+    Bytes(Vec<u8>),
+}
+
+impl Content {
+    fn copy_out(&self, offset: usize, buffer: &mut [u8]) {
+        match self {
+            Content::Page(slice) => slice.copy_out(offset, buffer),
+            Content::Bytes(bytes) => buffer.copy_from_slice(&bytes[offset..offset + buffer.len()]),
+        }
+    }
+}
+
+/// What became of a batch of log writes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Indices into the batch of blocks that no memory could be found for: they have to go to their own place on
+    /// storage, and [`crate::JournalArea::stored`] has to be told when they are there.
+    pub no_memory: Vec<usize>,
+    /// Transactions that this batch completed.
+    pub committed: u32,
+}
+
+impl VmJcb {
+    /// Holds a batch of log writes, then accepts what is complete. Every page is protected on return.
+    pub(crate) fn hold(&mut self, pages: &mut Pages, writes: &[LogWrite]) -> Outcome {
+        let block_bytes = self.shape.block_bytes as usize;
+        let may_retain = self.holding == Holding::Retain && !self.table.is_materialise() && pages.can_protect();
+        let mut outcome = Outcome::default();
+        let mut block = vec![0; block_bytes];
+        let mut retained: Vec<(usize, PageId)> = Vec::new();
+        let mut copied: Vec<usize> = Vec::new();
+        let mut control: Vec<usize> = Vec::new();
+        let mut seen_pages = std::collections::HashSet::new();
+        for (index, write) in writes.iter().enumerate() {
+            let mut head = [0; jbd2::HEADER_BYTES];
+            write.content.copy_out(0, &mut head);
+            if jbd2::peek(&head).is_some() {
+                control.push(index);
+                continue;
+            }
+            match &write.content {
+                Content::Page(slice)
+                    if may_retain
+                        && slice.is_whole_page()
+                        && slice.len() == block_bytes
+                        && pages.should_retain(slice.page())
+                        && seen_pages.insert(slice.page()) =>
+                {
+                    retained.push((index, slice.page()));
+                }
+                _ => copied.push(index),
+            }
+        }
+        // Protect first: from here on the guest cannot change what is about to count.
+        let before = (pages.pages_protected, pages.protect_calls);
+        let list: Vec<PageId> = retained.iter().map(|(_, page)| *page).collect();
+        if list.is_empty() || pages.retain(&list) {
+            for (index, page) in retained {
+                self.set_location(pages, writes[index].position, Location::Guest(page));
+            }
+        } else {
+            copied.extend(retained.iter().map(|(index, _)| *index));
+        }
+        self.counters.pages_protected += pages.pages_protected - before.0;
+        self.counters.protect_calls += pages.protect_calls - before.1;
+        for index in copied {
+            writes[index].content.copy_out(0, &mut block);
+            match self.pool.insert_block(&block) {
+                Some(slot) => {
+                    self.set_location(pages, writes[index].position, Location::Block(slot));
+                    self.counters.pages_copied += 1;
+                }
+                None => {
+                    // Whatever was at this place before is not what the guest wrote now.
+                    self.clear_position(pages, writes[index].position);
+                    outcome.no_memory.push(index);
+                }
+            }
+        }
+        // Control blocks last, so that a table cut off here never shows a commit block before what it commits.
+        for index in control {
+            writes[index].content.copy_out(0, &mut block);
+            let position = writes[index].position;
+            self.rewind_if_read(position);
+            match self.insert_control(&block) {
+                Some(location) => self.set_location(pages, position, location),
+                None => {
+                    self.clear_position(pages, position);
+                    outcome.no_memory.push(index);
+                }
+            }
+        }
+        outcome.committed = self.accept(pages);
+        self.note_memory();
+        outcome
+    }
+
+    fn insert_control(&mut self, block: &[u8]) -> Option<Location> {
+        if let Some(slot) = self.pool.insert_small(block) {
+            return Some(Location::Small(slot));
+        }
+        self.pool.insert_block(block).map(Location::Block)
+    }
+
+    /// A control block that has been read already is written anew: read the transaction again from its beginning.
+    fn rewind_if_read(&mut self, position: u32) {
+        if self.partial.position != 0
+            && self.distance(self.cursor.position, position)
+                < self.distance(self.cursor.position, self.partial.position)
+        {
+            self.partial = Partial::default();
+        }
+    }
+
+    /// A log block could not be held and was written to its own place on storage.
+    pub(crate) fn stored(&mut self, pages: &mut Pages, position: u32) -> u32 {
+        self.set_location(pages, position, Location::Storage);
+        self.accept(pages)
+    }
+
+    /// Reads on from the cursor and accepts every transaction that is complete. Returns how many.
+    pub(crate) fn accept(&mut self, pages: &mut Pages) -> u32 {
+        let Some(format) = self.format else { return 0 };
+        if self.table.is_materialise() || !self.is_open() {
+            return 0;
+        }
+        let mut accepted = 0;
+        let mut block = vec![0; self.shape.block_bytes as usize];
+        // A transaction is shorter than the log, so that a log full of descriptors cannot keep us here.
+        let mut budget = u64::from(self.shape.log_blocks) * 2;
+        loop {
+            let position = match self.partial.position {
+                0 => self.cursor.position,
+                position => position,
+            };
+            // A log that runs into its own beginning is not a log. The order of its blocks, which the books are kept by,
+            // would mean nothing.
+            if self.live_blocks() + self.partial.blocks + 1 >= u64::from(format.log_blocks()) {
+                self.partial = Partial::default();
+                return accepted;
+            }
+            if budget == 0 || !self.read_held(pages, position, &mut block) {
+                return accepted;
+            }
+            budget -= 1;
+            let sequence = self.cursor.sequence;
+            match jbd2::peek(&block) {
+                Some(header) if header.sequence == sequence => match header.kind {
+                    Kind::Descriptor => {
+                        let descriptor = Descriptor::new(&format, &block);
+                        if !descriptor.checksum_ok() {
+                            return accepted;
+                        }
+                        let mut next = format.next(position);
+                        let mut count = 0;
+                        self.partial.make_room(descriptor.tags().count());
+                        for tag in descriptor.tags() {
+                            self.partial.tags.push(PendingTag::new(next, &tag));
+                            next = format.next(next);
+                            count += 1;
+                        }
+                        budget = budget.saturating_sub(count);
+                        self.partial.position = next;
+                        self.partial.blocks += 1 + count;
+                    }
+                    Kind::Revoke => {
+                        let revoke = Revoke::new(&format, &block);
+                        match revoke.records() {
+                            Ok(records) if revoke.checksum_ok() => self.partial.revokes.extend(records),
+                            _ => return accepted,
+                        }
+                        self.partial.position = format.next(position);
+                        self.partial.blocks += 1;
+                        if self.partial.revokes.len() as u64
+                            > u64::from(self.shape.log_blocks) * u64::from(self.shape.block_bytes) / 4
+                        {
+                            self.partial = Partial::default();
+                            return accepted;
+                        }
+                    }
+                    Kind::Commit => {
+                        if !self.is_complete(pages, &block) {
+                            return accepted;
+                        }
+                        self.commit(pages, format.next(position));
+                        accepted += 1;
+                    }
+                    _ => return accepted,
+                },
+                _ => return accepted,
+            }
+        }
+    }
+
+    /// Log blocks of the transactions that are live.
+    fn live_blocks(&self) -> u64 {
+        let tail = self.transactions.front().map_or(self.cursor.position, |oldest| oldest.first_position);
+        u64::from(self.distance(tail, self.cursor.position))
+    }
+
+    /// Whether every block of the partial transaction is there and its commit block is right.
+    fn is_complete(&mut self, pages: &Pages, commit: &[u8]) -> bool {
+        let Some(format) = self.format else { return false };
+        if self
+            .partial
+            .tags
+            .iter()
+            .any(|tag| matches!(self.location(tag.position), Location::None | Location::Home | Location::Gone))
+        {
+            return false;
+        }
+        if format.checksum == Checksum::V1 {
+            return self.transaction_checksum_ok(pages, commit);
+        }
+        Commit::new(&format, commit).checksum_ok()
+    }
+
+    /// The checksum of jbd2's first kind runs over descriptors and data, so it is computed from what is held.
+    fn transaction_checksum_ok(&mut self, pages: &Pages, commit: &[u8]) -> bool {
+        let Some(format) = self.format else { return false };
+        let mut block = vec![0; self.shape.block_bytes as usize];
+        let mut sum = !0;
+        let mut position = self.cursor.position;
+        let end = self.partial.position.max(1);
+        let mut budget = self.shape.log_blocks;
+        let data: std::collections::HashSet<u32> = self.partial.tags.iter().map(|tag| tag.position).collect();
+        while position != end && budget > 0 {
+            budget -= 1;
+            if !self.read_held(pages, position, &mut block) {
+                // On storage for want of memory: its checksum is left to the replay.
+                return true;
+            }
+            let is_revoke =
+                !data.contains(&position) && jbd2::peek(&block).is_some_and(|header| header.kind == Kind::Revoke);
+            if !is_revoke {
+                sum = jbd2::crc32_be(sum, &block);
+            }
+            position = format.next(position);
+        }
+        Commit::new(&format, commit).transaction_checksum_ok(sum)
+    }
+
+    /// Accepts the partial transaction: its blocks are the newest versions from here on.
+    fn commit(&mut self, pages: &mut Pages, next: u32) {
+        let partial = std::mem::take(&mut self.partial);
+        let sequence = self.cursor.sequence;
+        self.transactions.push_back(Transaction { sequence, first_position: self.cursor.position, owed: 0 });
+        self.cursor = Tail { position: next, sequence: sequence.wrapping_add(1) };
+        let mut block = vec![0; self.shape.block_bytes as usize];
+        for tag in &partial.tags {
+            let home = tag.block();
+            // What replay would skip is no version of anything: an older one stays the newest. It stays held, so that
+            // replay finds it as it was and skips it too.
+            if !self.is_home(home) || !self.data_checksum_ok(pages, sequence, tag, &mut block) {
+                log::warn!(
+                    "transaction {sequence}: log block {} is not a good version of block {home}; it is ignored",
+                    tag.position
+                );
+                continue;
+            }
+            self.commit_version(pages, tag.position, home, tag.is_escaped());
+        }
+        for block in &partial.revokes {
+            if let Some(position) = self.newest(*block) {
+                self.drop_version(pages, position);
+                self.counters.released_revoked += 1;
+            }
+        }
+        self.counters.transactions += 1;
+    }
+
+    fn data_checksum_ok(&self, pages: &Pages, sequence: u32, tag: &PendingTag, block: &mut [u8]) -> bool {
+        let Some(format) = &self.format else { return false };
+        if !format.has_block_checksums() || !self.read_held(pages, tag.position, block) {
+            return true;
+        }
+        jbd2::data_checksum_ok(format, sequence, tag.checksum, block)
+    }
+}

@@ -1,0 +1,224 @@
+//! Home writes: what of the log they make unneeded, and the host's own.
+//!
+//! A version is let go ("released") when the same content has reached its home block: never before the write is done,
+//! never when another write to the block was in flight at the same time, never when the content may have changed under
+//! the write. What was copied is written home from the copy, so that what lands is the committed version by construction.
+
+use crate::inflight::{Candidate, HomeOperation, Writer};
+use crate::jcb::VmJcb;
+use crate::location::Location;
+use crate::pages::Pages;
+use guest_memory::{MemorySlice, PageId};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One block of a home write: where to take its content from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// As the guest gave it.
+    Given,
+    /// From here instead, where the same content cannot change: memory that stays valid until the write has ended.
+    Held(MemorySlice),
+    /// These bytes instead.
+    Bytes(Arc<[u8]>),
+}
+
+/// What a guest's home write may do.
+#[derive(Debug)]
+pub enum HomeWrite {
+    /// Go ahead; tell [`crate::JournalArea::home_write_ended`] with this number. For each block that does not go out as
+    /// it was given: its index within the write, and its source.
+    Go {
+        /// Number of the operation.
+        operation: usize,
+        /// Blocks to take from elsewhere.
+        replaced: Vec<(usize, Source)>,
+    },
+    /// The host is writing one of these blocks home: wait until something has ended, then ask again.
+    Wait,
+    /// These blocks' committed versions are only in their home blocks, and the write may carry something else: read them
+    /// and call [`crate::JournalArea::restore`] first, then ask again.
+    Restore(Vec<u64>),
+}
+
+/// A block that the host is to write home.
+#[derive(Debug)]
+pub struct HostWrite {
+    /// Home block.
+    pub block: u64,
+    /// Its content.
+    pub source: Source,
+}
+
+impl VmJcb {
+    /// A guest's write to `blocks`. `payload` has the content of each block that the write covers whole, in order.
+    pub(crate) fn home_write_begins(
+        &mut self,
+        pages: &mut Pages,
+        blocks: Range<u64>,
+        payload: &[Option<MemorySlice>],
+    ) -> HomeWrite {
+        if self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
+            return HomeWrite::Wait;
+        }
+        let mut candidates = Vec::new();
+        let mut replaced = Vec::new();
+        let mut pinned = Vec::new();
+        let mut restore = Vec::new();
+        let mut held = Vec::new();
+        let mut given = Vec::new();
+        for block in blocks.clone() {
+            let Some(position) = self.newest(block) else { continue };
+            let index = (block - blocks.start) as usize;
+            let location = self.location(position);
+            if location == Location::Home {
+                restore.push(block);
+                continue;
+            }
+            let (true, Some(slice)) = (location.is_held(), payload.get(index).copied().flatten()) else { continue };
+            let Some(sequence) = self.sequence_of(position) else { continue };
+            let candidate = Candidate { block, position, sequence, location };
+            if location == Location::Guest(slice.page())
+                && slice.is_whole_page()
+                && self.held_slice(pages, position).is_some()
+            {
+                candidates.push(candidate);
+                continue;
+            }
+            held.resize(self.shape.block_bytes as usize, 0);
+            given.resize(self.shape.block_bytes as usize, 0);
+            slice.copy_out(0, &mut given);
+            if !self.read_version(pages, position, &mut held) || held != given {
+                continue;
+            }
+            if slice.page() != PageId::NONE {
+                pages.cool(slice.page());
+            }
+            let source = match (location, self.held_slice(pages, position)) {
+                (Location::Block(_), Some(slice)) => Source::Held(slice),
+                // Another page has the same content, and is the guest's to change once it was copied out: what lands has
+                // to be what the guest asked for even then, since it forgets the block afterwards.
+                _ => Source::Bytes(Arc::from(held.as_slice())),
+            };
+            if let Location::Block(slot) = location {
+                self.pin(slot);
+                pinned.push(slot);
+            }
+            replaced.push((index, source));
+            candidates.push(candidate);
+        }
+        if !restore.is_empty() {
+            for slot in pinned {
+                self.unpin(slot);
+            }
+            return HomeWrite::Restore(restore);
+        }
+        let operation =
+            self.in_flight.begin(HomeOperation { blocks, writer: Writer::Guest, tainted: false, candidates, pinned });
+        HomeWrite::Go { operation, replaced }
+    }
+
+    /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns the number of
+    /// versions it released.
+    pub(crate) fn home_write_ended(&mut self, pages: &mut Pages, operation: usize, ok: bool) -> u64 {
+        let Some(operation) = self.in_flight.end(operation) else { return 0 };
+        let mut released = 0;
+        if ok && !operation.tainted {
+            for candidate in &operation.candidates {
+                let unchanged = self.newest(candidate.block) == Some(candidate.position)
+                    && self.location(candidate.position) == candidate.location
+                    && self.sequence_of(candidate.position) == Some(candidate.sequence);
+                if unchanged {
+                    self.set_location(pages, candidate.position, Location::Home);
+                    released += 1;
+                }
+            }
+        }
+        for slot in operation.pinned {
+            self.unpin(slot);
+        }
+        match operation.writer {
+            Writer::Guest => self.counters.released_home += released,
+            Writer::Host => self.counters.written_home_by_host += released,
+        }
+        released
+    }
+
+    /// The committed version of `block`, which was only at home, is about to be overwritten there: hold it again.
+    pub(crate) fn restore(&mut self, pages: &mut Pages, block: u64, content: &[u8]) -> bool {
+        let Some(position) = self.newest(block) else { return true };
+        if self.location(position) != Location::Home {
+            return true;
+        }
+        let slot = if self.is_escaped(position) {
+            // Held as it was in the log, so that its checksum there still fits.
+            let mut logged = content.to_vec();
+            logged[..4].fill(0);
+            self.pool.insert_block(&logged)
+        } else {
+            self.pool.insert_block(content)
+        };
+        let Some(slot) = slot else { return false };
+        self.set_location(pages, position, Location::Block(slot));
+        true
+    }
+
+    /// The guest no longer cares for what is in `blocks`.
+    pub(crate) fn discarded(&mut self, pages: &mut Pages, blocks: Range<u64>) {
+        // Whichever is shorter: the range, or what is known.
+        let known: Vec<u32> = self.versions_in(&blocks);
+        for position in known {
+            if self.location(position).is_held() {
+                self.counters.released_discarded += 1;
+            }
+            self.drop_version(pages, position);
+        }
+    }
+
+    /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.
+    /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later.
+    pub(crate) fn host_writes(&mut self, pages: &Pages, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
+        let Some(format) = self.format else { return Vec::new() };
+        let mut writes = Vec::new();
+        let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
+            return writes;
+        };
+        let mut position = tail;
+        let mut buffer = vec![0; self.shape.block_bytes as usize];
+        while position != self.cursor.position && writes.len() < count {
+            let here = position;
+            position = format.next(position);
+            let location = self.location(here);
+            let wanted = match location {
+                Location::Guest(_) => !copied_only,
+                Location::Block(_) => true,
+                _ => false,
+            };
+            let Some(block) = self.home_of(here) else { continue };
+            if !wanted || self.newest(block) != Some(here) || self.in_flight.overlaps(&(block..block + 1), None) {
+                continue;
+            }
+            let Some(sequence) = self.sequence_of(here) else { continue };
+            let source = match self.held_slice(pages, here) {
+                Some(slice) => Source::Held(slice),
+                None if self.read_version(pages, here, &mut buffer) => Source::Bytes(Arc::from(buffer.as_slice())),
+                None => continue,
+            };
+            let mut pinned = Vec::new();
+            if let Location::Block(slot) = location {
+                self.pin(slot);
+                pinned.push(slot);
+            }
+            let operation = self.in_flight.begin(HomeOperation {
+                blocks: block..block + 1,
+                writer: Writer::Host,
+                tainted: false,
+                candidates: vec![Candidate { block, position: here, sequence, location }],
+                pinned,
+            });
+            writes.push((operation, HostWrite { block, source }));
+        }
+        writes.sort_by_key(|(_, write)| write.block);
+        writes
+    }
+}

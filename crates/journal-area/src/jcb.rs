@@ -1,0 +1,518 @@
+//! The control block of one file system's log (the paper's `VM_JCB`, section 4.4): its tuples, hash tables and pool.
+//!
+//! Invariants, checked by [`VmJcb::check`] in tests and by recovery on what a dead process left:
+//!
+//! * A location that names a page or a slot is the only one to name it.
+//! * Every committed version that is the newest of its home block is in `by_block`; no other position is.
+//! * The newest version of a block is never [`Location::Gone`]: only a newer commit, a revoke or a discard makes it so,
+//!   and those take it out of `by_block`.
+//! * The table's tail never moves past a transaction that still owes a block.
+//! * A position's location changes in one place, [`VmJcb::set_location`].
+
+use crate::chains::Chains;
+use crate::homes::Homes;
+use crate::inflight::InFlight;
+use crate::location::Location;
+use crate::pages::Pages;
+use crate::pool::Pool;
+use crate::table::{Table, Tail};
+use guest_memory::{MemorySlice, PageId};
+use hashbrown::DefaultHashBuilder;
+use jbd2::Format;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::BuildHasher;
+
+/// What a log and its file system look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogShape {
+    /// Bytes in a block of the file system and of the log.
+    pub block_bytes: u32,
+    /// Blocks in the log, the superblock included.
+    pub log_blocks: u32,
+    /// Blocks in the file system: home block numbers are below it.
+    pub home_blocks: u64,
+}
+
+/// How a log is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holding {
+    /// By reference to protected guest pages where possible.
+    Retain,
+    /// By copy, always.
+    Copy,
+}
+
+/// Counters of one log since it was attached; names as in the report of `amberlog run`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are the report's and say it all")]
+pub struct Counters {
+    pub transactions: u64,
+    pub blocks_committed: u64,
+    pub pages_protected: u64,
+    pub protect_calls: u64,
+    pub cow_faults: u64,
+    pub pages_copied: u64,
+    pub blocks_retained_now: u64,
+    pub blocks_retained_max: u64,
+    pub area_bytes_max: u64,
+    pub pool_bytes_max: u64,
+    /// Blocks whose home write was seen, so that they were let go.
+    pub released_home: u64,
+    /// Blocks that a newer committed version made unneeded.
+    pub released_superseded: u64,
+    /// Blocks let go because of a revoke record.
+    pub released_revoked: u64,
+    /// Blocks let go because the guest discarded them.
+    pub released_discarded: u64,
+    /// Blocks that the host wrote home itself.
+    pub written_home_by_host: u64,
+}
+
+/// A committed transaction of the live log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transaction {
+    pub sequence: u32,
+    pub first_position: u32,
+    /// Newest versions of it that are not home yet.
+    pub owed: u32,
+}
+
+/// A tag whose transaction is not committed: 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PendingTag {
+    /// The home block, and above it whether the version is escaped.
+    block_and_escaped: u64,
+    /// The log block.
+    pub position: u32,
+    /// The data block's checksum.
+    pub checksum: u32,
+}
+
+impl PendingTag {
+    const ESCAPED: u64 = 1 << 63;
+
+    pub fn new(position: u32, tag: &jbd2::Tag) -> Self {
+        // No file system has 2^63 blocks: what is cut off here is beyond its end before and after.
+        let block = tag.block.min(Self::ESCAPED - 1);
+        let escaped = if tag.escaped { Self::ESCAPED } else { 0 };
+        PendingTag { block_and_escaped: block | escaped, position, checksum: tag.checksum }
+    }
+
+    pub fn block(&self) -> u64 {
+        self.block_and_escaped & !Self::ESCAPED
+    }
+
+    pub fn is_escaped(&self) -> bool {
+        self.block_and_escaped & Self::ESCAPED != 0
+    }
+}
+
+/// A transaction whose commit block has not been seen, as far as it has been read.
+#[derive(Debug, Default)]
+pub(crate) struct Partial {
+    /// Next control block to look at; 0 means: start at the cursor.
+    pub position: u32,
+    /// Its data blocks. A transaction may fill a quarter of the log, so these are small and take no more room than needed.
+    pub tags: Vec<PendingTag>,
+    pub revokes: Vec<u64>,
+    /// Log blocks from the cursor to `position`.
+    pub blocks: u64,
+}
+
+impl Partial {
+    /// Room for `count` more tags, and little more: an eighth, so that many small descriptors are not many moves.
+    pub fn make_room(&mut self, count: usize) {
+        if self.tags.capacity() - self.tags.len() < count {
+            self.tags.reserve_exact(count.max(self.tags.len() / 8));
+        }
+    }
+}
+
+/// The control block of one log.
+#[derive(Debug)]
+pub struct VmJcb {
+    pub(crate) shape: LogShape,
+    pub(crate) holding: Holding,
+    /// Home blocks that the log itself takes.
+    own_blocks: Vec<std::ops::Range<u64>>,
+    pub(crate) table: Table,
+    pub(crate) pool: Pool,
+    pub(crate) format: Option<Format>,
+    homes: Homes,
+    by_page: Chains,
+    by_block: Chains,
+    /// Versions whose first word was taken out of the log because it looks like a log block's (`JBD2_FLAG_ESCAPE`).
+    escaped: HashSet<u32>,
+    hasher: DefaultHashBuilder,
+    pub(crate) transactions: VecDeque<Transaction>,
+    /// Where the next transaction begins, and its sequence number.
+    pub(crate) cursor: Tail,
+    pub(crate) partial: Partial,
+    pub(crate) in_flight: InFlight,
+    /// Block slots that an operation on its way to storage reads from, and how many do.
+    pins: HashMap<u32, u32>,
+    /// Pinned slots that nobody names any more.
+    zombies: Vec<u32>,
+    pub(crate) counters: Counters,
+    scratch: Vec<u8>,
+}
+
+impl VmJcb {
+    pub(crate) fn new(
+        shape: LogShape,
+        holding: Holding,
+        own_blocks: Vec<std::ops::Range<u64>>,
+        table: Table,
+        pool: Pool,
+    ) -> Self {
+        VmJcb {
+            shape,
+            holding,
+            own_blocks,
+            table,
+            pool,
+            format: None,
+            homes: Homes::default(),
+            by_page: Chains::new(shape.log_blocks),
+            by_block: Chains::new(shape.log_blocks),
+            escaped: HashSet::new(),
+            hasher: DefaultHashBuilder::default(),
+            transactions: VecDeque::new(),
+            cursor: Tail { position: 0, sequence: 0 },
+            partial: Partial::default(),
+            in_flight: InFlight::default(),
+            pins: HashMap::new(),
+            zombies: Vec::new(),
+            counters: Counters::default(),
+            scratch: vec![0; shape.block_bytes as usize],
+        }
+    }
+
+    /// Whether replay would write a copy of `block`.
+    pub(crate) fn is_home(&self, block: u64) -> bool {
+        block < self.shape.home_blocks && !self.own_blocks.iter().any(|range| range.contains(&block))
+    }
+
+    /// Whether the log is open: a guest has it mounted, or left it so.
+    pub(crate) fn is_open(&self) -> bool {
+        self.table.tail().is_some()
+    }
+
+    pub(crate) fn location(&self, position: u32) -> Location {
+        // A word of our own making; a damaged one would have been refused when the table was opened.
+        self.table.load(position).unwrap_or(Location::None)
+    }
+
+    pub(crate) fn home_of(&self, position: u32) -> Option<u64> {
+        self.homes.get(position)
+    }
+
+    fn page_hash(&self, page: PageId) -> u64 {
+        self.hasher.hash_one(page.0)
+    }
+
+    fn block_hash(&self, block: u64) -> u64 {
+        self.hasher.hash_one(block)
+    }
+
+    /// The log block that holds `page` by reference.
+    pub(crate) fn position_of_page(&self, page: PageId) -> Option<u32> {
+        self.by_page.find(self.page_hash(page), |position| self.location(*position) == Location::Guest(page))
+    }
+
+    /// The log block with the newest committed version of `block`, whether it is owed or already home.
+    pub(crate) fn newest(&self, block: u64) -> Option<u32> {
+        self.by_block.find(self.block_hash(block), |position| self.homes.get(*position) == Some(block))
+    }
+
+    /// Changes where a log block's content is. The only place that does: what the old location named is let go after the
+    /// table says the new one, and the books of pages and of owed blocks follow.
+    pub(crate) fn set_location(&mut self, pages: &mut Pages, position: u32, new: Location) {
+        let old = self.location(position);
+        if old == new {
+            return;
+        }
+        if let Location::Guest(page) = old {
+            self.by_page.remove(self.page_hash(page), position);
+        }
+        if old.is_held() && !new.is_held() && self.is_newest(position) {
+            self.owed_changes(position, -1);
+        }
+        self.table.store(position, new);
+        if new.is_held() && !old.is_held() && self.is_newest(position) {
+            self.owed_changes(position, 1);
+        }
+        match old {
+            Location::Guest(page) => pages.release(page),
+            Location::Block(slot) => self.give_block_slot(slot),
+            Location::Small(slot) => self.pool.give_small(slot),
+            Location::None | Location::Home | Location::Gone | Location::Storage => {}
+        }
+        if let Location::Guest(page) = new {
+            self.by_page.insert(self.page_hash(page), position);
+        }
+        let held = |location: Location| u64::from(location.is_held());
+        self.counters.blocks_retained_now += held(new);
+        self.counters.blocks_retained_now -= held(old);
+        self.counters.blocks_retained_max = self.counters.blocks_retained_max.max(self.counters.blocks_retained_now);
+    }
+
+    fn is_newest(&self, position: u32) -> bool {
+        self.homes.get(position).is_some_and(|block| self.newest(block) == Some(position))
+    }
+
+    fn give_block_slot(&mut self, slot: u32) {
+        if self.pins.contains_key(&slot) {
+            self.zombies.push(slot);
+        } else {
+            self.pool.give_block(slot);
+        }
+    }
+
+    /// Keeps a block slot's content in place until [`VmJcb::unpin`].
+    pub(crate) fn pin(&mut self, slot: u32) {
+        *self.pins.entry(slot).or_insert(0) += 1;
+    }
+
+    pub(crate) fn unpin(&mut self, slot: u32) {
+        let Some(count) = self.pins.get_mut(&slot) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.pins.remove(&slot);
+            if let Some(index) = self.zombies.iter().position(|zombie| *zombie == slot) {
+                self.zombies.swap_remove(index);
+                self.pool.give_block(slot);
+            }
+        }
+    }
+
+    /// Log blocks from `from` to `to`, going round the log's end.
+    pub(crate) fn distance(&self, from: u32, to: u32) -> u32 {
+        self.format.as_ref().map_or(0, |format| format.distance(from, to))
+    }
+
+    /// The transaction that a committed log block belongs to.
+    fn transaction_index(&self, position: u32) -> Option<usize> {
+        let tail = self.transactions.front()?.first_position;
+        let distance = self.distance(tail, position);
+        let index = self.transactions.partition_point(|entry| self.distance(tail, entry.first_position) <= distance);
+        index.checked_sub(1)
+    }
+
+    /// The sequence number of the transaction that a committed log block belongs to.
+    pub(crate) fn sequence_of(&self, position: u32) -> Option<u32> {
+        self.transaction_index(position).map(|index| self.transactions[index].sequence)
+    }
+
+    fn owed_changes(&mut self, position: u32, by: i32) {
+        if let Some(index) = self.transaction_index(position) {
+            let owed = &mut self.transactions[index].owed;
+            *owed = owed.checked_add_signed(by).expect("a transaction never owes less than nothing");
+        }
+    }
+
+    /// Makes `position` the newest committed version of `block`; the one it supersedes is let go. Its transaction must
+    /// be on the list.
+    pub(crate) fn commit_version(&mut self, pages: &mut Pages, position: u32, block: u64, escaped: bool) {
+        self.forget_version(position);
+        if let Some(older) = self.newest(block) {
+            self.drop_version(pages, older);
+            self.counters.released_superseded += 1;
+        }
+        self.homes.set(position, block);
+        if escaped {
+            self.escaped.insert(position);
+        }
+        self.by_block.insert(self.block_hash(block), position);
+        if self.location(position).is_held() {
+            self.owed_changes(position, 1);
+        }
+        self.counters.blocks_committed += 1;
+    }
+
+    /// Takes a version out of the books, whatever its content; its location stays.
+    fn forget_version(&mut self, position: u32) {
+        let Some(block) = self.homes.get(position) else { return };
+        if self.by_block.remove(self.block_hash(block), position) && self.location(position).is_held() {
+            self.owed_changes(position, -1);
+        }
+        self.homes.clear(position);
+        self.escaped.remove(&position);
+    }
+
+    /// Whether a version is held with its first word taken out.
+    pub(crate) fn is_escaped(&self, position: u32) -> bool {
+        self.escaped.contains(&position)
+    }
+
+    /// The newest versions of blocks in `blocks`.
+    pub(crate) fn versions_in(&self, blocks: &std::ops::Range<u64>) -> Vec<u32> {
+        if blocks.end - blocks.start <= self.by_block.len() as u64 {
+            blocks.clone().filter_map(|block| self.newest(block)).collect()
+        } else {
+            let inside = |position: &u32| self.homes.get(*position).is_some_and(|block| blocks.contains(&block));
+            self.by_block.iter().filter(inside).collect()
+        }
+    }
+
+    /// Copies a held version out as it belongs home: with its first word put back if it was escaped.
+    pub(crate) fn read_version(&self, pages: &Pages, position: u32, buffer: &mut [u8]) -> bool {
+        let held = self.read_held(pages, position, buffer);
+        if held && self.escaped.contains(&position) {
+            buffer[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
+        }
+        held
+    }
+
+    /// A version that nobody needs any more.
+    pub(crate) fn drop_version(&mut self, pages: &mut Pages, position: u32) {
+        self.forget_version(position);
+        self.set_location(pages, position, Location::Gone);
+    }
+
+    /// Forgets a log block altogether: the log's tail has passed it.
+    pub(crate) fn clear_position(&mut self, pages: &mut Pages, position: u32) {
+        self.forget_version(position);
+        self.set_location(pages, position, Location::None);
+    }
+
+    /// Copies the content of a held log block out; false when it is not held in memory.
+    pub(crate) fn read_held(&self, pages: &Pages, position: u32, buffer: &mut [u8]) -> bool {
+        match self.location(position) {
+            Location::Guest(page) => match pages.memory().page(page) {
+                Some(slice) => slice.copy_out(0, buffer),
+                None => return false,
+            },
+            Location::Block(slot) => self.pool.read_block(slot, buffer),
+            Location::Small(slot) => self.pool.read_small(slot, buffer),
+            Location::None | Location::Home | Location::Gone | Location::Storage => return false,
+        }
+        true
+    }
+
+    /// The content of a held version in place, where it is there just as it belongs home.
+    pub(crate) fn held_slice(&self, pages: &Pages, position: u32) -> Option<MemorySlice> {
+        if self.escaped.contains(&position) {
+            return None;
+        }
+        match self.location(position) {
+            Location::Guest(page) => pages.memory().page(page),
+            Location::Block(slot) => Some(self.pool.block(slot)),
+            _ => None,
+        }
+    }
+
+    /// Copies the content of a retained page out and lets it go; false when there is no memory to copy it to.
+    pub(crate) fn copy_page_out(&mut self, pages: &mut Pages, position: u32, page: PageId) -> bool {
+        let Some(slice) = pages.memory().page(page) else { return false };
+        let mut scratch = std::mem::take(&mut self.scratch);
+        slice.copy_out(0, &mut scratch);
+        let slot = self.pool.insert_block(&scratch);
+        self.scratch = scratch;
+        let Some(slot) = slot else { return false };
+        self.set_location(pages, position, Location::Block(slot));
+        self.counters.cow_faults += 1;
+        self.counters.pages_copied += 1;
+        self.note_memory();
+        true
+    }
+
+    /// Opens the log's books for a log that begins at `tail`.
+    pub(crate) fn open_books(&mut self, tail: Tail) -> std::io::Result<()> {
+        self.table.reserve()?;
+        self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
+        self.cursor = tail;
+        self.partial = Partial::default();
+        self.transactions.clear();
+        Ok(())
+    }
+
+    /// The file system has `home_blocks` blocks now.
+    pub(crate) fn resize_home(&mut self, home_blocks: u64) {
+        self.shape.home_blocks = home_blocks;
+        self.homes.resize(home_blocks);
+    }
+
+    /// Forgets everything: the log is closed and owes nothing.
+    pub(crate) fn close_books(&mut self, pages: &mut Pages) {
+        if !self.is_open() && self.homes.memory_bytes() == 0 {
+            // Closed already. Its table is all holes, which must not be touched: tmpfs may be full.
+            return;
+        }
+        self.table.set_tail(None);
+        // Position 0, the superblock, is cleared last: until then an opened table still describes a closed log.
+        for position in (0..self.shape.log_blocks).rev() {
+            if self.location(position) != Location::None {
+                self.set_location(pages, position, Location::None);
+            }
+        }
+        self.table.clear();
+        self.homes = Homes::default();
+        self.escaped.clear();
+        self.by_block.clear();
+        self.by_page.clear();
+        self.transactions.clear();
+        self.partial = Partial::default();
+        self.format = None;
+    }
+
+    /// Blocks that are still to be written home.
+    pub(crate) fn owed_blocks(&self) -> u64 {
+        self.transactions.iter().map(|transaction| u64::from(transaction.owed)).sum()
+    }
+
+    /// Whether a newest version is only at its own place in the log on storage, where it was put for want of memory.
+    pub(crate) fn has_stored_versions(&self) -> bool {
+        self.by_block.iter().any(|position| self.location(position) == Location::Storage)
+    }
+
+    /// Bytes of memory the books take: tuples and their tables, not the copied blocks.
+    pub(crate) fn area_bytes(&self) -> u64 {
+        self.table.memory_bytes()
+            + self.homes.memory_bytes()
+            + self.by_page.memory_bytes()
+            + self.by_block.memory_bytes()
+            + (self.transactions.capacity() * size_of::<Transaction>()) as u64
+            + (self.partial.tags.capacity() * size_of::<PendingTag>()) as u64
+    }
+
+    pub(crate) fn note_memory(&mut self) {
+        self.counters.area_bytes_max = self.counters.area_bytes_max.max(self.area_bytes());
+        self.counters.pool_bytes_max = self.counters.pool_bytes_max.max(self.pool.memory_bytes());
+    }
+
+    /// Checks the invariants of the header; what is wrong, as a sentence. Costs time: for tests.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut named = HashSet::new();
+        let mut held = 0;
+        for position in 0..self.shape.log_blocks {
+            let location = self.table.load(position).ok_or(format!("log block {position} has a damaged word"))?;
+            if location.is_held() {
+                held += 1;
+                if !named.insert(location) {
+                    return Err(format!("{location:?} is named twice, once by log block {position}"));
+                }
+            }
+            if self.is_open()
+                && let Some(block) = self.homes.get(position)
+                && self.newest(block) == Some(position)
+                && location == Location::Gone
+            {
+                return Err(format!("the newest version of block {block}, at log block {position}, is gone"));
+            }
+            if let Location::Guest(page) = location
+                && self.position_of_page(page) != Some(position)
+            {
+                return Err(format!("page {page:?} of log block {position} is not in the page table"));
+            }
+        }
+        if held != self.counters.blocks_retained_now {
+            return Err(format!("{held} blocks are held, {} are counted", self.counters.blocks_retained_now));
+        }
+        let owed: u64 = self.by_block.iter().filter(|position| self.location(*position).is_held()).count() as u64;
+        if owed != self.owed_blocks() {
+            return Err(format!("{owed} newest versions are held, transactions owe {}", self.owed_blocks()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! The in-VMM journal area of "VM aware journaling" (Huang and Chang, SPE 2012, sections 3 and 4): control blocks,
+//! tuples, the five operations.
+//!
+//! For every log there is a [`VmJcb`], the paper's control block: which log block is where ([`Location`], 4 bytes in a
+//! tmpfs file that outlives the process), which home block it is a version of (4 bytes), and two hash tables, by page
+//! and by home block. The operations keep the paper's names: [`JournalArea::log_op_init`], `log_op_cleanup`,
+//! `log_op_mprotect`, `log_op_query`, `log_op_recover`. What the paper's patched file system told its VMM in hypercalls
+//! is read here from the guest's ordinary log writes.
+//!
+//! What it must never do: let the content of a committed, newest version change or go before the same content is at
+//! home, or something newer is committed; say that a batch is held before its pages are protected; do I/O.
+//!
+//! Failure story: the process may be killed between any two stores. The tables are changed one word at a time and in an
+//! order in which every prefix is right; [`FoundLog`] opens what is left. When memory runs out, data blocks go to their
+//! own place on storage, pages that cannot be copied keep their writers waiting, and the area asks for blocks to be
+//! written home; nothing is dropped.
+
+#![forbid(unsafe_code)]
+
+mod area;
+mod chains;
+mod commit;
+mod error;
+mod home;
+mod homes;
+mod inflight;
+mod jcb;
+mod location;
+mod log;
+mod pages;
+mod pool;
+mod table;
+mod tail;
+
+pub use area::{JournalArea, LogId, Owed, ReadFrom, Waker};
+pub use commit::{Content, LogWrite, Outcome};
+pub use error::Error;
+pub use home::{HomeWrite, HostWrite, Source};
+pub use jcb::{Counters, Holding, LogShape, VmJcb};
+pub use location::Location;
+pub use log::{FoundLog, HeldLog};
+pub use table::Tail;
+pub use tail::SuperblockEffect;

@@ -1,0 +1,86 @@
+//! Where the content of one log block is: the machine-address half of the paper's tuple, in 32 bits.
+
+use guest_memory::PageId;
+
+const KIND_SHIFT: u32 = 29;
+const VALUE_MASK: u32 = (1 << KIND_SHIFT) - 1;
+
+/// Where the content of one log block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Location {
+    /// Nothing is held: what the journal's own place on storage has is what the log has.
+    None,
+    /// In this page of the guest's own memory, which is protected.
+    Guest(PageId),
+    /// Copied, in this slot of the copy pool.
+    Block(u32),
+    /// Copied without its zeros, in this small slot of the copy pool (control blocks).
+    Small(u32),
+    /// Its home block on storage has the same content.
+    Home,
+    /// Superseded by a newer committed version, or revoked: nobody needs it any more.
+    Gone,
+    /// Written to its own place on storage because there was no memory for it.
+    Storage,
+}
+
+impl Location {
+    /// Packs kind and number; the value that a table starts with, zero, is [`Location::None`].
+    pub fn pack(self) -> u32 {
+        let (kind, value) = match self {
+            Location::None => (0, 0),
+            Location::Guest(page) => (1, page.0),
+            Location::Block(slot) => (2, slot),
+            Location::Small(slot) => (3, slot),
+            Location::Home => (4, 0),
+            Location::Gone => (5, 0),
+            Location::Storage => (6, 0),
+        };
+        debug_assert!(value <= VALUE_MASK);
+        kind << KIND_SHIFT | value
+    }
+
+    /// The inverse of [`Location::pack`]; nothing for a word that was never packed (a damaged table).
+    pub fn unpack(word: u32) -> Option<Location> {
+        let value = word & VALUE_MASK;
+        Some(match (word >> KIND_SHIFT, value) {
+            (0, 0) => Location::None,
+            (1, page) => Location::Guest(PageId(page)),
+            (2, slot) => Location::Block(slot),
+            (3, slot) => Location::Small(slot),
+            (4, 0) => Location::Home,
+            (5, 0) => Location::Gone,
+            (6, 0) => Location::Storage,
+            _ => return None,
+        })
+    }
+
+    /// Whether the content is held in memory by us or for us.
+    pub fn is_held(self) -> bool {
+        matches!(self, Location::Guest(_) | Location::Block(_) | Location::Small(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_is_reversible() {
+        for location in [
+            Location::None,
+            Location::Guest(PageId(0)),
+            Location::Guest(PageId(VALUE_MASK)),
+            Location::Block(17),
+            Location::Small(VALUE_MASK),
+            Location::Home,
+            Location::Gone,
+            Location::Storage,
+        ] {
+            assert_eq!(Location::unpack(location.pack()), Some(location));
+        }
+        assert_eq!(Location::None.pack(), 0, "an untouched table holds nothing");
+        assert_eq!(Location::unpack(7 << KIND_SHIFT), None);
+        assert_eq!(Location::unpack(1), None);
+    }
+}

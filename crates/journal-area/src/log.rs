@@ -1,0 +1,195 @@
+//! The held log as replay reads it: from a live control block, or from the files that a dead process left.
+
+use crate::error::Error;
+use crate::jcb::VmJcb;
+use crate::location::Location;
+use crate::pages::Pages;
+use crate::pool::Pool;
+use crate::table::{Table, Tail};
+use guest_memory::{HostFile, PAGE_BYTES, PageId};
+use jbd2::Content as LogContent;
+use std::io;
+use std::path::Path;
+
+/// What a dead process left of one log.
+#[derive(Debug)]
+pub struct FoundLog {
+    table: Table,
+    pool: Pool,
+    /// The guest's memory files, each with the number of its first page.
+    ram: Vec<(u32, HostFile)>,
+}
+
+impl FoundLog {
+    /// Opens table and pool and checks that every location they name exists, once.
+    ///
+    /// # Errors
+    /// When a file is missing, or the table contradicts itself.
+    pub fn open(table: &Path, pool: &Path, ram: Vec<(u32, HostFile)>) -> Result<Self, Error> {
+        let table = Table::open(table)?;
+        let mut pool = Pool::open(pool, table.block_bytes(), table.log_blocks())?;
+        let damaged = |position, what: String| Error::Table { position, what };
+        let mut pages = std::collections::HashSet::new();
+        if table.tail().is_some_and(|tail| tail.position >= table.log_blocks()) {
+            return Err(damaged(0, "is said to be followed by a log that begins beyond its end".to_owned()));
+        }
+        // The table of a closed log is all holes, which must not be touched: tmpfs may be full.
+        let named = if table.tail().is_some() { table.log_blocks() } else { 0 };
+        for position in 0..named {
+            let location =
+                table.load(position).ok_or_else(|| damaged(position, "has an impossible word".to_owned()))?;
+            let once = match location {
+                Location::Guest(page) => {
+                    let index = page.0;
+                    let known = ram.iter().any(|(first, file)| {
+                        index >= *first && u64::from(index - first + 1) * PAGE_BYTES as u64 <= file.len()
+                    });
+                    known && table.block_bytes() as usize == PAGE_BYTES && pages.insert(page)
+                }
+                Location::Block(slot) => pool.claim_block(slot),
+                Location::Small(slot) => pool.claim_small(slot),
+                _ => true,
+            };
+            if !once {
+                return Err(damaged(position, format!("names {location:?}, which does not exist or is named twice")));
+            }
+        }
+        Ok(FoundLog { table, pool, ram })
+    }
+
+    /// Whether there is anything to finish.
+    pub fn is_open(&self) -> bool {
+        self.table.tail().is_some()
+    }
+
+    /// The guest pages it needs.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> + '_ {
+        let named = if self.is_open() { self.table.log_blocks() } else { 0 };
+        (0..named).filter_map(|position| match self.table.load(position) {
+            Some(Location::Guest(page)) => Some(page),
+            _ => None,
+        })
+    }
+
+    /// The log, for replay.
+    pub fn log(&self) -> HeldLog<'_> {
+        HeldLog { from: From::Found(self) }
+    }
+
+    /// Says that there is nothing left to finish.
+    pub fn close(&self) {
+        self.table.set_tail(None);
+    }
+}
+
+#[derive(Debug)]
+enum From<'a> {
+    Live(&'a VmJcb, &'a Pages),
+    Found(&'a FoundLog),
+}
+
+/// A log whose blocks are held in memory, or known to be at home.
+#[derive(Debug)]
+pub struct HeldLog<'a> {
+    from: From<'a>,
+}
+
+impl<'a> HeldLog<'a> {
+    pub(crate) fn live(jcb: &'a VmJcb, pages: &'a Pages) -> Self {
+        HeldLog { from: From::Live(jcb, pages) }
+    }
+
+    fn table(&self) -> &Table {
+        match self.from {
+            From::Live(jcb, _) => &jcb.table,
+            From::Found(found) => &found.table,
+        }
+    }
+
+    /// Number of log blocks.
+    pub fn log_blocks(&self) -> u32 {
+        self.table().log_blocks()
+    }
+
+    /// Bytes in a log block.
+    pub fn block_bytes(&self) -> u32 {
+        self.table().block_bytes()
+    }
+
+    /// Whether the log has to be materialised instead of replayed.
+    pub fn is_materialise(&self) -> bool {
+        self.table().is_materialise()
+    }
+
+    /// Where the live log begins.
+    pub fn tail(&self) -> Option<Tail> {
+        self.table().tail()
+    }
+
+    /// Where a log block's content is.
+    pub fn location(&self, position: u32) -> Location {
+        self.table().load(position).unwrap_or(Location::None)
+    }
+
+    /// Copies a held block out; false when it is not held in memory.
+    pub fn read_held(&self, position: u32, buffer: &mut [u8]) -> bool {
+        match self.from {
+            From::Live(jcb, pages) => jcb.read_held(pages, position, buffer),
+            From::Found(found) => match self.location(position) {
+                Location::Guest(page) => {
+                    let file = found.ram.iter().rev().find(|(first, _)| page.0 >= *first);
+                    let Some((first, file)) = file else { return false };
+                    file.slice(u64::from(page.0 - first) * PAGE_BYTES as u64, PAGE_BYTES).copy_out(0, buffer);
+                    true
+                }
+                Location::Block(slot) => {
+                    found.pool.read_block(slot, buffer);
+                    true
+                }
+                Location::Small(slot) => {
+                    found.pool.read_small(slot, buffer);
+                    true
+                }
+                _ => false,
+            },
+        }
+    }
+
+    /// Reads a log block as replay wants it. The superblock says that the log begins at our own tail.
+    ///
+    /// # Errors
+    /// When a block is only on storage ([`Location::Storage`]): the caller has to read it there.
+    pub fn read_block(&self, position: u32, buffer: &mut [u8]) -> io::Result<LogContent> {
+        if self.read_held(position, buffer) {
+            if position == 0
+                && let Some(tail) = self.tail()
+            {
+                jbd2::SuperblockEdit::new(buffer)
+                    .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?
+                    .start(tail.position)
+                    .sequence(tail.sequence)
+                    .seal();
+            }
+            return Ok(LogContent::Present);
+        }
+        match self.location(position) {
+            Location::Home | Location::Gone => Ok(LogContent::AtHome),
+            Location::Storage => {
+                Err(io::Error::other(format!("log block {position} is at its own place on storage, not held")))
+            }
+            _ => {
+                // Not written since the tail passed it: whatever storage has there is not of this log.
+                buffer.fill(0);
+                Ok(LogContent::Present)
+            }
+        }
+    }
+}
+
+impl jbd2::LogRead for HeldLog<'_> {
+    type Error = io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<LogContent> {
+        self.read_block(position, buffer)
+    }
+}

@@ -1,0 +1,183 @@
+//! What is known of guest pages, over all logs of a VM: which are protected, which of those nobody needs any more, and
+//! which are hot.
+
+use guest_memory::{PageId, Protection, VmMemory};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Released pages are let go together once there are this many of them (or as soon as one of them is written to).
+const LOOSE_PAGES_MAX: usize = 1024;
+/// Entries of the hot-page table; pages share an entry when their numbers agree modulo this.
+const HOT_ENTRIES: usize = 1 << 14;
+/// From this score on a page is copied at commit. One fault makes a page hot: a fault costs some ten copies.
+const HOT_FROM: u8 = 2;
+const HOT_FAULT: u8 = 3;
+const HOT_MAX: u8 = 12;
+
+/// The pages of one VM.
+pub struct Pages {
+    memory: Arc<VmMemory>,
+    /// One bit a page: protected in the VMM's page tables, retained or loose.
+    protected: Vec<u64>,
+    /// Protected, but no longer retained: the paper's clean protected buffers.
+    loose: Vec<PageId>,
+    hot: Vec<u8>,
+    /// Pages of rings, which are written by us past the protection and so are never retained.
+    excluded: HashSet<PageId>,
+    protection_said: bool,
+    /// Pages protected since the start.
+    pub pages_protected: u64,
+    /// Calls to protect since the start.
+    pub protect_calls: u64,
+    /// Calls to let go since the start.
+    pub unprotect_calls: u64,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages").field("loose", &self.loose.len()).finish_non_exhaustive()
+    }
+}
+
+impl Pages {
+    pub fn new(memory: Arc<VmMemory>) -> Self {
+        Pages {
+            memory,
+            protected: Vec::new(),
+            loose: Vec::new(),
+            hot: vec![0; HOT_ENTRIES],
+            excluded: HashSet::new(),
+            protection_said: false,
+            pages_protected: 0,
+            protect_calls: 0,
+            unprotect_calls: 0,
+        }
+    }
+
+    pub fn memory(&self) -> &Arc<VmMemory> {
+        &self.memory
+    }
+
+    /// Names the pages that must never be retained.
+    pub fn set_excluded(&mut self, pages: HashSet<PageId>) {
+        self.excluded = pages;
+    }
+
+    /// Whether pages of this VM can be protected; the first "no" is said to the log.
+    pub fn can_protect(&mut self) -> bool {
+        match self.memory.protection() {
+            Protection::Available => true,
+            Protection::Unavailable(reason) => {
+                if !self.protection_said {
+                    self.protection_said = true;
+                    log::warn!("journal blocks are copied, not protected in the guest's memory: {reason}");
+                }
+                false
+            }
+        }
+    }
+
+    /// Whether `page` should be retained rather than copied.
+    pub fn should_retain(&self, page: PageId) -> bool {
+        self.hot[page.0 as usize % HOT_ENTRIES] < HOT_FROM
+            && !self.excluded.contains(&page)
+            && !self.memory.is_retained(page)
+    }
+
+    /// The page was written to while it was retained: copying it at commit would have been cheaper.
+    pub fn heat(&mut self, page: PageId) {
+        let score = &mut self.hot[page.0 as usize % HOT_ENTRIES];
+        *score = score.saturating_add(HOT_FAULT).min(HOT_MAX);
+    }
+
+    /// The page went home as it was committed: retaining it would have been cheaper.
+    pub fn cool(&mut self, page: PageId) {
+        let score = &mut self.hot[page.0 as usize % HOT_ENTRIES];
+        *score = score.saturating_sub(1);
+    }
+
+    fn protected_word(&mut self, page: PageId) -> (&mut u64, u64) {
+        let index = page.0 as usize / 64;
+        if index >= self.protected.len() {
+            self.protected.resize(index + 1, 0);
+        }
+        (&mut self.protected[index], 1 << (page.0 % 64))
+    }
+
+    /// Retains pages (any order, without repeats): all or none. They are protected on return, and no write to them goes
+    /// unnoticed from then on.
+    pub fn retain(&mut self, pages: &[PageId]) -> bool {
+        let mut fresh: Vec<PageId> = Vec::with_capacity(pages.len());
+        for page in pages {
+            self.memory.set_retained(*page, true);
+            let (word, bit) = self.protected_word(*page);
+            if *word & bit == 0 {
+                fresh.push(*page);
+            }
+        }
+        fresh.sort_unstable();
+        match self.memory.protect(&fresh) {
+            Ok(calls) => {
+                for page in &fresh {
+                    let (word, bit) = self.protected_word(*page);
+                    *word |= bit;
+                }
+                self.pages_protected += pages.len() as u64;
+                self.protect_calls += calls;
+                true
+            }
+            Err(error) => {
+                log::error!("protecting {} guest pages failed: {error}; they are copied instead", fresh.len());
+                for page in pages {
+                    self.memory.set_retained(*page, false);
+                    // Those that were protected before are loose again.
+                    let (word, bit) = self.protected_word(*page);
+                    if *word & bit != 0 {
+                        self.loose.push(*page);
+                    }
+                }
+                false
+            }
+        }
+    }
+
+    /// A retained page is no longer needed: it stays protected until [`Pages::let_loose_go`].
+    pub fn release(&mut self, page: PageId) {
+        self.memory.set_retained(page, false);
+        self.loose.push(page);
+    }
+
+    /// Whether enough pages are loose to be worth a call.
+    pub fn has_many_loose(&self) -> bool {
+        self.loose.len() >= LOOSE_PAGES_MAX
+    }
+
+    /// Unprotects every page that is protected and not retained, in as few calls as possible (the paper's batch
+    /// unprotection, figure 3).
+    pub fn let_loose_go(&mut self) {
+        let mut pages = std::mem::take(&mut self.loose);
+        pages.sort_unstable();
+        pages.dedup();
+        pages.retain(|page| {
+            let retained = self.memory.is_retained(*page);
+            let (word, bit) = self.protected_word(*page);
+            *word & bit != 0 && !retained
+        });
+        if !pages.is_empty() {
+            self.unprotect_calls += self.memory.unprotect(&pages);
+            for page in &pages {
+                let (word, bit) = self.protected_word(*page);
+                *word &= !bit;
+            }
+        }
+        pages.clear();
+        self.loose = pages;
+    }
+
+    /// Unprotects one page at once and wakes who waits for it.
+    pub fn let_go(&mut self, page: PageId) {
+        let (word, bit) = self.protected_word(page);
+        *word &= !bit;
+        self.unprotect_calls += self.memory.unprotect(&[page]);
+    }
+}

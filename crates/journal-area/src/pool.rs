@@ -1,0 +1,324 @@
+//! The copy pool: committed blocks that had to be copied, in a tmpfs file that outlives the process.
+//!
+//! Two kinds of slots. A *block* slot holds a whole file system block. A *small* slot holds a control block without its
+//! zeros: its first bytes and its last four (the tail checksum), which is all that a short descriptor, a revoke block of
+//! a few records or a commit block has. Slots come in chunks; a chunk that becomes empty goes back to the host.
+
+use guest_memory::{Error as MemoryError, HostFile, MemorySlice};
+use std::path::Path;
+
+/// Bytes of a small slot.
+pub const SMALL_SLOT_BYTES: usize = 256;
+/// What a small slot keeps of the beginning of a block, in bytes; the rest of the slot is the block's end.
+const SMALL_HEAD_BYTES: usize = SMALL_SLOT_BYTES - SMALL_TAIL_BYTES;
+const SMALL_TAIL_BYTES: usize = 4;
+/// Empty chunks kept so that a changing load does not give memory back only to ask for it again.
+const SPARE_CHUNKS: usize = 2;
+/// One bit a slot.
+const SLOTS_PER_CHUNK: u32 = 64;
+
+/// Slots of one size in one part of the file.
+#[derive(Debug)]
+struct Slab {
+    base: u64,
+    slot_bytes: u64,
+    /// One word a chunk: a set bit is a slot in use.
+    used: Vec<u64>,
+    reserved: Vec<bool>,
+    /// Chunks that may have a free slot; a stack, so that the memory used last is used again first.
+    candidates: Vec<u32>,
+    empty_reserved: usize,
+    slots_used: u64,
+    chunks_max: usize,
+    chunks_reserved: usize,
+}
+
+impl Slab {
+    fn new(base: u64, slot_bytes: u64, slots_max: u32) -> Self {
+        Slab {
+            base,
+            slot_bytes,
+            used: Vec::new(),
+            reserved: Vec::new(),
+            candidates: Vec::new(),
+            empty_reserved: 0,
+            slots_used: 0,
+            chunks_max: slots_max.div_ceil(SLOTS_PER_CHUNK) as usize,
+            chunks_reserved: 0,
+        }
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        self.slot_bytes * u64::from(SLOTS_PER_CHUNK)
+    }
+
+    fn offset(&self, slot: u32) -> u64 {
+        self.base + u64::from(slot) * self.slot_bytes
+    }
+
+    fn take(&mut self, file: &HostFile) -> Option<u32> {
+        loop {
+            let chunk = match self.candidates.last() {
+                Some(chunk) => *chunk as usize,
+                None if self.used.len() < self.chunks_max => {
+                    self.used.push(0);
+                    self.reserved.push(false);
+                    self.candidates.push(self.used.len() as u32 - 1);
+                    self.used.len() - 1
+                }
+                None => return None,
+            };
+            if self.used[chunk] == u64::MAX {
+                self.candidates.pop();
+                continue;
+            }
+            if !self.reserved[chunk] {
+                let base = self.base + chunk as u64 * self.chunk_bytes();
+                file.reserve(base, self.chunk_bytes()).ok()?;
+                self.reserved[chunk] = true;
+                self.chunks_reserved += 1;
+                self.empty_reserved += 1;
+            }
+            if self.used[chunk] == 0 {
+                self.empty_reserved -= 1;
+            }
+            let bit = self.used[chunk].trailing_ones();
+            self.used[chunk] |= 1 << bit;
+            self.slots_used += 1;
+            return Some(chunk as u32 * SLOTS_PER_CHUNK + bit);
+        }
+    }
+
+    /// Takes a certain slot, when a table that was found names it. False if that is impossible or was done before.
+    fn claim(&mut self, slot: u32) -> bool {
+        let chunk = (slot / SLOTS_PER_CHUNK) as usize;
+        if chunk >= self.chunks_max {
+            return false;
+        }
+        while self.used.len() <= chunk {
+            self.used.push(0);
+            self.reserved.push(true);
+            self.chunks_reserved += 1;
+        }
+        let bit = 1 << (slot % SLOTS_PER_CHUNK);
+        let fresh = self.used[chunk] & bit == 0;
+        self.used[chunk] |= bit;
+        self.slots_used += u64::from(fresh);
+        fresh
+    }
+
+    fn give(&mut self, file: &HostFile, slot: u32) {
+        let chunk = (slot / SLOTS_PER_CHUNK) as usize;
+        let bit = 1 << (slot % SLOTS_PER_CHUNK);
+        assert!(self.used[chunk] & bit != 0, "slot {slot} given back twice");
+        if self.used[chunk] == u64::MAX {
+            self.candidates.push(chunk as u32);
+        }
+        self.used[chunk] &= !bit;
+        self.slots_used -= 1;
+        if self.used[chunk] == 0 {
+            self.empty_reserved += 1;
+            if self.empty_reserved > SPARE_CHUNKS {
+                let base = self.base + chunk as u64 * self.chunk_bytes();
+                if file.give_back(base, self.chunk_bytes()).is_ok() {
+                    self.reserved[chunk] = false;
+                    self.chunks_reserved -= 1;
+                    self.empty_reserved -= 1;
+                }
+            }
+        }
+    }
+}
+
+/// Copied blocks of one log.
+#[derive(Debug)]
+pub struct Pool {
+    file: HostFile,
+    block_bytes: usize,
+    blocks: Slab,
+    smalls: Slab,
+}
+
+impl Pool {
+    fn with_file(file: HostFile, block_bytes: u32, log_blocks: u32) -> Self {
+        // Twice the log: while a log block is written anew, its old copy may still be on its way to storage.
+        let slots_max = log_blocks.saturating_mul(2).next_multiple_of(SLOTS_PER_CHUNK);
+        let small_base = u64::from(slots_max) * u64::from(block_bytes);
+        Pool {
+            file,
+            block_bytes: block_bytes as usize,
+            blocks: Slab::new(0, u64::from(block_bytes), slots_max),
+            smalls: Slab::new(small_base, SMALL_SLOT_BYTES as u64, slots_max),
+        }
+    }
+
+    fn file_bytes(block_bytes: u32, log_blocks: u32) -> u64 {
+        let slots_max = log_blocks.saturating_mul(2).next_multiple_of(SLOTS_PER_CHUNK);
+        u64::from(slots_max) * (u64::from(block_bytes) + SMALL_SLOT_BYTES as u64)
+    }
+
+    /// Makes an empty pool for a log of `log_blocks` blocks of `block_bytes` each.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn create(path: &Path, block_bytes: u32, log_blocks: u32) -> Result<Self, MemoryError> {
+        let file = HostFile::create(path, Self::file_bytes(block_bytes, log_blocks))?;
+        Ok(Self::with_file(file, block_bytes, log_blocks))
+    }
+
+    /// Opens the pool that belongs to a table which was found. No slot is in use until it is claimed.
+    ///
+    /// # Errors
+    /// When the file cannot be opened or has another size.
+    pub fn open(path: &Path, block_bytes: u32, log_blocks: u32) -> Result<Self, MemoryError> {
+        let file = HostFile::open(path)?;
+        if file.len() != Self::file_bytes(block_bytes, log_blocks) {
+            return Err(MemoryError::System {
+                what: format!("opening the copy pool {}", path.display()),
+                source: std::io::Error::new(
+                    std::io::ErrorKind::InvalidData,
+                    "its length does not fit the journal's table",
+                ),
+            });
+        }
+        Ok(Self::with_file(file, block_bytes, log_blocks))
+    }
+
+    /// Copies a block in. Nothing when there is no memory for it.
+    pub fn insert_block(&mut self, block: &[u8]) -> Option<u32> {
+        debug_assert_eq!(block.len(), self.block_bytes);
+        let slot = self.blocks.take(&self.file)?;
+        self.file.slice(self.blocks.offset(slot), self.block_bytes).copy_in(0, block);
+        Some(slot)
+    }
+
+    /// Copies a control block in without its zeros. Nothing when it does not fit, or there is no memory for it.
+    pub fn insert_small(&mut self, block: &[u8]) -> Option<u32> {
+        debug_assert_eq!(block.len(), self.block_bytes);
+        let (head, rest) = block.split_at(SMALL_HEAD_BYTES);
+        let (middle, tail) = rest.split_at(rest.len() - SMALL_TAIL_BYTES);
+        if middle.iter().any(|byte| *byte != 0) {
+            return None;
+        }
+        let slot = self.smalls.take(&self.file)?;
+        let slice = self.file.slice(self.smalls.offset(slot), SMALL_SLOT_BYTES);
+        slice.copy_in(0, head);
+        slice.copy_in(SMALL_HEAD_BYTES, tail);
+        Some(slot)
+    }
+
+    /// The content of a block slot in place, for a write to storage. Valid until the slot is given back.
+    pub fn block(&self, slot: u32) -> MemorySlice {
+        self.file.slice(self.blocks.offset(slot), self.block_bytes)
+    }
+
+    /// Copies a block slot out.
+    pub fn read_block(&self, slot: u32, buffer: &mut [u8]) {
+        self.block(slot).copy_out(0, buffer);
+    }
+
+    /// Rebuilds a control block from a small slot.
+    pub fn read_small(&self, slot: u32, buffer: &mut [u8]) {
+        let slice = self.file.slice(self.smalls.offset(slot), SMALL_SLOT_BYTES);
+        let tail_at = buffer.len() - SMALL_TAIL_BYTES;
+        slice.copy_out(0, &mut buffer[..SMALL_HEAD_BYTES]);
+        buffer[SMALL_HEAD_BYTES..tail_at].fill(0);
+        slice.copy_out(SMALL_HEAD_BYTES, &mut buffer[tail_at..]);
+    }
+
+    /// Gives a block slot back. No table word may name it any more.
+    pub fn give_block(&mut self, slot: u32) {
+        self.blocks.give(&self.file, slot);
+    }
+
+    /// Gives a small slot back. No table word may name it any more.
+    pub fn give_small(&mut self, slot: u32) {
+        self.smalls.give(&self.file, slot);
+    }
+
+    /// Claims a block slot that a found table names. False when it cannot be, or was claimed before.
+    pub fn claim_block(&mut self, slot: u32) -> bool {
+        self.blocks.claim(slot)
+    }
+
+    /// Claims a small slot that a found table names. False when it cannot be, or was claimed before.
+    pub fn claim_small(&mut self, slot: u32) -> bool {
+        self.smalls.claim(slot)
+    }
+
+    /// Bytes of host memory that the slots take.
+    pub fn memory_bytes(&self) -> u64 {
+        self.blocks.chunks_reserved as u64 * self.blocks.chunk_bytes()
+            + self.smalls.chunks_reserved as u64 * self.smalls.chunk_bytes()
+    }
+
+    /// Bytes in slots that are in use.
+    pub fn used_bytes(&self) -> u64 {
+        self.blocks.slots_used * self.blocks.slot_bytes + self.smalls.slots_used * self.smalls.slot_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(log_blocks: u32) -> (tempfile::TempDir, Pool) {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let pool = Pool::create(&directory.path().join("pool"), 1024, log_blocks).expect("a new pool");
+        (directory, pool)
+    }
+
+    #[test]
+    fn what_goes_in_comes_out() {
+        let (_directory, mut pool) = pool(128);
+        let mut slots = Vec::new();
+        for value in 0..200u8 {
+            slots.push(pool.insert_block(&[value; 1024]).expect("room"));
+        }
+        let mut buffer = [0; 1024];
+        for (value, slot) in slots.iter().enumerate() {
+            pool.read_block(*slot, &mut buffer);
+            assert_eq!(buffer, [value as u8; 1024]);
+        }
+        assert_eq!(pool.used_bytes(), 200 * 1024);
+        for slot in slots {
+            pool.give_block(slot);
+        }
+        assert_eq!(pool.used_bytes(), 0);
+        assert!(pool.memory_bytes() <= SPARE_CHUNKS as u64 * 64 * 1024, "empty chunks go back");
+    }
+
+    #[test]
+    fn a_small_slot_keeps_head_and_tail() {
+        let (_directory, mut pool) = pool(128);
+        let mut block = [0u8; 1024];
+        block[..SMALL_HEAD_BYTES].fill(0x5a);
+        block[1020..].copy_from_slice(&[1, 2, 3, 4]);
+        let slot = pool.insert_small(&block).expect("it fits");
+        let mut back = [0xffu8; 1024];
+        pool.read_small(slot, &mut back);
+        assert_eq!(back, block);
+        block[SMALL_HEAD_BYTES] = 1;
+        assert_eq!(pool.insert_small(&block), None, "a block with more in it does not fit");
+    }
+
+    #[test]
+    fn the_pool_is_bounded() {
+        let (_directory, mut pool) = pool(64);
+        let mut count = 0;
+        while pool.insert_block(&[1; 1024]).is_some() {
+            count += 1;
+            assert!(count <= 128, "more slots than twice the log");
+        }
+        assert_eq!(count, 128);
+    }
+
+    #[test]
+    #[should_panic(expected = "given back twice")]
+    fn a_slot_is_given_back_once() {
+        let (_directory, mut pool) = pool(64);
+        let slot = pool.insert_block(&[1; 1024]).expect("room");
+        pool.give_block(slot);
+        pool.give_block(slot);
+    }
+}

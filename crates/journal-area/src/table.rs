@@ -1,0 +1,189 @@
+//! The persistent half of a control block: a tmpfs file with one word per log block.
+//!
+//! A process that opens the file after its writer was killed sees every store up to some instant, in program order.
+//! So each change is one store of one word, ordered so that the table is right after every one of them: content first,
+//! then the word that names it, and a slot is only reused after no word names it.
+
+use crate::location::Location;
+use guest_memory::{Error as MemoryError, HostFile};
+use std::io;
+use std::path::Path;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"AMBERLG1");
+const HEADER_BYTES: u64 = 4096;
+const OFFSET_MAGIC: u64 = 0;
+const OFFSET_BLOCK_BYTES: u64 = 8;
+const OFFSET_LOG_BLOCKS: u64 = 12;
+const OFFSET_TAIL: u64 = 16;
+const OFFSET_FLAGS: u64 = 24;
+const FLAG_MATERIALISE: u64 = 1;
+
+/// Where the live log begins: the oldest transaction that recovery has to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Log block of the transaction's first block. Never 0 in an open log.
+    pub position: u32,
+    /// The transaction's sequence number.
+    pub sequence: u32,
+}
+
+/// The table of one log.
+#[derive(Debug)]
+pub struct Table {
+    file: HostFile,
+    block_bytes: u32,
+    log_blocks: u32,
+}
+
+impl Table {
+    /// Makes the table of a log of `log_blocks` blocks of `block_bytes` each, closed and holding nothing.
+    ///
+    /// # Errors
+    /// When the file cannot be made or there is no room for its header.
+    pub fn create(path: &Path, block_bytes: u32, log_blocks: u32) -> Result<Self, MemoryError> {
+        let file = HostFile::create(path, HEADER_BYTES + u64::from(log_blocks) * 4)?;
+        file.reserve(0, HEADER_BYTES)
+            .map_err(|e| MemoryError::System { what: format!("reserving room for {}", path.display()), source: e })?;
+        file.store_u32(OFFSET_BLOCK_BYTES, block_bytes);
+        file.store_u32(OFFSET_LOG_BLOCKS, log_blocks);
+        file.store_u64(OFFSET_MAGIC, MAGIC);
+        Ok(Table { file, block_bytes, log_blocks })
+    }
+
+    /// Opens what an earlier process left.
+    ///
+    /// # Errors
+    /// A sentence when the file is not such a table.
+    pub fn open(path: &Path) -> Result<Self, MemoryError> {
+        let file = HostFile::open(path)?;
+        let refuse = |reason: &str| MemoryError::System {
+            what: format!("opening the journal table {}", path.display()),
+            source: io::Error::new(io::ErrorKind::InvalidData, reason.to_owned()),
+        };
+        if file.len() < HEADER_BYTES || file.load_u64(OFFSET_MAGIC) != MAGIC {
+            return Err(refuse("it does not begin with amberlog's mark"));
+        }
+        let block_bytes = file.load_u32(OFFSET_BLOCK_BYTES);
+        let log_blocks = file.load_u32(OFFSET_LOG_BLOCKS);
+        if !(1024..=65536).contains(&block_bytes) || !block_bytes.is_power_of_two() {
+            return Err(refuse("its block size is impossible"));
+        }
+        if file.len() != HEADER_BYTES + u64::from(log_blocks) * 4 {
+            return Err(refuse("its length does not fit its number of log blocks"));
+        }
+        Ok(Table { file, block_bytes, log_blocks })
+    }
+
+    /// Bytes in a log block.
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// Number of log blocks, the superblock (position 0) included.
+    pub fn log_blocks(&self) -> u32 {
+        self.log_blocks
+    }
+
+    /// Makes sure that every word can be stored.
+    ///
+    /// # Errors
+    /// ENOSPC when tmpfs is full.
+    pub fn reserve(&self) -> io::Result<()> {
+        self.file.reserve(HEADER_BYTES, u64::from(self.log_blocks) * 4)
+    }
+
+    /// Forgets every word and gives their memory back. The log must be closed.
+    pub fn clear(&self) {
+        debug_assert!(self.tail().is_none());
+        // An older kernel or another file system may not punch holes: the words are zeroed one by one then.
+        if self.file.give_back(HEADER_BYTES, u64::from(self.log_blocks) * 4).is_err() && self.reserve().is_ok() {
+            for position in 0..self.log_blocks {
+                self.store(position, Location::None);
+            }
+        }
+    }
+
+    /// Where the content of log block `position` is; nothing for a damaged word.
+    ///
+    /// # Panics
+    /// If the log has no such block.
+    pub fn load(&self, position: u32) -> Option<Location> {
+        Location::unpack(self.file.load_u32(self.word(position)))
+    }
+
+    /// Stores where the content of log block `position` is. [`Table::reserve`] must have succeeded.
+    ///
+    /// # Panics
+    /// If the log has no such block.
+    pub fn store(&self, position: u32, location: Location) {
+        self.file.store_u32(self.word(position), location.pack());
+    }
+
+    fn word(&self, position: u32) -> u64 {
+        assert!(position < self.log_blocks, "log block {position} of {}", self.log_blocks);
+        HEADER_BYTES + u64::from(position) * 4
+    }
+
+    /// Where the live log begins; nothing when it is closed.
+    pub fn tail(&self) -> Option<Tail> {
+        let word = self.file.load_u64(OFFSET_TAIL);
+        let tail = Tail { position: (word >> 32) as u32, sequence: word as u32 };
+        (tail.position != 0).then_some(tail)
+    }
+
+    /// Moves the beginning of the live log, or closes it, in one step.
+    pub fn set_tail(&self, tail: Option<Tail>) {
+        let word = tail.map_or(0, |tail| u64::from(tail.position) << 32 | u64::from(tail.sequence));
+        self.file.store_u64(OFFSET_TAIL, word);
+    }
+
+    /// Whether the log is kept block for block, because something in it is not understood.
+    pub fn is_materialise(&self) -> bool {
+        self.file.load_u64(OFFSET_FLAGS) & FLAG_MATERIALISE != 0
+    }
+
+    /// Says whether the log is kept block for block.
+    pub fn set_materialise(&self, materialise: bool) {
+        self.file.store_u64(OFFSET_FLAGS, if materialise { FLAG_MATERIALISE } else { 0 });
+    }
+
+    /// Bytes of memory that the table takes: all its words while the log is open.
+    pub fn memory_bytes(&self) -> u64 {
+        HEADER_BYTES + if self.tail().is_some() { u64::from(self.log_blocks) * 4 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest_memory::PageId;
+
+    #[test]
+    fn an_opened_table_says_what_was_stored() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("table");
+        {
+            let table = Table::create(&path, 4096, 1024).expect("a new table");
+            assert_eq!(table.tail(), None);
+            table.reserve().expect("room");
+            table.store(7, Location::Guest(PageId(99)));
+            table.set_tail(Some(Tail { position: 1, sequence: u32::MAX }));
+        }
+        let table = Table::open(&path).expect("the same table");
+        assert_eq!(table.log_blocks(), 1024);
+        assert_eq!(table.load(7), Some(Location::Guest(PageId(99))));
+        assert_eq!(table.load(8), Some(Location::None));
+        assert_eq!(table.tail(), Some(Tail { position: 1, sequence: u32::MAX }));
+        table.set_tail(None);
+        table.clear();
+        assert_eq!(table.load(7), Some(Location::None));
+    }
+
+    #[test]
+    fn a_file_that_is_no_table_is_refused() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("table");
+        std::fs::write(&path, vec![0u8; 8192]).expect("a file");
+        assert!(Table::open(&path).is_err());
+    }
+}

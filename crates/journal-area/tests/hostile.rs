@@ -1,0 +1,129 @@
+//! What a hostile guest writes into its log never breaks the books, and never costs what was committed before.
+
+use guest_memory::VmMemory;
+use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+use jbd2::{Checksum, Features, Superblock};
+use journal_area::{
+    Content, Error, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, SuperblockEffect,
+};
+use std::sync::Arc;
+
+const BLOCK: usize = 1024;
+const LOG_BLOCKS: u32 = 64;
+
+struct Rig {
+    directory: tempfile::TempDir,
+    area: Arc<JournalArea>,
+    log: LogId,
+    superblock: SuperblockBuilder,
+    builder: LogBuilder,
+    serial: u64,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let area = JournalArea::new(&VmMemory::new(), u64::MAX);
+        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
+        let log = area.log_op_init(directory.path(), "log", shape, Holding::Copy, Vec::new()).expect("a log");
+        let features = Features { compat: 0, incompat: Features::REVOKE, ro_compat: 0 };
+        let superblock = SuperblockBuilder {
+            block_size: BLOCK as u32,
+            maxlen: LOG_BLOCKS,
+            features,
+            ..SuperblockBuilder::default()
+        }
+        .checksum(Checksum::None);
+        let (_, format) = Superblock::parse(&superblock.build()).expect("valid");
+        Rig { directory, area, log, superblock, builder: LogBuilder::new(format, 1, 1), serial: 0 }
+    }
+
+    fn superblock(&self, change: impl FnOnce(&mut SuperblockBuilder)) -> Result<SuperblockEffect, Error> {
+        let mut superblock = SuperblockBuilder { start: 1, sequence: 1, ..self.superblock.clone() };
+        change(&mut superblock);
+        self.area.superblock_written(self.log, &superblock.build())
+    }
+
+    fn commit(&mut self, blocks: impl Iterator<Item = u64>) -> u32 {
+        self.serial += 1;
+        let serial = self.serial;
+        let blocks = blocks.map(|block| (block, vec![serial as u8; BLOCK])).collect();
+        let transaction = Transaction { blocks, revokes: Vec::new(), seconds: serial };
+        let mut writes = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| {
+            writes.push(LogWrite { position, content: Content::Bytes(block.to_vec()) });
+        });
+        self.area.log_op_mprotect(self.log, &writes).committed
+    }
+
+    fn owed(&self) -> u64 {
+        self.area.log_op_query(self.log).blocks
+    }
+
+    fn write_home(&self, first: u64, count: u64) {
+        match self.area.home_write_begins(self.log, first..first + count, &[]) {
+            HomeWrite::Go { operation, .. } => self.area.home_write_ended(self.log, operation, true),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_open_log_keeps_its_layout() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::Opened);
+    assert_eq!(rig.commit(0..8), 1);
+    assert_eq!(rig.commit(8..9), 1);
+    for change in [
+        |superblock: &mut SuperblockBuilder| superblock.maxlen = 6,
+        |superblock: &mut SuperblockBuilder| superblock.features.incompat |= 1 << 20,
+        |superblock: &mut SuperblockBuilder| {
+            superblock.features.incompat |= Features::FAST_COMMIT;
+            superblock.num_fc_blocks = 4;
+        },
+        |superblock: &mut SuperblockBuilder| superblock.features.incompat |= Features::CSUM_V3,
+    ] {
+        assert!(rig.superblock(change).is_err());
+        rig.area.check().expect("the books are right");
+        assert_eq!(rig.owed(), 9, "what was committed stays owed");
+    }
+    for (operation, _) in rig.area.host_writes(rig.log, 100, false) {
+        rig.area.home_write_ended(rig.log, operation, true);
+    }
+    assert_eq!(rig.owed(), 0);
+    // Closing it is another matter: nothing depends on the layout any more.
+    assert_eq!(rig.superblock(|superblock| superblock.start = 0).expect("closed"), SuperblockEffect::Closed);
+}
+
+#[test]
+fn a_log_that_runs_over_its_own_beginning_is_not_followed() {
+    for per_transaction in 1..40 {
+        let mut rig = Rig::new();
+        rig.superblock(|_| {}).expect("held");
+        let mut committed = 0;
+        for round in 0..200 {
+            committed += rig.commit((0..per_transaction).map(|block| (round * 7 + block * 3) % 1000));
+            rig.area.check().expect("the books are right");
+            rig.write_home(round * 5, 3);
+        }
+        assert!(committed * (per_transaction as u32 + 2) < LOG_BLOCKS, "{committed} of {per_transaction} blocks");
+        for (operation, _) in rig.area.host_writes(rig.log, 1000, false) {
+            rig.area.home_write_ended(rig.log, operation, true);
+        }
+        rig.area.check().expect("the books are right");
+        rig.superblock(|superblock| superblock.start = 0).expect("closed");
+        rig.area.check().expect("the books are right");
+    }
+}
+
+#[test]
+fn the_table_of_a_closed_log_is_not_touched() {
+    let rig = Rig::new();
+    let path = |ending: &str| rig.directory.path().join(format!("log.{ending}"));
+    let allocated = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path("table")).expect("there"));
+    let before = allocated();
+    rig.superblock(|superblock| superblock.start = 0).expect("closed");
+    assert!(!FoundLog::open(&path("table"), &path("pool"), Vec::new()).expect("a good table").is_open());
+    // A hole that is touched in tmpfs takes memory, and ends the process when there is none.
+    assert_eq!(allocated(), before);
+}
