@@ -1,0 +1,173 @@
+//! One disk of a VM, as its route and its VM's journals share it.
+
+use crate::layout::DiskLayout;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+/// Where a journal lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementKind {
+    /// Held in guest memory, protected, copied on write.
+    Retain,
+    /// Copied to host memory at once.
+    Copy,
+    /// Written to its own place on storage.
+    Storage,
+    /// Dropped: no crash safety.
+    Discard,
+}
+
+impl PlacementKind {
+    /// Its name in options and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            PlacementKind::Retain => "retain",
+            PlacementKind::Copy => "copy",
+            PlacementKind::Storage => "storage",
+            PlacementKind::Discard => "discard",
+        }
+    }
+
+    /// Whether the area holds the log.
+    pub fn is_held(self) -> bool {
+        matches!(self, PlacementKind::Retain | PlacementKind::Copy)
+    }
+}
+
+impl std::str::FromStr for PlacementKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [PlacementKind::Retain, PlacementKind::Copy, PlacementKind::Storage, PlacementKind::Discard]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| format!("there is no placement '{name}'; it is one of retain, copy, storage, discard"))
+    }
+}
+
+/// How a disk is attached.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// Its name in reports and in `for=`.
+    pub name: String,
+    /// The image or block device.
+    pub path: PathBuf,
+    /// Where the journals of its file systems live.
+    pub placement: PlacementKind,
+    /// Flushes reach storage even where nothing that survives depends on them.
+    pub honour_flush: bool,
+    /// The guest must not write to it.
+    pub read_only: bool,
+}
+
+/// What a disk has done, in bytes and requests.
+#[derive(Debug, Default)]
+#[expect(missing_docs, reason = "the names are the report's and say it all")]
+pub struct DiskCounters {
+    pub journal_bytes_received: AtomicU64,
+    pub journal_bytes_to_storage: AtomicU64,
+    pub home_bytes_to_storage: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub flushes: AtomicU64,
+    pub flushes_to_storage: AtomicU64,
+    /// Commit blocks seen, for placements in which nothing is held.
+    pub commit_blocks: AtomicU64,
+}
+
+impl DiskCounters {
+    pub(crate) fn add(counter: &AtomicU64, by: u64) {
+        counter.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// An eventfd.
+#[derive(Debug)]
+pub(crate) struct Wake(std::os::fd::OwnedFd);
+
+impl Wake {
+    fn new() -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        Ok(Wake(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub(crate) fn wake(&self) {
+        // It can only fail when the counter is full, and then the other side is awake.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// One disk of a VM.
+#[derive(Debug)]
+pub struct Disk {
+    /// How it is attached.
+    pub options: DiskOptions,
+    /// What it has done.
+    pub counters: DiskCounters,
+    /// For what is rare and may block: scans, marks, restored blocks. The data path has the disk engine.
+    pub(crate) file: File,
+    pub(crate) wake: Wake,
+    layout: RwLock<Arc<DiskLayout>>,
+    layout_version: AtomicU64,
+    /// Writes that have ended and that no open, held log covers.
+    written: AtomicU64,
+    /// How many of them a flush has brought to storage.
+    flushed: AtomicU64,
+}
+
+impl Disk {
+    /// Opens the image a second time, beside the disk engine.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(options: DiskOptions) -> std::io::Result<Self> {
+        let file = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(&options.path)?;
+        Ok(Disk {
+            options,
+            counters: DiskCounters::default(),
+            file,
+            wake: Wake::new()?,
+            layout: RwLock::default(),
+            layout_version: AtomicU64::new(0),
+            written: AtomicU64::new(1),
+            flushed: AtomicU64::new(0),
+        })
+    }
+
+    /// Something was written that no open, held log covers: the next flush has to reach storage. To be said when the
+    /// write has ended: a flush that begins before need not cover it.
+    pub(crate) fn set_dirty(&self) {
+        self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What a flush that begins now will have covered when it has ended; nothing when all of it is on storage already.
+    pub(crate) fn to_flush(&self) -> Option<u64> {
+        let written = self.written.load(Ordering::Acquire);
+        (written != self.flushed.load(Ordering::Acquire)).then_some(written)
+    }
+
+    /// A flush has ended, and well.
+    pub(crate) fn set_flushed(&self, covered: u64) {
+        self.flushed.fetch_max(covered, Ordering::AcqRel);
+    }
+
+    /// What it carries, as of the last scan.
+    pub fn layout(&self) -> Arc<DiskLayout> {
+        Arc::clone(&self.layout.read().expect("no panic under this lock"))
+    }
+
+    pub(crate) fn layout_version(&self) -> u64 {
+        self.layout_version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_layout(&self, layout: DiskLayout) {
+        *self.layout.write().expect("no panic under this lock") = Arc::new(layout);
+        self.layout_version.fetch_add(1, Ordering::Release);
+    }
+}

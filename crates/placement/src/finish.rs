@@ -1,0 +1,150 @@
+//! Finishing a held log: replay it onto its home, or put it block for block where the guest's own kernel finds it.
+
+use crate::journals::offset_of;
+use crate::scan::FoundLogPlace;
+use extfs::ReadAt;
+use jbd2::{Content, LogRead};
+use journal_area::{HeldLog, Location};
+use recovery::{Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+/// A part of an image.
+struct ImagePart<'a> {
+    file: &'a File,
+    start: u64,
+    len: u64,
+}
+
+impl ImagePart<'_> {
+    fn check(&self, offset: u64, len: usize) -> io::Result<u64> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{len} bytes at byte {offset} are outside the file system"),
+            ));
+        }
+        Ok(self.start + offset)
+    }
+}
+
+impl ReadAt for ImagePart<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, self.check(offset, buffer.len())?)
+    }
+
+    fn size(&self) -> u64 {
+        self.len
+    }
+}
+
+impl HomeWriter for ImagePart<'_> {
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, self.check(offset, data.len())?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// A held log with the few blocks that are at their own place because there was no memory for them.
+struct LogReader<'l, 'a> {
+    held: &'l HeldLog<'a>,
+    place: &'l FoundLogPlace,
+    journal: &'l File,
+}
+
+impl LogRead for LogReader<'_, '_> {
+    type Error = io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<Content> {
+        if self.held.location(position) != Location::Storage {
+            return self.held.read_block(position, buffer);
+        }
+        let offset = offset_of(&self.place.runs, self.place.block_bytes, position)
+            .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))?;
+        self.journal.read_exact_at(buffer, offset)?;
+        Ok(Content::Present)
+    }
+}
+
+/// A log that is all at its own place on storage.
+struct StoredLog<'l> {
+    place: &'l FoundLogPlace,
+    journal: &'l File,
+}
+
+impl LogRead for StoredLog<'_> {
+    type Error = io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<Content> {
+        let offset = offset_of(&self.place.runs, self.place.block_bytes, position)
+            .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))?;
+        self.journal.read_exact_at(buffer, offset)?;
+        Ok(Content::Present)
+    }
+}
+
+/// Replays a log that was written to storage all along.
+pub(crate) fn finish_stored(place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+    replay(&mut StoredLog { place, journal }, place, home, journal)
+}
+
+/// Brings the home of a held log to its last committed state.
+pub(crate) fn finish(held: &HeldLog<'_>, place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+    if held.is_materialise() {
+        return materialise(held, place, journal);
+    }
+    replay(&mut LogReader { held, place, journal }, place, home, journal)
+}
+
+fn replay<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+    let block_bytes = place.block_bytes;
+    let superblock_at = offset_of(&place.runs, block_bytes, 0)
+        .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    let bounds = HomeBounds::from_parts(place.home_blocks, block_bytes, excluded);
+    let mut part = ImagePart { file: home, start: place.home_start, len: place.home_blocks * u64::from(block_bytes) };
+    // Routing has the superblock at position 0, wherever that is on the disk.
+    let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
+    let mut other = ImagePart { file: journal, start: 0, len: u64::MAX };
+    let journal_place = if place.is_external {
+        JournalPlace::Other { disk: &mut other, offset: superblock_at }
+    } else {
+        JournalPlace::Home { offset: superblock_at - place.home_start }
+    };
+    recovery::replay(log, log_bounds, &bounds, &mut part, journal_place)
+}
+
+/// Writes the log to its own place, blocks first and the superblock last: the guest's own kernel replays it.
+fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
+    let started = Instant::now();
+    let failed = |what: &str, source| Error::Failed { what: what.to_owned(), source };
+    let mut block = vec![0; place.block_bytes as usize];
+    let mut report = Report::of(Status::Materialised)
+        .with_note("the journal has features that only the guest's own kernel can replay; it will at the next mount");
+    let mut write = |held: &HeldLog<'_>, position: u32| -> Result<bool, Error> {
+        if held.location(position) == Location::None || !held.read_held(position, &mut block) {
+            return Ok(false);
+        }
+        let offset = offset_of(&place.runs, place.block_bytes, position).ok_or_else(|| {
+            failed("writing the log to its place", io::Error::other(format!("log block {position} has none")))
+        })?;
+        journal.write_all_at(&block, offset).map_err(|e| failed("writing the log to its place", e))?;
+        Ok(true)
+    };
+    for position in 1..held.log_blocks() {
+        if write(held, position)? {
+            report.blocks_written += 1;
+            report.bytes_written += u64::from(place.block_bytes);
+        }
+    }
+    journal.sync_data().map_err(|e| failed("flushing the log", e))?;
+    write(held, 0)?;
+    journal.sync_data().map_err(|e| failed("flushing the journal's superblock", e))?;
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}

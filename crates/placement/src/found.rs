@@ -1,0 +1,184 @@
+//! Finishing what a killed amberlog left in its tmpfs files.
+//!
+//! The directory is locked first (neither the old process nor its VM can be alive then), the images too. A log is only
+//! written to the disk it belongs to: the journal superblock on storage has to be the one that was marked when the log
+//! was opened, or the one that this very recovery leaves, if it was cut off before.
+
+use crate::description::{AreaDirectory, DirectoryError, LogDescription};
+use crate::finish::finish;
+use crate::journals::{MARK_ERRNO, offset_of};
+use guest_memory::{HostFile, PAGE_BYTES};
+use jbd2::Superblock;
+use journal_area::FoundLog;
+use recovery::{Access, Report, Status};
+use serde::Serialize;
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// Why a recovery could not be finished.
+#[derive(Debug, thiserror::Error)]
+pub enum FinishError {
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The files contradict each other or the image; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
+    /// Reading or writing failed; everything is as it was and can be tried again.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<recovery::Error> for FinishError {
+    fn from(error: recovery::Error) -> Self {
+        if error.is_refusal() {
+            FinishError::Refused(error.to_string())
+        } else {
+            FinishError::Failed(error.to_string())
+        }
+    }
+}
+
+/// One log that was finished.
+#[derive(Clone, Debug, Serialize)]
+pub struct FinishedLog {
+    /// The image with the file system.
+    pub image: PathBuf,
+    /// Where the file system begins on it, in bytes.
+    pub offset: u64,
+    /// What was done.
+    pub recovery: Report,
+}
+
+/// Finishes every open log of a directory. The directory can be removed afterwards.
+///
+/// # Errors
+/// The first log that cannot be finished; those before it are.
+pub fn finish_directory(directory: &AreaDirectory) -> Result<Vec<FinishedLog>, FinishError> {
+    let Some(description) = directory.description()? else { return Ok(Vec::new()) };
+    let path =
+        |description: &LogDescription, ending: &str| directory.path().join(format!("{}.{ending}", description.name));
+    let open_ram = || {
+        // A VM that never ran has no memory file, and then no log names a page of it.
+        description
+            .ram
+            .iter()
+            .filter_map(|file| HostFile::open(&file.path).ok().map(|opened| (file.first_page, opened)))
+            .collect::<Vec<_>>()
+    };
+    let mut open = Vec::new();
+    let mut needed = HashSet::new();
+    for log in &description.logs {
+        let found = FoundLog::open(&path(log, "table"), &path(log, "pool"), open_ram())
+            .map_err(|error| FinishError::Refused(error.to_string()))?;
+        if found.is_open() {
+            needed.extend(found.pages().map(|page| page.0));
+            open.push((log, found));
+        }
+    }
+    give_back(&open_ram(), &needed);
+    let mut finished = Vec::new();
+    for (log, found) in open {
+        let home = recovery::Disk::open(&log.home_image, Access::Write)?;
+        let journal =
+            if log.place.is_external { Some(recovery::Disk::open(&log.journal_image, Access::Write)?) } else { None };
+        let journal_file = journal.as_ref().unwrap_or(&home).file();
+        let mut recovery = match check_identity(&found, log, journal_file)? {
+            Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
+            Stored::Emptied => Report::of(Status::Clean)
+                .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
+        };
+        found.close();
+        recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
+        finished.push(FinishedLog { image: log.home_image.clone(), offset: log.place.home_start, recovery });
+    }
+    Ok(finished)
+}
+
+/// Gives all guest memory but the retained pages back to the host at once.
+fn give_back(ram: &[(u32, HostFile)], needed: &HashSet<u32>) {
+    for (first_page, file) in ram {
+        let count = (file.len() / PAGE_BYTES as u64) as u32;
+        let mut index = 0;
+        while index < count {
+            let start = index;
+            while index < count && !needed.contains(&(first_page + index)) {
+                index += 1;
+            }
+            if index > start {
+                let bytes = |pages: u32| u64::from(pages) * PAGE_BYTES as u64;
+                if let Err(error) = file.give_back(bytes(start), bytes(index - start)) {
+                    log::warn!("giving guest memory back to the host failed: {error}");
+                    return;
+                }
+            }
+            index += 1;
+        }
+    }
+}
+
+/// What the journal superblock on storage says of a held log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored {
+    /// It is as it was when the log was opened: the held log belongs onto this disk.
+    Marked,
+    /// It is an empty journal without the mark. Either a recovery was cut off after its last write, and there is nothing
+    /// left to do; or the image was used without us since, and the held log must never land on it (rule 3).
+    Emptied,
+}
+
+/// Whether the journal superblock on storage is the one that belongs to the held log.
+fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::File) -> Result<Stored, FinishError> {
+    let refuse = |reason: String| {
+        Err(FinishError::Refused(format!(
+            "{}: {reason}; the held journal is not written to it. If the image was restored or checked meanwhile, \
+             remove {}.table and {}.pool beside it",
+            log.journal_image.display(),
+            log.name,
+            log.name
+        )))
+    };
+    let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)
+        .ok_or_else(|| FinishError::Refused("the description has no place for the journal superblock".to_owned()))?;
+    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    journal.read_exact_at(&mut raw, offset).map_err(|e| {
+        FinishError::Failed(format!("reading the journal superblock of {}: {e}", log.journal_image.display()))
+    })?;
+    let stored = match Superblock::decode(&raw) {
+        Ok(stored) => stored,
+        Err(error) => return refuse(error.to_string()),
+    };
+    let mut block = vec![0; log.place.block_bytes as usize];
+    if !found.log().read_held(0, &mut block) {
+        return refuse("the held journal has no superblock".to_owned());
+    }
+    let held = Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?;
+    if stored.uuid != held.uuid {
+        return refuse("it has another journal than the one that is held (the UUIDs differ)".to_owned());
+    }
+    let is_marked =
+        stored.is_empty() && (stored.errno == MARK_ERRNO || (held.errno != 0 && stored.errno == held.errno));
+    // A recovery that was cut off after it had emptied the journal left a sequence number past every held transaction.
+    let tail = found.log().tail().map_or(held.sequence, |tail| tail.sequence);
+    let is_emptied = stored.is_empty()
+        && stored.errno == 0
+        && jbd2::sequence::is_at_or_after(stored.sequence, tail)
+        && stored.sequence.wrapping_sub(tail) <= log.place.log_blocks;
+    // Materialising that was cut off at its last step left the held superblock itself.
+    let is_materialised = found.log().is_materialise() && raw[..] == block[..raw.len()];
+    if is_marked || is_materialised {
+        return Ok(Stored::Marked);
+    }
+    if is_emptied {
+        return Ok(Stored::Emptied);
+    }
+    refuse("its journal has been used since (it does not carry amberlog's mark)".to_owned())
+}
+
+impl From<io::Error> for FinishError {
+    fn from(error: io::Error) -> Self {
+        FinishError::Failed(error.to_string())
+    }
+}

@@ -1,0 +1,609 @@
+//! All journals of one VM: which logs its disks carry, where each lives, what has to happen when one opens or closes.
+//!
+//! Rule 4 of the design is kept here: before the first transaction of an opened log can complete, the journal superblock
+//! *on storage* says that the log is empty and that an error happened ([`Journals::superblock_written`]); after a host
+//! power loss the file system is then checked in full instead of trusting an empty log. A clean close and a recovery
+//! take the mark away, after everything that it stood for is on storage.
+
+use crate::description::{AreaDirectory, LogDescription};
+use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
+use crate::layout::{DiskLayout, LogIndex, LogRun};
+use crate::scan::{self, FoundLogPlace};
+use guest_memory::VmMemory;
+use jbd2::{Superblock, SuperblockEdit};
+use journal_area::{Holding, JournalArea, LogId, LogShape, SuperblockEffect};
+use recovery::{Report, Status};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+/// The error number of the mark: EIO, negative as jbd2 stores it.
+pub(crate) const MARK_ERRNO: i32 = -5;
+
+/// How long recovery waits for home writes that another device has in flight.
+const HOME_WRITES_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a trace record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TraceKind {
+    /// A write into a log.
+    Journal,
+    /// Any other write.
+    Home,
+    /// A read.
+    Read,
+    /// A flush.
+    Flush,
+    /// A discard.
+    Discard,
+}
+
+/// Who is told of every request, for a trace: disk, kind, offset and length in bytes.
+pub type Tracer = Box<dyn Fn(usize, TraceKind, u64, u64) + Send + Sync>;
+
+/// One log and where it and its home are. Where its home ends may change under it; what clones share does not.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// Its name in the area.
+    pub id: LogId,
+    /// Where it lives.
+    pub placement: PlacementKind,
+    pub(crate) index: LogIndex,
+    pub(crate) place: FoundLogPlace,
+    pub(crate) home_disk: usize,
+    pub(crate) journal_disk: usize,
+    is_open: Arc<AtomicBool>,
+    was_opened: Arc<AtomicBool>,
+    /// Somebody waits until it owes nothing.
+    pub(crate) is_emptying: Arc<AtomicBool>,
+    /// The last attempt to empty it failed.
+    pub(crate) has_failed_to_empty: Arc<AtomicBool>,
+    /// The last recovery.
+    pub(crate) recovery: Arc<Mutex<Option<Report>>>,
+    /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
+    /// and neither may be read before it is through.
+    recovering: Arc<Mutex<()>>,
+}
+
+impl Log {
+    /// Whether a guest has it open.
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn was_opened(&self) -> bool {
+        self.was_opened.load(Ordering::Acquire)
+    }
+
+    fn set_open(&self) {
+        self.is_open.store(true, Ordering::Release);
+        self.was_opened.store(true, Ordering::Release);
+    }
+
+    /// Whether it is open and the area holds it.
+    pub fn is_held_open(&self) -> bool {
+        self.placement.is_held() && self.is_open()
+    }
+
+    /// Where log block `position` has its own place on its disk, in bytes.
+    pub fn offset_of(&self, position: u32) -> Option<u64> {
+        offset_of(&self.place.runs, self.place.block_bytes, position)
+    }
+
+    /// Where home block `block` is on its disk, in bytes.
+    pub fn home_offset(&self, block: u64) -> u64 {
+        self.place.home_start + block * u64::from(self.place.block_bytes)
+    }
+}
+
+/// Where log block `position` is, in bytes, given the runs of its log.
+pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Option<u64> {
+    let run = runs.iter().find(|run| position >= run.first_position && position - run.first_position < run.count)?;
+    Some(run.offset + u64::from(position - run.first_position) * u64::from(block_bytes))
+}
+
+/// The journals of one VM.
+pub struct Journals {
+    /// The area that holds them.
+    pub area: Arc<JournalArea>,
+    memory: Arc<VmMemory>,
+    directory: AreaDirectory,
+    disks: Vec<Arc<Disk>>,
+    logs: RwLock<Vec<Option<Arc<Log>>>>,
+    /// One scan at a time: a scan looks at all disks.
+    scanning: Mutex<u64>,
+    scan_soon: Vec<AtomicBool>,
+    /// Guest pages that the description knows the files of.
+    described_pages: AtomicU32,
+    tracer: Option<Tracer>,
+}
+
+impl std::fmt::Debug for Journals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journals").field("disks", &self.disks).field("logs", &self.logs).finish_non_exhaustive()
+    }
+}
+
+/// How a VM's journals are set up.
+pub struct JournalsOptions {
+    /// The VM's disks, in the order in which they are attached.
+    pub disks: Vec<DiskOptions>,
+    /// Bound on host memory for tables and copies, in bytes.
+    pub budget_bytes: u64,
+    /// Who is told of every request.
+    pub tracer: Option<Tracer>,
+}
+
+impl std::fmt::Debug for JournalsOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JournalsOptions").field("disks", &self.disks).finish_non_exhaustive()
+    }
+}
+
+impl Journals {
+    /// Sets up the journals of a VM and looks for logs on its disks. `directory` is the VM's own, in tmpfs.
+    ///
+    /// # Errors
+    /// When an image cannot be opened or read.
+    pub fn new(memory: &Arc<VmMemory>, directory: AreaDirectory, options: JournalsOptions) -> io::Result<Arc<Self>> {
+        let mut disks = Vec::new();
+        for disk in options.disks {
+            let path = disk.path.clone();
+            let disk =
+                Disk::open(disk).map_err(|e| io::Error::new(e.kind(), format!("opening {}: {e}", path.display())))?;
+            disks.push(Arc::new(disk));
+        }
+        let area = JournalArea::new(memory, options.budget_bytes);
+        let waking: Vec<Arc<Disk>> = disks.iter().map(Arc::clone).collect();
+        area.set_waker(Box::new(move || waking.iter().for_each(|disk| disk.wake.wake())));
+        let journals = Arc::new(Journals {
+            area,
+            memory: Arc::clone(memory),
+            directory,
+            scan_soon: disks.iter().map(|_| AtomicBool::new(false)).collect(),
+            disks,
+            logs: RwLock::default(),
+            scanning: Mutex::new(0),
+            described_pages: AtomicU32::new(0),
+            tracer: options.tracer,
+        });
+        journals.scan_all()?;
+        Ok(journals)
+    }
+
+    /// The disk with this index.
+    pub fn disk(&self, index: usize) -> &Disk {
+        &self.disks[index]
+    }
+
+    /// All disks.
+    pub fn disks(&self) -> &[Arc<Disk>] {
+        &self.disks
+    }
+
+    /// The log with this index, if it still is one.
+    pub fn log(&self, index: LogIndex) -> Option<Arc<Log>> {
+        self.logs.read().expect("no panic under this lock").get(index.0).cloned().flatten()
+    }
+
+    /// All logs there are.
+    pub fn logs(&self) -> Vec<Arc<Log>> {
+        self.logs.read().expect("no panic under this lock").iter().flatten().cloned().collect()
+    }
+
+    pub(crate) fn logs_at_home(&self, disk: usize) -> Vec<Arc<Log>> {
+        self.logs().into_iter().filter(|log| log.home_disk == disk).collect()
+    }
+
+    pub(crate) fn trace(&self, disk: usize, kind: TraceKind, offset: u64, len: u64) {
+        if let Some(tracer) = &self.tracer {
+            tracer(disk, kind, offset, len);
+        }
+    }
+
+    /// The guest writes a log's superblock. Says whether the write goes to storage as it is.
+    pub(crate) fn superblock_written(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
+        let effect = match log.placement {
+            PlacementKind::Storage => {
+                let open = Superblock::decode(block).is_ok_and(|superblock| !superblock.is_empty());
+                if open {
+                    log.set_open();
+                } else {
+                    log.is_open.store(false, Ordering::Release);
+                }
+                return Ok(true);
+            }
+            PlacementKind::Discard => match Superblock::decode(block) {
+                Ok(superblock) if superblock.is_empty() => SuperblockEffect::Closed,
+                Ok(_) if log.is_open() => SuperblockEffect::GoesOn,
+                Ok(_) => SuperblockEffect::Opened,
+                Err(_) => SuperblockEffect::NotALog,
+            },
+            PlacementKind::Retain | PlacementKind::Copy => {
+                self.area.superblock_written(log.id, block).map_err(io::Error::other)?
+            }
+        };
+        match effect {
+            SuperblockEffect::Opened => {
+                if let Err(error) = self.write_mark(log, block) {
+                    if log.placement.is_held() {
+                        // Nothing is owed yet: the log is as if it had not been opened.
+                        self.area.close(log.id);
+                    }
+                    return Err(io::Error::new(
+                        error.kind(),
+                        format!("marking the journal on storage failed, so it cannot be held: {error}"),
+                    ));
+                }
+                log.set_open();
+                log::info!(
+                    "disk {}: the journal of the file system at byte {} is {} from transaction {} on",
+                    self.disks[log.home_disk].options.name,
+                    log.place.home_start,
+                    if log.placement.is_held() { "held" } else { "dropped" },
+                    Superblock::decode(block).map_or(0, |superblock| superblock.sequence),
+                );
+                Ok(false)
+            }
+            SuperblockEffect::GoesOn => Ok(false),
+            SuperblockEffect::Closed | SuperblockEffect::NotALog => {
+                if log.is_open.swap(false, Ordering::AcqRel) {
+                    // The guest believes that what it wrote home before is durable, and the superblock that goes to
+                    // storage now says that no log is needed any more: so it has to be.
+                    self.disks[log.home_disk].file.sync_data()?;
+                    self.disks[log.home_disk].set_dirty();
+                    self.disks[log.journal_disk].set_dirty();
+                }
+                if effect == SuperblockEffect::NotALog {
+                    self.scan_soon(log.journal_disk);
+                    self.disks[log.journal_disk].wake.wake();
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Puts the error mark on storage: an empty log that an error happened to.
+    fn write_mark(&self, log: &Log, block: &[u8]) -> io::Result<()> {
+        let mut mark = block.to_vec();
+        let errno = Superblock::decode(&mark).map_err(io::Error::other)?.errno;
+        SuperblockEdit::new(&mut mark)
+            .map_err(io::Error::other)?
+            .start(0)
+            .errno(if errno == 0 { MARK_ERRNO } else { errno })
+            .seal();
+        let disk = &self.disks[log.journal_disk];
+        let offset = log.offset_of(0).ok_or_else(|| io::Error::other("the log has no superblock on its disk"))?;
+        // Only the superblock itself: the rest of its block is not ours to change.
+        disk.file.write_all_at(&mark[..jbd2::SUPERBLOCK_BYTES], offset)?;
+        disk.file.sync_data()?;
+        DiskCounters::add(&disk.counters.journal_bytes_to_storage, jbd2::SUPERBLOCK_BYTES as u64);
+        Ok(())
+    }
+
+    /// Reads home blocks that are about to be overwritten and gives them back to the area.
+    pub(crate) fn restore(&self, log: &Log, blocks: &[u64]) -> io::Result<()> {
+        let mut content = vec![0; log.place.block_bytes as usize];
+        for block in blocks {
+            self.read_home(log, *block, &mut content)?;
+            self.area.restore(log.id, *block, &content).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_home(&self, log: &Log, block: u64, content: &mut [u8]) -> io::Result<()> {
+        self.disks[log.home_disk].file.read_exact_at(content, log.home_offset(block))
+    }
+
+    pub(crate) fn scan_soon(&self, disk: usize) {
+        self.scan_soon[disk].store(true, Ordering::Release);
+    }
+
+    pub(crate) fn take_scan_soon(&self, disk: usize) -> bool {
+        self.scan_soon[disk].swap(false, Ordering::AcqRel)
+    }
+
+    /// Looks for logs anew after something on `disk` has changed.
+    ///
+    /// # Errors
+    /// When the disk cannot be read.
+    pub fn scan(&self, disk: usize) -> io::Result<()> {
+        log::debug!("looking for journals on disk {}", self.disks[disk].options.name);
+        // An external journal and its file system are on two disks, so all are looked at.
+        self.scan_all()
+    }
+
+    fn scan_all(&self) -> io::Result<()> {
+        let mut count = self.scanning.lock().expect("no panic under this lock");
+        let found = scan::scan(&self.disks)?;
+        let mut layouts: Vec<DiskLayout> = found.layouts;
+        let known = self.logs();
+        let mut kept = Vec::new();
+        for place in found.logs {
+            let log = match known.iter().find(|log| log.place.is_same_log(&place)) {
+                Some(log) if log.place == place => Arc::clone(log),
+                Some(log) => self.move_log(log, place),
+                None => {
+                    let log = self.new_log(place, *count)?;
+                    *count += 1;
+                    log
+                }
+            };
+            scan::add_to_layouts(&mut layouts, &log.place, log.index);
+            kept.push(log);
+        }
+        for log in known {
+            if !kept.iter().any(|other| other.index == log.index) {
+                if log.is_open() && scan::is_still_there(&self.disks, &log.place)? {
+                    scan::add_to_layouts(&mut layouts, &log.place, log.index);
+                    scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
+                    continue;
+                }
+                if log.is_held_open() {
+                    log::warn!(
+                        "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",
+                        self.disks[log.home_disk].options.name,
+                        log.place.home_start,
+                        self.area.log_op_query(log.id).blocks
+                    );
+                }
+                let Ok(_alone) = log.recovering.try_lock() else {
+                    // Another device recovers it, and waits for home writes that this thread has to see the end of: it
+                    // goes with the next scan.
+                    scan::add_to_layouts(&mut layouts, &log.place, log.index);
+                    continue;
+                };
+                log.is_open.store(false, Ordering::Release);
+                self.logs.write().expect("no panic under this lock")[log.index.0] = None;
+                self.area.log_op_cleanup(log.id);
+                // Flushes were not passed on while it was open; from now on somebody may depend on them.
+                for disk in [log.home_disk, log.journal_disk] {
+                    self.disks[disk].set_dirty();
+                }
+            }
+        }
+        self.describe()?;
+        for (disk, layout) in self.disks.iter().zip(layouts) {
+            if *disk.layout() != layout {
+                disk.set_layout(layout);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same log, whose file system has another size or UUID now: it may be mounted, and goes on.
+    fn move_log(&self, log: &Log, place: FoundLogPlace) -> Arc<Log> {
+        log::info!(
+            "disk {}: the file system at byte {} can have {} blocks now, it could have {}",
+            self.disks[log.home_disk].options.name,
+            place.home_start,
+            place.home_blocks,
+            log.place.home_blocks
+        );
+        self.area.resize_home(log.id, place.home_blocks);
+        let moved = Arc::new(Log { place, ..log.clone() });
+        self.logs.write().expect("no panic under this lock")[log.index.0] = Some(Arc::clone(&moved));
+        moved
+    }
+
+    fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Arc<Log>> {
+        let placement = self.disks[place.home_disk].options.placement;
+        let shape =
+            LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
+        let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
+        let id = self
+            .area
+            .log_op_init(self.directory.path(), &format!("log-{number}"), shape, holding, place.own_blocks.clone())
+            .map_err(io::Error::other)?;
+        let mut logs = self.logs.write().expect("no panic under this lock");
+        let log = Arc::new(Log {
+            id,
+            placement,
+            index: LogIndex(logs.len()),
+            home_disk: place.home_disk,
+            journal_disk: place.journal_disk,
+            place,
+            is_open: Arc::default(),
+            was_opened: Arc::default(),
+            is_emptying: Arc::default(),
+            has_failed_to_empty: Arc::default(),
+            recovery: Arc::default(),
+            recovering: Arc::default(),
+        });
+        logs.push(Some(Arc::clone(&log)));
+        log::info!(
+            "disk {}: found the {} journal of the file system at byte {} ({} blocks of {} bytes), placement {}",
+            self.disks[log.home_disk].options.name,
+            if log.place.is_external { "external" } else { "internal" },
+            log.place.home_start,
+            log.place.log_blocks,
+            log.place.block_bytes,
+            placement.name()
+        );
+        Ok(log)
+    }
+
+    /// Writes down, beside the tables, what a later process needs to finish a recovery.
+    pub(crate) fn describe(&self) -> io::Result<()> {
+        let pages = self.memory.page_count();
+        let logs = self
+            .logs()
+            .iter()
+            .filter(|log| log.placement.is_held())
+            .map(|log| LogDescription {
+                name: self.area.name_of(log.id),
+                home_image: self.disks[log.home_disk].options.path.clone(),
+                journal_image: self.disks[log.journal_disk].options.path.clone(),
+                place: log.place.clone(),
+            })
+            .collect();
+        self.directory.describe(&self.memory.files(), logs)?;
+        self.described_pages.store(pages, Ordering::Release);
+        Ok(())
+    }
+
+    /// To be called before pages are retained: the guest may have been given more memory since the last description, and
+    /// a later process has to find the pages.
+    pub(crate) fn describe_new_memory(&self) {
+        if self.memory.page_count() == self.described_pages.load(Ordering::Acquire) {
+            return;
+        }
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        if let Err(error) = self.describe() {
+            self.memory.refuse_protection(format!("the guest's memory files cannot be written down: {error}"));
+        }
+    }
+
+    /// Finishes every open log that has its home or itself on this disk: whoever wrote it is gone.
+    ///
+    /// # Errors
+    /// When what is owed cannot be written: the logs that failed are as they were.
+    pub fn recover_disk(&self, disk: usize) -> io::Result<()> {
+        for log in self.logs() {
+            if log.home_disk == disk || log.journal_disk == disk {
+                self.recover_log(&log, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes every open log of a VM whose process is gone, those on storage too: no kernel comes to replay them.
+    ///
+    /// # Errors
+    /// The first failure; the other logs are still tried.
+    pub fn recover_all(&self) -> io::Result<()> {
+        let mut result = Ok(());
+        for log in self.logs() {
+            if let Err(error) = self.recover_log(&log, true) {
+                log::error!(
+                    "recovering the file system at byte {} of disk {} failed: {error}",
+                    log.place.home_start,
+                    self.disks[log.home_disk].options.name
+                );
+                result = result.and(Err(error));
+            }
+        }
+        result
+    }
+
+    fn recover_log(&self, log: &Log, is_vm_gone: bool) -> io::Result<()> {
+        let _alone = log.recovering.lock().expect("no panic under this lock");
+        let journal = &self.disks[log.journal_disk].file;
+        let home = &self.disks[log.home_disk].file;
+        if !log.is_open() {
+            if is_vm_gone && self.is_mounted_with_empty_log(log)? {
+                // Mounted, and died before its first commit: nothing to replay, but the flag says so.
+                let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
+                self.recovered(log, report);
+            }
+            return Ok(());
+        }
+        if !log.placement.is_held() {
+            log.is_open.store(false, Ordering::Release);
+            if log.placement == PlacementKind::Storage && is_vm_gone {
+                let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
+                self.recovered(log, report);
+            }
+            if log.placement == PlacementKind::Discard {
+                // Never silent: the mark on storage stays as well, until e2fsck has looked.
+                let note = "the journal was dropped (placement discard), and the file system was in use: run e2fsck";
+                log::warn!("disk {}: {note}", self.disks[log.home_disk].options.name);
+                *log.recovery.lock().expect("no panic under this lock") =
+                    Some(Report::of(Status::Damaged).with_note(note));
+            }
+            return Ok(());
+        }
+        self.wait_for_home_writes(log)?;
+        let owed = self.area.log_op_query(log.id);
+        let report = self
+            .area
+            .log_op_recover(log.id, |held| crate::finish::finish(held, &log.place, home, journal))
+            .map_err(io::Error::other)?;
+        if !owed.materialise && report.blocks_written != owed.blocks {
+            // The pair to what was counted when the blocks were retained.
+            log::error!(
+                "recovery wrote {} blocks where {} were owed; the file system should be checked",
+                report.blocks_written,
+                owed.blocks
+            );
+        }
+        log.is_open.store(false, Ordering::Release);
+        self.recovered(log, report);
+        Ok(())
+    }
+
+    /// Whether a file system says that it needs recovery while its journal on storage is empty and without an error.
+    fn is_mounted_with_empty_log(&self, log: &Log) -> io::Result<bool> {
+        if self.disks[log.home_disk].options.read_only {
+            return Ok(false);
+        }
+        let mut raw = [0; extfs::SUPERBLOCK_BYTES];
+        let home = &self.disks[log.home_disk].file;
+        home.read_exact_at(&mut raw, log.place.home_start + extfs::SUPERBLOCK_OFFSET)?;
+        if !extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()) {
+            return Ok(false);
+        }
+        let Some(offset) = log.offset_of(0) else { return Ok(false) };
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        Ok(Superblock::decode(&raw).is_ok_and(|superblock| superblock.is_empty() && superblock.errno == 0))
+    }
+
+    /// The device with the log may start anew while another with its home still works; what it has on its way has to
+    /// land before recovery writes to the same blocks (rule 3).
+    fn wait_for_home_writes(&self, log: &Log) -> io::Result<()> {
+        let deadline = Instant::now() + HOME_WRITES_PATIENCE;
+        while self.area.has_home_writes_in_flight(log.id) {
+            if Instant::now() > deadline {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!(
+                        "home writes of disk {} have not ended in {} s; recovery cannot begin before they have",
+                        self.disks[log.home_disk].options.name,
+                        HOME_WRITES_PATIENCE.as_secs()
+                    ),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn recovered(&self, log: &Log, report: Report) {
+        self.disks[log.home_disk].set_dirty();
+        DiskCounters::add(&self.disks[log.home_disk].counters.home_bytes_to_storage, report.bytes_written);
+        log::info!(
+            "disk {}: recovered the file system at byte {}: {} transactions, {} blocks written home in {:.3} s",
+            self.disks[log.home_disk].options.name,
+            log.place.home_start,
+            report.transactions,
+            report.blocks_written,
+            report.seconds
+        );
+        let mut last = log.recovery.lock().expect("no panic under this lock");
+        *last = Some(report);
+    }
+
+    /// Gives all guest memory but the retained pages back to the host; for a VM whose process is gone.
+    pub fn give_back_memory(&self) {
+        match self.memory.give_back_all_but_retained() {
+            Ok(bytes) => log::info!("gave {} MiB of the guest's memory back to the host", bytes >> 20),
+            Err(error) => log::warn!("{error}"),
+        }
+    }
+
+    /// The last recovery of each log on a disk.
+    pub fn recoveries(&self, disk: usize) -> Vec<Report> {
+        self.logs_at_home(disk)
+            .iter()
+            .filter_map(|log| log.recovery.lock().expect("no panic under this lock").clone())
+            .collect()
+    }
+
+    /// The VM's directory in tmpfs.
+    pub fn directory(&self) -> &AreaDirectory {
+        &self.directory
+    }
+}

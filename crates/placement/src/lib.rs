@@ -1,0 +1,31 @@
+//! The places a journal can live, behind one trait.
+//!
+//! A device (crate `block-device`) takes requests from its rings and asks its [`Route`] where each byte goes; the route
+//! answers by writing into a [`Plan`]: operations for the disk engine, requests to hold back, requests that are done.
+
+#![forbid(unsafe_code)]
+
+mod description;
+mod disk;
+mod finish;
+mod found;
+mod journal_route;
+mod journals;
+mod layout;
+mod plain;
+mod report;
+mod route;
+mod scan;
+mod segments;
+
+pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, registry};
+pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
+pub use found::{FinishError, FinishedLog, finish_directory};
+pub use journal_route::JournalRoute;
+pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
+pub use plain::PlainRoute;
+pub use report::{DiskReport, VmReport};
+pub use route::{
+    Buffer, DiskOperation, Identity, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start,
+    Status, Ticket,
+};

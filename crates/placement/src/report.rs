@@ -1,0 +1,144 @@
+//! What a VM's disks did, as `--report` and `status --json` print it.
+
+use crate::journals::Journals;
+use crate::layout::LogIndex;
+use recovery::{Report, Status};
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A VM.
+#[derive(Clone, Debug, Serialize)]
+pub struct VmReport {
+    /// Version of this format.
+    pub schema: u32,
+    /// Its name.
+    pub vm: String,
+    /// Its disks, in the order in which they are attached.
+    pub disks: Vec<DiskReport>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, Serialize)]
+pub struct DiskReport {
+    /// Its name.
+    pub name: String,
+    /// Where its journals live.
+    pub placement: &'static str,
+    /// The journal of its first file system.
+    pub journal: JournalReport,
+    /// What it has done.
+    pub counters: CountersReport,
+    /// The last recovery of its file systems together.
+    pub recovery: Report,
+}
+
+/// A journal.
+#[derive(Clone, Debug, Serialize)]
+pub struct JournalReport {
+    /// `internal`, `external` or `none`.
+    pub kind: &'static str,
+    /// Its blocks.
+    pub blocks: u32,
+}
+
+/// Counters of a disk: bytes and requests of the disk, the rest summed over its file systems.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs, reason = "the names are the contract and say it all")]
+pub struct CountersReport {
+    pub journal_bytes_received: u64,
+    pub journal_bytes_to_storage: u64,
+    pub home_bytes_to_storage: u64,
+    pub read_bytes: u64,
+    pub flushes: u64,
+    pub flushes_to_storage: u64,
+    pub transactions: u64,
+    pub blocks_committed: u64,
+    pub pages_protected: u64,
+    pub protect_calls: u64,
+    pub cow_faults: u64,
+    pub pages_copied: u64,
+    pub blocks_retained_now: u64,
+    pub blocks_retained_max: u64,
+    pub area_bytes_max: u64,
+    pub pool_bytes_max: u64,
+    pub released_home: u64,
+    pub released_superseded: u64,
+    pub released_revoked: u64,
+    pub released_discarded: u64,
+    pub written_home_by_host: u64,
+}
+
+impl Journals {
+    /// What the VM's disks have done so far.
+    pub fn report(&self, vm: &str) -> VmReport {
+        let disks = (0..self.disks().len()).map(|index| self.disk_report(index)).collect();
+        VmReport { schema: 1, vm: vm.to_owned(), disks }
+    }
+
+    fn disk_report(&self, index: usize) -> DiskReport {
+        let disk = self.disk(index);
+        let logs: Vec<_> = self.logs().into_iter().filter(|log| log.home_disk == index).collect();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let own = &disk.counters;
+        let mut counters = CountersReport {
+            journal_bytes_received: load(&own.journal_bytes_received),
+            journal_bytes_to_storage: load(&own.journal_bytes_to_storage),
+            home_bytes_to_storage: load(&own.home_bytes_to_storage),
+            read_bytes: load(&own.read_bytes),
+            flushes: load(&own.flushes),
+            flushes_to_storage: load(&own.flushes_to_storage),
+            transactions: load(&own.commit_blocks),
+            ..CountersReport::default()
+        };
+        let mut recovery = Report::default();
+        for log in &logs {
+            let held = self.area.counters(log.id);
+            counters.transactions += held.transactions;
+            counters.blocks_committed += held.blocks_committed;
+            counters.pages_protected += held.pages_protected;
+            counters.protect_calls += held.protect_calls;
+            counters.cow_faults += held.cow_faults;
+            counters.pages_copied += held.pages_copied;
+            counters.blocks_retained_now += held.blocks_retained_now;
+            counters.blocks_retained_max += held.blocks_retained_max;
+            counters.area_bytes_max += held.area_bytes_max;
+            counters.pool_bytes_max += held.pool_bytes_max;
+            counters.released_home += held.released_home;
+            counters.released_superseded += held.released_superseded;
+            counters.released_revoked += held.released_revoked;
+            counters.released_discarded += held.released_discarded;
+            counters.written_home_by_host += held.written_home_by_host;
+            // An external journal's bytes go through its own disk, but they are this file system's.
+            if log.journal_disk != index {
+                let journal = &self.disk(log.journal_disk).counters;
+                counters.journal_bytes_received += load(&journal.journal_bytes_received);
+                counters.journal_bytes_to_storage += load(&journal.journal_bytes_to_storage);
+                counters.transactions += load(&journal.commit_blocks);
+            }
+            match &*log.recovery.lock().expect("no panic under this lock") {
+                Some(report) => recovery.add(report),
+                None if log.was_opened() => recovery.add(&Report::of(Status::Clean)),
+                None => {}
+            }
+        }
+        let journal = match logs.iter().min_by_key(|log| log.place.home_start) {
+            Some(log) => JournalReport {
+                kind: if log.place.is_external { "external" } else { "internal" },
+                blocks: log.place.log_blocks,
+            },
+            None => JournalReport { kind: "none", blocks: 0 },
+        };
+        DiskReport {
+            name: disk.options.name.clone(),
+            placement: disk.options.placement.name(),
+            journal,
+            counters,
+            recovery,
+        }
+    }
+
+    /// Whether the log with this index was opened by a guest since it was found.
+    pub fn was_opened(&self, index: LogIndex) -> bool {
+        self.log(index).is_some_and(|log| log.was_opened())
+    }
+}

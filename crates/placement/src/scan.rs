@@ -1,0 +1,256 @@
+//! Finding logs on a VM's disks, through crate `extfs`.
+
+use crate::disk::Disk;
+use crate::layout::{DiskLayout, HomeRange, LogIndex, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
+use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Where a log and its file system are. Two scans that give the same mean the same log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundLogPlace {
+    /// Index of the disk with the file system.
+    pub home_disk: usize,
+    /// Index of the disk with the log.
+    pub journal_disk: usize,
+    /// Where the file system begins on its disk, in bytes.
+    pub home_start: u64,
+    /// Bytes in a block.
+    pub block_bytes: u32,
+    /// Blocks in the log, its superblock (position 0) included.
+    pub log_blocks: u32,
+    /// Blocks that there is room for where the file system is. It may have fewer; when it grows, blocks beyond its end are
+    /// in the log before its superblock says so, and jbd2 replays them.
+    pub home_blocks: u64,
+    /// Where the log blocks are, in order. For an external journal the superblock, which there is device block 1 or 2,
+    /// is position 0, and every other position is its device block.
+    pub runs: Vec<LogRun>,
+    /// Blocks of the file system that the log and its map take.
+    pub own_blocks: Vec<Range<u64>>,
+    /// Whether the log is on a journal device.
+    pub is_external: bool,
+    /// UUID of the file system.
+    pub file_system_uuid: [u8; 16],
+}
+
+impl FoundLogPlace {
+    /// Whether both are the same log in the same place. A file system that is mounted can grow, and be given another UUID.
+    pub(crate) fn is_same_log(&self, other: &FoundLogPlace) -> bool {
+        let sizeless =
+            |place: &FoundLogPlace| FoundLogPlace { home_blocks: 0, file_system_uuid: [0; 16], ..place.clone() };
+        sizeless(self) == sizeless(other)
+    }
+}
+
+/// What a scan found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Of each disk, the watches; logs and homes are added once the logs have their numbers.
+    pub layouts: Vec<DiskLayout>,
+    pub logs: Vec<FoundLogPlace>,
+}
+
+struct DiskReader<'a> {
+    file: &'a File,
+    size: u64,
+}
+
+impl<'a> DiskReader<'a> {
+    fn new(file: &'a File) -> io::Result<Self> {
+        // Block devices have no length of their own; their end does.
+        let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
+        Ok(DiskReader { file, size })
+    }
+}
+
+impl ReadAt for DiskReader<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+/// Looks at every disk.
+pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
+    let mut layouts = Vec::new();
+    let mut file_systems: Vec<(usize, FileSystem)> = Vec::new();
+    for (index, disk) in disks.iter().enumerate() {
+        let reader = DiskReader::new(&disk.file)?;
+        layouts.push(DiskLayout { watches: watches(&reader)?, ..DiskLayout::default() });
+        for file_system in extfs::discover(&reader)? {
+            if let Journal::NotUnderstood { reason } = &file_system.journal {
+                log::warn!(
+                    "disk {}: the journal of the file system at byte {} is left alone: {reason}",
+                    disk.options.name,
+                    file_system.offset
+                );
+            }
+            file_systems.push((index, file_system));
+        }
+    }
+    let mut logs = Vec::new();
+    for (index, file_system) in &file_systems {
+        let superblock = &file_system.superblock;
+        let block_bytes = superblock.block_size;
+        let home_blocks = superblock.blocks_count.max(file_system.length / u64::from(block_bytes));
+        let place = match &file_system.journal {
+            Journal::Internal { blocks, extents, map_blocks, .. } => FoundLogPlace {
+                home_disk: *index,
+                journal_disk: *index,
+                home_start: file_system.offset,
+                block_bytes,
+                log_blocks: *blocks,
+                home_blocks,
+                runs: runs(file_system, extents),
+                own_blocks: extents
+                    .iter()
+                    .map(|extent| extent.physical..extent.physical + u64::from(extent.count))
+                    .chain(map_blocks.iter().map(|block| *block..block + 1))
+                    .collect(),
+                is_external: false,
+                file_system_uuid: superblock.uuid,
+            },
+            Journal::External { uuid } => {
+                let device = file_systems.iter().find(|(_, other)| {
+                    matches!(other.journal, Journal::JournalDevice { .. }) && other.superblock.uuid == *uuid
+                });
+                let Some((journal_disk, device)) = device else {
+                    log::info!(
+                        "disk {}: the journal device of the file system at byte {} is not among the VM's disks",
+                        disks[*index].options.name,
+                        file_system.offset
+                    );
+                    continue;
+                };
+                let Journal::JournalDevice { superblock_block } = device.journal else { continue };
+                let count = u32::try_from(device.superblock.blocks_count).unwrap_or(u32::MAX);
+                if device.superblock.block_size != block_bytes || count <= superblock_block + 1 {
+                    continue;
+                }
+                let at = |block: u32| device.offset + u64::from(block) * u64::from(block_bytes);
+                FoundLogPlace {
+                    home_disk: *index,
+                    journal_disk: *journal_disk,
+                    home_start: file_system.offset,
+                    block_bytes,
+                    log_blocks: count,
+                    home_blocks,
+                    runs: vec![
+                        LogRun { offset: at(superblock_block), first_position: 0, count: 1 },
+                        LogRun {
+                            offset: at(superblock_block + 1),
+                            first_position: superblock_block + 1,
+                            count: count - superblock_block - 1,
+                        },
+                    ],
+                    own_blocks: Vec::new(),
+                    is_external: true,
+                    file_system_uuid: superblock.uuid,
+                }
+            }
+            Journal::None | Journal::JournalDevice { .. } | Journal::NotUnderstood { .. } => continue,
+        };
+        // The hot path compares offsets with sector-aligned requests and keeps log blocks in tables.
+        if (1024..=65536).contains(&place.block_bytes) && place.log_blocks > 1 {
+            logs.push(place);
+        }
+    }
+    Ok(Found { layouts, logs })
+}
+
+/// Whether the file system of an open log is still where it was, however the rest of the disk looks. While a partition
+/// table is being rewritten it may be in halves for a moment, and what is mounted stays mounted.
+pub(crate) fn is_still_there(disks: &[Arc<Disk>], place: &FoundLogPlace) -> io::Result<bool> {
+    let reader = DiskReader::new(&disks[place.home_disk].file)?;
+    let length = (place.home_blocks * u64::from(place.block_bytes)).min(reader.size.saturating_sub(place.home_start));
+    let Some(file_system) = extfs::file_system(&reader, None, place.home_start, length)? else { return Ok(false) };
+    Ok(match &file_system.journal {
+        Journal::Internal { blocks, extents, .. } => {
+            !place.is_external
+                && *blocks == place.log_blocks
+                && file_system.superblock.block_size == place.block_bytes
+                && runs(&file_system, extents) == place.runs
+        }
+        Journal::External { .. } => place.is_external,
+        Journal::NotUnderstood { .. } => true,
+        Journal::None | Journal::JournalDevice { .. } => false,
+    })
+}
+
+/// Watches the superblock of a file system that is kept though the scan did not find it.
+pub(crate) fn watch_superblock(
+    disks: &[Arc<Disk>],
+    layouts: &mut [DiskLayout],
+    place: &FoundLogPlace,
+) -> io::Result<()> {
+    let start = place.home_start + SUPERBLOCK_OFFSET;
+    let mut content = [0; SUPERBLOCK_BYTES];
+    disks[place.home_disk].file.read_exact_at(&mut content, start)?;
+    let watches = &mut layouts[place.home_disk].watches;
+    if !watches.iter().any(|watch| watch.start == start && watch.len == content.len()) {
+        watches.push(Watch::new(start, &content, SUPERBLOCK_FIELDS));
+    }
+    Ok(())
+}
+
+fn runs(file_system: &FileSystem, extents: &[extfs::JournalExtent]) -> Vec<LogRun> {
+    let block_bytes = u64::from(file_system.superblock.block_size);
+    let run = |extent: &extfs::JournalExtent| LogRun {
+        offset: file_system.offset + extent.physical * block_bytes,
+        first_position: extent.log,
+        count: extent.count,
+    };
+    extents.iter().map(run).collect()
+}
+
+/// Where a write can change what a scan finds: the partition table, and every place where a superblock is or could be.
+fn watches(reader: &DiskReader<'_>) -> io::Result<Vec<Watch>> {
+    let mut watches = Vec::new();
+    let mut watch = |start: u64, len: usize, fields| -> io::Result<()> {
+        let mut content = vec![0; len];
+        if start + len as u64 <= reader.size {
+            reader.read_at(start, &mut content)?;
+            watches.push(Watch::new(start, &content, fields));
+        }
+        Ok(())
+    };
+    watch(0, 1024, PARTITION_FIELDS)?;
+    let partitions = extfs::partitions(reader)?;
+    if partitions.is_empty() {
+        watch(SUPERBLOCK_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS)?;
+    }
+    for partition in partitions {
+        watch(partition.offset + SUPERBLOCK_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS)?;
+    }
+    Ok(watches)
+}
+
+/// Adds a log and its home to the layouts of their disks.
+pub(crate) fn add_to_layouts(layouts: &mut [DiskLayout], place: &FoundLogPlace, log: LogIndex) {
+    let logs = &mut layouts[place.journal_disk].logs;
+    for run in &place.runs {
+        logs.push(LogRange {
+            start: run.offset,
+            end: run.offset + u64::from(run.count) * u64::from(place.block_bytes),
+            log,
+            first_position: run.first_position,
+            block_bytes: place.block_bytes,
+        });
+    }
+    logs.sort_by_key(|range| range.start);
+    let homes = &mut layouts[place.home_disk].homes;
+    homes.push(HomeRange {
+        start: place.home_start,
+        end: place.home_start + place.home_blocks * u64::from(place.block_bytes),
+        log,
+        block_bytes: place.block_bytes,
+    });
+    homes.sort_by_key(|range| range.start);
+}

@@ -1,0 +1,443 @@
+//! A whole disk without a VM: a front-end plays jbd2 streams against a real device, a real userfaultfd protects its
+//! memory, a real ext4 image made by mke2fs is judged after recovery.
+//!
+//! The front-end scribbles over its own memory at every chance: what was committed must come home all the same.
+
+use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
+use guest_memory::{PAGE_BYTES, PageId, Protection, VmMemory};
+use jbd2::build::{LogBuilder, Transaction};
+use placement::{
+    AreaDirectory, DiskOptions, JournalRoute, Journals, JournalsOptions, PlacementKind, VmReport, finish_directory,
+};
+use std::collections::BTreeMap;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_IO_ERROR, STATUS_OK, TestDisk, Transfer};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+const RAM_BYTES: u64 = 16 * MIB;
+
+fn userfault() -> Option<OwnedFd> {
+    // SAFETY: a system call without pointers; the result is checked and owned by nobody else.
+    unsafe {
+        let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK);
+        (descriptor >= 0).then(|| OwnedFd::from_raw_fd(descriptor as i32))
+    }
+}
+
+struct Protecting(Arc<VmMemory>, Arc<Journals>, bool);
+
+impl Observer for Protecting {
+    fn connected(&self, _peer: Peer) {
+        if self.2
+            && self.0.protection() != Protection::Available
+            && let Some(descriptor) = userfault()
+        {
+            self.0.take_userfaultfd(descriptor).expect("write protection of shared memory");
+        }
+    }
+
+    fn ring_pages(&self, pages: &[PageId]) {
+        self.1.area.set_excluded_pages(pages.iter().copied().collect());
+    }
+}
+
+fn make_image(path: &Path, options: &[&str]) {
+    let status = Command::new("mke2fs")
+        .stdout(std::process::Stdio::null())
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"])
+        .args(options)
+        .arg(path)
+        .arg("32M")
+        .status()
+        .expect("mke2fs is installed");
+    assert!(status.success());
+}
+
+/// e2fsck finds nothing wrong.
+fn assert_consistent(path: &Path) {
+    let output = Command::new("e2fsck").args(["-fn"]).arg(path).output().expect("e2fsck is installed");
+    assert!(output.status.success(), "e2fsck: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+struct Rig {
+    directory: tempfile::TempDir,
+    image: PathBuf,
+    journals: Arc<Journals>,
+    device: Option<Device<JournalRoute>>,
+    disk: TestDisk,
+    /// Where log blocks are in the image, in bytes, by position.
+    log_at: Vec<u64>,
+    superblock: Vec<u8>,
+    builder: LogBuilder,
+    /// Blocks of the file system that the test may write: free data blocks.
+    free_block: u64,
+}
+
+impl Rig {
+    fn new(placement: PlacementKind, protect: bool) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = directory.path().join("image");
+        make_image(&image, &[]);
+        Self::attach(directory, image, placement, protect)
+    }
+
+    fn attach(directory: tempfile::TempDir, image: PathBuf, placement: PlacementKind, protect: bool) -> Self {
+        let bytes = std::fs::read(&image).expect("the image");
+        let file_system = extfs::discover(&bytes).expect("readable").remove(0);
+        let extents = file_system.journal.extents(&file_system.superblock);
+        let mut log_at = Vec::new();
+        for extent in &extents {
+            log_at.extend((0..u64::from(extent.count)).map(|index| (extent.physical + index) * BLOCK));
+        }
+        let superblock = bytes[log_at[0] as usize..][..BLOCK as usize].to_vec();
+        let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
+        let memory = VmMemory::new();
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
+            .expect("a directory");
+        area.register(&image).expect("registered");
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: image.clone(),
+            placement,
+            honour_flush: false,
+            read_only: false,
+        };
+        let journals = Journals::new(
+            &memory,
+            area,
+            JournalsOptions { disks: vec![options], budget_bytes: 64 * MIB, tracer: None },
+        )
+        .expect("journals");
+        let socket = directory.path().join("disk.sock");
+        let config = DeviceConfig::new(
+            "disk",
+            &socket,
+            Arc::new(Image::open(&image, ImageOptions::default()).expect("an image")),
+        );
+        let observer = Arc::new(Protecting(Arc::clone(&memory), Arc::clone(&journals), protect));
+        let route = Box::new(JournalRoute::new(Arc::clone(&journals), 0));
+        let device = Device::start(config, route, Arc::clone(&memory), observer).expect("a device");
+        let ram = GuestRam::new(RAM_BYTES).expect("guest memory");
+        let mut front_end = FrontEnd::connect(&socket, ram, FrontEndOptions::default()).expect("connected");
+        front_end.start().expect("started");
+        let builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
+        Rig {
+            directory,
+            image,
+            journals,
+            device: Some(device),
+            disk: TestDisk::new(front_end),
+            log_at,
+            superblock,
+            builder,
+            free_block: file_system.superblock.blocks_count - 2000,
+        }
+    }
+
+    fn ram(&self) -> GuestRam {
+        self.disk.front_end.ram.clone()
+    }
+
+    /// A fresh guest page with this content.
+    fn page(&self, content: &[u8]) -> u64 {
+        let ram = self.ram();
+        let page = ram.take(PAGE_BYTES as u64, PAGE_BYTES as u64);
+        ram.write(page, content);
+        page
+    }
+
+    fn write_pages(&mut self, offset: u64, pages: &[u64]) -> u8 {
+        let segments = pages.iter().map(|page| (*page, BLOCK as u32)).collect();
+        self.disk.request(offset / 512, &Transfer::Write(segments)).expect("answered")
+    }
+
+    fn write_superblock(&mut self, start: u32, sequence: u32) -> u8 {
+        let mut block = self.superblock.clone();
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        let page = self.page(&block);
+        self.write_pages(self.log_at[0], &[page])
+    }
+
+    fn open(&mut self) {
+        assert_eq!(self.write_superblock(self.builder.position, self.builder.sequence), STATUS_OK);
+    }
+
+    /// Commits blocks, each from a page of its own. Returns the pages.
+    fn commit(&mut self, blocks: &[(u64, Vec<u8>)]) -> Vec<u64> {
+        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
+        let mut log = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        let mut pages = Vec::new();
+        for (position, block) in log {
+            let page = self.page(&block);
+            assert_eq!(self.write_pages(self.log_at[position as usize], &[page]), STATUS_OK);
+            if jbd2::peek(&block).is_none() {
+                pages.push(page);
+            }
+        }
+        pages
+    }
+
+    fn home(&self, block: u64) -> Vec<u8> {
+        let mut content = vec![0; BLOCK as usize];
+        std::fs::File::open(&self.image).expect("the image").read_exact_at(&mut content, block * BLOCK).expect("read");
+        content
+    }
+
+    fn stored_superblock(&self) -> jbd2::Superblock {
+        let mut raw = vec![0; BLOCK as usize];
+        std::fs::File::open(&self.image).expect("the image").read_exact_at(&mut raw, self.log_at[0]).expect("read");
+        jbd2::Superblock::decode(&raw).expect("a journal superblock")
+    }
+
+    fn report(&self) -> VmReport {
+        self.journals.report("test")
+    }
+
+    /// The machine is reset: the stop messages, then a new in-flight region and rings that begin anew.
+    fn reset(self) -> Self {
+        let ram = self.ram();
+        let mut front_end = self.disk.front_end;
+        front_end.stop().expect("stopped");
+        for queue in &mut front_end.queues {
+            let options = queue.options();
+            *queue = test_frontend::DriverQueue::new(&ram, options).expect("a queue");
+        }
+        front_end.start().expect("started anew");
+        Rig { disk: TestDisk::new(front_end), ..self }
+    }
+
+    /// The VMM dies: the connection ends, what is owed goes home.
+    fn die_and_recover(&mut self) {
+        self.disk.front_end.disconnect().expect("disconnected");
+        self.device.take().expect("a device").stop().expect("stopped");
+        self.journals.recover_all().expect("recovered");
+    }
+}
+
+fn content(seed: u8) -> Vec<u8> {
+    (0..BLOCK).map(|index| (index as u8).wrapping_mul(7).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn committed_pages_survive_every_scribble() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    assert_ne!(rig.stored_superblock().errno, 0, "the journal on storage carries the mark");
+    assert!(rig.stored_superblock().is_empty());
+    let blocks: Vec<(u64, Vec<u8>)> = (0..40).map(|index| (first + index, content(index as u8))).collect();
+    let pages = rig.commit(&blocks);
+    // Wild writes: into every page, from its beginning, middle and end.
+    for page in &pages {
+        rig.ram().write(*page, b"wild");
+        rig.ram().write(*page + 2000, b"wild");
+        rig.ram().write(*page + 4090, b"wild");
+    }
+    // Reads from the disk into committed pages overwrite them past the protection.
+    let more: Vec<(u64, Vec<u8>)> = (100..120).map(|index| (first + index, content(index as u8))).collect();
+    let read_into = rig.commit(&more);
+    let segments = read_into.iter().map(|page| (*page, BLOCK as u32)).collect();
+    assert_eq!(rig.disk.request((first + 500) * BLOCK / 512, &Transfer::Read(segments)).expect("answered"), STATUS_OK);
+    rig.journals.area.check().expect("the books are right");
+    let counters = rig.report().disks[0].counters.clone();
+    if counters.pages_protected > 0 {
+        assert!(counters.pages_protected >= 40);
+        assert!(counters.cow_faults >= 40 + 20, "{counters:?}");
+    } else {
+        println!("userfaultfd is not permitted here: everything was copied");
+    }
+    assert_eq!(counters.transactions, 2);
+    assert!(counters.journal_bytes_to_storage <= 1024, "only the mark goes to storage");
+    rig.die_and_recover();
+    for (block, expected) in blocks.iter().chain(&more) {
+        assert!(rig.home(*block) == *expected, "block {block}");
+    }
+    assert_eq!(rig.stored_superblock().errno, 0, "the mark is gone");
+    assert_consistent(&rig.image);
+    assert_eq!(rig.report().disks[0].recovery.blocks_written, 60);
+}
+
+#[test]
+fn home_writes_release_and_newer_versions_win() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    let pages = rig.commit(&[(first, content(1)), (first + 1, content(2)), (first + 2, content(3))]);
+    // The first two go home from the very pages that are protected, in one request.
+    assert_eq!(rig.write_pages(first * BLOCK, &pages[..2]), STATUS_OK);
+    let query = || rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    assert_eq!(query().blocks, 1);
+    // A home write of something else releases nothing.
+    let other = rig.page(&content(9));
+    assert_eq!(rig.write_pages((first + 2) * BLOCK, &[other]), STATUS_OK);
+    let query = || rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    assert_eq!(query().blocks, 1);
+    // A block that is home is overwritten there without a commit: a complete journal would bring it back, so do we.
+    let other = rig.page(&content(10));
+    assert_eq!(rig.write_pages(first * BLOCK, &[other]), STATUS_OK);
+    rig.commit(&[(first + 1, content(22))]);
+    rig.die_and_recover();
+    assert!(rig.home(first) == content(1));
+    assert!(rig.home(first + 1) == content(22));
+    assert!(rig.home(first + 2) == content(3));
+    assert_consistent(&rig.image);
+}
+
+#[test]
+fn a_reset_recovers_before_the_first_read() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    assert!(rig.home(first) != content(1), "held, not home");
+    let mut rig = rig.reset();
+    let (status, read) = rig.disk.read(first * BLOCK, BLOCK as usize).expect("read");
+    assert_eq!(status, STATUS_OK);
+    assert!(read == content(1), "the first read finds what was committed");
+    let (_, superblock) = rig.disk.read(rig.log_at[0], BLOCK as usize).expect("read");
+    let superblock = jbd2::Superblock::decode(&superblock).expect("a superblock");
+    assert!(superblock.is_empty() && superblock.errno == 0, "the next mount finds an empty log");
+}
+
+#[test]
+fn who_reads_the_superblock_of_an_open_log_finds_it_empty() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    rig.commit(&[(first, content(1)), (first + 7, content(2))]);
+    let (status, block) = rig.disk.read(rig.log_at[0], BLOCK as usize).expect("read");
+    assert_eq!(status, STATUS_OK);
+    let superblock = jbd2::Superblock::decode(&block).expect("a superblock");
+    assert!(superblock.is_empty());
+    assert_eq!(superblock.sequence, rig.builder.sequence);
+    assert!(rig.home(first) == content(1) && rig.home(first + 7) == content(2), "everything owed went home first");
+    // The guest that still has it mounted goes on where it was.
+    rig.commit(&[(first, content(3))]);
+    rig.die_and_recover();
+    assert!(rig.home(first) == content(3));
+}
+
+#[test]
+fn the_files_of_a_dead_daemon_are_enough() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    let blocks: Vec<(u64, Vec<u8>)> = (0..30).map(|index| (first + index, content(index as u8))).collect();
+    let pages = rig.commit(&blocks);
+    rig.ram().write(pages[3], b"wild");
+    assert_eq!(rig.write_pages(first * BLOCK, &pages[..1]), STATUS_OK);
+    // The daemon dies: its directory stays as it is. The guest's memory file stands for the VMM's.
+    rig.disk.front_end.disconnect().expect("disconnected");
+    rig.device.take().expect("a device").stop().expect("stopped");
+    let left = rig.journals.directory().path().to_owned();
+    let copy = rig.directory.path().join("left");
+    std::fs::create_dir(&copy).expect("a directory");
+    for entry in std::fs::read_dir(&left).expect("files").flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            std::fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
+        }
+    }
+    // Memory files of the front-end have no name in tmpfs: give the copy one.
+    let description = std::fs::read_to_string(copy.join("area.json")).expect("described");
+    let mut description: serde_json::Value = serde_json::from_str(&description).expect("JSON");
+    let mut ram = vec![0; RAM_BYTES as usize];
+    for (index, byte) in ram.chunks_mut(1 << 16).enumerate() {
+        byte.copy_from_slice(
+            &rig.ram().read(rig.ram().regions().expect("regions")[0].guest_phys_addr + ((index as u64) << 16), 1 << 16),
+        );
+    }
+    std::fs::write(copy.join("ram"), ram).expect("written");
+    description["ram"][0]["path"] = serde_json::Value::String(copy.join("ram").display().to_string());
+    std::fs::write(copy.join("area.json"), description.to_string()).expect("written");
+    let directory = AreaDirectory::take_over(&copy, &rig.directory.path().join("registry")).expect("free");
+    let finished = finish_directory(&directory).expect("finished");
+    assert_eq!(finished.len(), 1);
+    assert_eq!(finished[0].recovery.blocks_written, 29);
+    for (block, expected) in &blocks {
+        assert!(rig.home(*block) == *expected, "block {block}");
+    }
+    assert_consistent(&rig.image);
+    assert!(finish_directory(&directory).expect("nothing left").is_empty(), "once is enough");
+}
+
+#[test]
+fn the_placements_write_what_they_say() {
+    for (placement, protect) in [
+        (PlacementKind::Retain, false),
+        (PlacementKind::Copy, true),
+        (PlacementKind::Storage, true),
+        (PlacementKind::Discard, true),
+    ] {
+        let mut rig = Rig::new(placement, protect);
+        let first = rig.free_block;
+        rig.open();
+        let blocks: BTreeMap<u64, Vec<u8>> = (0..10).map(|index| (first + index, content(index as u8))).collect();
+        rig.commit(&blocks.clone().into_iter().collect::<Vec<_>>());
+        let counters = rig.report().disks[0].counters.clone();
+        let name = placement.name();
+        assert_eq!(counters.transactions, 1, "{name}");
+        assert_eq!(counters.pages_protected, 0, "{name}");
+        match placement {
+            PlacementKind::Storage => assert_eq!(counters.journal_bytes_to_storage, counters.journal_bytes_received),
+            _ => assert!(counters.journal_bytes_to_storage <= 1024, "{name}"),
+        }
+        rig.die_and_recover();
+        let recovered = blocks.iter().all(|(block, expected)| rig.home(*block) == *expected);
+        assert_eq!(recovered, placement != PlacementKind::Discard, "{name}");
+        // A journal that was dropped is never silent.
+        assert_eq!(rig.stored_superblock().errno != 0, placement == PlacementKind::Discard, "{name}");
+    }
+}
+
+#[test]
+fn a_hostile_journal_hurts_nobody() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    // Part of a log block is no journal write.
+    let page = rig.page(&content(5));
+    let status = rig.disk.request(rig.log_at[9] / 512 + 1, &Transfer::Write(vec![(page, 512)])).expect("answered");
+    assert_eq!(status, STATUS_IO_ERROR);
+    // Tags far outside the file system and into the journal itself.
+    rig.commit(&[(u64::from(u32::MAX) - 1, content(2)), (rig.log_at[5] / BLOCK, content(3)), (first + 1, content(4))]);
+    // A superblock of nonsense closes the log and passes through.
+    let page = rig.page(&content(77));
+    let owed = rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    assert_eq!(owed.blocks, 2, "only what belongs to the file system is owed");
+    assert_eq!(rig.write_pages(rig.log_at[0], &[page]), STATUS_OK);
+    // The disk goes on.
+    let page = rig.page(&content(6));
+    assert_eq!(rig.write_pages((first + 5) * BLOCK, &[page]), STATUS_OK);
+    assert!(rig.home(first + 5) == content(6));
+}
+
+#[test]
+fn a_mount_without_a_commit_leaves_no_flag() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let image = directory.path().join("image");
+    make_image(&image, &[]);
+    let status = Command::new("debugfs")
+        .args(["-w", "-R", "feature needs_recovery"])
+        .arg(&image)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .expect("debugfs is installed");
+    assert!(status.success());
+    let needs_recovery = |image: &Path| {
+        let bytes = std::fs::read(image).expect("the image");
+        extfs::discover(&bytes).expect("readable")[0].superblock.needs_recovery()
+    };
+    assert!(needs_recovery(&image));
+    let mut rig = Rig::attach(directory, image, PlacementKind::Retain, true);
+    rig.die_and_recover();
+    assert!(!needs_recovery(&rig.image));
+    assert_consistent(&rig.image);
+}

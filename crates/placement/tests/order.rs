@@ -1,0 +1,359 @@
+//! A route alone, with storage in the test's hands: what is in flight ends when the test says so.
+
+use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
+use jbd2::build::{LogBuilder, Transaction};
+use placement::{
+    AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, Operation,
+    PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status, finish_directory,
+};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const BLOCK: u64 = 4096;
+const PAGES: u32 = 256;
+/// Where the partition begins, in bytes.
+const PARTITION: u64 = 1 << 20;
+const FILE_SYSTEM_BLOCKS: u64 = 6144;
+const DISK_BYTES: u64 = 64 << 20;
+
+fn run(program: &str, arguments: &[&str], path: &Path, rest: &[&str]) {
+    let output = Command::new(program).args(arguments).arg(path).args(rest).output().expect("e2fsprogs are installed");
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An MBR with one partition of `blocks` blocks.
+fn partition_table(blocks: u64) -> Vec<u8> {
+    let mut sector = vec![0; 512];
+    sector[446 + 4] = 0x83;
+    sector[446 + 8..446 + 12].copy_from_slice(&((PARTITION / 512) as u32).to_le_bytes());
+    sector[446 + 12..446 + 16].copy_from_slice(&((blocks * BLOCK / 512) as u32).to_le_bytes());
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+struct Rig {
+    directory: tempfile::TempDir,
+    image: PathBuf,
+    file: std::fs::File,
+    memory: Arc<VmMemory>,
+    journals: Arc<Journals>,
+    route: JournalRoute,
+    next_page: u32,
+    next_request: u32,
+    log_at: Vec<u64>,
+    superblock: Vec<u8>,
+    builder: LogBuilder,
+}
+
+impl Rig {
+    /// A disk with one ext4 partition that the file system fills, and room behind it.
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = directory.path().join("image");
+        let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&image).expect("made");
+        file.set_len(DISK_BYTES).expect("a length");
+        let offset = format!("offset={PARTITION}");
+        run(
+            "mke2fs",
+            &["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-O", "^metadata_csum", "-E", &offset],
+            &image,
+            &[&FILE_SYSTEM_BLOCKS.to_string()],
+        );
+        file.write_all_at(&partition_table(FILE_SYSTEM_BLOCKS), 0).expect("a partition table");
+        let bytes = std::fs::read(&image).expect("the image");
+        let found = extfs::discover(&bytes).expect("readable").remove(0);
+        let extents = found.journal.extents(&found.superblock);
+        let mut log_at = Vec::new();
+        for extent in &extents {
+            log_at.extend((0..u64::from(extent.count)).map(|index| PARTITION + (extent.physical + index) * BLOCK));
+        }
+        let superblock = bytes[log_at[0] as usize..][..BLOCK as usize].to_vec();
+        let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
+        let memory = VmMemory::new();
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
+            .expect("a directory");
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: image.clone(),
+            placement: PlacementKind::Retain,
+            honour_flush: false,
+            read_only: false,
+        };
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let journals = Journals::new(&memory, area, options).expect("journals");
+        memory.simulate_protection();
+        let mut rig = Rig {
+            image,
+            file,
+            route: JournalRoute::new(Arc::clone(&journals), 0),
+            memory,
+            journals,
+            next_page: 0,
+            next_request: 0,
+            log_at,
+            superblock,
+            builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1),
+            directory,
+        };
+        let table = Arc::new(rig.map("ram"));
+        rig.route.started(Start::Fresh, &table).expect("started");
+        rig
+    }
+
+    /// Gives the guest one more memory file.
+    fn map(&self, name: &str) -> MemoryTable {
+        let path = self.directory.path().join(name);
+        let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(path).expect("made");
+        file.set_len(u64::from(PAGES) * BLOCK).expect("a length");
+        let known = u64::from(self.memory.page_count()) * BLOCK;
+        let region = RegionDescriptor {
+            gpa: known,
+            size: u64::from(PAGES) * BLOCK,
+            user_addr: 0x7000_0000 + known,
+            file,
+            file_offset: 0,
+        };
+        self.memory.map(vec![region]).expect("mapped")
+    }
+
+    fn page(&mut self, content: &[u8]) -> MemorySlice {
+        let page = PageId(self.next_page);
+        self.next_page += 1;
+        self.memory.simulated_guest_write(page, 0, content);
+        self.memory.page(page).expect("a page").sub(0, content.len())
+    }
+
+    /// Routes a request. Returns what storage has to do.
+    fn route(&mut self, kind: RequestKind, offset: u64, segments: &[MemorySlice]) -> Vec<DiskOperation> {
+        self.next_request += 1;
+        let id = RequestId(self.next_request);
+        let len = segments.iter().map(|segment| segment.len() as u64).sum();
+        let mut plan = Plan::default();
+        self.route.route(&Request { id, kind, offset, len, segments }, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        operations(plan)
+    }
+
+    fn write(&mut self, offset: u64, content: &[u8]) -> Vec<DiskOperation> {
+        let page = self.page(content);
+        self.route(RequestKind::Write, offset, &[page])
+    }
+
+    /// Storage does what it was told.
+    fn carry_out(&mut self, operations: Vec<DiskOperation>) {
+        for operation in operations {
+            if operation.operation == Operation::Write {
+                let mut bytes = Vec::new();
+                for buffer in &operation.buffers {
+                    match buffer {
+                        Buffer::Slice(slice) => {
+                            let at = bytes.len();
+                            bytes.resize(at + slice.len(), 0);
+                            slice.copy_out(0, &mut bytes[at..]);
+                        }
+                        Buffer::Bytes(more) => bytes.extend_from_slice(more),
+                    }
+                }
+                self.file.write_all_at(&bytes, operation.offset).expect("written");
+            }
+            self.end(&operation, Ok(()));
+        }
+    }
+
+    fn end(&mut self, operation: &DiskOperation, result: std::io::Result<()>) {
+        let mut plan = Plan::default();
+        if let Some(ticket) = operation.ticket {
+            self.route.disk_done(ticket, result, &mut plan);
+        }
+        let more = operations(plan);
+        self.carry_out(more);
+    }
+
+    fn open(&mut self) {
+        let (start, sequence) = (self.builder.position, self.builder.sequence);
+        let mut block = self.superblock.clone();
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        let operations = self.write(self.log_at[0], &block);
+        assert!(operations.is_empty(), "only the mark goes to storage");
+    }
+
+    fn commit(&mut self, blocks: &[(u64, Vec<u8>)]) {
+        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
+        let mut log = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        for (position, block) in log {
+            let operations = self.write(self.log_at[position as usize], &block);
+            assert!(operations.is_empty(), "the log is held");
+        }
+    }
+
+    fn home_at(block: u64) -> u64 {
+        PARTITION + block * BLOCK
+    }
+
+    fn home(&self, block: u64) -> Vec<u8> {
+        let mut content = vec![0; BLOCK as usize];
+        self.file.read_exact_at(&mut content, Self::home_at(block)).expect("read");
+        content
+    }
+
+    fn owed(&self) -> u64 {
+        self.journals.logs().iter().map(|log| self.journals.area.log_op_query(log.id).blocks).sum()
+    }
+
+    /// The daemon dies: only its files are left, and are finished by another.
+    fn die_and_finish(self) -> (PathBuf, usize) {
+        let Rig { directory, image, journals, route, .. } = self;
+        let copy = directory.path().join("left");
+        std::fs::create_dir(&copy).expect("a directory");
+        for entry in std::fs::read_dir(journals.directory().path()).expect("files").flatten() {
+            std::fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
+        }
+        drop((route, journals));
+        let left = AreaDirectory::take_over(&copy, &directory.path().join("registry")).expect("free");
+        let finished = finish_directory(&left).expect("finished");
+        let written = finished.iter().map(|log| log.recovery.blocks_written as usize).sum();
+        // The image is looked at after this.
+        let _ = directory.keep();
+        (image, written)
+    }
+}
+
+fn operations(plan: Plan) -> Vec<DiskOperation> {
+    plan.actions
+        .into_iter()
+        .filter_map(|action| match action {
+            PlanAction::Disk(operation) => Some(operation),
+            PlanAction::Release(_, status) => {
+                assert_eq!(status, Status::Ok);
+                None
+            }
+            PlanAction::Hold(_) => None,
+        })
+        .collect()
+}
+
+fn content(seed: u8) -> Vec<u8> {
+    (0..PAGE_BYTES).map(|index| (index as u8).wrapping_mul(7).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn a_flush_covers_what_has_ended_and_nothing_else() {
+    let mut rig = Rig::new();
+    // Behind the partition: nothing of ours covers it.
+    let at = rig.file.metadata().expect("a file").len() - BLOCK;
+    let flush = rig.route(RequestKind::Flush, 0, &[]);
+    rig.carry_out(flush);
+    assert!(rig.route(RequestKind::Flush, 0, &[]).is_empty(), "nothing was written since");
+    let write = rig.write(at, &content(1));
+    let early = rig.route(RequestKind::Flush, 0, &[]);
+    rig.carry_out(early);
+    rig.carry_out(write);
+    let first = rig.route(RequestKind::Flush, 0, &[]);
+    assert_eq!(first.len(), 1, "the write ended after the flush before had begun");
+    let second = rig.route(RequestKind::Flush, 0, &[]);
+    assert_eq!(second.len(), 1, "the first flush is still on its way");
+    rig.end(&first[0], Err(std::io::Error::other("storage failed")));
+    rig.end(&second[0], Err(std::io::Error::other("storage failed")));
+    let again = rig.route(RequestKind::Flush, 0, &[]);
+    assert_eq!(again.len(), 1, "what failed has to be done");
+    rig.carry_out(again);
+    assert!(rig.route(RequestKind::Flush, 0, &[]).is_empty());
+}
+
+#[test]
+fn a_mounted_file_system_grows() {
+    let mut rig = Rig::new();
+    rig.open();
+    let inside = FILE_SYSTEM_BLOCKS - 100;
+    rig.commit(&[(inside, content(1))]);
+    // The partition grows (growpart); for a moment there is no partition table at all.
+    for table in [vec![0; 512], partition_table(FILE_SYSTEM_BLOCKS + 2000)] {
+        let operations = rig.write(0, &table);
+        rig.carry_out(operations);
+        assert_eq!(rig.owed(), 1, "the log stays");
+    }
+    // The file system grows: what is new is in the log before the superblock says so, and then at home.
+    let beyond = FILE_SYSTEM_BLOCKS + 1000;
+    rig.commit(&[(beyond, content(2))]);
+    assert_eq!(rig.owed(), 2);
+    let mut block = rig.home(0);
+    block[1024 + 4..1024 + 8].copy_from_slice(&((FILE_SYSTEM_BLOCKS + 2000) as u32).to_le_bytes());
+    let operations = rig.write(Rig::home_at(0), &block);
+    rig.carry_out(operations);
+    // And is given another UUID.
+    block[1024 + 0x68..1024 + 0x78].fill(0x5a);
+    let operations = rig.write(Rig::home_at(0), &block);
+    rig.carry_out(operations);
+    assert_eq!(rig.owed(), 2);
+    rig.commit(&[(inside + 1, content(3))]);
+    rig.journals.area.check().expect("the books are right");
+    rig.journals.recover_all().expect("recovered");
+    for (block, seed) in [(inside, 1), (beyond, 2), (inside + 1, 3)] {
+        assert!(rig.home(block) == content(seed), "block {block}");
+    }
+}
+
+#[test]
+fn a_file_system_is_replaced_while_writes_are_in_flight() {
+    let mut rig = Rig::new();
+    rig.open();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.commit(&[(first, content(1)), (first + 1, content(2))]);
+    let in_flight = rig.write(Rig::home_at(first), &content(1));
+    assert_eq!(in_flight.len(), 1);
+    let mkfs = rig.write(Rig::home_at(0), &vec![0; BLOCK as usize]);
+    rig.carry_out(mkfs);
+    assert!(rig.journals.logs().is_empty(), "there is no file system any more");
+    rig.carry_out(in_flight);
+    assert!(rig.home(first) == content(1), "the guest's own write landed as it was");
+    let after = rig.write(rig.log_at[7], &content(9));
+    rig.carry_out(after);
+    let mut block = vec![0; BLOCK as usize];
+    rig.file.read_exact_at(&mut block, rig.log_at[7]).expect("read");
+    assert!(block == content(9), "where the log was is a disk like any other");
+    assert_eq!(rig.route(RequestKind::Flush, 0, &[]).len(), 1);
+}
+
+#[test]
+fn a_held_log_never_lands_on_an_image_that_was_used_since() {
+    for is_used in [false, true] {
+        let mut rig = Rig::new();
+        let first = FILE_SYSTEM_BLOCKS - 100;
+        rig.open();
+        rig.commit(&[(first, content(1))]);
+        if is_used {
+            // Somebody mounts the image on its own, writes, and unmounts it.
+            let mut block = rig.superblock.clone();
+            let sequence = rig.builder.sequence + 1;
+            jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(0).sequence(sequence).seal();
+            rig.file.write_all_at(&block, rig.log_at[0]).expect("written");
+            rig.file.write_all_at(&content(7), Rig::home_at(first)).expect("written");
+        }
+        let (image, written) = rig.die_and_finish();
+        assert_eq!(written, usize::from(!is_used));
+        let mut block = vec![0; BLOCK as usize];
+        std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
+        assert!(block == content(if is_used { 7 } else { 1 }), "is_used {is_used}");
+        std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+    }
+}
+
+#[test]
+fn memory_that_came_later_is_found_again() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    let _table = rig.map("more");
+    rig.next_page = PAGES;
+    rig.commit(&[(first, content(1))]);
+    assert!(rig.memory.is_retained(PageId(PAGES + 1)), "the block is held in the new memory");
+    let (image, written) = rig.die_and_finish();
+    assert_eq!(written, 1);
+    let mut block = vec![0; BLOCK as usize];
+    std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
+    assert!(block == content(1));
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
