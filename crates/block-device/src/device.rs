@@ -1,0 +1,306 @@
+//! A disk behind a Unix socket, as its owner sees it: start, ask, stop.
+
+use crate::config_space::{QUEUES_MAX, SEGMENTS_MAX, segment_bytes_max};
+use crate::control::Control;
+use crate::counters::{Counters, CountersSnapshot};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::image::Image;
+use crate::request::ID_BYTES;
+use crate::session::BackendChannel;
+use crate::worker::{Mailbox, Worker, WorkerParts, mailbox};
+use guest_memory::{PageId, VmMemory};
+use placement::{Identity, Plan, Route};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What a device is made from.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// What log lines call it.
+    pub name: String,
+    /// The Unix socket at which the VMM finds it. Made by [`Device::start`], removed by [`Device::stop`].
+    pub socket: PathBuf,
+    /// The image, open and locked.
+    pub image: Arc<Image>,
+    /// Serial number, at most 20 bytes, and whether writes are refused (the image must then be open read-only).
+    pub identity: Identity,
+    /// The most queues a VMM can use, up to [`QUEUES_MAX`]. More than it uses cost nothing.
+    pub queues: u16,
+    /// Data segments of one request, up to [`SEGMENTS_MAX`]; at most the VMM's queue size less two.
+    pub segments_max: u32,
+    /// How long stopping waits for requests that storage does not answer.
+    pub drain_timeout: Duration,
+    /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
+    pub polling_max: Duration,
+}
+
+impl DeviceConfig {
+    /// The usual: as many queues as can be, segments for QEMU's default queue size of 128.
+    pub fn new(name: impl Into<String>, socket: impl Into<PathBuf>, image: Arc<Image>) -> Self {
+        let name = name.into();
+        let serial = name.chars().filter(char::is_ascii_graphic).take(ID_BYTES).collect();
+        let read_only = image.read_only();
+        DeviceConfig {
+            name,
+            socket: socket.into(),
+            image,
+            identity: Identity { serial, read_only },
+            queues: QUEUES_MAX,
+            segments_max: 126,
+            drain_timeout: Duration::from_secs(30),
+            polling_max: Duration::from_micros(32),
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |reason: String| Err(Error::Config { name: self.name.clone(), reason });
+        if self.queues == 0 || self.queues > QUEUES_MAX {
+            return refuse(format!("it can have 1 to {QUEUES_MAX} queues, not {}", self.queues));
+        }
+        if self.segments_max == 0 || self.segments_max > SEGMENTS_MAX || segment_bytes_max(self.segments_max) == 0 {
+            return refuse(format!("it can have 1 to {SEGMENTS_MAX} segments, not {}", self.segments_max));
+        }
+        if self.identity.serial.len() > ID_BYTES {
+            return refuse(format!(
+                "its serial number {:?} is longer than {ID_BYTES} bytes; shorten it",
+                self.identity.serial
+            ));
+        }
+        if self.identity.read_only != self.image.read_only() {
+            return refuse("a read-only disk needs an image opened read-only, and the other way round".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Who is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process id of the VMM, from the socket (SO_PEERCRED): cannot be forged. 0 when it is in another pid namespace.
+    pub pid: i32,
+}
+
+/// What the owner of a device wants to be told. Calls come from the device's threads and must not wait for the device
+/// ([`DeviceHandle::with_route`] in one of them would wait for ever).
+pub trait Observer: Send + Sync {
+    /// A VMM has connected; none of its messages has been looked at. Memory it names comes after this returns.
+    fn connected(&self, _peer: Peer) {}
+
+    /// The guest pages of all rings that are started now, sorted, each once: they must never be protected, because they
+    /// are written here without asking. Told before a ring is written to for the first time.
+    fn ring_pages(&self, _pages: &[PageId]) {}
+
+    /// The connection has ended; no request is in flight any more, and the route has been told ([`Route::stopped`]).
+    fn disconnected(&self, _peer: Peer) {}
+}
+
+/// Nobody wants to be told.
+impl Observer for () {}
+
+/// A running device. Dropping it stops it.
+pub struct Device<R: Route + ?Sized + 'static> {
+    handle: DeviceHandle<R>,
+    drain_timeout: Duration,
+    threads: Option<Threads<R>>,
+}
+
+struct Threads<R: ?Sized> {
+    control: Arc<Control>,
+    control_thread: JoinHandle<()>,
+    control_ended: Receiver<()>,
+    worker_thread: JoinHandle<()>,
+    route: Receiver<Box<R>>,
+}
+
+/// Asks a device things, from any thread.
+pub struct DeviceHandle<R: Route + ?Sized + 'static> {
+    name: Arc<str>,
+    mailbox: Mailbox<R>,
+    image: Arc<Image>,
+    counters: Arc<Counters>,
+    channel: Arc<Mutex<Option<BackendChannel>>>,
+}
+
+impl<R: Route + ?Sized + 'static> Clone for DeviceHandle<R> {
+    fn clone(&self) -> Self {
+        DeviceHandle {
+            name: Arc::clone(&self.name),
+            mailbox: self.mailbox.clone(),
+            image: Arc::clone(&self.image),
+            counters: Arc::clone(&self.counters),
+            channel: Arc::clone(&self.channel),
+        }
+    }
+}
+
+impl<R: Route + ?Sized + 'static> DeviceHandle<R> {
+    /// Runs `job` on the route, in the worker thread between two passes, and returns what it returns. What it plans is
+    /// carried out.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device has been stopped.
+    pub fn with_route<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut R, &mut Plan) -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        self.mailbox
+            .ask(|worker| job(&mut worker.route, &mut worker.plan))
+            .ok_or_else(|| Error::Stopped { name: self.name.to_string() })
+    }
+
+    /// Like [`DeviceHandle::with_route`], without waiting. Returns whether the device still runs.
+    pub fn post_to_route(&self, job: impl FnOnce(&mut R, &mut Plan) + Send + 'static) -> bool {
+        self.mailbox.post(Box::new(|worker| job(&mut worker.route, &mut worker.plan)))
+    }
+
+    /// Reads the image's size again and tells the guest. Returns the size in bytes.
+    ///
+    /// # Errors
+    /// When the size cannot be read. A VMM that cannot be told (or is not there) learns it when it next asks.
+    pub fn resize(&self) -> Result<u64, Error> {
+        let size_bytes = self.image.measure()?;
+        let channel = self.channel.lock().expect("no panic under this lock");
+        if let Some(channel) = channel.as_ref()
+            && let Err(error) = channel.config_changed()
+        {
+            log::warn!("disk {}: telling the VMM of the new size failed: {error}", self.name);
+        }
+        Ok(size_bytes)
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> CountersSnapshot {
+        self.counters.snapshot()
+    }
+
+    /// The image behind it.
+    pub fn image(&self) -> &Arc<Image> {
+        &self.image
+    }
+}
+
+impl<R: Route + ?Sized + 'static> Device<R> {
+    /// Makes the socket and waits, in threads of its own, for a VMM. `memory` is that of the VM which will connect.
+    ///
+    /// # Errors
+    /// A configuration that cannot be, a socket that is in use, an io_uring that the kernel refuses.
+    pub fn start(
+        config: DeviceConfig,
+        route: Box<R>,
+        memory: Arc<VmMemory>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, Error> {
+        config.check()?;
+        let DeviceConfig { name, image, drain_timeout, .. } = config.clone();
+        let counters = Arc::new(Counters::default());
+        let channel = Arc::new(Mutex::new(None));
+        let (mailbox, receiver) = mailbox()?;
+        let control = Arc::new(Control::new(&config.socket)?);
+
+        let mut identity = [0; ID_BYTES];
+        identity[..config.identity.serial.len()].copy_from_slice(config.identity.serial.as_bytes());
+        let parts = WorkerParts {
+            name: name.clone(),
+            image: Arc::clone(&image),
+            route,
+            observer: Arc::clone(&observer),
+            counters: Arc::clone(&counters),
+            identity,
+            queues: config.queues,
+            drain_timeout,
+            polling_max: config.polling_max,
+        };
+        // The engine belongs to the thread that makes it, so that the worker thread says whether it could.
+        let (ready, is_ready) = sync_channel(1);
+        let (route_back, route) = sync_channel(1);
+        let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
+        let worker_thread = std::thread::Builder::new()
+            .name(format!("disk {name}"))
+            .spawn(move || match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters)) {
+                Ok(engine) => {
+                    let _ = ready.send(Ok(()));
+                    let route = Worker::new(parts, engine, receiver).run();
+                    let _ = route_back.send(route);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            })
+            .map_err(spawn_failed)?;
+        match is_ready.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(Error::Stopped { name }),
+        }
+
+        let (ended, control_ended) = sync_channel(1);
+        let control_thread = {
+            let (control, mailbox, channel) = (Arc::clone(&control), mailbox.clone(), Arc::clone(&channel));
+            std::thread::Builder::new().name(format!("vhost {name}")).spawn(move || {
+                control.run(&config, &mailbox, &memory, &observer, &channel);
+                let _ = ended.send(());
+            })
+        };
+        let control_thread = match control_thread {
+            Ok(thread) => thread,
+            Err(error) => {
+                mailbox.post(Box::new(Worker::quit));
+                return Err(spawn_failed(error));
+            }
+        };
+        let handle = DeviceHandle { name: name.into(), mailbox, image, counters, channel };
+        let threads = Threads { control, control_thread, control_ended, worker_thread, route };
+        Ok(Device { handle, drain_timeout, threads: Some(threads) })
+    }
+
+    /// For asking it things from elsewhere.
+    pub fn handle(&self) -> DeviceHandle<R> {
+        self.handle.clone()
+    }
+
+    /// Drops the connection, lets what is in flight end, and gives the route back. [`Route::stopped`] has been called
+    /// if [`Route::started`] was. Takes at most twice [`DeviceConfig::drain_timeout`] and a few seconds.
+    ///
+    /// # Errors
+    /// [`Error::StopTimedOut`] when the route or the observer hangs in a call; the threads are then left behind.
+    pub fn stop(mut self) -> Result<Box<R>, Error> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Result<Box<R>, Error> {
+        let name = self.handle.name.to_string();
+        let Some(threads) = self.threads.take() else { return Err(Error::Stopped { name }) };
+        let begun = Instant::now();
+        let patience = self.drain_timeout + Duration::from_secs(2);
+        let timed_out = |_: RecvTimeoutError| Error::StopTimedOut { name: name.clone(), waited: begun.elapsed() };
+        threads.control.stop();
+        threads.control_ended.recv_timeout(patience).map_err(timed_out)?;
+        self.handle.mailbox.post(Box::new(Worker::quit));
+        let route = threads.route.recv_timeout(patience).map_err(timed_out)?;
+        let _ = threads.control_thread.join();
+        let _ = threads.worker_thread.join();
+        Ok(route)
+    }
+}
+
+impl<R: Route + ?Sized + 'static> Drop for Device<R> {
+    fn drop(&mut self) {
+        if self.threads.is_some()
+            && let Err(error) = self.shut_down()
+        {
+            log::error!("{error}");
+        }
+    }
+}
+
+/// An event descriptor.
+pub(crate) fn event_descriptor() -> Result<OwnedFd, Error> {
+    use rustix::event::EventfdFlags;
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|e| Error::system("making an event descriptor", e))
+}

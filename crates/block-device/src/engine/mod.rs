@@ -1,0 +1,419 @@
+//! The disk engine: operations in, completions out, on one io_uring that also watches the worker's descriptors.
+//!
+//! What a pass brings is handed to the kernel in small batches, the rest of it by [`Engine::enter`]. Flushes are grouped: one runs at a time, those
+//! that arrive meanwhile share the next one and its result, so that an error of write-back reaches every flush it
+//! belongs to. At most [`DEPTH_MAX`] operations are in the kernel; the others wait in order.
+
+mod aligned;
+mod direct;
+mod transfer;
+
+use crate::counters::{self, Counters};
+use crate::error::Error;
+use crate::image::Image;
+use aligned::AlignedBuffer;
+use guest_memory::MemoryTable;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use placement::{DiskOperation, Operation, RequestId, Ticket};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+use transfer::{FILE, Progress, Transfer};
+
+/// Operations in the kernel at once.
+pub(crate) const DEPTH_MAX: usize = 256;
+const RING_ENTRIES: u32 = 512;
+/// Transfers handed to the kernel at once: those of a larger batch would wait for its last one.
+const SUBMISSIONS_MAX: usize = 4;
+/// Memory for transfers that are not aligned for direct I/O, at once, in bytes.
+const BOUNCE_BYTES_MAX: usize = 16 << 20;
+
+const TAG_SHIFT: u32 = 56;
+const TAG_TRANSFER: u64 = 0;
+const TAG_FLUSH: u64 = 1;
+const TAG_WATCH: u64 = 2;
+const TAG_IGNORE: u64 = 3;
+
+/// What came out of the engine.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// An operation is done.
+    Done { request: Option<RequestId>, ticket: Option<Ticket>, result: io::Result<()> },
+    /// A watched descriptor became readable.
+    Readable(u32),
+    /// A descriptor is not watched any more: watch it again.
+    WatchLost(u32),
+}
+
+/// See the module.
+pub(crate) struct Engine {
+    ring: IoUring,
+    image: Arc<Image>,
+    counters: Arc<Counters>,
+    transfers: Vec<Option<Box<Transfer>>>,
+    free: Vec<u32>,
+    in_kernel: usize,
+    bounced_bytes: usize,
+    /// Transfers put into the submission queue since the kernel was last entered.
+    queued: usize,
+    waiting: VecDeque<DiskOperation>,
+    flushes_waiting: Vec<DiskOperation>,
+    flushes_running: Vec<DiskOperation>,
+    spare_vectors: Vec<Vec<libc::iovec>>,
+    zeros: AlignedBuffer,
+    table: Option<Arc<MemoryTable>>,
+    /// Completions found outside of [`Engine::reap`].
+    ready: VecDeque<Event>,
+}
+
+impl Engine {
+    /// An engine for `image`, used by the calling thread alone from now on.
+    ///
+    /// # Errors
+    /// When the kernel refuses an io_uring.
+    pub(crate) fn new(image: Arc<Image>, counters: Arc<Counters>) -> Result<Self, Error> {
+        let ring = build_ring().map_err(|e| {
+            Error::system(
+                "making an io_uring failed (is it disabled by the sysctl kernel.io_uring_disabled or a container?)",
+                e,
+            )
+        })?;
+        ring.submitter()
+            .register_files(&[image.file().as_raw_fd()])
+            .map_err(|e| Error::system("registering the image with io_uring", e))?;
+        Ok(Engine {
+            ring,
+            image,
+            counters,
+            transfers: Vec::new(),
+            free: Vec::new(),
+            in_kernel: 0,
+            bounced_bytes: 0,
+            queued: 0,
+            waiting: VecDeque::new(),
+            flushes_waiting: Vec::new(),
+            flushes_running: Vec::new(),
+            spare_vectors: Vec::new(),
+            zeros: AlignedBuffer::new(transfer::ZEROS_BYTES, 4096),
+            table: None,
+            ready: VecDeque::new(),
+        })
+    }
+
+    /// The guest memory that operations write to from now on.
+    pub(crate) fn set_table(&mut self, table: Arc<MemoryTable>) {
+        self.table = Some(table);
+    }
+
+    /// Operations that are not done: in the kernel or waiting.
+    pub(crate) fn pending(&self) -> usize {
+        self.in_kernel + self.waiting.len() + self.flushes_waiting.len()
+    }
+
+    /// Operations that wait because the kernel has enough.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Takes an operation. It reaches the kernel with the next [`Engine::enter`], at the latest.
+    pub(crate) fn submit(&mut self, operation: DiskOperation) {
+        if let Some(error) = self.refusal(&operation) {
+            self.finish(operation, Err(error));
+        } else if operation.operation == Operation::Flush {
+            self.flushes_waiting.push(operation);
+        } else {
+            self.waiting.push_back(operation);
+            self.pump();
+        }
+    }
+
+    /// Operations that a route must not ask for: they would touch what is not the disk.
+    fn refusal(&self, operation: &DiskOperation) -> Option<io::Error> {
+        let refuse = |reason: &str| Some(io::Error::new(io::ErrorKind::InvalidInput, reason.to_owned()));
+        if operation.operation == Operation::Flush {
+            return None;
+        }
+        let end = operation.offset.checked_add(operation.len);
+        if operation.len == 0 || end.is_none_or(|end| end > self.image.size_bytes()) {
+            return refuse("the range is empty or outside the disk");
+        }
+        let buffered: u64 = operation.buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        match operation.operation {
+            Operation::Read if operation.buffers.iter().any(|b| matches!(b, placement::Buffer::Bytes(_))) => {
+                refuse("bytes of the daemon's own are not read into")
+            }
+            Operation::Read | Operation::Write if buffered != operation.len => {
+                refuse("the buffers are not as long as the range")
+            }
+            Operation::Write | Operation::Discard | Operation::WriteZeroes { .. } if self.image.read_only() => {
+                refuse("the disk is read-only")
+            }
+            _ => None,
+        }
+    }
+
+    /// Moves waiting operations into the submission queue as far as there is room.
+    fn pump(&mut self) {
+        while let Some(front) = self.waiting.front() {
+            if let Some(alignment) = self.image.direct()
+                && !transfer::place_is_aligned(front, alignment)
+                && matches!(front.operation, Operation::Read | Operation::Write | Operation::WriteZeroes { .. })
+            {
+                // Part of a block: read, change, write, with nothing else on the way.
+                if self.in_kernel > 0 {
+                    return;
+                }
+                let operation = self.waiting.pop_front().expect("there is a front");
+                let result = direct::whole_blocks(&self.image, alignment, &operation, self.table.as_deref());
+                self.finish(operation, result);
+                continue;
+            }
+            let bounce = Transfer::bounce_bytes(front, self.image.direct());
+            let bounce_full = bounce > 0 && self.bounced_bytes > 0 && self.bounced_bytes + bounce > BOUNCE_BYTES_MAX;
+            if self.in_kernel >= DEPTH_MAX || bounce_full {
+                return;
+            }
+            let operation = self.waiting.pop_front().expect("there is a front");
+            if bounce > 0 {
+                counters::add(&self.counters.bounced_transfers, 1);
+            }
+            let vectors = self.spare_vectors.pop().unwrap_or_default();
+            let transfer = Box::new(Transfer::new(operation, self.image.direct(), vectors));
+            self.bounced_bytes += transfer.bounce_len();
+            self.in_kernel += 1;
+            let index = match self.free.pop() {
+                Some(index) => index,
+                None => {
+                    self.transfers.push(None);
+                    (self.transfers.len() - 1) as u32
+                }
+            };
+            self.transfers[index as usize] = Some(transfer);
+            self.push_transfer(index);
+            self.queued += 1;
+            if self.queued >= SUBMISSIONS_MAX {
+                self.enter_kernel(false, None);
+            }
+        }
+    }
+
+    fn place_alignment(&self) -> usize {
+        self.image.direct().map_or(1, |direct| direct.offset_bytes)
+    }
+
+    fn push_transfer(&mut self, index: u32) {
+        let alignment = self.place_alignment();
+        let transfer = self.transfers[index as usize].as_mut().expect("the transfer is under way");
+        let entry = transfer.next_entry(self.table.as_deref(), &self.zeros, alignment, self.in_kernel > 1);
+        // SAFETY: the transfer (boxed) and the memory it names stay until its completion has been reaped.
+        unsafe { self.push(entry.user_data(TAG_TRANSFER << TAG_SHIFT | u64::from(index))) };
+    }
+
+    /// SAFETY: what the entry points to must stay valid until its completion.
+    unsafe fn push(&mut self, entry: squeue::Entry) {
+        loop {
+            // SAFETY: promise of the caller.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // Full: the kernel takes what there is, which makes room.
+            if let Err(error) = self.ring.submit()
+                && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+            {
+                log::error!("handing requests to the kernel failed: {error}");
+            }
+            self.collect();
+        }
+    }
+
+    /// Watches a descriptor; [`Event::Readable`] comes once for every time it is signalled.
+    pub(crate) fn watch(&mut self, descriptor: RawFd, token: u32) {
+        let entry = opcode::PollAdd::new(types::Fd(descriptor), libc::POLLIN as u32)
+            .multi(true)
+            .build()
+            .user_data(TAG_WATCH << TAG_SHIFT | u64::from(token));
+        // SAFETY: the entry points to nothing.
+        unsafe { self.push(entry) };
+    }
+
+    /// Ends a watch.
+    pub(crate) fn unwatch(&mut self, token: u32) {
+        let entry = opcode::PollRemove::new(TAG_WATCH << TAG_SHIFT | u64::from(token))
+            .build()
+            .user_data(TAG_IGNORE << TAG_SHIFT);
+        // SAFETY: the entry points to nothing.
+        unsafe { self.push(entry) };
+    }
+
+    fn start_flush(&mut self) {
+        if self.flushes_running.is_empty() && !self.flushes_waiting.is_empty() {
+            std::mem::swap(&mut self.flushes_running, &mut self.flushes_waiting);
+            self.in_kernel += 1;
+            counters::add(&self.counters.storage_flushes, 1);
+            let entry =
+                opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build().user_data(TAG_FLUSH << TAG_SHIFT);
+            // SAFETY: the entry points to nothing.
+            unsafe { self.push(entry) };
+        }
+    }
+
+    /// Hands everything to the kernel; with `wait`, sleeps until something completes or the time is over.
+    pub(crate) fn enter(&mut self, wait: bool, timeout: Option<Duration>) {
+        self.pump();
+        self.start_flush();
+        self.enter_kernel(wait && self.ready.is_empty(), timeout);
+    }
+
+    fn enter_kernel(&mut self, wait: bool, timeout: Option<Duration>) {
+        self.queued = 0;
+        let result = match (wait, timeout) {
+            (true, Some(timeout)) => {
+                let time = types::Timespec::from(timeout);
+                let arguments = types::SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &arguments)
+            }
+            (true, None) => self.ring.submitter().submit_and_wait(1),
+            (false, _) if self.ring.submission().is_empty() && !self.has_work() => return,
+            (false, _) => self.ring.submitter().submit(),
+        };
+        if let Err(error) = result
+            && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME))
+        {
+            log::error!("handing requests to the kernel failed: {error}");
+        }
+    }
+
+    /// Whether the kernel has completions that it only hands out when entered.
+    fn has_work(&mut self) -> bool {
+        let submission = self.ring.submission();
+        submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// Whether something has completed, seen without entering the kernel.
+    pub(crate) fn has_completions(&mut self) -> bool {
+        !self.ready.is_empty() || self.has_work() || !self.ring.completion().is_empty()
+    }
+
+    /// Takes the next completion.
+    pub(crate) fn reap(&mut self) -> Option<Event> {
+        if self.ready.is_empty() {
+            self.collect();
+        }
+        self.ready.pop_front()
+    }
+
+    fn collect(&mut self) {
+        loop {
+            let Some(entry) = self.ring.completion().next() else { break };
+            self.completed(&entry);
+        }
+    }
+
+    fn completed(&mut self, entry: &cqueue::Entry) {
+        let (tag, value) = (entry.user_data() >> TAG_SHIFT, entry.user_data() & ((1 << TAG_SHIFT) - 1));
+        match tag {
+            TAG_TRANSFER => self.transfer_completed(value as u32, entry.result()),
+            TAG_FLUSH => {
+                self.in_kernel -= 1;
+                let error = -entry.result();
+                if matches!(error, libc::EINTR | libc::EAGAIN) {
+                    // Not begun: those flushes go first the next time.
+                    let mut again = std::mem::take(&mut self.flushes_running);
+                    again.append(&mut self.flushes_waiting);
+                    self.flushes_waiting = again;
+                    return;
+                }
+                for operation in std::mem::take(&mut self.flushes_running) {
+                    let result = if error > 0 { Err(io::Error::from_raw_os_error(error)) } else { Ok(()) };
+                    self.finish(operation, result);
+                }
+            }
+            TAG_WATCH => {
+                if entry.result() >= 0 {
+                    self.ready.push_back(Event::Readable(value as u32));
+                }
+                if !cqueue::more(entry.flags()) && entry.result() != -libc::ECANCELED {
+                    self.ready.push_back(Event::WatchLost(value as u32));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn transfer_completed(&mut self, index: u32, result: i32) {
+        let alignment = self.place_alignment() as u64;
+        let Some(transfer) = self.transfers.get_mut(index as usize).and_then(Option::as_mut) else {
+            log::error!("the kernel completed transfer {index} which is not under way");
+            return;
+        };
+        match transfer.advance(result, self.table.as_deref(), alignment) {
+            Progress::Again => self.push_transfer(index),
+            Progress::Done(result) => {
+                let transfer = self.transfers[index as usize].take().expect("it was there");
+                self.free.push(index);
+                self.in_kernel -= 1;
+                self.bounced_bytes -= transfer.bounce_len();
+                let (operation, vectors) = transfer.into_parts();
+                if self.spare_vectors.len() < DEPTH_MAX {
+                    self.spare_vectors.push(vectors);
+                }
+                self.finish(operation, result);
+            }
+        }
+    }
+
+    fn finish(&mut self, operation: DiskOperation, result: io::Result<()>) {
+        match (&result, operation.operation) {
+            (Ok(()), Operation::Read) => counters::add(&self.counters.storage_read_bytes, operation.len),
+            (Ok(()), Operation::Write) => counters::add(&self.counters.storage_write_bytes, operation.len),
+            (Ok(()), _) => {}
+            (Err(error), kind) => log::debug!(
+                "{kind:?} of {} bytes at byte {} of {}: {error}",
+                operation.len,
+                operation.offset,
+                self.image.path().display()
+            ),
+        }
+        let DiskOperation { request, ticket, .. } = operation;
+        self.ready.push_back(Event::Done { request, ticket, result });
+    }
+
+    /// For an engine whose operations never end (storage hangs): leaks what the kernel may still write to.
+    pub(crate) fn abandon(self) {
+        log::error!(
+            "{} operations on {} never ended; their memory is not freed",
+            self.in_kernel,
+            self.image.path().display()
+        );
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Closing an io_uring lets its files go some time later; the next user of a block device would find it busy.
+        if let Err(error) = self.ring.submitter().unregister_files() {
+            log::debug!("unregistering an image failed: {error}");
+        }
+    }
+}
+
+fn build_ring() -> io::Result<IoUring> {
+    // From best (Linux 6.1) to what the oldest supported kernel has (5.19).
+    let best = || {
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_cqsize(4 * RING_ENTRIES).dontfork();
+        builder
+    };
+    let deferred = best().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(RING_ENTRIES);
+    match deferred {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        other => return other,
+    }
+    match best().setup_coop_taskrun().setup_taskrun_flag().build(RING_ENTRIES) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => best().build(RING_ENTRIES),
+        other => other,
+    }
+}

@@ -1,0 +1,421 @@
+//! The file or block device behind a disk: opened, locked, measured, probed for direct I/O.
+
+use crate::error::Error;
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The unit of virtio-blk, in bytes.
+pub const SECTOR_BYTES: u64 = 512;
+/// What a file's physical block is taken to be, in bytes: a hint for the guest's mkfs.
+const FILE_PHYSICAL_BLOCK_BYTES: u32 = 4096;
+/// An alignment beyond this is not believed, in bytes.
+const ALIGNMENT_BYTES_MAX: usize = 64 << 10;
+/// A lock may be there for a moment only: udev looks at a block device, or the kernel is still taking the io_uring of a
+/// killed process down.
+const LOCK_ATTEMPTS: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// The bytes by which QEMU's own block layer knows who uses an image (`RAW_LOCK_PERM_BASE` to the end of
+/// `RAW_LOCK_SHARED_BASE`, QEMU's docs/system "disk image file locking").
+const QEMU_LOCK_START: i64 = 100;
+const QEMU_LOCK_BYTES: i64 = 200;
+
+/// How the host's page cache is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Around it (O_DIRECT) where the image allows, through it otherwise.
+    #[default]
+    Auto,
+    /// Around it, or refuse the image.
+    Direct,
+    /// Through it.
+    Buffered,
+}
+
+/// How to open an image.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ImageOptions {
+    /// Never write; several readers may share the image.
+    pub read_only: bool,
+    /// Whether to go around the page cache.
+    pub cache: CacheMode,
+}
+
+/// What an image is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    /// A regular file, sparse or not.
+    File,
+    /// A block device.
+    BlockDevice,
+}
+
+/// What direct I/O demands. Both are powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlignment {
+    /// Alignment of buffers in memory, in bytes.
+    pub memory_bytes: usize,
+    /// Alignment of offsets and lengths in the image, in bytes.
+    pub offset_bytes: usize,
+}
+
+/// A raw disk image, open and locked.
+#[derive(Debug)]
+pub struct Image {
+    path: PathBuf,
+    file: LockedFile,
+    kind: ImageKind,
+    read_only: bool,
+    direct: Option<DirectAlignment>,
+    logical_block_bytes: u32,
+    physical_block_bytes: u32,
+    discard: bool,
+    size_bytes: AtomicU64,
+}
+
+impl Image {
+    /// Opens, locks and measures the image at `path`.
+    ///
+    /// # Errors
+    /// [`Error::ImageInUse`] when another process has it; [`Error::Image`] when it is missing, neither a file nor a block
+    /// device, not permitted, or cannot do direct I/O that was demanded.
+    pub fn open(path: &Path, options: ImageOptions) -> Result<Self, Error> {
+        let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
+        let metadata = std::fs::metadata(path).map_err(|e| refuse(explain_open(&e)))?;
+        let kind = if metadata.file_type().is_file() {
+            ImageKind::File
+        } else if metadata.file_type().is_block_device() {
+            ImageKind::BlockDevice
+        } else {
+            return Err(refuse("it is neither a regular file nor a block device".to_owned()));
+        };
+        // On a block device O_EXCL means: not mounted, not part of a RAID, not opened so by somebody else.
+        let exclusive = kind == ImageKind::BlockDevice && !options.read_only;
+        let mut attempt = 1;
+        let file = loop {
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(!options.read_only)
+                .custom_flags(libc::O_CLOEXEC | if exclusive { libc::O_EXCL } else { 0 })
+                .open(path);
+            match opened {
+                Ok(file) => break file,
+                Err(error) if error.raw_os_error() != Some(libc::EBUSY) => return Err(refuse(explain_open(&error))),
+                Err(_) if attempt == LOCK_ATTEMPTS => return Err(Error::ImageInUse { path: path.to_owned() }),
+                Err(_) => std::thread::sleep(LOCK_PAUSE),
+            }
+            attempt += 1;
+        };
+        lock(&file, path, options.read_only)?;
+        let file = LockedFile(file);
+
+        let (logical_block_bytes, physical_block_bytes) = match kind {
+            ImageKind::File => (SECTOR_BYTES as u32, FILE_PHYSICAL_BLOCK_BYTES),
+            ImageKind::BlockDevice => {
+                let logical = rustix::fs::ioctl_blksszget(&file.0)
+                    .map_err(|e| refuse(format!("its block size cannot be read: {e}")))?;
+                (logical, rustix::fs::ioctl_blkpbszget(&file.0).unwrap_or(logical).max(logical))
+            }
+        };
+        let sane = |bytes: u32| bytes.is_power_of_two() && (512..=ALIGNMENT_BYTES_MAX as u32).contains(&bytes);
+        if !sane(logical_block_bytes) || !sane(physical_block_bytes) {
+            return Err(refuse(format!(
+                "its block size of {logical_block_bytes}/{physical_block_bytes} bytes is unusable"
+            )));
+        }
+        let direct = match options.cache {
+            CacheMode::Buffered => None,
+            CacheMode::Auto | CacheMode::Direct => probe_direct(&file.0),
+        };
+        if direct.is_none() && options.cache == CacheMode::Direct {
+            return Err(refuse("its file system does not do direct I/O; allow it to be cached".to_owned()));
+        }
+        let image = Image {
+            path: path.to_owned(),
+            file,
+            kind,
+            read_only: options.read_only,
+            direct,
+            logical_block_bytes,
+            physical_block_bytes,
+            discard: false,
+            size_bytes: AtomicU64::new(0),
+        };
+        let size_bytes = image.measure()?;
+        let discard = !options.read_only && probe_discard(&image.file.0, kind, size_bytes);
+        Ok(Image { discard, ..image })
+    }
+
+    /// Reads the size again: of the file now, rounded down to whole blocks. Returns it, in bytes.
+    ///
+    /// # Errors
+    /// When the size cannot be read.
+    pub fn measure(&self) -> Result<u64, Error> {
+        let refuse = |reason: String| Error::Image { path: self.path.clone(), reason };
+        let real = match self.kind {
+            ImageKind::File => {
+                self.file.0.metadata().map_err(|e| refuse(format!("its size cannot be read: {e}")))?.len()
+            }
+            ImageKind::BlockDevice => rustix::fs::seek(&self.file.0, rustix::fs::SeekFrom::End(0))
+                .map_err(|e| refuse(format!("its size cannot be read: {e}")))?,
+        };
+        let size_bytes = real - real % u64::from(self.logical_block_bytes);
+        if size_bytes != real {
+            log::warn!(
+                "the last {} bytes of {} are no whole block of {} bytes; the guest does not see them",
+                real - size_bytes,
+                self.path.display(),
+                self.logical_block_bytes
+            );
+        }
+        self.size_bytes.store(size_bytes, Ordering::Relaxed);
+        Ok(size_bytes)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file that the disk engine uses. It is O_DIRECT where [`Image::direct`] says so.
+    pub fn file(&self) -> &File {
+        &self.file.0
+    }
+
+    /// The same file opened anew, through the page cache and at no lock of its own: for readers of few, unaligned bytes.
+    ///
+    /// # Errors
+    /// When the kernel refuses (no /proc, no permission).
+    pub fn reopen_buffered(&self) -> std::io::Result<File> {
+        let name = format!("/proc/self/fd/{}", self.file.0.as_raw_fd());
+        OpenOptions::new().read(true).write(!self.read_only).open(name)
+    }
+
+    /// File or block device.
+    pub fn kind(&self) -> ImageKind {
+        self.kind
+    }
+
+    /// Whether it is never written.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// What direct I/O demands; none when the page cache is used.
+    pub fn direct(&self) -> Option<DirectAlignment> {
+        self.direct
+    }
+
+    /// The smallest unit that storage takes, in bytes.
+    pub fn logical_block_bytes(&self) -> u32 {
+        self.logical_block_bytes
+    }
+
+    /// The unit in which storage is efficient, in bytes.
+    pub fn physical_block_bytes(&self) -> u32 {
+        self.physical_block_bytes
+    }
+
+    /// Whether ranges can be given back to the storage.
+    pub fn discard(&self) -> bool {
+        self.discard
+    }
+
+    /// The size of the disk in bytes, as it was last measured: a multiple of the logical block.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// A file whose locks go when it is dropped, at once: an io_uring that had it registered keeps it open for a while.
+#[derive(Debug)]
+struct LockedFile(File);
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::NonBlockingUnlock) {
+            log::debug!("unlocking an image failed: {error}");
+        }
+        let range = qemu_lock(libc::F_UNLCK);
+        // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLK wants.
+        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    }
+}
+
+fn qemu_lock(kind: i32) -> libc::flock {
+    // SAFETY: all-zero is a valid struct flock.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as libc::c_short;
+    range.l_whence = libc::SEEK_SET as libc::c_short;
+    range.l_start = QEMU_LOCK_START;
+    range.l_len = QEMU_LOCK_BYTES;
+    range
+}
+
+fn explain_open(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "there is no such file; check the path".to_owned(),
+        std::io::ErrorKind::PermissionDenied => {
+            "permission denied; run as a user that may read and write it".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Error> {
+    for attempt in 1.. {
+        if try_lock(file, path, read_only)? {
+            return Ok(());
+        }
+        if attempt == LOCK_ATTEMPTS {
+            break;
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    Err(Error::ImageInUse { path: path.to_owned() })
+}
+
+/// Whether the image could be locked; false when somebody else has it.
+fn try_lock(file: &File, path: &Path, read_only: bool) -> Result<bool, Error> {
+    let operation =
+        if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+        Err(error) => {
+            return Err(Error::Image { path: path.to_owned(), reason: format!("it cannot be locked: {error}") });
+        }
+    }
+    if read_only {
+        return Ok(true);
+    }
+    // So that a QEMU that opens the image by itself is refused as well, and we are while one has it.
+    let range = qemu_lock(libc::F_WRLCK);
+    // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLK wants.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
+        return Ok(true);
+    }
+    let error = std::io::Error::last_os_error();
+    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
+        return Ok(false);
+    }
+    // Some network file systems have no such locks; flock has succeeded, which is what our own kind looks at.
+    log::debug!("{} takes no lock that QEMU would see: {error}", path.display());
+    Ok(true)
+}
+
+/// Turns O_DIRECT on and sees what it demands; leaves it off where it does not work.
+fn probe_direct(file: &File) -> Option<DirectAlignment> {
+    let flags = rustix::fs::fcntl_getfl(file).ok()?;
+    rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT).ok()?;
+    let told = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        .ok()
+        .filter(|statx| statx.stx_mask & StatxFlags::DIOALIGN.bits() != 0)
+        .map(|statx| (statx.stx_dio_mem_align as usize, statx.stx_dio_offset_align as usize));
+    let candidates = match told {
+        // The kernel says that there is no direct I/O here.
+        Some((0, _) | (_, 0)) => Vec::new(),
+        Some((memory_bytes, offset_bytes)) => vec![DirectAlignment { memory_bytes, offset_bytes }],
+        // Before Linux 6.1, and on file systems that do not tell.
+        None => [512, 4096].map(|bytes| DirectAlignment { memory_bytes: bytes, offset_bytes: bytes }).to_vec(),
+    };
+    for candidate in candidates {
+        let DirectAlignment { memory_bytes, offset_bytes } = candidate;
+        let sane = |bytes: usize| bytes.is_power_of_two() && bytes <= ALIGNMENT_BYTES_MAX;
+        if sane(memory_bytes) && sane(offset_bytes) && direct_read_works(file, candidate) {
+            return Some(DirectAlignment { memory_bytes, offset_bytes: offset_bytes.max(SECTOR_BYTES as usize) });
+        }
+    }
+    if let Err(error) = rustix::fs::fcntl_setfl(file, flags) {
+        log::warn!("turning direct I/O off again failed: {error}");
+    }
+    None
+}
+
+fn direct_read_works(file: &File, alignment: DirectAlignment) -> bool {
+    let DirectAlignment { memory_bytes, offset_bytes } = alignment;
+    let mut buffer = vec![0u8; offset_bytes + memory_bytes];
+    let skip = buffer.as_ptr().align_offset(memory_bytes);
+    buffer.get_mut(skip..skip + offset_bytes).is_some_and(|part| rustix::io::pread(file, part, 0).is_ok())
+}
+
+/// Whether a hole can be punched: tried beyond the end of a file, where there is nothing to lose.
+fn probe_discard(file: &File, kind: ImageKind, size_bytes: u64) -> bool {
+    match kind {
+        ImageKind::File => {
+            let beyond = size_bytes.next_multiple_of(1 << 20);
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, mode, beyond, 4096).is_ok()
+        }
+        ImageKind::BlockDevice => {
+            use std::os::unix::fs::MetadataExt;
+            let Ok(metadata) = file.metadata() else { return false };
+            let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+            // A partition has no queue of its own: its disk's is one level up. A hole is punched in a block device by
+            // zeroing that unmaps, so that both must be there.
+            ["queue", "../queue"].iter().any(|queue| {
+                ["discard_max_bytes", "write_zeroes_max_bytes"].iter().all(|limit| {
+                    std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{queue}/{limit}"))
+                        .is_ok_and(|text| text.trim() != "0")
+                })
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image_file(len: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.as_file().set_len(len).expect("its length");
+        file
+    }
+
+    #[test]
+    fn the_last_partial_sector_is_not_seen() {
+        let file = image_file((1 << 20) + 100);
+        let image = Image::open(file.path(), ImageOptions::default()).expect("opens");
+        assert_eq!(image.size_bytes(), 1 << 20);
+        file.as_file().set_len(2 << 20).expect("grows");
+        assert_eq!(image.measure().expect("measures"), 2 << 20);
+    }
+
+    #[test]
+    fn a_second_writer_is_refused_with_a_sentence() {
+        let file = image_file(1 << 20);
+        let first = Image::open(file.path(), ImageOptions::default()).expect("opens");
+        let error = Image::open(file.path(), ImageOptions::default()).expect_err("is locked");
+        assert!(matches!(error, Error::ImageInUse { .. }), "{error}");
+        assert!(error.to_string().contains("in use by another process"));
+        let reader = ImageOptions { read_only: true, ..ImageOptions::default() };
+        Image::open(file.path(), reader).expect_err("a reader beside a writer is refused, too");
+        drop(first);
+        let _one = Image::open(file.path(), reader).expect("opens");
+        let _two = Image::open(file.path(), reader).expect("readers share");
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused() {
+        let missing = Image::open(Path::new("/nonexistent/disk.img"), ImageOptions::default());
+        assert!(missing.expect_err("is missing").to_string().contains("no such file"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let error = Image::open(directory.path(), ImageOptions::default()).expect_err("is a directory");
+        assert!(error.to_string().contains("neither a regular file nor a block device"), "{error}");
+    }
+
+    #[test]
+    fn buffered_is_never_direct() {
+        let file = image_file(1 << 20);
+        let options = ImageOptions { cache: CacheMode::Buffered, ..ImageOptions::default() };
+        let image = Image::open(file.path(), options).expect("opens");
+        assert!(image.direct().is_none());
+        let flags = rustix::fs::fcntl_getfl(image.file()).expect("flags");
+        assert!(!flags.contains(OFlags::DIRECT));
+    }
+}

@@ -1,0 +1,274 @@
+//! One split ring: what the VMM said of it, and the running state while it is started.
+
+use crate::chain::one_slice;
+use crate::config_space::QUEUE_SIZE_MAX;
+use crate::inflight::{InflightQueue, InflightRegion};
+use guest_memory::{MemorySlice, MemoryTable, PageId};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::Arc;
+use vhost::vhost_user::message::VhostUserVringState;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
+
+/// Where the VMM has the three parts of a ring, in its own address space.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RingAddresses {
+    pub(crate) descriptors: u64,
+    pub(crate) available: u64,
+    pub(crate) used: u64,
+}
+
+/// Why a ring cannot be used (any more).
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RingError {
+    #[error("its addresses are not inside guest memory")]
+    Addresses,
+    #[error("its size or the alignment of its parts is wrong: {0}")]
+    Shape(virtio_queue::Error),
+    #[error("its size of {0} is not a power of two up to {QUEUE_SIZE_MAX}")]
+    Size(u32),
+    #[error("the available ring is wrong: {0}")]
+    Available(virtio_queue::Error),
+    #[error("the used ring cannot be written: {0}")]
+    Used(virtio_queue::Error),
+    #[error("the guest made descriptor {0} available, which is beyond the ring or still in flight")]
+    Head(u16),
+}
+
+/// A ring as the VMM configured it.
+#[derive(Debug, Default)]
+pub(crate) struct Ring {
+    pub(crate) size: u16,
+    pub(crate) addresses: RingAddresses,
+    pub(crate) base: u16,
+    pub(crate) kick: Option<File>,
+    pub(crate) call: Option<File>,
+    pub(crate) err: Option<File>,
+    pub(crate) enabled: bool,
+    /// It said something impossible and is not looked at before its next start.
+    pub(crate) broken: bool,
+    /// There while the ring is started.
+    pub(crate) running: Option<RunningRing>,
+    /// Counts starts, so that what belongs to an earlier one is told apart.
+    pub(crate) epoch: u32,
+    /// Chains in flight of the current start.
+    pub(crate) in_flight: u16,
+    /// Somebody waits for the ring to become idle, to be told its base.
+    pub(crate) stop_waiter: Option<StopWaiter>,
+}
+
+/// The answer to GET_VRING_BASE that is still owed.
+#[derive(Debug)]
+pub(crate) struct StopWaiter {
+    pub(crate) reply: std::sync::mpsc::SyncSender<VhostUserVringState>,
+    pub(crate) deadline: std::time::Instant,
+}
+
+/// A started ring.
+#[derive(Debug)]
+pub(crate) struct RunningRing {
+    queue: Queue,
+    pub(crate) table: Arc<MemoryTable>,
+    /// The descriptor table.
+    pub(crate) descriptors: MemorySlice,
+    /// All three parts.
+    parts: [MemorySlice; 3],
+    inflight: Option<InflightQueue>,
+    /// Heads in flight, a bit each: a legal driver never offers one twice.
+    heads: Box<[u64]>,
+    /// Heads to be done again after a reconnection, before anything new is taken.
+    resubmit: VecDeque<u16>,
+    /// The guest does not kick at the moment.
+    quiet: bool,
+    /// Something was put into the used ring since the guest was last told.
+    tell_guest: bool,
+    /// The guest is told whether it asked for it or not: an interrupt may have been lost with a connection.
+    tell_anyway: bool,
+}
+
+impl RunningRing {
+    /// Sets the ring up from what the VMM said.
+    pub(crate) fn new(
+        index: u16,
+        ring: &Ring,
+        table: &Arc<MemoryTable>,
+        event_index: bool,
+        region: Option<&Arc<InflightRegion>>,
+    ) -> Result<Self, RingError> {
+        if ring.size == 0 || ring.size > QUEUE_SIZE_MAX || !ring.size.is_power_of_two() {
+            return Err(RingError::Size(u32::from(ring.size)));
+        }
+        let RingAddresses { descriptors, available, used } = ring.addresses;
+        let guest = |address| table.user_to_guest(address).ok_or(RingError::Addresses);
+        let (descriptors, available, used) = (guest(descriptors)?, guest(available)?, guest(used)?);
+        let mut queue = Queue::new(QUEUE_SIZE_MAX).map_err(RingError::Shape)?;
+        queue.try_set_size(ring.size).map_err(RingError::Shape)?;
+        queue.try_set_desc_table_address(GuestAddress(descriptors)).map_err(RingError::Shape)?;
+        queue.try_set_avail_ring_address(GuestAddress(available)).map_err(RingError::Shape)?;
+        queue.try_set_used_ring_address(GuestAddress(used)).map_err(RingError::Shape)?;
+        queue.set_event_idx(event_index);
+        queue.set_ready(true);
+        let size = usize::from(ring.size);
+        let part = |address, len| one_slice(table, address, len).ok_or(RingError::Addresses);
+        let parts = [part(descriptors, 16 * size)?, part(available, 6 + 2 * size)?, part(used, 6 + 8 * size)?];
+        if !queue.is_valid(table.guest_memory()) {
+            return Err(RingError::Addresses);
+        }
+        let mut running = RunningRing {
+            queue,
+            table: Arc::clone(table),
+            descriptors: parts[0],
+            parts,
+            inflight: region.and_then(|region| region.queue(index, ring.size)),
+            heads: vec![0; size.div_ceil(64)].into(),
+            resubmit: VecDeque::new(),
+            quiet: false,
+            tell_guest: false,
+            tell_anyway: false,
+        };
+        running.take_position(ring.base)?;
+        Ok(running)
+    }
+
+    /// Finds out where the ring stands: from the base the VMM named, or, when requests were in flight at a
+    /// disconnection, from the used ring and their number (the VMM then knows only the used index).
+    fn take_position(&mut self, base: u16) -> Result<(), RingError> {
+        let memory = self.table.guest_memory();
+        let used_index = self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Used)?.0;
+        self.queue.set_next_used(used_index);
+        self.queue.set_next_avail(base);
+        if let Some(inflight) = &mut self.inflight {
+            let heads = inflight.recover(used_index);
+            if !heads.is_empty() {
+                self.queue.set_next_avail(used_index.wrapping_add(heads.len() as u16));
+                self.resubmit = heads.into();
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with the ring in another memory table (the VMM plugged memory in or out).
+    pub(crate) fn move_to(&mut self, addresses: RingAddresses, table: &Arc<MemoryTable>) -> Result<(), RingError> {
+        let size = usize::from(self.queue.size());
+        let part = |address, len, known| {
+            let guest = table.user_to_guest(address).filter(|guest| *guest == known).ok_or(RingError::Addresses)?;
+            one_slice(table, guest, len).ok_or(RingError::Addresses)
+        };
+        self.parts = [
+            part(addresses.descriptors, 16 * size, self.queue.desc_table())?,
+            part(addresses.available, 6 + 2 * size, self.queue.avail_ring())?,
+            part(addresses.used, 6 + 8 * size, self.queue.used_ring())?,
+        ];
+        self.descriptors = self.parts[0];
+        self.table = Arc::clone(table);
+        Ok(())
+    }
+
+    /// Has the guest told at the next occasion, whether it asked for it or not.
+    pub(crate) fn tell_anyway(&mut self) {
+        self.tell_anyway = true;
+    }
+
+    /// The guest pages of the ring.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.parts.iter().flat_map(|part| part.pages()).map(PageId)
+    }
+
+    /// Asks for the pages that are written here, in case they were retained before the guest made a ring of them.
+    pub(crate) fn prepare_writes(&self) {
+        for part in &self.parts {
+            self.table.prepare_write(part);
+        }
+    }
+
+    /// Where the driver's next available entry is: the answer to GET_VRING_BASE.
+    pub(crate) fn next_available(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// How many requests wait to be done again.
+    pub(crate) fn resubmissions(&self) -> usize {
+        self.resubmit.len()
+    }
+
+    fn mark_head(&mut self, head: u16) -> Result<(), RingError> {
+        if head >= self.queue.size() {
+            return Err(RingError::Head(head));
+        }
+        let word = &mut self.heads[usize::from(head) / 64];
+        let bit = 1 << (head % 64);
+        if *word & bit != 0 {
+            return Err(RingError::Head(head));
+        }
+        *word |= bit;
+        Ok(())
+    }
+
+    /// Takes the next chain: its head.
+    pub(crate) fn pop(&mut self) -> Result<Option<(u16, bool)>, RingError> {
+        if let Some(head) = self.resubmit.pop_front() {
+            self.mark_head(head)?;
+            return Ok(Some((head, true)));
+        }
+        let memory = self.table.guest_memory();
+        let head = match self.queue.iter(memory).map_err(RingError::Available)?.next() {
+            Some(chain) => chain.head_index(),
+            None => return Ok(None),
+        };
+        self.mark_head(head)?;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.taken(head);
+        }
+        Ok(Some((head, false)))
+    }
+
+    /// Puts a chain into the used ring.
+    pub(crate) fn push_used(&mut self, head: u16, written: u32) -> Result<(), RingError> {
+        if let Some(inflight) = &mut self.inflight {
+            inflight.completing(head);
+        }
+        self.queue.add_used(self.table.guest_memory(), head, written).map_err(RingError::Used)?;
+        self.heads[usize::from(head) / 64] &= !(1 << (head % 64));
+        if let Some(inflight) = &mut self.inflight {
+            inflight.completed(head, self.queue.next_used());
+        }
+        self.tell_guest = true;
+        Ok(())
+    }
+
+    /// Whether the guest wants an interrupt for what was put into the used ring since this was last asked.
+    pub(crate) fn wants_interrupt(&mut self) -> Result<bool, RingError> {
+        if !std::mem::take(&mut self.tell_guest) && !self.tell_anyway {
+            return Ok(false);
+        }
+        let anyway = std::mem::take(&mut self.tell_anyway);
+        Ok(self.queue.needs_notification(self.table.guest_memory()).map_err(RingError::Used)? || anyway)
+    }
+
+    /// Asks the guest not to kick.
+    pub(crate) fn hush(&mut self) -> Result<(), RingError> {
+        if !self.quiet {
+            self.queue.disable_notification(self.table.guest_memory()).map_err(RingError::Used)?;
+            self.quiet = true;
+        }
+        Ok(())
+    }
+
+    /// Asks the guest to kick again. Returns whether there is something to take already.
+    pub(crate) fn listen(&mut self) -> Result<bool, RingError> {
+        self.quiet = false;
+        let more = self.queue.enable_notification(self.table.guest_memory()).map_err(RingError::Used)?;
+        Ok(more || !self.resubmit.is_empty())
+    }
+
+    /// Whether there is something to take, cheaply.
+    pub(crate) fn has_more(&self) -> bool {
+        let memory = self.table.guest_memory();
+        !self.resubmit.is_empty()
+            || self
+                .queue
+                .avail_idx(memory, std::sync::atomic::Ordering::Acquire)
+                .is_ok_and(|index| index.0 != self.queue.next_avail())
+    }
+}

@@ -1,0 +1,355 @@
+//! One connection of a VMM: its vhost-user messages, passed on to the worker.
+
+use crate::config_space::{self, PROTOCOL_FEATURES};
+use crate::device::DeviceConfig;
+use crate::inflight::{InflightRegion, Shape};
+use crate::ring::RingAddresses;
+use crate::worker::{Mailbox, Worker};
+use guest_memory::{RegionDescriptor, VmMemory};
+use placement::Route;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
+    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+/// The most memory regions a VMM can name.
+const MEMORY_SLOTS_MAX: usize = 128;
+/// A worker that has not answered by then, beyond the drain timeout, is not waited for when a connection ends.
+const STOP_MARGIN: Duration = Duration::from_secs(1);
+
+/// The socket for messages from the device to the VMM.
+#[derive(Debug)]
+pub(crate) struct BackendChannel {
+    socket: File,
+}
+
+impl BackendChannel {
+    pub(crate) fn new(socket: File) -> Self {
+        BackendChannel { socket }
+    }
+
+    /// Sends CONFIG_CHANGE: the VMM then reads the configuration space again.
+    ///
+    /// # Errors
+    /// When the socket is full or closed.
+    pub(crate) fn config_changed(&self) -> io::Result<()> {
+        // struct: request 2 (VHOST_USER_BACKEND_CONFIG_CHANGE_MSG), flags version 1 and no reply, no payload.
+        let mut message = [0u8; 12];
+        message[0..4].copy_from_slice(&2u32.to_le_bytes());
+        message[4..8].copy_from_slice(&1u32.to_le_bytes());
+        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        let sent = rustix::net::send(&self.socket, &message, flags)?;
+        if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+}
+
+/// A memory region as the VMM described it.
+#[derive(Debug)]
+struct MemoryRegion {
+    gpa: u64,
+    size: u64,
+    user_addr: u64,
+    file_offset: u64,
+    file: File,
+}
+
+/// See the module.
+pub(crate) struct Session<R: Route + ?Sized> {
+    config: DeviceConfig,
+    mailbox: Mailbox<R>,
+    memory: Arc<VmMemory>,
+    protocol_features: VhostUserProtocolFeatures,
+    regions: Vec<MemoryRegion>,
+}
+
+fn refused(what: impl Into<String>) -> Error {
+    Error::ReqHandlerError(io::Error::other(what.into()))
+}
+
+/// Stops all rings, each within the drain timeout.
+pub(crate) fn stop_rings<R: Route + ?Sized>(mailbox: &Mailbox<R>, drain_timeout: Duration) {
+    let Some(rings) = mailbox.ask(|worker| worker.running_rings()) else { return };
+    let mut answers = Vec::with_capacity(rings.len());
+    for index in rings {
+        let (reply, answer) = sync_channel(1);
+        mailbox.ask(move |worker| worker.stop_ring(u32::from(index), reply));
+        answers.push(answer);
+    }
+    for answer in answers {
+        let _ = answer.recv_timeout(drain_timeout + STOP_MARGIN);
+    }
+}
+
+impl<R: Route + ?Sized> Session<R> {
+    pub(crate) fn new(config: DeviceConfig, mailbox: Mailbox<R>, memory: Arc<VmMemory>) -> Self {
+        Session { config, mailbox, memory, protocol_features: VhostUserProtocolFeatures::empty(), regions: Vec::new() }
+    }
+
+    /// Has the worker do what a message asks for.
+    fn tell<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Worker<R>) -> std::result::Result<T, String> + Send + 'static,
+    ) -> Result<T> {
+        match self.mailbox.ask(job) {
+            Some(Ok(value)) => Ok(value),
+            Some(Err(reason)) => Err(refused(reason)),
+            None => Err(refused("the device is being stopped")),
+        }
+    }
+
+    fn map_regions(&mut self) -> Result<()> {
+        let descriptors = self
+            .regions
+            .iter()
+            .map(|region| {
+                Ok(RegionDescriptor {
+                    gpa: region.gpa,
+                    size: region.size,
+                    user_addr: region.user_addr,
+                    file: region.file.try_clone()?,
+                    file_offset: region.file_offset,
+                })
+            })
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(Error::ReqHandlerError)?;
+        let table = self.memory.map(descriptors).map_err(|e| refused(e.to_string()))?;
+        let table = Arc::new(table);
+        self.tell(move |worker| {
+            worker.set_table(table);
+            Ok(())
+        })
+    }
+
+    fn supported_protocol_features() -> VhostUserProtocolFeatures {
+        // Never STATUS: vhost 0.18 does not answer its messages and QEMU 7.2 then reconnects for ever.
+        VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::REPLY_ACK
+    }
+}
+
+impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        // Deprecated; QEMU sent it in place of RESET_DEVICE.
+        self.reset_device()
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        stop_rings(&self.mailbox, self.config.drain_timeout);
+        self.tell(|worker| {
+            worker.reset();
+            Ok(())
+        })
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(config_space::features(&self.config.image))
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        debug_assert_ne!(config_space::features(&self.config.image) & PROTOCOL_FEATURES, 0);
+        self.tell(move |worker| worker.set_features(features))
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        self.regions = regions
+            .iter()
+            .zip(files)
+            .map(|(region, file)| MemoryRegion {
+                gpa: region.guest_phys_addr,
+                size: region.memory_size,
+                user_addr: region.user_addr,
+                file_offset: region.mmap_offset,
+                file,
+            })
+            .collect();
+        self.map_regions()?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        self.tell(move |worker| worker.set_ring_size(index, num))
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let addresses = RingAddresses { descriptors, available, used };
+        self.tell(move |worker| worker.set_ring_addresses(index, addresses))
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        self.tell(move |worker| worker.set_ring_base(index, base))
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let (reply, answer) = sync_channel(1);
+        self.tell(move |worker| worker.stop_ring(index, reply))?;
+        answer.recv().map_err(|_| refused("the device is being stopped"))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.tell(move |worker| worker.set_ring_kick(u32::from(index), file))
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.tell(move |worker| worker.set_ring_call(u32::from(index), file))
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        self.tell(move |worker| worker.set_ring_err(u32::from(index), file))
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(Self::supported_protocol_features())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        let features = VhostUserProtocolFeatures::from_bits_retain(features);
+        if !Self::supported_protocol_features().contains(features) {
+            return Err(refused(format!("the protocol features {:#x} were not offered", features.bits())));
+        }
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(self.config.queues))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.tell(move |worker| worker.set_ring_enabled(index, enable))
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        let config = config_space::config_space(&self.config.image, self.config.segments_max, self.config.queues);
+        Ok(config_space::config_part(&config, offset, size))
+    }
+
+    fn set_config(&mut self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        // The one field a driver may write, `writeback`, belongs to CONFIG_WCE, which is not offered.
+        log::debug!("disk {}: a write to the configuration space is ignored", self.config.name);
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        Err(refused("a disk has no GPU"))
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(refused("a disk has no shared objects"))
+    }
+
+    fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, queue_size) = (inflight.num_queues, inflight.queue_size);
+        if queues > self.config.queues {
+            return Err(refused(format!("an in-flight region for {queues} queues, of {}", self.config.queues)));
+        }
+        let (file, size) = InflightRegion::create(queues, queue_size).map_err(Error::ReqHandlerError)?;
+        self.tell(|worker| {
+            worker.region_requested();
+            Ok(())
+        })?;
+        Ok((VhostUserInflight::new(size, 0, queues, queue_size), file))
+    }
+
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        let shape = Shape {
+            mmap_size: inflight.mmap_size,
+            mmap_offset: inflight.mmap_offset,
+            queues: inflight.num_queues,
+            queue_size: inflight.queue_size,
+        };
+        let region = InflightRegion::open(file, shape).map_err(Error::ReqHandlerError)?;
+        self.tell(move |worker| {
+            worker.set_region(region);
+            Ok(())
+        })
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MEMORY_SLOTS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.regions.len() >= MEMORY_SLOTS_MAX {
+            return Err(refused(format!("more than {MEMORY_SLOTS_MAX} memory regions")));
+        }
+        self.regions.push(MemoryRegion {
+            gpa: region.guest_phys_addr,
+            size: region.memory_size,
+            user_addr: region.user_addr,
+            file_offset: region.mmap_offset,
+            file,
+        });
+        if let Err(error) = self.map_regions() {
+            self.regions.pop();
+            return Err(error);
+        }
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let (gpa, size, user_addr) = (region.guest_phys_addr, region.memory_size, region.user_addr);
+        let position =
+            self.regions.iter().position(|known| (known.gpa, known.size, known.user_addr) == (gpa, size, user_addr));
+        let Some(position) = position else {
+            return Err(refused(format!("no memory region at {gpa:#x} with {size:#x} bytes is known")));
+        };
+        self.regions.remove(position);
+        self.map_regions()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        Err(refused("a disk has no state to migrate"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(refused("a disk has no state to migrate"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(refused("a disk has no shared memory regions"))
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        Err(refused("dirty logging is not offered"))
+    }
+}

@@ -1,0 +1,322 @@
+//! What the VMM's messages do to the worker: rings configured, started, stopped; the route told.
+
+use super::{Worker, ring_token};
+use crate::config_space::{PROTOCOL_FEATURES, QUEUE_SIZE_MAX, bit};
+use crate::counters::add;
+use crate::inflight::InflightRegion;
+use crate::ring::{Ring, RingAddresses, RingError, RunningRing, StopWaiter};
+use guest_memory::{MemoryTable, PageId};
+use placement::{Route, Start};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Instant;
+use vhost::vhost_user::message::VhostUserVringState;
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+/// Why a message is refused, as a sentence.
+pub(crate) type Refusal = String;
+
+impl<R: Route + ?Sized> Worker<R> {
+    fn ring(&mut self, index: u32) -> Result<&mut Ring, Refusal> {
+        let count = self.rings.len();
+        self.rings.get_mut(index as usize).ok_or_else(|| format!("there is no queue {index}; the device has {count}"))
+    }
+
+    pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+        let offered = self.offered_features();
+        if features & !offered != 0 {
+            return Err(format!("the features {features:#x} were not offered (those were {offered:#x})"));
+        }
+        self.features = features;
+        self.refresh_lists();
+        Ok(())
+    }
+
+    pub(crate) fn set_table(&mut self, table: Arc<MemoryTable>) {
+        for index in 0..self.rings.len() as u16 {
+            let ring = &mut self.rings[usize::from(index)];
+            let addresses = ring.addresses;
+            if let Some(running) = &mut ring.running
+                && let Err(error) = running.move_to(addresses, &table)
+            {
+                self.break_ring(index, &error);
+            }
+        }
+        self.engine.set_table(Arc::clone(&table));
+        self.table = Some(table);
+        self.tell_ring_pages();
+    }
+
+    pub(crate) fn set_ring_size(&mut self, index: u32, size: u32) -> Result<(), Refusal> {
+        let ring = self.stopped_ring(index)?;
+        match u16::try_from(size) {
+            Ok(size) if size.is_power_of_two() && size <= QUEUE_SIZE_MAX => {
+                ring.size = size;
+                Ok(())
+            }
+            _ => Err(format!("queue {index}: {}", RingError::Size(size))),
+        }
+    }
+
+    fn stopped_ring(&mut self, index: u32) -> Result<&mut Ring, Refusal> {
+        let ring = self.ring(index)?;
+        if ring.running.is_some() {
+            return Err(format!("queue {index} is running and cannot be changed"));
+        }
+        Ok(ring)
+    }
+
+    pub(crate) fn set_ring_addresses(&mut self, index: u32, addresses: RingAddresses) -> Result<(), Refusal> {
+        let table = self.table.clone();
+        let ring = self.ring(index)?;
+        if let Some(table) = &table
+            && [addresses.descriptors, addresses.available, addresses.used]
+                .iter()
+                .any(|address| table.user_to_guest(*address).is_none())
+        {
+            return Err(format!("queue {index}: {}", RingError::Addresses));
+        }
+        if ring.running.is_some() {
+            let known = ring.addresses;
+            let same = (known.descriptors, known.available, known.used)
+                == (addresses.descriptors, addresses.available, addresses.used);
+            // QEMU repeats the addresses when it turns dirty logging on and off; they do not change.
+            return if same { Ok(()) } else { Err(format!("queue {index} is running and cannot be moved")) };
+        }
+        ring.addresses = addresses;
+        Ok(())
+    }
+
+    pub(crate) fn set_ring_base(&mut self, index: u32, base: u32) -> Result<(), Refusal> {
+        let ring = self.stopped_ring(index)?;
+        ring.base = u16::try_from(base).map_err(|_| format!("queue {index}: the base {base} is beyond 65535"))?;
+        Ok(())
+    }
+
+    pub(crate) fn set_ring_call(&mut self, index: u32, call: Option<File>) -> Result<(), Refusal> {
+        self.ring(index)?.call = call;
+        Ok(())
+    }
+
+    pub(crate) fn set_ring_err(&mut self, index: u32, err: Option<File>) -> Result<(), Refusal> {
+        self.ring(index)?.err = err;
+        Ok(())
+    }
+
+    /// A kick descriptor starts the ring.
+    pub(crate) fn set_ring_kick(&mut self, index: u32, kick: Option<File>) -> Result<(), Refusal> {
+        let Some(kick) = kick else {
+            return Err(format!("queue {index} comes without a kick descriptor; polling for ever is not offered"));
+        };
+        self.ring(index)?;
+        let index = index as u16;
+        if self.rings[usize::from(index)].running.is_some() {
+            let ring = &mut self.rings[usize::from(index)];
+            let old = ring_token(index, ring.epoch);
+            self.engine.unwatch(old);
+            self.engine.enter(false, None);
+            self.engine.watch(kick.as_raw_fd(), old);
+            self.rings[usize::from(index)].kick = Some(kick);
+            return Ok(());
+        }
+        self.start_ring(index, kick).map_err(|error| format!("queue {index} cannot be started: {error}"))
+    }
+
+    fn start_ring(&mut self, index: u16, kick: File) -> Result<(), RingError> {
+        let Some(table) = self.table.clone() else { return Err(RingError::Addresses) };
+        let event_index = self.features & bit(VIRTIO_RING_F_EVENT_IDX) != 0;
+        let ring = &mut self.rings[usize::from(index)];
+        let mut running = RunningRing::new(index, ring, &table, event_index, self.region.as_ref())?;
+        if self.origin == Some(Start::Resumed) || (self.origin.is_none() && ring.base != 0) {
+            running.tell_anyway();
+        }
+        if running.resubmissions() > 0 {
+            log::info!("disk {}: queue {index} does {} requests again", self.name, running.resubmissions());
+        }
+        ring.epoch = ring.epoch.wrapping_add(1);
+        ring.in_flight = 0;
+        ring.broken = false;
+        let token = ring_token(index, ring.epoch);
+        self.engine.watch(kick.as_raw_fd(), token);
+        ring.kick = Some(kick);
+        ring.running = Some(running);
+        self.tell_ring_pages();
+        if let Some(running) = &self.rings[usize::from(index)].running {
+            running.prepare_writes();
+        }
+        self.refresh_lists();
+        Ok(())
+    }
+
+    pub(crate) fn set_ring_enabled(&mut self, index: u32, enabled: bool) -> Result<(), Refusal> {
+        self.ring(index)?.enabled = enabled;
+        self.refresh_lists();
+        Ok(())
+    }
+
+    /// Works out which rings requests are taken from.
+    pub(super) fn refresh_lists(&mut self) {
+        // Without the protocol features there is no message that enables a ring.
+        let always = self.features & PROTOCOL_FEATURES == 0;
+        self.active.clear();
+        self.running.clear();
+        for (index, ring) in self.rings.iter().enumerate() {
+            if ring.running.is_none() {
+                continue;
+            }
+            self.running.push(index as u16);
+            if (ring.enabled || always) && !ring.broken && ring.stop_waiter.is_none() {
+                self.active.push(index as u16);
+            }
+        }
+    }
+
+    fn tell_ring_pages(&self) {
+        let mut pages: Vec<PageId> =
+            self.rings.iter().filter_map(|ring| ring.running.as_ref()).flat_map(RunningRing::pages).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        self.observer.ring_pages(&pages);
+    }
+
+    /// Stops taking requests from a ring, and answers when those in flight are done or the time is over.
+    pub(crate) fn stop_ring(&mut self, index: u32, reply: SyncSender<VhostUserVringState>) -> Result<(), Refusal> {
+        let deadline = Instant::now() + self.drain_timeout;
+        let ring = self.ring(index)?;
+        if ring.running.is_none() {
+            let _ = reply.send(VhostUserVringState::new(index, u32::from(ring.base)));
+            return Ok(());
+        }
+        if ring.stop_waiter.is_some() {
+            return Err(format!("queue {index} is being stopped already"));
+        }
+        ring.stop_waiter = Some(StopWaiter { reply, deadline });
+        self.stopping += 1;
+        self.refresh_lists();
+        Ok(())
+    }
+
+    /// Answers those who wait for a ring that has become idle.
+    pub(super) fn answer_stop_waiters(&mut self) {
+        if self.stopping == 0 {
+            return;
+        }
+        for index in 0..self.rings.len() as u16 {
+            let ring = &mut self.rings[usize::from(index)];
+            let Some(waiter) = &ring.stop_waiter else { continue };
+            if ring.in_flight > 0 && Instant::now() < waiter.deadline {
+                continue;
+            }
+            if ring.in_flight > 0 {
+                log::error!(
+                    "disk {}: queue {index} is stopped with {} requests that storage has not answered; \
+                     they stay marked in the in-flight region",
+                    self.name,
+                    ring.in_flight
+                );
+            }
+            self.interrupt_guest(index);
+            let ring = &mut self.rings[usize::from(index)];
+            let waiter = ring.stop_waiter.take().expect("there was one");
+            self.stopping -= 1;
+            let running = ring.running.take().expect("only a running ring is waited for");
+            ring.base = running.next_available();
+            ring.kick = None;
+            let state = VhostUserVringState::new(u32::from(index), u32::from(ring.base));
+            self.engine.unwatch(ring_token(index, ring.epoch));
+            self.refresh_lists();
+            self.tell_ring_pages();
+            if self.running.is_empty() {
+                self.device_stopped();
+            }
+            let _ = waiter.reply.send(state);
+        }
+    }
+
+    fn device_stopped(&mut self) {
+        self.origin = None;
+        if std::mem::take(&mut self.started) {
+            self.route.stopped();
+        }
+        self.refused = false;
+        log::debug!("disk {}: stopped", self.name);
+    }
+
+    /// Whether requests may be taken; tells the route of the start before the first one is.
+    pub(super) fn may_take(&mut self) -> bool {
+        if self.started || self.active.is_empty() {
+            return self.started;
+        }
+        // Requests of an earlier start that storage has not answered yet could change the disk under the new one.
+        let Some(table) = self.table.clone().filter(|_| self.tracker.live_chains() == 0) else { return false };
+        let start = self.origin.unwrap_or_else(|| {
+            let fresh = self.running.iter().all(|index| self.rings[usize::from(*index)].base == 0);
+            if fresh { Start::Fresh } else { Start::Resumed }
+        });
+        log::debug!("disk {}: starts, {start:?}", self.name);
+        self.refused = match self.route.started(start, &table) {
+            Ok(()) => false,
+            Err(error) => {
+                log::error!("disk {} fails every request: {error}", self.name);
+                true
+            }
+        };
+        self.started = true;
+        true
+    }
+
+    /// A ring said something impossible: it is left alone until its next start; others go on.
+    pub(super) fn break_ring(&mut self, index: u16, error: &RingError) {
+        add(&self.counters.malformed_chains, 1);
+        let name = &self.name;
+        if let Some(count) = self.log_limit.next() {
+            log::error!("disk {name}: queue {index} is stopped: {error} ({count} such messages so far)");
+        }
+        let ring = &mut self.rings[usize::from(index)];
+        ring.broken = true;
+        if let Some(err) = &ring.err {
+            let _ = rustix::io::write(err.as_fd(), &1u64.to_ne_bytes());
+        }
+        self.refresh_lists();
+    }
+
+    /// The VMM asked for a new in-flight region: a first start, or a reset.
+    pub(crate) fn region_requested(&mut self) {
+        self.origin = Some(Start::Fresh);
+    }
+
+    pub(crate) fn set_region(&mut self, region: Arc<InflightRegion>) {
+        self.origin.get_or_insert(Start::Resumed);
+        self.region = Some(region);
+    }
+
+    /// The VMM has gone: everything it configured is forgotten; the rings have been stopped.
+    pub(crate) fn forget_front_end(&mut self) {
+        self.forget_configuration();
+        self.table = None;
+    }
+
+    fn forget_configuration(&mut self) {
+        for ring in &mut self.rings {
+            let epoch = ring.epoch;
+            *ring = Ring { epoch, ..Ring::default() };
+        }
+        self.refresh_lists();
+        self.features = 0;
+        self.region = None;
+        self.origin = None;
+    }
+
+    /// RESET_DEVICE: as at the beginning, but the connection and the memory stay.
+    pub(crate) fn reset(&mut self) {
+        self.forget_configuration();
+        self.origin = Some(Start::Fresh);
+    }
+
+    /// Number of rings that are running, to be stopped.
+    pub(crate) fn running_rings(&self) -> Vec<u16> {
+        self.running.clone()
+    }
+}

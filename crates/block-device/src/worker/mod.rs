@@ -1,0 +1,388 @@
+//! The worker thread of a device: takes requests from the rings, has the route decide, carries its plan out, answers.
+//!
+//! It waits for nothing but its io_uring, which watches the kick descriptors, the mailbox and the route's own wake
+//! descriptor beside the disk operations.
+
+mod lifecycle;
+mod mailbox;
+mod pass;
+mod plan;
+
+pub(crate) use mailbox::{Mailbox, mailbox};
+
+use crate::chain::Chain;
+use crate::config_space::{self, bit};
+use crate::counters::Counters;
+use crate::device::Observer;
+use crate::engine::{Engine, Event};
+use crate::image::Image;
+use crate::inflight::InflightRegion;
+use crate::log_limit::LogLimit;
+use crate::request::{ID_BYTES, Limits, Range};
+use crate::ring::Ring;
+use crate::tracker::Tracker;
+use guest_memory::MemoryTable;
+use mailbox::MailboxReceiver;
+use placement::{Plan, Route, Start};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES};
+
+/// Watch tokens: the rings have their index, below these.
+const TOKEN_MAILBOX: u32 = u32::MAX;
+const TOKEN_ROUTE: u32 = u32::MAX - 1;
+/// The part of a ring's token that is its index; above it is the ring's epoch.
+const TOKEN_RING_BITS: u32 = 8;
+/// While somebody waits for rings to become idle, their deadlines are looked at this often.
+const STOP_CHECK: Duration = Duration::from_millis(50);
+
+/// Completions handled before the guest is told: it then goes on while the next ones are handled here.
+const EVENTS_MAX: usize = 8;
+
+/// What a worker is made of.
+pub(crate) struct WorkerParts<R: Route + ?Sized> {
+    pub(crate) name: String,
+    pub(crate) image: Arc<Image>,
+    pub(crate) route: Box<R>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) identity: [u8; ID_BYTES],
+    pub(crate) queues: u16,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) polling_max: Duration,
+}
+
+/// See the module.
+pub(crate) struct Worker<R: Route + ?Sized> {
+    name: String,
+    image: Arc<Image>,
+    pub(crate) route: Box<R>,
+    observer: Arc<dyn Observer>,
+    counters: Arc<Counters>,
+    identity: [u8; ID_BYTES],
+    drain_timeout: Duration,
+    mailbox: MailboxReceiver<R>,
+    engine: Engine,
+
+    features: u64,
+    rings: Vec<Ring>,
+    /// Rings to take requests from: started, enabled and sound.
+    active: Vec<u16>,
+    /// Rings that are started: what they complete is told to the guest.
+    running: Vec<u16>,
+    table: Option<Arc<MemoryTable>>,
+    region: Option<Arc<InflightRegion>>,
+    /// How the next start is to be understood, as far as the in-flight messages have told.
+    origin: Option<Start>,
+    /// The route has been told of the start.
+    started: bool,
+    /// The route has refused to start: every request fails until the next one.
+    refused: bool,
+
+    tracker: Tracker,
+    pub(crate) plan: Plan,
+    chain: Chain,
+    ranges: Vec<Range>,
+    /// Chains whose last part is done but that need a flush before they are answered.
+    flush_after: VecDeque<u32>,
+    log_limit: LogLimit,
+    polling: Polling,
+    /// Rings that somebody waits for to become idle.
+    stopping: usize,
+    /// Told to end: at once when nothing is under way, and then at the latest.
+    quit_deadline: Option<Instant>,
+}
+
+impl<R: Route + ?Sized> Worker<R> {
+    pub(crate) fn new(parts: WorkerParts<R>, engine: Engine, mailbox: MailboxReceiver<R>) -> Self {
+        let WorkerParts { name, image, route, observer, counters, identity, queues, drain_timeout, polling_max } =
+            parts;
+        Worker {
+            name,
+            image,
+            route,
+            observer,
+            counters,
+            identity,
+            drain_timeout,
+            mailbox,
+            engine,
+            features: 0,
+            rings: (0..queues).map(|_| Ring::default()).collect(),
+            active: Vec::new(),
+            running: Vec::new(),
+            table: None,
+            region: None,
+            origin: None,
+            started: false,
+            refused: false,
+            tracker: Tracker::default(),
+            plan: Plan::default(),
+            chain: Chain::default(),
+            ranges: Vec::new(),
+            flush_after: VecDeque::new(),
+            log_limit: LogLimit::default(),
+            polling: Polling::new(polling_max),
+            stopping: 0,
+            quit_deadline: None,
+        }
+    }
+
+    /// Works until told to quit. Returns the route.
+    pub(crate) fn run(mut self) -> Box<R> {
+        self.engine.watch(self.mailbox.descriptor(), TOKEN_MAILBOX);
+        if let Some(descriptor) = self.route.wake_descriptor() {
+            self.engine.watch(descriptor, TOKEN_ROUTE);
+        }
+        while !self.ended() {
+            let mut busy = self.run_jobs();
+            busy |= self.take_events();
+            self.interrupt_guests();
+            self.answer_stop_waiters();
+            busy |= self.pass();
+            self.interrupt_guests();
+            if busy && self.more_to_do() {
+                self.engine.enter(false, None);
+            } else {
+                // Hands over and sleeps in one call.
+                self.rest();
+            }
+        }
+        if self.engine.pending() > 0 {
+            // The kernel may write to guest memory and to our buffers for as long as it likes: all of it stays.
+            std::mem::forget(self.table.take());
+            self.engine.abandon();
+        }
+        self.route
+    }
+
+    /// Ends the worker when what is under way is done, or after the drain timeout.
+    pub(crate) fn quit(&mut self) {
+        self.quit_deadline = Some(Instant::now() + self.drain_timeout);
+    }
+
+    fn ended(&self) -> bool {
+        self.quit_deadline.is_some_and(|deadline| self.engine.pending() == 0 || Instant::now() >= deadline)
+    }
+
+    fn run_jobs(&mut self) -> bool {
+        let mut any = false;
+        while let Some(job) = self.mailbox.next() {
+            any = true;
+            job(self);
+            self.carry_out();
+        }
+        any
+    }
+
+    /// Handles what has completed, up to a number.
+    fn take_events(&mut self) -> bool {
+        let mut any = false;
+        let mut count = 0;
+        while count < EVENTS_MAX
+            && let Some(event) = self.engine.reap()
+        {
+            any = true;
+            count += 1;
+            match event {
+                Event::Done { request, ticket, result } => self.operation_done(request, ticket, result),
+                Event::Readable(TOKEN_MAILBOX) => self.mailbox.clear_signal(),
+                Event::Readable(TOKEN_ROUTE) => self.route_woken(),
+                // A kick: the pass that follows looks at every ring anyway.
+                Event::Readable(_) => {}
+                Event::WatchLost(token) => self.watch_again(token),
+            }
+        }
+        if any {
+            self.carry_out();
+        }
+        any
+    }
+
+    fn route_woken(&mut self) {
+        if let Some(descriptor) = self.route.wake_descriptor() {
+            read_empty(descriptor);
+        }
+        self.route.woken(&mut self.plan);
+    }
+
+    fn watch_again(&mut self, token: u32) {
+        match token {
+            TOKEN_MAILBOX => self.engine.watch(self.mailbox.descriptor(), TOKEN_MAILBOX),
+            TOKEN_ROUTE => {
+                if let Some(descriptor) = self.route.wake_descriptor() {
+                    self.engine.watch(descriptor, TOKEN_ROUTE);
+                }
+            }
+            _ => {
+                let index = (token & ((1 << TOKEN_RING_BITS) - 1)) as u16;
+                let Some(ring) = self.rings.get(usize::from(index)) else { return };
+                if ring.running.is_some()
+                    && ring_token(index, ring.epoch) == token
+                    && let Some(kick) = &ring.kick
+                {
+                    self.engine.watch(kick.as_raw_fd(), token);
+                }
+            }
+        }
+    }
+
+    /// Nothing to do: polls for a moment if that has paid lately, then sleeps.
+    fn rest(&mut self) {
+        let idle_since = Instant::now();
+        // Only the guest's next request is polled for, which saves it the kick. Storage takes longer than a wake-up costs,
+        // and what completes during a sleep is handled together.
+        let guest_alone = self.engine.pending() == 0;
+        if guest_alone && self.poll(idle_since) {
+            return;
+        }
+        // With too much under way no ring is looked at; otherwise each is looked at once more after asking for kicks.
+        if !self.congested() {
+            let mut more = false;
+            for position in 0..self.active.len() {
+                let index = self.active[position];
+                let Some(running) = &mut self.rings[usize::from(index)].running else { continue };
+                match running.listen() {
+                    Ok(found) => more |= found,
+                    Err(error) => {
+                        self.break_ring(index, &error);
+                        return;
+                    }
+                }
+            }
+            if more && self.may_take() {
+                return;
+            }
+        }
+        if self.ended() {
+            return;
+        }
+        let waits = self.stopping > 0 || self.quit_deadline.is_some();
+        self.engine.enter(true, waits.then_some(STOP_CHECK));
+        if guest_alone {
+            self.polling.waited(idle_since.elapsed());
+        }
+    }
+
+    /// Looks for work without sleeping, as long as that has paid lately. Returns whether it found some.
+    fn poll(&mut self, start: Instant) -> bool {
+        let Some(time) = self.polling.time() else { return false };
+        self.engine.enter(false, None);
+        while !self.more_to_do() {
+            if start.elapsed() > time {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        // Completions that the kernel hands out only when entered.
+        self.engine.enter(false, None);
+        true
+    }
+
+    /// Whether there is something to do already, seen without entering the kernel.
+    fn more_to_do(&mut self) -> bool {
+        if self.engine.has_completions() || !self.mailbox.is_empty() {
+            return true;
+        }
+        let rings_have_more = self
+            .active
+            .iter()
+            .any(|index| self.rings[usize::from(*index)].running.as_ref().is_some_and(|running| running.has_more()));
+        rings_have_more && !self.congested() && self.may_take()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            size_bytes: self.image.size_bytes(),
+            read_only: self.image.read_only(),
+            discard: self.features & bit(VIRTIO_BLK_F_DISCARD) != 0,
+            write_zeroes: self.features & bit(VIRTIO_BLK_F_WRITE_ZEROES) != 0,
+        }
+    }
+
+    fn offered_features(&self) -> u64 {
+        config_space::features(&self.image)
+    }
+}
+
+fn ring_token(index: u16, epoch: u32) -> u32 {
+    // 22 bits of epoch keep the tokens of rings below those of the mailbox and the route.
+    (epoch & ((1 << 22) - 1)) << TOKEN_RING_BITS | u32::from(index)
+}
+
+/// Reads a descriptor (an eventfd) until nothing is left, without ever blocking on it.
+fn read_empty(descriptor: RawFd) {
+    // SAFETY: the route promises that its wake descriptor stays open while the route lives.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let mut buffer = [0u8; 8];
+    for _ in 0..64 {
+        let mut list = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(rustix::event::poll(&mut list, Some(&now)), Ok(1))
+            || !list[0].revents().contains(rustix::event::PollFlags::IN)
+            || rustix::io::read(descriptor, &mut buffer).is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// How long to poll before sleeping: grows while waits turn out short, ends at once when one was long.
+#[derive(Debug)]
+struct Polling {
+    max: Duration,
+    current: Duration,
+}
+
+impl Polling {
+    const FIRST: Duration = Duration::from_micros(4);
+
+    fn new(max: Duration) -> Self {
+        Polling { max, current: Duration::ZERO }
+    }
+
+    fn time(&self) -> Option<Duration> {
+        (!self.current.is_zero()).then_some(self.current)
+    }
+
+    /// Something came after `time` of polling in vain and sleeping.
+    fn waited(&mut self, time: Duration) {
+        self.current = if time > self.max {
+            Duration::ZERO
+        } else if time > self.current {
+            (self.current * 2).max(Self::FIRST).min(self.max)
+        } else {
+            self.current
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_grows_with_short_waits_and_ends_with_a_long_one() {
+        let microseconds = Duration::from_micros;
+        let mut polling = Polling::new(microseconds(32));
+        assert_eq!(polling.time(), None);
+        for expected in [4, 8, 16, 32, 32] {
+            polling.waited(microseconds(30));
+            assert_eq!(polling.time(), Some(microseconds(expected.min(32))));
+        }
+        polling.waited(microseconds(33));
+        assert_eq!(polling.time(), None);
+        let mut never = Polling::new(Duration::ZERO);
+        never.waited(microseconds(1));
+        assert_eq!(never.time(), None);
+    }
+
+    #[test]
+    fn tokens_do_not_meet() {
+        assert!(ring_token(63, u32::MAX) < TOKEN_ROUTE);
+        assert_ne!(ring_token(1, 1), ring_token(1, 2));
+        assert_ne!(ring_token(1, 1), ring_token(2, 1));
+    }
+}

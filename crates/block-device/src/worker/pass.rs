@@ -1,0 +1,242 @@
+//! One pass: everything the rings have, routed as one batch.
+
+use super::Worker;
+use crate::chain::total_len;
+use crate::config_space::{RANGES_MAX, bit};
+use crate::counters::add;
+use crate::request::{Ask, ID_BYTES, Range, parse};
+use crate::ring::RingError;
+use guest_memory::MemorySlice;
+use placement::{Request, RequestKind, Route, Status};
+use std::os::fd::AsFd;
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,
+};
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+
+/// Requests of the route in flight at once: beyond, the guest's requests stay in their rings.
+const PARTS_MAX: usize = 1024;
+/// Operations that wait for the kernel: beyond, the guest's requests stay in their rings.
+const WAITING_MAX: usize = 256;
+/// Requests taken in one pass.
+const PASS_MAX: usize = 256;
+
+impl<R: Route + ?Sized> Worker<R> {
+    /// Whether so much is under way that nothing more is taken.
+    pub(super) fn congested(&self) -> bool {
+        self.tracker.live_parts() + RANGES_MAX as usize > PARTS_MAX || self.engine.waiting() > WAITING_MAX
+    }
+
+    /// Takes what the rings have. Returns whether there was anything.
+    pub(super) fn pass(&mut self) -> bool {
+        if self.active.is_empty() || self.congested() || !self.may_take() {
+            return false;
+        }
+        let mut taken = 0;
+        let mut position = 0;
+        while position < self.active.len() {
+            let index = self.active[position];
+            match self.take_from(index, &mut taken) {
+                Ok(()) => position += 1,
+                // The ring leaves the list, so that the next one is now at this position.
+                Err(error) => self.break_ring(index, &error),
+            }
+        }
+        if taken == 0 {
+            return false;
+        }
+        add(&self.counters.passes, 1);
+        self.route.end_of_pass(&mut self.plan);
+        self.carry_out();
+        true
+    }
+
+    fn take_from(&mut self, index: u16, taken: &mut usize) -> Result<(), RingError> {
+        while *taken < PASS_MAX && !self.congested() {
+            let ring = &mut self.rings[usize::from(index)];
+            let Some(running) = ring.running.as_mut().filter(|_| !ring.broken) else { return Ok(()) };
+            let Some((head, again)) = running.pop()? else { return Ok(()) };
+            running.hush()?;
+            if again {
+                add(&self.counters.resubmitted_requests, 1);
+            }
+            *taken += 1;
+            self.rings[usize::from(index)].in_flight += 1;
+            self.take_request(index, head)?;
+        }
+        Ok(())
+    }
+
+    fn take_request(&mut self, index: u16, head: u16) -> Result<(), RingError> {
+        let ring = &self.rings[usize::from(index)];
+        let running = ring.running.as_ref().expect("the chain was taken from it");
+        let indirect = self.features & bit(VIRTIO_RING_F_INDIRECT_DESC) != 0;
+        if let Err(error) = self.chain.walk(&running.table, &running.descriptors, head, indirect) {
+            self.malformed(&format!("descriptor chain {head} of queue {index} is dropped: {error}"));
+            return self.drop_chain(index, head);
+        }
+        let epoch = ring.epoch;
+        let limits = self.limits();
+        let (status_byte, ask) = parse(&mut self.chain, limits, &mut self.ranges);
+        let Some(status_byte) = status_byte else {
+            self.malformed(&format!("descriptor chain {head} of queue {index} is dropped: it has no status byte"));
+            return self.drop_chain(index, head);
+        };
+        let ask = if self.refused { Ask::Finish(Status::IoError) } else { ask };
+        match ask {
+            Ask::Finish(status) => self.answer((index, epoch), head, &status_byte, status, 0),
+            Ask::Identity => {
+                let written = self.write_identity(index);
+                self.answer((index, epoch), head, &status_byte, Status::Ok, written);
+            }
+            Ask::Read { offset, len } => {
+                add(&self.counters.read_requests, 1);
+                add(&self.counters.read_bytes, len);
+                self.route_one((index, epoch), head, status_byte, Range { kind: RequestKind::Read, offset, len });
+            }
+            Ask::Write { offset, len } => {
+                add(&self.counters.write_requests, 1);
+                add(&self.counters.write_bytes, len);
+                self.route_one((index, epoch), head, status_byte, Range { kind: RequestKind::Write, offset, len });
+            }
+            Ask::Flush => {
+                add(&self.counters.flush_requests, 1);
+                let flush = Range { kind: RequestKind::Flush, offset: 0, len: 0 };
+                self.route_one((index, epoch), head, status_byte, flush);
+            }
+            Ask::Ranges => self.route_ranges((index, epoch), head, status_byte),
+        }
+        Ok(())
+    }
+
+    /// Without a negotiated flush the disk has no write cache: what changes it is durable before it is answered.
+    fn write_through(&self) -> bool {
+        self.features & bit(VIRTIO_BLK_F_FLUSH) == 0
+    }
+
+    fn route_one(&mut self, ring: (u16, u32), head: u16, status_byte: MemorySlice, range: Range) {
+        let Range { kind, offset, len } = range;
+        let flush_after = kind == RequestKind::Write && self.write_through();
+        let readback_len = if kind == RequestKind::Read { len as u32 } else { 0 };
+        let chain = self.tracker.add_chain(ring, head, status_byte, readback_len, flush_after);
+        let id = self.tracker.add_part(chain);
+        let segments: &[MemorySlice] = match kind {
+            RequestKind::Read => &self.chain.writable,
+            RequestKind::Write => &self.chain.readable,
+            _ => &[],
+        };
+        self.route.route(&Request { id, kind, offset, len, segments }, &mut self.plan);
+    }
+
+    fn route_ranges(&mut self, ring: (u16, u32), head: u16, status_byte: MemorySlice) {
+        let flush_after = self.write_through();
+        let chain = self.tracker.add_chain(ring, head, status_byte, 0, flush_after);
+        if let Some(range) = self.ranges.first() {
+            let discard = range.kind == RequestKind::Discard;
+            add(if discard { &self.counters.discard_requests } else { &self.counters.write_zeroes_requests }, 1);
+        }
+        for range in &self.ranges {
+            let id = self.tracker.add_part(chain);
+            let Range { kind, offset, len } = *range;
+            self.route.route(&Request { id, kind, offset, len, segments: &[] }, &mut self.plan);
+        }
+    }
+
+    /// A flush on behalf of a chain whose writes are done.
+    pub(super) fn route_flush_after(&mut self, chain: u32) {
+        let id = self.tracker.add_part(chain);
+        let flush = Request { id, kind: RequestKind::Flush, offset: 0, len: 0, segments: &[] };
+        self.route.route(&flush, &mut self.plan);
+    }
+
+    /// Writes the serial number into the chain's writable segments. Returns the bytes written.
+    fn write_identity(&mut self, index: u16) -> u32 {
+        let Some(running) = &self.rings[usize::from(index)].running else { return 0 };
+        let mut done = 0;
+        for slice in &self.chain.writable {
+            let part = slice.sub(0, slice.len().min(ID_BYTES - done));
+            running.table.prepare_write(&part);
+            part.copy_in(0, &self.identity[done..done + part.len()]);
+            done += part.len();
+            if done == ID_BYTES {
+                break;
+            }
+        }
+        debug_assert!(done as u64 <= total_len(&self.chain.writable));
+        done as u32
+    }
+
+    /// Answers a chain: status byte, used ring.
+    pub(super) fn answer(
+        &mut self,
+        (index, epoch): (u16, u32),
+        head: u16,
+        status_byte: &MemorySlice,
+        status: Status,
+        readback_len: u32,
+    ) {
+        let (code, written) = match status {
+            Status::Ok => (VIRTIO_BLK_S_OK, readback_len),
+            Status::IoError => {
+                add(&self.counters.failed_requests, 1);
+                (VIRTIO_BLK_S_IOERR, 0)
+            }
+            Status::Unsupported => {
+                add(&self.counters.unsupported_requests, 1);
+                (VIRTIO_BLK_S_UNSUPP, 0)
+            }
+        };
+        let ring = &mut self.rings[usize::from(index)];
+        // An answer that comes after its ring was stopped (storage hung) stays marked in the in-flight region.
+        let Some(running) = ring.running.as_mut().filter(|_| ring.epoch == epoch) else { return };
+        running.table.prepare_write(status_byte);
+        status_byte.copy_in(0, &[code as u8]);
+        let pushed = running.push_used(head, written.saturating_add(1));
+        ring.in_flight -= 1;
+        if let Err(error) = pushed {
+            self.break_ring(index, &error);
+        }
+    }
+
+    /// Gives a chain back that was no request.
+    fn drop_chain(&mut self, index: u16, head: u16) -> Result<(), RingError> {
+        let ring = &mut self.rings[usize::from(index)];
+        ring.in_flight -= 1;
+        match &mut ring.running {
+            Some(running) => running.push_used(head, 0),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn malformed(&mut self, what: &str) {
+        add(&self.counters.malformed_chains, 1);
+        if let Some(count) = self.log_limit.next() {
+            log::warn!("disk {}: {what} ({count} so far)", self.name);
+        }
+    }
+
+    /// Interrupts the guest for what was answered since the last time, once a ring.
+    pub(super) fn interrupt_guests(&mut self) {
+        for position in 0..self.running.len() {
+            let index = self.running[position];
+            self.interrupt_guest(index);
+        }
+    }
+
+    pub(super) fn interrupt_guest(&mut self, index: u16) {
+        let ring = &mut self.rings[usize::from(index)];
+        let Some(running) = &mut ring.running else { return };
+        match running.wants_interrupt() {
+            Ok(true) => {
+                if let Some(call) = &ring.call {
+                    add(&self.counters.interrupts, 1);
+                    if let Err(error) = rustix::io::write(call.as_fd(), &1u64.to_ne_bytes()) {
+                        log::debug!("disk {}: interrupting the guest failed: {error}", self.name);
+                    }
+                }
+            }
+            Ok(false) => {}
+            Err(error) => self.break_ring(index, &error),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What a hostile guest can do: to itself.
+
+mod common;
+
+use block_device::{CacheMode, Device};
+use common::{MIB, NotingRoute, Place, disk, open, pattern, rig, start};
+use std::time::Duration;
+use test_frontend::{
+    ANSWER_TIMEOUT, Descriptor, FrontEndOptions, STATUS_IO_ERROR, STATUS_OK, STATUS_UNSUPPORTED, TestDisk, Transfer,
+    descriptor_flags,
+};
+
+/// The device still does what it should, on queue `queue`.
+fn still_works(disk: &mut TestDisk, queue: usize) {
+    let data = disk.front_end.ram.take(4096, 4096);
+    let bytes = pattern(4096, 4096, 77);
+    disk.front_end.ram.write(data, &bytes);
+    assert_eq!(disk.request_on(queue, 8, &Transfer::Write(vec![(data, 4096)])).unwrap().status, STATUS_OK);
+    disk.front_end.ram.write(data, &[0; 4096]);
+    assert_eq!(disk.request_on(queue, 8, &Transfer::Read(vec![(data, 4096)])).unwrap().status, STATUS_OK);
+    assert!(disk.front_end.ram.read(data, 4096) == bytes);
+}
+
+/// Offers descriptors as they are, as one chain from the first, and waits for the used entry. Returns its length.
+fn offer(disk: &mut TestDisk, descriptors: &[Descriptor]) -> u32 {
+    let queue = &mut disk.front_end.queues[0];
+    let indices = queue.reserve(descriptors.len()).expect("free descriptors");
+    for (index, descriptor) in indices.iter().zip(descriptors) {
+        queue.put_descriptor(*index, *descriptor);
+    }
+    let head = indices[0];
+    queue.belongs_to(head, indices);
+    queue.make_available(head);
+    queue.publish();
+    queue.kick().unwrap();
+    loop {
+        if let Some((used, written)) = queue.take_used() {
+            assert_eq!(used, head);
+            return written;
+        }
+        if !queue.enable_interrupts() {
+            assert!(queue.wait(ANSWER_TIMEOUT).unwrap(), "no answer");
+        }
+    }
+}
+
+fn malformed(device: &Device<NotingRoute>) -> u64 {
+    device.handle().counters().malformed_chains
+}
+
+#[test]
+fn chains_that_are_none_are_given_back_and_nothing_else_happens() {
+    let (_place, device, mut disk) = rig(MIB, CacheMode::Auto);
+    let header = disk.front_end.ram.take(4096, 4096);
+    let table = disk.front_end.ram.take(4096, 4096);
+    let next = |address, len, next| Descriptor { address, len, flags: descriptor_flags::NEXT, next };
+    let indirect = |address, len| Descriptor { address, len, flags: descriptor_flags::INDIRECT, next: 0 };
+    disk.front_end.ram.write(header, &[0; 4096]);
+
+    let first = {
+        let queue = &mut disk.front_end.queues[0];
+        let indices = queue.reserve(1).unwrap();
+        queue.belongs_to(indices[0], indices.clone());
+        queue.make_available(indices[0]);
+        queue.put_descriptor(indices[0], Descriptor::writable(header, 1));
+        indices[0]
+    };
+    disk.front_end.queues[0].publish();
+    disk.front_end.queues[0].kick().unwrap();
+    while disk.front_end.queues[0].take_used().is_none() {
+        std::thread::yield_now();
+    }
+
+    let bad: Vec<(&str, Vec<Descriptor>)> = vec![
+        ("no status byte", vec![Descriptor::readable(header, 16)]),
+        ("nothing at all", vec![Descriptor::readable(header, 0)]),
+        ("outside of memory", vec![Descriptor::writable(1 << 40, 16)]),
+        ("wrapping around", vec![Descriptor::writable(u64::MAX - 3, 16)]),
+        ("partly outside of memory", vec![Descriptor::writable(64 * MIB - 4, 16)]),
+        ("the next one outside of the ring", vec![next(header, 16, 1000)]),
+        ("a loop of one", vec![next(header, 16, first)]),
+        ("four gigabytes at once", vec![Descriptor::writable(0, u32::MAX)]),
+        ("an indirect table outside of memory", vec![indirect(1 << 40, 64)]),
+        ("an indirect table of no length", vec![indirect(table, 0)]),
+        ("an indirect table with half a descriptor", vec![indirect(table, 24)]),
+        ("an indirect table larger than can be", vec![indirect(0, !15)]),
+        (
+            "an indirect table with more behind it",
+            vec![Descriptor { flags: descriptor_flags::INDIRECT | descriptor_flags::NEXT, ..indirect(table, 64) }],
+        ),
+        ("a table within a table", vec![indirect(table, 16)]),
+    ];
+    for (what, descriptors) in bad {
+        disk.front_end.queues[0].put_table(table, &[indirect(table, 16)]);
+        let before = malformed(&device);
+        // The loop needs its own index, which is the one that is free next.
+        let written = offer(&mut disk, &descriptors);
+        assert_eq!(written, 0, "{what}");
+        assert_eq!(malformed(&device), before + 1, "{what}");
+    }
+    // Loops: of two descriptors, and inside an indirect table.
+    let indices = disk.front_end.queues[0].reserve(2).unwrap();
+    for (index, other) in [(0, 1), (1, 0)] {
+        disk.front_end.queues[0].put_descriptor(indices[index], next(header, 16, indices[other]));
+    }
+    disk.front_end.queues[0].belongs_to(indices[0], indices.clone());
+    disk.front_end.queues[0].make_available(indices[0]);
+    disk.front_end.queues[0].publish();
+    disk.front_end.queues[0].kick().unwrap();
+    while disk.front_end.queues[0].take_used().is_none() {
+        std::thread::yield_now();
+    }
+    disk.front_end.ram.write(table, &[0; 32]);
+    disk.front_end.queues[0].put_table(table, &[next(header, 16, 0), next(header, 16, 0)]);
+    disk.front_end.ram.put(table + 16 + 12, descriptor_flags::NEXT);
+    disk.front_end.ram.put(table + 16 + 14, 0u16);
+    assert_eq!(offer(&mut disk, &[indirect(table, 32)]), 0);
+    // To read after to write.
+    let queue = &mut disk.front_end.queues[0];
+    let head = queue.add(&[Descriptor::writable(header, 1), Descriptor::readable(header, 16)]).unwrap();
+    queue.publish();
+    queue.kick().unwrap();
+    let answer = loop {
+        if let Some(answer) = queue.take_used() {
+            break answer;
+        }
+    };
+    assert_eq!(answer, (head, 0));
+    still_works(&mut disk, 0);
+    let route = device.stop().unwrap();
+    assert_eq!(route.routed.len(), 2, "none of it reached the route");
+}
+
+#[test]
+fn requests_that_are_wrong_fail_alone() {
+    let (_place, device, mut disk) = rig(MIB, CacheMode::Auto);
+    let data = disk.front_end.ram.take(MIB, 4096);
+    let end = MIB / 512;
+    for (what, sector, transfer, status) in [
+        ("beyond the end", end, Transfer::Read(vec![(data, 512)]), STATUS_IO_ERROR),
+        ("across the end", end - 1, Transfer::Write(vec![(data, 1024)]), STATUS_IO_ERROR),
+        ("wrapping around", u64::MAX, Transfer::Read(vec![(data, 512)]), STATUS_IO_ERROR),
+        ("wrapping around in bytes", u64::MAX / 512, Transfer::Write(vec![(data, 512)]), STATUS_IO_ERROR),
+        ("no whole sector", 0, Transfer::Write(vec![(data, 511)]), STATUS_IO_ERROR),
+        ("an unknown type", 0, Transfer::Other(77), STATUS_UNSUPPORTED),
+        ("a legacy SCSI command", 0, Transfer::Other(2), STATUS_UNSUPPORTED),
+        ("nothing to read", 0, Transfer::Read(vec![]), STATUS_OK),
+        ("a serial number to nowhere", 0, Transfer::Identity(vec![]), STATUS_IO_ERROR),
+        ("a discard of too much", 0, Transfer::Discard(vec![(0, u32::MAX, 0)]), STATUS_IO_ERROR),
+        ("a discard beyond the end", 0, Transfer::Discard(vec![(0, 8, 0), (end, 1, 0)]), STATUS_IO_ERROR),
+        ("too many ranges", 0, Transfer::Discard(vec![(0, 1, 0); 33]), STATUS_IO_ERROR),
+        ("no range", 0, Transfer::WriteZeroes(vec![]), STATUS_IO_ERROR),
+    ] {
+        assert_eq!(disk.request(sector, &transfer).unwrap(), status, "{what}");
+    }
+    still_works(&mut disk, 0);
+    assert_eq!(malformed(&device), 0);
+}
+
+#[test]
+fn requests_of_more_bytes_than_can_be_fail() {
+    let place = Place::new(256 * MIB);
+    let (_device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions::default());
+    // The same memory again and again: 65 MiB in one request.
+    let data = disk.front_end.ram.take(MIB, 4096);
+    assert_eq!(disk.request(0, &Transfer::Read(vec![(data, MIB as u32); 65])).unwrap(), STATUS_IO_ERROR);
+    assert_eq!(disk.request(0, &Transfer::Read(vec![(data, MIB as u32); 64])).unwrap(), STATUS_OK);
+}
+
+/// Waits until queue 0 is given up, seen by its error descriptor's effect: the count of malformed chains.
+fn until_broken(device: &Device<NotingRoute>, before: u64) {
+    let deadline = std::time::Instant::now() + ANSWER_TIMEOUT;
+    while malformed(device) == before {
+        assert!(std::time::Instant::now() < deadline, "the ring is not given up");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_ring_that_lies_is_stopped_and_the_others_go_on() {
+    let place = Place::new(MIB);
+    let (device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let options = FrontEndOptions { queues: 2, queue_size: 16, ..FrontEndOptions::default() };
+    for lie in 0..3 {
+        let mut disk = disk(&place, options.clone());
+        still_works(&mut disk, 0);
+        still_works(&mut disk, 1);
+        let before = malformed(&device);
+        let queue = &mut disk.front_end.queues[0];
+        match lie {
+            // More entries than the ring has.
+            0 => queue.set_available_index(queue.available_index().wrapping_add(1000)),
+            // A head beyond the table.
+            1 => {
+                queue.make_available(16);
+                queue.publish();
+            }
+            // The same head twice at once; the device must not have answered the first in between.
+            _ => {
+                device.handle().with_route(|route, _| route.hold_writes = true).unwrap();
+                let data = disk.front_end.ram.take(4096, 4096);
+                disk.submit(0, 0, &Transfer::Write(vec![(data, 512)])).unwrap();
+                disk.kick(0).unwrap();
+                let handle = device.handle();
+                while handle.with_route(|route, _| route.held.is_empty()).unwrap() {
+                    std::thread::yield_now();
+                }
+                for head in 0..16 {
+                    disk.front_end.queues[0].make_available(head);
+                }
+                disk.front_end.queues[0].publish();
+            }
+        }
+        disk.front_end.queues[0].kick.write(1).unwrap();
+        until_broken(&device, before);
+        device
+            .handle()
+            .with_route(|route, plan| {
+                route.hold_writes = false;
+                for (id, ..) in route.held.drain(..) {
+                    plan.release(id, placement::Status::Ok);
+                }
+            })
+            .unwrap();
+        still_works(&mut disk, 1);
+        // Stopping the broken ring is answered like any other.
+        disk.front_end.stop().unwrap();
+    }
+    // A new start makes the ring whole again.
+    let mut disk = disk(&place, options);
+    still_works(&mut disk, 0);
+    drop(disk);
+    device.stop().unwrap();
+}
+
+#[test]
+fn random_rings_do_no_harm() {
+    let place = Place::new(MIB);
+    let (device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let mut random = 0x1234_5678_9abc_def1u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    for round in 0..30 {
+        let options = FrontEndOptions { queue_size: 64, ..FrontEndOptions::default() };
+        let mut disk = disk(&place, options);
+        let data = disk.front_end.ram.take(64 * 4096, 4096);
+        let queue = &mut disk.front_end.queues[0];
+        for _ in 0..40 {
+            for index in 0..64 {
+                // Mostly plausible, so that it gets past the first check.
+                let address = match next() % 8 {
+                    0 => next(),
+                    1 => queue.layout().used + next() % 600,
+                    2 => queue.layout().descriptors + next() % 1024,
+                    _ => data + next() % (60 * 4096),
+                };
+                let len =
+                    if next() % 8 == 0 { next() as u32 } else { (next() % 3) as u32 * 512 + (next() % 2) as u32 * 16 };
+                let flags = (next() % 8) as u16 & if next() % 4 == 0 { 7 } else { 3 };
+                queue.put_descriptor(index, Descriptor { address, len, flags, next: (next() % 66) as u16 });
+            }
+            for _ in 0..next() % 16 {
+                queue.make_available((next() % if next() % 50 == 0 { 70 } else { 64 }) as u16);
+            }
+            let header = next();
+            disk.front_end.ram.put(data, (header % 16) as u32);
+            queue.publish();
+            queue.kick.write(1).unwrap();
+            while queue.take_used_keep().is_some() {}
+        }
+        if round % 2 == 0 {
+            disk.front_end.stop().unwrap();
+        }
+    }
+    let mut disk = disk(&place, FrontEndOptions::default());
+    still_works(&mut disk, 0);
+    drop(disk);
+    device.stop().unwrap();
+}
+
+#[test]
+fn nonsense_in_the_inflight_region_does_no_harm() {
+    use std::os::unix::fs::FileExt;
+    let (_place, device, mut disk) = rig(MIB, CacheMode::Auto);
+    still_works(&mut disk, 0);
+    for round in 0..20u8 {
+        let bases = disk.front_end.stop().unwrap();
+        let inflight = disk.front_end.inflight().unwrap();
+        let size = inflight.description.mmap_size as usize;
+        let nonsense: Vec<u8> = (0..size).map(|at| (at as u8).wrapping_mul(31).wrapping_add(round) % 3).collect();
+        inflight.file.write_all_at(&nonsense, 0).unwrap();
+        disk.front_end.start_with_bases(&bases).unwrap();
+        // What it did again of that is anybody's guess; the rest must go on.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(disk);
+    let place = Place::new(MIB);
+    let (_other, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let mut other = common::disk(&place, FrontEndOptions::default());
+    still_works(&mut other, 0);
+    device.stop().unwrap();
+}

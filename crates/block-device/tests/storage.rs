@@ -1,0 +1,319 @@
+//! Storage of every kind, and storage that fails.
+
+mod common;
+
+use block_device::{CacheMode, Image, ImageKind, ImageOptions};
+use common::{MIB, Place, disk, open, pattern, rig, start};
+use guest_memory::{CopyOnWrite, PageId, VmMemory};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use test_frontend::{FrontEndOptions, STATUS_IO_ERROR, STATUS_OK, Transfer};
+
+/// A mounted file system or attached device, taken down when dropped.
+struct Undo(Command);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let _ = self.0.output();
+    }
+}
+
+fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+/// Output of a command; none, with the reason printed, when it fails: such a test is skipped where it may not mount.
+fn attempt(words: &[&str]) -> Option<String> {
+    match command(words).output() {
+        Ok(output) if output.status.success() => Some(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        Ok(output) => {
+            println!("skipped: {} was refused: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+            None
+        }
+        Err(error) => {
+            println!("skipped: {} cannot be run: {error}", words[0]);
+            None
+        }
+    }
+}
+
+#[test]
+fn a_full_file_system_is_an_io_error_and_then_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let Some(_) = attempt(&["mount", "-t", "tmpfs", "-o", "size=2m", "none", path]) else { return };
+    let _mounted = Undo(command(&["umount", "-l", path]));
+    let image = directory.path().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(64 * MIB).unwrap();
+    let place = Place::new(0);
+    let (device, _) = start(&place, open(&image, CacheMode::Auto), |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions::default());
+    let mut failed = 0;
+    for block in 0..64u64 {
+        let bytes = pattern(block * 65536, 65536, 1);
+        match disk.write(block * 65536, &bytes).unwrap() {
+            STATUS_OK => {
+                assert_eq!(failed, 0, "room appeared from nowhere");
+                assert_eq!(disk.read(block * 65536, 65536).unwrap(), (STATUS_OK, bytes));
+            }
+            status => {
+                assert_eq!(status, STATUS_IO_ERROR);
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 16, "{failed}");
+    assert_eq!(device.handle().counters().failed_requests, failed);
+    // The disk goes on: what is there is read, and room that is given back can be written.
+    assert_eq!(disk.read(0, 65536).unwrap(), (STATUS_OK, pattern(0, 65536, 1)));
+    assert_eq!(disk.request(0, &Transfer::Discard(vec![(0, 1024, 0)])).unwrap(), STATUS_OK);
+    assert_eq!(disk.write(32 * MIB, &pattern(0, 65536, 2)).unwrap(), STATUS_OK);
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    drop(disk);
+    device.stop().unwrap();
+}
+
+#[test]
+fn an_image_cut_beneath_us_is_an_io_error() {
+    for cache in [CacheMode::Auto, CacheMode::Buffered] {
+        let (place, device, mut disk) = rig(8 * MIB, cache);
+        assert_eq!(disk.write(0, &pattern(0, 8192, 3)).unwrap(), STATUS_OK);
+        let file = std::fs::OpenOptions::new().write(true).open(place.image()).unwrap();
+        file.set_len(MIB + 512).unwrap();
+        assert_eq!(disk.read(4 * MIB, 4096).unwrap().0, STATUS_IO_ERROR, "{cache:?}");
+        assert_eq!(disk.read(MIB - 4096, 16384).unwrap().0, STATUS_IO_ERROR, "{cache:?}: across the end");
+        assert_eq!(disk.read(0, 8192).unwrap(), (STATUS_OK, pattern(0, 8192, 3)));
+        // When it is told, the guest cannot even ask.
+        assert_eq!(device.handle().resize().unwrap(), MIB + 512);
+        assert_eq!(disk.read(MIB, 512).unwrap(), (STATUS_OK, vec![0; 512]));
+        assert_eq!(disk.read(MIB + 512, 512).unwrap().0, STATUS_IO_ERROR);
+        device.stop().unwrap();
+    }
+}
+
+/// A disk that breaks: a loop device whose backing file is cut.
+#[test]
+fn errors_of_a_block_device_reach_the_guest() {
+    let backing = Place::new(16 * MIB);
+    let backing_path = backing.image();
+    let Some(name) = attempt(&["losetup", "--find", "--show", backing_path.to_str().unwrap()]) else { return };
+    let _attached = Undo(command(&["losetup", "-d", &name]));
+    let place = Place::new(0);
+    for cache in [CacheMode::Direct, CacheMode::Buffered] {
+        std::fs::OpenOptions::new().write(true).open(&backing_path).unwrap().set_len(16 * MIB).unwrap();
+        let (device, _) = start(&place, open(Path::new(&name), cache), |_, _| {});
+        let mut disk = disk(&place, FrontEndOptions::default());
+        assert_eq!(disk.write(0, &pattern(0, 65536, 4)).unwrap(), STATUS_OK);
+        assert_eq!(disk.flush().unwrap(), STATUS_OK);
+        // The loop device now fails beyond the cut.
+        std::fs::OpenOptions::new().write(true).open(&backing_path).unwrap().set_len(MIB).unwrap();
+        let status = disk.read(8 * MIB, 4096).unwrap().0;
+        assert_eq!(status, STATUS_IO_ERROR, "{cache:?}");
+        assert_eq!(disk.read(0, 65536).unwrap(), (STATUS_OK, pattern(0, 65536, 4)));
+        assert!(device.handle().counters().failed_requests > 0);
+        drop(disk);
+        device.stop().unwrap();
+    }
+}
+
+#[test]
+fn an_error_of_write_back_is_the_answer_to_the_flush() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let Some(_) = attempt(&["mount", "-t", "tmpfs", "-o", "size=1m", "none", path]) else { return };
+    let _mounted = Undo(command(&["umount", "-l", path]));
+    let backing = directory.path().join("backing.img");
+    std::fs::File::create(&backing).unwrap().set_len(16 * MIB).unwrap();
+    let Some(name) = attempt(&["losetup", "--find", "--show", backing.to_str().unwrap()]) else { return };
+    let _attached = Undo(command(&["losetup", "-d", &name]));
+    let place = Place::new(0);
+    // Through the page cache a write succeeds at once, and only the flush finds that there is no room behind it.
+    let (device, _) = start(&place, open(Path::new(&name), CacheMode::Buffered), |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions::default());
+    assert_eq!(disk.write(0, &pattern(0, 4096, 9)).unwrap(), STATUS_OK);
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    assert_eq!(disk.write(8 * MIB, &pattern(0, 4 * MIB as usize, 9)).unwrap(), STATUS_OK);
+    // All flushes of one moment share the error: none may be told that its data is safe.
+    for _ in 0..8 {
+        disk.submit(0, 0, &Transfer::Flush).unwrap();
+    }
+    disk.kick(0).unwrap();
+    let answers = disk.wait_all(0).unwrap();
+    assert_eq!(answers.len(), 8);
+    assert!(answers.iter().all(|answer| answer.status == STATUS_IO_ERROR), "{answers:?}");
+    drop(disk);
+    device.stop().unwrap();
+}
+
+fn loop_device(block_bytes: u32) -> Option<(Place, String, Undo)> {
+    let backing = Place::new(16 * MIB);
+    let path = backing.image();
+    let size = block_bytes.to_string();
+    let name =
+        attempt(&["losetup", "--find", "--show", "--sector-size", &size, "--direct-io=on", path.to_str().unwrap()])
+            .or_else(|| attempt(&["losetup", "--find", "--show", "--sector-size", &size, path.to_str().unwrap()]))?;
+    let undo = Undo(command(&["losetup", "-d", &name]));
+    Some((backing, name, undo))
+}
+
+#[test]
+fn a_block_device_is_a_disk() {
+    let Some((_backing, name, _undo)) = loop_device(512) else { return };
+    let path = PathBuf::from(&name);
+    let place = Place::new(0);
+    let image = open(&path, CacheMode::Auto);
+    assert_eq!((image.kind(), image.size_bytes()), (ImageKind::BlockDevice, 16 * MIB));
+    Image::open(&path, ImageOptions::default()).expect_err("O_EXCL: nobody else");
+    let (device, _) = start(&place, image, |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions::default());
+    let bytes = pattern(0, MIB as usize, 5);
+    assert_eq!(disk.write(0, &bytes).unwrap(), STATUS_OK);
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    assert_eq!(disk.read(0, MIB as usize).unwrap(), (STATUS_OK, bytes));
+    for transfer in [
+        Transfer::WriteZeroes(vec![(8, 16, 0)]),
+        Transfer::WriteZeroes(vec![(64, 16, 1)]),
+        Transfer::WriteZeroes(vec![(129, 3, 0)]),
+    ] {
+        assert_eq!(disk.request(0, &transfer).unwrap(), STATUS_OK, "{transfer:?}");
+    }
+    let mut expected = pattern(0, MIB as usize, 5);
+    for (first, count) in [(8, 16), (64, 16), (129, 3)] {
+        expected[first * 512..(first + count) * 512].fill(0);
+    }
+    assert!(disk.read(0, MIB as usize).unwrap().1 == expected);
+    if device.handle().image().discard() {
+        assert_eq!(disk.request(0, &Transfer::Discard(vec![(0, 2048, 0)])).unwrap(), STATUS_OK);
+    }
+    drop(disk);
+    device.stop().unwrap();
+}
+
+#[test]
+fn parts_of_4096_byte_blocks_are_read_and_written() {
+    let Some((_backing, name, _undo)) = loop_device(4096) else { return };
+    let place = Place::new(0);
+    let image = open(Path::new(&name), CacheMode::Direct);
+    assert_eq!(image.logical_block_bytes(), 4096);
+    let (device, _) = start(&place, image, |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions::default());
+    let block_size = disk.front_end.config(20, 4).unwrap();
+    assert_eq!(block_size, 4096u32.to_le_bytes());
+    let mut expected = pattern(0, 4 * MIB as usize, 6);
+    assert_eq!(disk.write(0, &expected).unwrap(), STATUS_OK);
+    // Single sectors and odd runs, many at once: neighbours in one block must not undo each other.
+    let data = disk.front_end.ram.take(2 * MIB, 4096);
+    for (position, (sector, sectors)) in
+        [(1u64, 1u32), (2, 1), (3, 6), (100, 3), (7, 1), (4001, 2055)].into_iter().enumerate()
+    {
+        let len = sectors * 512;
+        let address = data + position as u64 * 16384;
+        let bytes = pattern(sector * 512, len as usize, 60 + position as u64);
+        disk.front_end.ram.write(address, &bytes);
+        disk.submit(0, sector, &Transfer::Write(vec![(address, len)])).unwrap();
+        if (sector, sectors) == (7, 1) {
+            // Overlaps the third: the order of overlapping requests in flight is the guest's business.
+            disk.kick(0).unwrap();
+            assert!(disk.wait_all(0).unwrap().iter().all(|answer| answer.status == STATUS_OK));
+        }
+        expected[sector as usize * 512..][..len as usize].copy_from_slice(&bytes);
+    }
+    disk.kick(0).unwrap();
+    assert!(disk.wait_all(0).unwrap().iter().all(|answer| answer.status == STATUS_OK));
+    assert_eq!(disk.request(0, &Transfer::WriteZeroes(vec![(9, 3, 0), (200, 17, 1)])).unwrap(), STATUS_OK);
+    expected[9 * 512..12 * 512].fill(0);
+    expected[200 * 512..217 * 512].fill(0);
+    let (status, bytes) = disk.read(0, 4 * MIB as usize).unwrap();
+    assert_eq!(status, STATUS_OK);
+    let differs = bytes.iter().zip(&expected).position(|(found, wanted)| found != wanted);
+    assert_eq!(differs.map(|at| at / 512), None, "the first wrong sector");
+    let (status, part) = disk.read(5 * 512, 3 * 512).unwrap();
+    assert_eq!(status, STATUS_OK);
+    assert!(part == expected[5 * 512..8 * 512]);
+    drop(disk);
+    device.stop().unwrap();
+}
+
+/// Notes which pages it was asked for, and what they held.
+struct Asked {
+    memory: std::sync::Weak<VmMemory>,
+    pages: Mutex<Vec<(PageId, Vec<u8>)>>,
+}
+
+impl CopyOnWrite for Asked {
+    fn copy_out(&self, page: PageId) {
+        let memory = self.memory.upgrade().unwrap();
+        let mut content = vec![0; 4096];
+        memory.page(page).unwrap().copy_out(0, &mut content);
+        memory.set_retained(page, false);
+        self.pages.lock().unwrap().push((page, content));
+    }
+}
+
+#[test]
+fn retained_pages_are_asked_for_before_they_are_written() {
+    for (cache, unaligned) in [(CacheMode::Auto, 0), (CacheMode::Auto, 7), (CacheMode::Buffered, 0)] {
+        let place = Place::new(8 * MIB);
+        std::fs::write(place.image(), pattern(0, 8 * MIB as usize, 7)).unwrap();
+        let memory = VmMemory::new();
+        let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), pages: Mutex::default() });
+        memory.set_copy_on_write(Arc::clone(&asked) as Arc<dyn CopyOnWrite>);
+        let config = block_device::DeviceConfig::new("asked", place.socket(), open(&place.image(), cache));
+        let route = Box::new(placement::PlainRoute);
+        let device = block_device::Device::start(config, route, Arc::clone(&memory), Arc::new(())).unwrap();
+        let mut disk = disk(&place, FrontEndOptions::default());
+        assert_eq!(disk.flush().unwrap(), STATUS_OK);
+        let data = disk.front_end.ram.take(16 * 4096, 4096);
+        disk.front_end.ram.write(data, &[0xcc; 16 * 4096]);
+        let first = (data / 4096) as u32;
+        for page in first..first + 16 {
+            memory.set_retained(PageId(page), true);
+        }
+        // Three pages are read into, and the serial number goes into a fourth.
+        let segments = vec![(data + unaligned, 4096), (data + 3 * 4096 + unaligned, 2 * 4096)];
+        assert_eq!(disk.request(0, &Transfer::Read(segments)).unwrap(), STATUS_OK);
+        assert_eq!(disk.request(0, &Transfer::Identity(vec![(data + 10 * 4096, 20)])).unwrap(), STATUS_OK);
+        let mut pages: Vec<u32> = asked.pages.lock().unwrap().iter().map(|(page, _)| page.0 - first).collect();
+        pages.sort_unstable();
+        let expected: &[u32] = if unaligned == 0 { &[0, 3, 4, 10] } else { &[0, 1, 3, 4, 5, 10] };
+        assert_eq!(pages, expected, "{cache:?}");
+        assert!(asked.pages.lock().unwrap().iter().all(|(_, content)| content.iter().all(|byte| *byte == 0xcc)));
+        let found = disk.front_end.ram.read(data + unaligned, 4096);
+        assert!(found == pattern(0, 4096, 7));
+        // Writes to the disk ask for nothing but the status byte's page.
+        let before = asked.pages.lock().unwrap().len();
+        assert_eq!(disk.request(64, &Transfer::Write(vec![(data + 7 * 4096, 4096)])).unwrap(), STATUS_OK);
+        assert_eq!(asked.pages.lock().unwrap().len(), before);
+        drop(disk);
+        device.stop().unwrap();
+    }
+}
+
+#[test]
+fn images_on_other_file_systems() {
+    // What /dev/shm and /tmp are differs from machine to machine; each must work.
+    for directory in ["/dev/shm", "/tmp", "/var/tmp"] {
+        let Ok(file) = tempfile::NamedTempFile::new_in(directory) else {
+            println!("skipped: {directory} cannot be written");
+            continue;
+        };
+        file.as_file().set_len(4 * MIB).unwrap();
+        let place = Place::new(0);
+        let (device, _) = start(&place, open(file.path(), CacheMode::Auto), |_, _| {});
+        let mut disk = disk(&place, FrontEndOptions::default());
+        for (offset, len) in [(0, 512), (512, 1536), (1 << 20, 65536)] {
+            let bytes = pattern(offset, len, 8);
+            assert_eq!(disk.write(offset, &bytes).unwrap(), STATUS_OK, "{directory}");
+            let mut found = vec![0; len];
+            assert_eq!(disk.flush().unwrap(), STATUS_OK);
+            file.as_file().read_exact_at(&mut found, offset).unwrap();
+            assert!(found == bytes, "{directory}");
+        }
+        drop(disk);
+        device.stop().unwrap();
+    }
+}
