@@ -1,0 +1,270 @@
+//! The connection: what a VMM says to a vhost-user device.
+
+use crate::Result;
+use crate::queue::{DriverQueue, QueueOptions};
+use crate::ram::GuestRam;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VringConfigData};
+
+/// Nothing takes longer than this, or the test has failed.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+const EVENT_INDEX: u64 = 1 << 29;
+const PROTOCOL_FEATURES: u64 = 1 << 30;
+
+/// What to ask for.
+#[derive(Clone, Debug)]
+pub struct FrontEndOptions {
+    /// Number of queues.
+    pub queues: u16,
+    /// Descriptors of each.
+    pub queue_size: u16,
+    /// Feature bits not to acknowledge though they are offered.
+    pub features_refused: u64,
+    /// Use the in-flight region, if it is offered.
+    pub inflight: bool,
+    /// Add memory region by region instead of as a table.
+    pub memory_slots: bool,
+}
+
+impl Default for FrontEndOptions {
+    fn default() -> Self {
+        FrontEndOptions { queues: 1, queue_size: 128, features_refused: 0, inflight: true, memory_slots: false }
+    }
+}
+
+/// An in-flight region as the VMM keeps it.
+pub struct Inflight {
+    /// What the device said of it.
+    pub description: VhostUserInflight,
+    /// The memory file.
+    pub file: File,
+}
+
+/// A connection to a device, with the rings of the guest.
+pub struct FrontEnd {
+    /// For messages that have no method here.
+    pub messages: Frontend,
+    path: PathBuf,
+    options: FrontEndOptions,
+    /// Guest memory.
+    pub ram: GuestRam,
+    /// The rings.
+    pub queues: Vec<DriverQueue>,
+    /// The features in use.
+    pub features: u64,
+    inflight: Option<Inflight>,
+    channel: Option<UnixStream>,
+}
+
+fn connect(path: &Path, queues: u16) -> Result<Frontend> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => return Ok(Frontend::from_stream(stream, u64::from(queues))),
+            Err(error) if Instant::now() > deadline => {
+                return Err(format!("connecting to {} failed: {error}", path.display()).into());
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+impl FrontEnd {
+    /// Connects and agrees on features; nothing runs yet.
+    ///
+    /// # Errors
+    /// When the device cannot be reached or breaks the protocol.
+    pub fn connect(path: &Path, ram: GuestRam, options: FrontEndOptions) -> Result<Self> {
+        let messages = connect(path, options.queues)?;
+        let mut front_end = FrontEnd {
+            messages,
+            path: path.to_owned(),
+            options,
+            ram,
+            queues: Vec::new(),
+            features: 0,
+            inflight: None,
+            channel: None,
+        };
+        front_end.handshake()?;
+        let queue =
+            QueueOptions { size: front_end.options.queue_size, event_index: front_end.features & EVENT_INDEX != 0 };
+        for _ in 0..front_end.options.queues {
+            front_end.queues.push(DriverQueue::new(&front_end.ram, queue)?);
+        }
+        Ok(front_end)
+    }
+
+    fn handshake(&mut self) -> Result<()> {
+        let offered = self.messages.get_features()?;
+        self.features = offered & !self.options.features_refused;
+        if offered & PROTOCOL_FEATURES != 0 {
+            let offered = self.messages.get_protocol_features()?;
+            let wanted = VhostUserProtocolFeatures::CONFIG
+                | VhostUserProtocolFeatures::MQ
+                | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+                | VhostUserProtocolFeatures::BACKEND_REQ
+                | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+                | VhostUserProtocolFeatures::RESET_DEVICE
+                | VhostUserProtocolFeatures::REPLY_ACK;
+            let wanted =
+                if self.options.inflight { wanted } else { wanted - VhostUserProtocolFeatures::INFLIGHT_SHMFD };
+            let agreed = offered & wanted;
+            self.messages.set_protocol_features(agreed)?;
+            if agreed.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
+                let (ours, theirs) = UnixStream::pair()?;
+                ours.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+                self.messages.set_backend_request_fd(&theirs)?;
+                self.channel = Some(ours);
+            }
+            if agreed.contains(VhostUserProtocolFeatures::MQ) {
+                let most = self.messages.get_queue_num()?;
+                if u64::from(self.options.queues) > most {
+                    return Err(format!("the device has {most} queues").into());
+                }
+            }
+            self.options.inflight &= agreed.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD);
+        } else {
+            self.options.inflight = false;
+        }
+        self.messages.set_owner()?;
+        Ok(())
+    }
+
+    /// Starts the device as a VMM does at the driver's first start and after a reset: with a new in-flight region.
+    ///
+    /// # Errors
+    /// When the device refuses something.
+    pub fn start(&mut self) -> Result<()> {
+        self.messages.set_features(self.features)?;
+        if self.options.inflight {
+            let wanted = VhostUserInflight::new(0, 0, self.options.queues, self.options.queue_size);
+            let (description, file) = self.messages.get_inflight_fd(&wanted)?;
+            self.inflight = Some(Inflight { description, file });
+        }
+        self.start_with_bases(&vec![0; self.queues.len()])
+    }
+
+    /// Starts the device with the in-flight region there is, at the given positions in the available rings.
+    ///
+    /// # Errors
+    /// When the device refuses something.
+    pub fn start_with_bases(&mut self, bases: &[u16]) -> Result<()> {
+        if let Some(inflight) = &self.inflight {
+            self.messages.set_inflight_fd(&inflight.description, inflight.file.as_raw_fd())?;
+        }
+        self.messages.set_features(self.features)?;
+        let regions = self.ram.regions()?;
+        if self.options.memory_slots {
+            for region in &regions {
+                self.messages.add_mem_region(region)?;
+            }
+        } else {
+            self.messages.set_mem_table(&regions)?;
+        }
+        for (index, base) in bases.iter().enumerate() {
+            self.start_queue(index, *base)?;
+        }
+        for index in 0..bases.len() {
+            self.messages.set_vring_enable(index, true)?;
+        }
+        Ok(())
+    }
+
+    fn start_queue(&mut self, index: usize, base: u16) -> Result<()> {
+        let queue = &self.queues[index];
+        let layout = queue.layout();
+        self.messages.set_vring_num(index, queue.options().size)?;
+        self.messages.set_vring_base(index, base)?;
+        let config = VringConfigData {
+            queue_max_size: queue.options().size,
+            queue_size: queue.options().size,
+            flags: 0,
+            desc_table_addr: self.ram.user_address(layout.descriptors),
+            used_ring_addr: self.ram.user_address(layout.used),
+            avail_ring_addr: self.ram.user_address(layout.available),
+            log_addr: None,
+        };
+        self.messages.set_vring_addr(index, &config)?;
+        self.messages.set_vring_call(index, &queue.call)?;
+        self.messages.set_vring_kick(index, &queue.kick)?;
+        Ok(())
+    }
+
+    /// Stops the device as a VMM does for a pause or a reset. Returns the positions in the available rings.
+    ///
+    /// # Errors
+    /// When the device does not answer.
+    pub fn stop(&mut self) -> Result<Vec<u16>> {
+        for index in 0..self.queues.len() {
+            self.messages.set_vring_enable(index, false)?;
+        }
+        (0..self.queues.len()).map(|index| Ok(u16::try_from(self.messages.get_vring_base(index)?)?)).collect()
+    }
+
+    /// Connects again after the connection (or the device) was lost, and goes on where the used rings are: what QEMU
+    /// does with `reconnect=`. The memory, the rings and the in-flight region are those of before.
+    ///
+    /// # Errors
+    /// When the device cannot be reached or refuses something.
+    pub fn reconnect(&mut self) -> Result<()> {
+        self.messages = connect(&self.path, self.options.queues)?;
+        self.handshake()?;
+        let bases: Vec<u16> = self.queues.iter().map(DriverQueue::used_index).collect();
+        self.start_with_bases(&bases)
+    }
+
+    /// Drops the connection without a word, as a VMM that was killed. Memory, rings and in-flight region stay.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn disconnect(&mut self) -> Result<()> {
+        let (other, _) = UnixStream::pair()?;
+        self.messages = Frontend::from_stream(other, u64::from(self.options.queues));
+        self.channel = None;
+        Ok(())
+    }
+
+    /// Reads the device's configuration space.
+    ///
+    /// # Errors
+    /// When the device does not answer with exactly what was asked for.
+    pub fn config(&mut self, offset: u32, size: u32) -> Result<Vec<u8>> {
+        let empty = vec![0; size as usize];
+        let (_, config) = self.messages.get_config(offset, size, VhostUserConfigFlags::empty(), &empty)?;
+        Ok(config)
+    }
+
+    /// The size of the disk in bytes.
+    ///
+    /// # Errors
+    /// When the device does not answer.
+    pub fn size_bytes(&mut self) -> Result<u64> {
+        let sectors = self.config(0, 8)?;
+        Ok(u64::from_le_bytes(sectors[..8].try_into()?) * 512)
+    }
+
+    /// Waits for a message of the device to the VMM. Returns its request code.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn wait_for_message(&mut self) -> Result<u32> {
+        let channel = self.channel.as_mut().ok_or("there is no channel for messages of the device")?;
+        let mut header = [0u8; 12];
+        channel.read_exact(&mut header)?;
+        Ok(u32::from_le_bytes(header[0..4].try_into()?))
+    }
+
+    /// The in-flight region, if there is one.
+    pub fn inflight(&self) -> Option<&Inflight> {
+        self.inflight.as_ref()
+    }
+}
