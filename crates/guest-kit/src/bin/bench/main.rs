@@ -1,0 +1,111 @@
+//! `make bench`: what the README's figures are measured with.
+//!
+//! Real guests, one at a time, each on a fresh image: amberlog with placement `retain` and, in the
+//! same run, the alternatives that a user has today. Only ratios between runs that were made in
+//! turns count; absolute numbers say as much about the machine as about the program. Ends with a
+//! table: figure, measured, limit, met.
+//!
+//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path]
+//! [--rounds N]`: `--quick` makes everything small, and then judges counters only, never time.
+//! `--strict` makes a missed figure exit code 1; otherwise a missed figure is a result like any
+//! other.
+//!
+//! Must never: leave a guest, an image or a tmpfs file behind; print a figure that was not measured.
+//!
+//! Failure story: a guest or a tool that fails ends the bench with a sentence and exit code 1. What
+//! cannot be measured here (a tool that is not installed, a permission) is a row that says so.
+
+#![forbid(unsafe_code)]
+
+mod alternative;
+mod figure;
+mod fsync;
+mod machine;
+mod options;
+mod programs;
+mod space;
+
+use figure::{Figure, Verdict};
+use options::{Options, Stage};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::Instant;
+
+type Outcome<T> = Result<T, String>;
+
+fn main() -> ExitCode {
+    let options = match Options::from_command_line() {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match bench(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench(options: &Options) -> Outcome<bool> {
+    let started = Instant::now();
+    let accelerator = guest_kit::Accelerator::choose().map_err(sentence)?;
+    eprintln!("preparing what guests boot from");
+    guest_kit::assets::Assets::get().map_err(sentence)?;
+    std::fs::create_dir_all(&options.directory)
+        .map_err(|error| format!("cannot make {}: {error}", options.directory.display()))?;
+    let directory = tempfile::Builder::new()
+        .prefix("bench-")
+        .tempdir_in(&options.directory)
+        .map_err(|error| format!("cannot make a directory in {}: {error}", options.directory.display()))?;
+    let machine = machine::Machine::look(directory.path(), accelerator)?;
+    println!("{machine}");
+
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut details = serde_json::Map::new();
+    for stage in Stage::ALL {
+        if !options.stages.contains(&stage) {
+            continue;
+        }
+        eprintln!("--- {} (load {})", stage.name(), machine::load());
+        let (of_stage, detail) = match stage {
+            Stage::Space => space::measure(options, &machine, directory.path())?,
+            Stage::Fsync => fsync::measure(options, &machine, directory.path())?,
+            Stage::Commit => programs::commit_cost()?,
+            Stage::DataPath => programs::data_path(options, directory.path())?,
+        };
+        figures.extend(of_stage);
+        details.insert(stage.name().to_owned(), detail);
+    }
+
+    println!();
+    print!("{}", figure::table(&figures, options.quick));
+    let seconds = started.elapsed().as_secs_f64();
+    println!("\nThe bench took {seconds:.0} s; load average at its end: {}.", machine::load());
+    if options.quick {
+        println!("Sizes were small (--quick): times are not judged.");
+    }
+    if let Some(path) = &options.json {
+        let text = json!({
+            "schema": 1,
+            "quick": options.quick,
+            "machine": machine.to_json(),
+            "load_at_end": machine::load(),
+            "seconds": seconds,
+            "figures": figures.iter().map(|figure| figure.to_json(options.quick)).collect::<Vec<_>>(),
+            "details": Value::Object(details),
+        });
+        let bytes = serde_json::to_vec_pretty(&text).map_err(sentence)?;
+        std::fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    let missed = figures.iter().any(|figure| figure.verdict(options.quick) == Verdict::Missed);
+    Ok(!(options.strict && missed))
+}
+
+fn sentence(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,81 @@
+//! Rounds of crashes with real guests: each kills someone at a random moment under load, on a
+//! random kind of file system, and looks for everything that was acknowledged.
+//!
+//! `crash-rounds [--rounds N] [--seed N] [--under plain|retain|copy|storage] [--victim NAME]`:
+//! `plain` is QEMU's own disks and e2fsck's replay; the others are placements of `amberlog run`. A
+//! failure prints the seed that repeats its choices, and keeps the image. Exit code 1 if any round
+//! failed.
+
+#![forbid(unsafe_code)]
+
+mod round;
+mod victim;
+
+use guest_tools::options::Options;
+use round::Round;
+use std::process::ExitCode;
+use std::time::Instant;
+use victim::Victim;
+
+struct Request {
+    rounds: u64,
+    seed: u64,
+    under: String,
+    victim: Option<Victim>,
+}
+
+impl Request {
+    fn from_command_line() -> Result<Self, String> {
+        let mut options = Options::parse(std::env::args().skip(1))?;
+        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let request = Self {
+            rounds: options.number("rounds", 5, 1..=1_000_000)?,
+            seed: options.number("seed", clock.as_secs(), 0..=u64::MAX)?,
+            under: options.text("under").unwrap_or_else(|| "plain".to_owned()),
+            victim: options.text("victim").map(|name| Victim::parse(&name)).transpose()?,
+        };
+        options.finish()?;
+        if let Some(victim) = request.victim
+            && !Victim::possible(request.under == "plain").contains(&victim)
+        {
+            return Err(format!("--victim {} needs amberlog: --under retain", victim.name()));
+        }
+        Ok(request)
+    }
+}
+
+fn main() -> ExitCode {
+    let request = match Request::from_command_line() {
+        Ok(request) => request,
+        Err(error) => {
+            eprintln!("crash-rounds: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let (rounds, under) = (request.rounds, request.under.as_str());
+    println!("{rounds} rounds under {under}, from seed {}", request.seed);
+    let mut failed = Vec::new();
+    for number in 0..rounds {
+        let round = Round::new(request.seed.wrapping_add(number), under, request.victim);
+        let started = Instant::now();
+        let (acknowledged, faults) = round.run().unwrap_or_else(|error| (0, vec![error.to_string()]));
+        println!(
+            "{}/{rounds} {}: {}: {acknowledged} acknowledged; {:.0} s",
+            number + 1,
+            if faults.is_empty() { "good" } else { "FAILED" },
+            round.describe(),
+            started.elapsed().as_secs_f64(),
+        );
+        for fault in &faults {
+            println!("    {fault}");
+        }
+        if !faults.is_empty() {
+            failed.push(round);
+        }
+    }
+    println!("{} rounds good, {} failed", rounds - failed.len() as u64, failed.len());
+    for round in &failed {
+        println!("again: crash-rounds --rounds 1 {}", round.options());
+    }
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

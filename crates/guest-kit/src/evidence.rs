@@ -1,0 +1,81 @@
+//! Reads the work of the guest's tools out of a recovered image and checks it against what was
+//! acknowledged; the formats and the rules are those of the crate `guest-tools`.
+//!
+//! Failure story: an image that cannot be read at all is an error; lost or damaged work is a
+//! verdict.
+
+use crate::error::{Error, FileContext, Result};
+use crate::image::FileSystem;
+use crate::judge::{read_directory, read_file};
+use crate::report::Acknowledged;
+use guest_tools::{database, mix, tree};
+use std::path::Path;
+
+pub use guest_tools::record::{Order, RecordLayout, RecordVerdict};
+pub use guest_tools::table::Table;
+pub use guest_tools::tree::TreeVerdict;
+
+/// How many operations a guest may be ahead of the last acknowledgement that we have read.
+const AHEAD: u64 = 20_000;
+
+/// Checks the files that `guest-tools records` has left in `directory` of a file system.
+pub fn records(
+    file_system: &FileSystem,
+    directory: &str,
+    layout: &RecordLayout,
+    acknowledged: Acknowledged,
+) -> Result<RecordVerdict> {
+    let files = (0..layout.files)
+        .map(|file| read_file(file_system, &format!("{directory}/{}", layout.file_name(file))))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(layout.check(&files, acknowledged.last))
+}
+
+/// Checks the tree that `guest-tools mix` has left in `directory` of a file system that was mounted
+/// with data=journal. With nothing acknowledged nothing is promised, and nothing looked at.
+pub fn mix(file_system: &FileSystem, directory: &str, seed: u64, acknowledged: Acknowledged) -> Result<TreeVerdict> {
+    if acknowledged.last.is_none() {
+        return Ok(TreeVerdict::State(None));
+    }
+    let extracted = read_directory(file_system, directory)?;
+    let root = extracted.path().join(Path::new(directory).file_name().unwrap_or_default());
+    let mut recovered = tree::RecoveredTree::default();
+    collect(&root, "", &mut recovered)?;
+    recovered.ledger = recovered.files.remove(mix::LEDGER).unwrap_or_default();
+    Ok(tree::check(seed, &recovered, acknowledged.last, AHEAD))
+}
+
+fn collect(directory: &Path, prefix: &str, recovered: &mut tree::RecoveredTree) -> Result<()> {
+    for entry in std::fs::read_dir(directory).at("read", directory)? {
+        let entry = entry.at("read", directory)?;
+        let path = entry.path();
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        // Trees of ours are two deep: a deeper one is damage, and shows as a difference.
+        if entry.file_type().at("look at", &path)?.is_dir() {
+            if prefix.matches('/').count() < 4 {
+                collect(&path, &format!("{name}/"), recovered)?;
+            }
+            recovered.directories.insert(name);
+        } else {
+            recovered.files.insert(name, std::fs::read(&path).at("read", &path)?);
+        }
+    }
+    Ok(())
+}
+
+/// Checks the database that `guest-tools database` has left in `directory`; gives the transaction
+/// that it is the state after.
+pub fn database(file_system: &FileSystem, directory: &str, table: Table, acknowledged: Acknowledged) -> Result<u64> {
+    let mut files = Vec::new();
+    for name in database::FILES {
+        let content = read_file(file_system, &format!("{directory}/{name}"))?;
+        if content.is_none() && acknowledged.last.is_some() {
+            let problem = format!("{directory}/{name} is not there");
+            return Err(Error::Image { image: file_system.image.clone(), problem });
+        }
+        files.push(content.unwrap_or_default());
+    }
+    table
+        .check(&files[0], &files[1], acknowledged.last)
+        .map_err(|problem| Error::Image { image: file_system.image.clone(), problem })
+}

@@ -1,0 +1,350 @@
+//! A running guest: started from a [`GuestSpec`], watched through its report channel, killed in
+//! whatever way a test asks for, and never left behind.
+//!
+//! Failure story: every wait has a limit, and every error carries the end of the console. The
+//! run's directory (console, QEMU's stderr) is removed at the end, unless something failed.
+
+use crate::accelerator::Accelerator;
+use crate::assets::Assets;
+use crate::error::{Error, FileContext, Result};
+use crate::program;
+use crate::qmp::Qmp;
+use crate::report::{Acknowledged, ReportChannel, Reported};
+use crate::spec::{Disks, GuestSpec};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::cell::Cell;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A guest that runs, or ran.
+pub struct Guest {
+    name: String,
+    directory: Option<TempDir>,
+    child: Child,
+    ended: Option<ExitStatus>,
+    report: ReportChannel,
+    qmp_listener: UnixListener,
+    qmp: Option<Qmp>,
+    failed: Cell<bool>,
+    quiet: bool,
+}
+
+impl Guest {
+    /// Starts QEMU (or the wrapper) and waits until the guest's user space is up.
+    pub fn start(spec: GuestSpec) -> Result<Self> {
+        let timeout = spec.boot_timeout;
+        let mut guest = Self::launch(spec)?;
+        guest.await_report("its user space did not come up", timeout, |reported| (reported.boots > 0).then_some(()))?;
+        Ok(guest)
+    }
+
+    /// Starts QEMU (or the wrapper) and waits for nothing.
+    pub fn launch(spec: GuestSpec) -> Result<Self> {
+        let assets = Assets::get()?;
+        let accelerator = match spec.accelerator {
+            Some(accelerator) => accelerator,
+            None => Accelerator::choose()?,
+        };
+        let temporary = std::env::temp_dir();
+        let directory = tempfile::Builder::new().prefix("guest-").tempdir().at("create a directory in", &temporary)?;
+        let path = directory.path();
+
+        let initramfs = path.join("initramfs");
+        let mut archive = File::create(&initramfs).at("create", &initramfs)?;
+        archive.write_all(assets.initramfs()).at("write", &initramfs)?;
+        if spec.fio {
+            archive.write_all(Assets::fio()?).at("write", &initramfs)?;
+        }
+        archive.write_all(&spec.run_archive()).at("write", &initramfs)?;
+        drop(archive);
+
+        let report_path = path.join("report");
+        let report = ReportChannel::listen(UnixListener::bind(&report_path).at("listen on", &report_path)?);
+        let qmp_path = path.join("qmp");
+        let qmp_listener = UnixListener::bind(&qmp_path).at("listen on", &qmp_path)?;
+
+        let qemu = program::find_program("qemu-system-x86_64")?;
+        // A wrapper is asked to end, so that it can take its QEMU along; QEMU itself is killed.
+        let death = if matches!(spec.disks, Disks::Wrapper(_)) { "TERM" } else { "KILL" };
+        let mut command = Command::new(program::find_program("setpriv")?);
+        command.args(["--pdeathsig", death, "--"]);
+        if let Disks::Wrapper(words) = &spec.disks {
+            command.args(words).arg("--");
+        }
+        command
+            .arg(&qemu)
+            .args(spec.arguments(accelerator, assets.kernel(), path))
+            .envs(spec.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log_file(&path.join("stdout.log"))?)
+            .stderr(log_file(&path.join("stderr.log"))?)
+            .process_group(0);
+        let started = program::spawn(command);
+        let child = match started {
+            Ok(child) => child,
+            Err(error) => {
+                let _ = UnixStream::connect(&report_path);
+                return Err(error).at("start", &qemu);
+            }
+        };
+        Ok(Self {
+            name: spec.name,
+            directory: Some(directory),
+            child,
+            ended: None,
+            report,
+            qmp_listener,
+            qmp: None,
+            failed: Cell::new(false),
+            quiet: false,
+        })
+    }
+
+    /// Runs a guest to its end: script, exit code, power-off. The script must end with 0.
+    pub fn run(spec: GuestSpec, timeout: Duration) -> Result<Reported> {
+        let mut guest = Self::start(spec)?;
+        let code = guest.wait_exit_code(timeout)?;
+        if code != 0 {
+            return Err(guest.failure(&format!("its script ended with {code}")));
+        }
+        let status = guest.wait_end(Duration::from_secs(60))?;
+        if !status.success() {
+            return Err(guest.failure(&format!("QEMU or its wrapper ended with {status}")));
+        }
+        Ok(guest.report.snapshot())
+    }
+
+    /// What the guest has reported so far.
+    pub fn reported(&self) -> Reported {
+        self.report.snapshot()
+    }
+
+    /// All that the guest has reported, once QEMU is gone: waits for the channel's end, so that
+    /// nothing sent before a kill is missed.
+    pub fn final_report(&self) -> Reported {
+        let _ = self.report.wait(Duration::from_secs(10), |reported| reported.closed.then_some(()));
+        self.report.snapshot()
+    }
+
+    /// What was acknowledged on one stream so far.
+    pub fn acknowledged(&self, stream: &str) -> Acknowledged {
+        self.report.snapshot().acknowledged.get(stream).copied().unwrap_or_default()
+    }
+
+    /// Waits for a `mark TEXT` of the script.
+    pub fn wait_mark(&mut self, text: &str, timeout: Duration) -> Result<()> {
+        self.await_report(&format!("the mark '{text}' did not come"), timeout, |reported| {
+            reported.marks.iter().any(|mark| mark == text).then_some(())
+        })
+    }
+
+    /// Waits until `number` (or a higher one) is acknowledged on `stream`.
+    pub fn wait_acknowledged(&mut self, stream: &str, number: u64, timeout: Duration) -> Result<()> {
+        let problem = format!("{number} was not acknowledged on '{stream}'");
+        self.await_report(&problem, timeout, |reported| {
+            let last = reported.acknowledged.get(stream)?.last?;
+            (last >= number).then_some(())
+        })
+    }
+
+    /// Waits until the guest has come up `boots` times.
+    pub fn wait_boots(&mut self, boots: u32, timeout: Duration) -> Result<()> {
+        let problem = format!("user space did not come up {boots} times");
+        self.await_report(&problem, timeout, |reported| (reported.boots >= boots).then_some(()))
+    }
+
+    /// Waits for the script's exit code.
+    pub fn wait_exit_code(&mut self, timeout: Duration) -> Result<i32> {
+        self.await_report("its script did not end", timeout, |reported| reported.exit_code)
+    }
+
+    /// Waits until anything that `found` looks for has been reported.
+    pub fn await_report<T>(
+        &mut self,
+        problem: &str,
+        timeout: Duration,
+        mut found: impl FnMut(&Reported) -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            // In slices, to notice a wrapper that ended without ever starting QEMU.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let slice = left.min(Duration::from_millis(200));
+            if let Some(value) = self.report.wait(slice, &mut found) {
+                return Ok(value);
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                self.ended = Some(status);
+                // All that it wrote is in the socket: one more look.
+                if let Some(value) = self.report.wait(Duration::from_secs(1), &mut found) {
+                    return Ok(value);
+                }
+                return Err(self.failure(&format!("{problem} before QEMU ended with {status}")));
+            }
+            if left.is_zero() {
+                let seconds = timeout.as_secs_f32();
+                return Err(self.failure(&format!("{problem} within {seconds:.0} s")));
+            }
+            if self.report.snapshot().closed {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// Waits until QEMU (or the wrapper, which recovers first) has ended.
+    pub fn wait_end(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.ended {
+                return Ok(status);
+            }
+            match self.child.try_wait() {
+                Ok(Some(status)) => self.ended = Some(status),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Ok(None) => {
+                    let seconds = timeout.as_secs_f32();
+                    return Err(self.failure(&format!("it did not end within {seconds:.0} s")));
+                }
+                Err(error) => return Err(self.failure(&format!("it cannot be awaited: {error}"))),
+            }
+        }
+    }
+
+    /// The process id of QEMU itself, wrapper or not.
+    pub fn qemu_pid(&self) -> Result<u32> {
+        let path = self.directory().join("qemu.pid");
+        let text = std::fs::read_to_string(&path).at("read", &path)?;
+        text.trim().parse().map_err(|_| self.failure("QEMU's pid file holds no number"))
+    }
+
+    /// The process id of what was started: the wrapper, or QEMU itself.
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// `kill -9` of QEMU itself. A wrapper lives on and recovers: see [`Self::wait_end`].
+    pub fn kill_qemu(&mut self) -> Result<()> {
+        let pid = self.qemu_pid()?;
+        self.signal_process(pid, Signal::KILL)
+    }
+
+    /// Sends a signal to what was started: the wrapper, or QEMU itself.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.signal_process(self.child.id(), signal)
+    }
+
+    /// `kill -9` of wrapper and QEMU together (their process group), and waits for the end.
+    pub fn kill_all(&mut self) -> Result<ExitStatus> {
+        self.kill_everything();
+        self.wait_end(Duration::from_secs(30))
+    }
+
+    /// The session with QEMU's machine protocol.
+    pub fn qmp(&mut self) -> Result<&mut Qmp> {
+        if self.qmp.is_none() {
+            self.qmp = Some(Qmp::accept(&self.qmp_listener, Duration::from_secs(20))?);
+        }
+        Ok(self.qmp.as_mut().expect("set just above"))
+    }
+
+    /// All that the guest has written to its console.
+    pub fn console(&self) -> String {
+        read_lossy(&self.directory().join("console.log"))
+    }
+
+    /// All that QEMU and the wrapper have written to stderr.
+    pub fn stderr(&self) -> String {
+        read_lossy(&self.directory().join("stderr.log"))
+    }
+
+    /// The run's directory: console.log, stdout.log, stderr.log, sockets.
+    pub fn directory(&self) -> &Path {
+        self.directory.as_ref().expect("only drop takes it").path()
+    }
+
+    /// An error about this guest, with the end of its console; the run's directory is kept.
+    pub fn failure(&self, problem: &str) -> Error {
+        self.failed.set(true);
+        Error::Guest {
+            name: self.name.clone(),
+            problem: problem.to_owned(),
+            stderr: program::tail(&self.stderr(), 20),
+            console_path: self.directory().join("console.log"),
+            console: program::tail(&self.console(), 40),
+        }
+    }
+
+    /// Failures of this guest are an answer, not a fault: nothing is kept or shown.
+    pub(crate) fn forgive(&mut self) {
+        self.quiet = true;
+    }
+
+    fn signal_process(&self, pid: u32, signal: Signal) -> Result<()> {
+        let target = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let sent = target.map(|target| kill_process(target, signal));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.failure(&format!("process {pid} is not there to be signalled"))),
+        }
+    }
+
+    fn kill_everything(&mut self) {
+        // The group first: QEMU is in it too, unless the wrapper gave it one of its own. Once
+        // QEMU has ended its pid file is gone or names a stranger, hence the look at its name.
+        if self.ended.is_none()
+            && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+        {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        if let Ok(pid) = self.qemu_pid()
+            && self.is_our_qemu(pid)
+            && let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
+        {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+
+    fn is_our_qemu(&self, pid: u32) -> bool {
+        let own = self.directory().join("initramfs").into_os_string().into_encoded_bytes();
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.windows(own.len()).any(|window| window == own))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.kill_everything();
+        if self.ended.is_none() {
+            let _ = self.child.wait();
+        }
+        // Lets the report thread end if QEMU never connected.
+        let _ = UnixStream::connect(self.directory().join("report"));
+        let panicking = std::thread::panicking();
+        if panicking && !self.failed.get() && !self.quiet {
+            eprintln!("{}", self.failure("the test failed while this guest ran"));
+        }
+        if let Some(directory) = self.directory.take()
+            && (panicking || self.failed.get())
+            && !self.quiet
+        {
+            let kept = directory.keep();
+            let _ = std::fs::remove_file(kept.join("initramfs"));
+        }
+    }
+}
+
+fn log_file(path: &PathBuf) -> Result<File> {
+    File::create(path).at("create", path)
+}
+
+fn read_lossy(path: &Path) -> String {
+    std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}

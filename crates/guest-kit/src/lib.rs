@@ -1,0 +1,35 @@
+//! Real guests for tests, the demo and experiments: Debian's kernel under unmodified QEMU, on
+//! images made without privileges, driven by a shell script and judged from outside.
+//!
+//! This crate knows nothing of how amberlog works: it runs guests with QEMU's own drives or below
+//! a wrapper command, and judges images with e2fsprogs. It must never need root, mount anything on
+//! the host, or leave a process behind.
+//!
+//! Failure story: every wait is bounded, every failure is a sentence with the end of the guest's
+//! console. See `crates/guest-kit/tests/` for examples of use.
+
+#![forbid(unsafe_code)]
+
+pub mod accelerator;
+pub mod assets;
+mod cpio;
+pub mod error;
+pub mod evidence;
+pub mod guest;
+pub mod image;
+pub mod judge;
+mod modules;
+pub mod program;
+pub mod qmp;
+pub mod report;
+pub mod spec;
+pub mod tree;
+pub mod workload;
+
+pub use accelerator::Accelerator;
+pub use error::{Error, Result};
+pub use guest::Guest;
+pub use report::{Acknowledged, Reported};
+pub use spec::{AtEnd, Cache, Disks, Drive, GuestSpec};
+
+pub use rustix::process::Signal;

@@ -1,0 +1,247 @@
+//! What a guest shall be: memory, disks, the script it runs, how it ends; and the QEMU command
+//! line that follows from it.
+
+use crate::accelerator::Accelerator;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How QEMU treats the host's page cache and the guest's flushes for a plain drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// Through the host's page cache; flushes are honoured.
+    Writeback,
+    /// Around the host's page cache (O_DIRECT); flushes are honoured.
+    None,
+    /// Through the host's page cache; flushes are ignored.
+    Unsafe,
+}
+
+/// A disk served by QEMU itself, without amberlog.
+#[derive(Clone, Debug)]
+pub struct Drive {
+    /// The raw image.
+    pub image: PathBuf,
+    /// Its cache mode.
+    pub cache: Cache,
+    /// The guest cannot write it.
+    pub read_only: bool,
+}
+
+impl Drive {
+    /// A writable drive.
+    pub fn new(image: impl Into<PathBuf>, cache: Cache) -> Self {
+        Self { image: image.into(), cache, read_only: false }
+    }
+}
+
+/// Who serves the guest's disks.
+#[derive(Clone, Debug)]
+pub enum Disks {
+    /// QEMU's own virtio-blk: the alternative that amberlog is compared with. The first drive is
+    /// /dev/vda.
+    Plain(Vec<Drive>),
+    /// A command that adds the disks and starts QEMU: the words before `--`, such as
+    /// `amberlog run --disk IMAGE`.
+    Wrapper(Vec<OsString>),
+}
+
+/// What the guest does when the host's script has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtEnd {
+    /// Unmounts everything and powers off.
+    PowerOff,
+    /// Powers off without unmounting or writing anything back.
+    PowerOffNow,
+    /// Reboots without unmounting or writing anything back.
+    Reboot,
+    /// Goes on running, idle.
+    Stay,
+}
+
+impl AtEnd {
+    fn word(self) -> &'static str {
+        match self {
+            Self::PowerOff => "power-off",
+            Self::PowerOffNow => "power-off-now",
+            Self::Reboot => "reboot",
+            Self::Stay => "stay",
+        }
+    }
+}
+
+/// The specification of one guest. All fields may be set directly; [`GuestSpec::new`] gives
+/// sensible values.
+#[derive(Clone, Debug)]
+pub struct GuestSpec {
+    /// Shown in messages.
+    pub name: String,
+    /// Memory in MiB (the guest's kernel and initramfs take about 100).
+    pub memory_mib: u32,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// Who serves the disks.
+    pub disks: Disks,
+    /// A shell script, run by busybox's shell as root in the guest; `guest/prelude` is read before.
+    pub script: String,
+    /// Further files for the guest, in `/run/host/`: name and content.
+    pub files: Vec<(String, Vec<u8>)>,
+    /// What happens after the script.
+    pub at_end: AtEnd,
+    /// The device that holds the root file system (`/dev/vda1`), if the guest shall run from one
+    /// made by [`crate::image::root_directory`]; the script runs there.
+    pub root: Option<String>,
+    /// Mount options of the root file system: "rw,data=journal".
+    pub root_options: String,
+    /// A reset restarts the machine; otherwise it ends QEMU.
+    pub reboots: bool,
+    /// Gives the guest Debian's fio: 90 MB of libraries, so ask for 512 MiB of memory at least.
+    pub fio: bool,
+    /// Appended to the kernel's command line.
+    pub kernel_arguments: String,
+    /// Appended to QEMU's command line.
+    pub qemu_arguments: Vec<OsString>,
+    /// Set for the wrapper and QEMU.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Overrides what this machine was found to be capable of.
+    pub accelerator: Option<Accelerator>,
+    /// How long user space may take to come up.
+    pub boot_timeout: Duration,
+}
+
+impl GuestSpec {
+    /// A guest with 256 MiB, one processor and no disk that runs `script` and powers off.
+    pub fn new(name: impl Into<String>, script: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            memory_mib: 256,
+            cpus: 1,
+            disks: Disks::Plain(Vec::new()),
+            script: script.into(),
+            files: Vec::new(),
+            at_end: AtEnd::PowerOff,
+            root: None,
+            root_options: "rw".to_owned(),
+            reboots: false,
+            fio: false,
+            kernel_arguments: String::new(),
+            qemu_arguments: Vec::new(),
+            environment: Vec::new(),
+            accelerator: None,
+            boot_timeout: Duration::from_secs(120),
+        }
+    }
+
+    /// The same guest with QEMU's own drives.
+    #[must_use]
+    pub fn drives(mut self, drives: Vec<Drive>) -> Self {
+        self.disks = Disks::Plain(drives);
+        self
+    }
+
+    /// The same guest, its disks given by a wrapper command (the words before `--`).
+    #[must_use]
+    pub fn wrapper<W: Into<OsString>>(mut self, words: impl IntoIterator<Item = W>) -> Self {
+        self.disks = Disks::Wrapper(words.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// The small archive of this run: settings, script, files.
+    pub(crate) fn run_archive(&self) -> Vec<u8> {
+        let mut tree = crate::tree::FileTree::new();
+        let settings = format!(
+            "GUEST_AT_END={}\nGUEST_ROOT={}\nGUEST_ROOT_OPTIONS={}\n",
+            self.at_end.word(),
+            quote(self.root.as_deref().unwrap_or_default()),
+            quote(&self.root_options),
+        );
+        tree.file("host/settings", 0o644, settings);
+        tree.file("host/script", 0o755, self.script.as_str());
+        for (name, content) in &self.files {
+            tree.file(&format!("host/{name}"), 0o755, content.as_slice());
+        }
+        tree.archive()
+    }
+
+    /// QEMU's arguments (without the program's name), for a run whose sockets, console and pid
+    /// file are in `directory`.
+    pub(crate) fn arguments(&self, accelerator: Accelerator, kernel: &Path, directory: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
+        let file = |name: &str| directory.join(name).to_string_lossy().replace(',', ",,");
+        add(&["-M", "q35", "-m", &format!("{}M", self.memory_mib)]);
+        add(&["-smp", &self.cpus.to_string(), "-nodefaults", "-display", "none"]);
+        match accelerator {
+            Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
+            // RDRAND seeds the kernel's random numbers at once.
+            Accelerator::Tcg => add(&["-accel", "tcg", "-cpu", "qemu64,+rdrand,+ssse3,+sse4.2"]),
+        }
+        if !self.reboots {
+            add(&["-no-reboot"]);
+        }
+        add(&["-chardev", &format!("file,id=console,path={},append=on", file("console.log"))]);
+        add(&["-serial", "chardev:console"]);
+        add(&["-chardev", &format!("socket,id=report,path={}", file("report"))]);
+        add(&["-serial", "chardev:report"]);
+        add(&["-chardev", &format!("socket,id=qmp,path={}", file("qmp"))]);
+        add(&["-mon", "chardev=qmp,mode=control"]);
+        add(&["-pidfile", &file("qemu.pid")]);
+        add(&["-kernel", &kernel.to_string_lossy()]);
+        add(&["-initrd", &directory.join("initramfs").to_string_lossy()]);
+        add(&["-append", &format!("console=ttyS0 loglevel=4 panic=-1 mitigations=off {}", self.kernel_arguments)]);
+        if let Disks::Plain(drives) = &self.disks {
+            for (index, drive) in drives.iter().enumerate() {
+                let node = serde_json::json!({
+                    "driver": "raw",
+                    "node-name": format!("disk{index}"),
+                    "read-only": drive.read_only,
+                    "discard": "unmap",
+                    "cache": {
+                        "direct": drive.cache == Cache::None,
+                        "no-flush": drive.cache == Cache::Unsafe,
+                    },
+                    "file": { "driver": "file", "filename": drive.image.to_string_lossy() },
+                });
+                add(&["-blockdev", &node.to_string()]);
+                add(&["-device", &format!("virtio-blk-pci,drive=disk{index}")]);
+            }
+        }
+        arguments.extend(self.qemu_arguments.iter().cloned());
+        arguments
+    }
+}
+
+/// One word of a shell, whatever is in it.
+pub(crate) fn quote(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoting_survives_quotes() {
+        assert_eq!(quote("a'b"), r"'a'\''b'");
+    }
+
+    #[test]
+    fn drives_come_in_order_and_a_wrapper_has_none() {
+        let mut spec = GuestSpec::new("test", "true")
+            .drives(vec![Drive::new("/a,b.img", Cache::None), Drive::new("/c.img", Cache::Unsafe)]);
+        let text = |spec: &GuestSpec| {
+            spec.arguments(Accelerator::Tcg, Path::new("/kernel"), Path::new("/run,dir"))
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect::<Vec<_>>()
+        };
+        let words = text(&spec);
+        assert!(words.iter().any(|word| word.contains(r#""filename":"/a,b.img""#)));
+        assert!(words.iter().any(|word| word.contains("path=/run,,dir/report")));
+        let first = words.iter().position(|word| word.ends_with("drive=disk0")).unwrap();
+        let second = words.iter().position(|word| word.ends_with("drive=disk1")).unwrap();
+        assert!(first < second);
+        spec = spec.wrapper(["amberlog", "run"]);
+        assert!(!text(&spec).iter().any(|word| word.starts_with("virtio-blk")));
+    }
+}

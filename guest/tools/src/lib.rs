@@ -1,0 +1,28 @@
+//! What test guests run, and the formats by which the host checks their work afterwards: the same
+//! code writes in the guest and verifies on the host, from the same seed.
+//!
+//! Must never decide whether a recovery is right by trusting anything that the image says about
+//! itself: every stamp is recomputed from the seed. Failure story: inside the guest any failed
+//! system call ends the tool with a sentence on the console; on the host, any content is input.
+
+#![forbid(unsafe_code)]
+
+pub mod database;
+pub mod load;
+pub mod mix;
+pub mod options;
+pub mod random;
+pub mod record;
+pub mod records;
+pub mod report;
+pub mod scribble;
+pub mod table;
+pub mod tree;
+
+/// What tools return: an error is a sentence.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// Turns an I/O error into a sentence that names the file.
+pub(crate) fn at(action: &'static str, path: impl AsRef<std::path::Path>) -> impl FnOnce(std::io::Error) -> String {
+    move |error| format!("cannot {action} {}: {error}", path.as_ref().display())
+}

@@ -1,0 +1,32 @@
+//! `guest-tools SUBCOMMAND OPTIONS`: what runs inside test guests.
+
+#![forbid(unsafe_code)]
+
+use guest_tools::options::Options;
+use guest_tools::{Result, database, load, mix, records, scribble};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let name = words.next().unwrap_or_default();
+    let tool: fn(Options) -> Result<()> = match name.as_str() {
+        "records" => records::run,
+        "mix" => mix::run,
+        "database" => database::run,
+        "append" => load::append,
+        "randwrite" => load::random_write,
+        "untar" => load::untar,
+        "scribble" => scribble::run,
+        _ => {
+            eprintln!("guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, scribble");
+            return ExitCode::from(2);
+        }
+    };
+    match Options::parse(words).and_then(tool) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("guest-tools {name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
