@@ -1,0 +1,78 @@
+//! The list of faults: for each, a name, a file, tests, and what is replaced by what.
+
+use std::path::Path;
+
+/// One fault.
+#[derive(Clone, Debug, Default)]
+pub struct Mutant {
+    /// Its name, in words.
+    pub name: String,
+    /// The source, from the workspace's root.
+    pub file: String,
+    /// Arguments of `cargo test`, cheapest first: each is run until one fails.
+    pub tests: Vec<String>,
+    old: String,
+    new: String,
+}
+
+impl Mutant {
+    /// The source with the fault in it.
+    ///
+    /// # Errors
+    /// When the source does not hold what is to be replaced exactly once.
+    pub fn apply(&self, root: &Path) -> Result<String, String> {
+        let text = std::fs::read_to_string(root.join(&self.file)).map_err(|e| format!("reading {}: {e}", self.file))?;
+        match text.matches(&self.old).count() {
+            1 => Ok(text.replacen(&self.old, &self.new, 1)),
+            count => Err(format!(
+                "fault '{}': {} holds what it replaces {count} times, not once; write the fault anew in mutants.list",
+                self.name, self.file
+            )),
+        }
+    }
+}
+
+/// Reads a list.
+///
+/// # Errors
+/// A line that is not understood.
+pub fn parse(text: &str) -> Result<Vec<Mutant>, String> {
+    enum Part {
+        Head,
+        Old,
+        New,
+    }
+    let mut mutants = Vec::new();
+    let mut current = Mutant::default();
+    let mut part = Part::Head;
+    for (number, line) in text.lines().enumerate() {
+        match (&part, line) {
+            (Part::Head, "<<<<") => part = Part::Old,
+            (Part::Old, "====") => part = Part::New,
+            (Part::New, ">>>>") => {
+                let mutant = std::mem::take(&mut current);
+                if mutant.name.is_empty() || mutant.file.is_empty() || mutant.tests.is_empty() || mutant.old.is_empty()
+                {
+                    return Err(format!("line {}: a fault without name, file, test or source", number + 1));
+                }
+                mutants.push(mutant);
+                part = Part::Head;
+            }
+            (Part::Old, line) => push(&mut current.old, line),
+            (Part::New, line) => push(&mut current.new, line),
+            (Part::Head, line) => match line.split_once(": ") {
+                Some(("fault", name)) => current.name = name.to_owned(),
+                Some(("file", file)) => current.file = file.to_owned(),
+                Some(("test", test)) => current.tests.push(test.to_owned()),
+                _ if line.is_empty() || line.starts_with('#') => {}
+                _ => return Err(format!("line {}: '{line}' is not understood", number + 1)),
+            },
+        }
+    }
+    Ok(mutants)
+}
+
+fn push(text: &mut String, line: &str) {
+    text.push_str(line);
+    text.push('\n');
+}

@@ -1,0 +1,131 @@
+//! Seeded faults: each is put into a scratch copy of the tree, then the tests that should catch it are run there.
+//!
+//! `mutants [--only NAME] [--check] [--list FILE]`: prints caught or missed for each fault of `mutants.list`. With
+//! `--check` it only says whether every fault still matches its source exactly once. Exit code 1 when one is missed, does
+//! not match any more, or does not compile.
+
+#![forbid(unsafe_code)]
+
+mod list;
+
+use guest_tools::options::Options;
+use list::Mutant;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+/// A test that takes longer than this has been caught by the fault: it hangs.
+const LIMIT_SECONDS: &str = "900";
+
+enum Verdict {
+    Caught(String),
+    Missed,
+    Broken(String),
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("mutants: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<bool, String> {
+    let mut options = Options::parse(std::env::args().skip(1))?;
+    let only = options.text("only");
+    let check_only = options.flag("check");
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/mutants.list");
+    let list = options.text("list").unwrap_or_else(|| own.to_owned());
+    options.finish()?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(&list).map_err(|e| format!("reading {list}: {e}"))?;
+    let mutants = list::parse(&text)?;
+    for mutant in &mutants {
+        mutant.apply(&root)?;
+    }
+    if check_only {
+        println!("{} faults, each matches its source once", mutants.len());
+        return Ok(true);
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let scratch = target.join("mutants");
+    copy_tree(&root, &scratch)?;
+    let (mut caught, mut missed, mut broken) = (0, 0, 0);
+    for mutant in mutants.iter().filter(|mutant| only.as_ref().is_none_or(|only| *only == mutant.name)) {
+        let started = Instant::now();
+        let original = scratch.join(&mutant.file);
+        let before = std::fs::read_to_string(&original).map_err(|e| format!("reading {}: {e}", mutant.file))?;
+        write(&original, &mutant.apply(&scratch)?)?;
+        let verdict = judge(mutant, &scratch);
+        write(&original, &before)?;
+        let seconds = started.elapsed().as_secs();
+        match verdict {
+            Verdict::Caught(by) => {
+                caught += 1;
+                println!("caught  {:<40} by {by} ({seconds} s)", mutant.name);
+            }
+            Verdict::Missed => {
+                missed += 1;
+                println!("MISSED  {:<40} by {} ({seconds} s)", mutant.name, mutant.tests.join("; "));
+            }
+            Verdict::Broken(reason) => {
+                broken += 1;
+                println!("BROKEN  {:<40} {reason}", mutant.name);
+            }
+        }
+    }
+    println!("{caught} caught, {missed} missed, {broken} that do not compile");
+    Ok(missed + broken == 0)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|e| format!("writing {}: {e}", path.display()))
+}
+
+/// A copy of what is tracked, as it is in the working tree. Files that did not change keep their time, so that only what
+/// a fault touches is compiled anew.
+fn copy_tree(root: &Path, scratch: &Path) -> Result<(), String> {
+    let output = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
+    let output = output.map_err(|e| format!("running git ls-files: {e}"))?;
+    for name in String::from_utf8_lossy(&output.stdout).split('\0').filter(|name| !name.is_empty()) {
+        let (from, to) = (root.join(name), scratch.join(name));
+        let Ok(content) = std::fs::read(&from) else { continue };
+        if std::fs::read(&to).is_ok_and(|known| known == content) {
+            continue;
+        }
+        let parent = to.parent().unwrap_or(scratch);
+        std::fs::create_dir_all(parent).map_err(|e| format!("making {}: {e}", parent.display()))?;
+        std::fs::copy(&from, &to).map_err(|e| format!("copying {name}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn judge(mutant: &Mutant, scratch: &Path) -> Verdict {
+    for test in &mutant.tests {
+        let cargo = |more: &[&str]| {
+            let mut command = Command::new("timeout");
+            command.args([LIMIT_SECONDS, "cargo", "test", "--quiet"]).args(test.split(' ')).args(more);
+            command.current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join("target"));
+            command.stdin(Stdio::null()).output()
+        };
+        match cargo(&["--no-run"]) {
+            Ok(output) if output.status.success() => {}
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr).into_owned();
+                let line = text.lines().find(|line| line.contains("error")).unwrap_or("it does not compile");
+                return Verdict::Broken(line.to_owned());
+            }
+            Err(error) => return Verdict::Broken(format!("running cargo: {error}")),
+        }
+        match cargo(&[]) {
+            Ok(output) if output.status.success() => {}
+            Ok(_) => return Verdict::Caught(test.clone()),
+            Err(error) => return Verdict::Broken(format!("running cargo: {error}")),
+        }
+    }
+    Verdict::Missed
+}

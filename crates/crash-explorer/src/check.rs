@@ -1,0 +1,191 @@
+//! What must hold at a crash point, whatever of the writes in flight had reached the disk.
+//!
+//! The choice is not sampled here but covered: a block that both recoveries write is equal when they write the same; a
+//! block that only one of them writes must be on the disk already, in every version that the disk can have: as it is
+//! now, and as each write in flight would make it.
+
+use crate::complete::{HeldReader, JudgedLog, Recovered};
+use crate::error::{Error, Result};
+use crate::simulation::{Simulation, Step, Stop, finding};
+use guest_memory::HostFile;
+use journal_area::{FoundLog, HeldLog};
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt;
+
+/// Checks the promises at this very moment.
+///
+/// # Errors
+/// The first one that is broken.
+pub fn check(simulation: &Simulation<'_>) -> Step {
+    if let Err(fault) = simulation.journals.area.check() {
+        return finding(format!("the area's books are wrong: {fault}"));
+    }
+    for log in &simulation.logs {
+        check_log(simulation, log)?;
+    }
+    Ok(())
+}
+
+fn check_log(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
+    let area = &simulation.journals.area;
+    let owed = area.log_op_query(judged.log.id);
+    if owed.is_open != judged.is_open() {
+        return finding(format!(
+            "the guest's journal is {}, the area has it {}",
+            if judged.is_open() { "open" } else { "closed" },
+            if owed.is_open { "open" } else { "closed" },
+        ));
+    }
+    if !owed.is_open {
+        return Ok(());
+    }
+    check_mark(simulation, judged)?;
+    let journal = &simulation.images[judged.description.place.journal_disk];
+    let recover =
+        |held: &HeldLog<'_>| judged.replay(&mut HeldReader { held, judged, journal }, &simulation.images, &[]);
+    let live = refuse("the live log", area.look(judged.log.id, |held| recover(held)))?;
+    if live.report.blocks_written != owed.blocks {
+        return finding(format!(
+            "recovery writes {} blocks where {} are owed",
+            live.report.blocks_written, owed.blocks
+        ));
+    }
+    let found = refuse("the files of a dead process", open_found(simulation, judged))?;
+    let found = refuse("the files of a dead process", recover(&found.log()))?;
+    if live.home.changes() != found.home.changes() {
+        return finding("the files of a dead process recover to something else than the live log");
+    }
+    let complete = refuse("the complete journal", judged.replay(&mut judged.complete(), &simulation.images, &[]))?;
+    compare(simulation, judged, &live, &complete)
+}
+
+fn refuse<T>(what: &str, result: Result<T>) -> std::result::Result<T, Stop> {
+    result.or_else(|error| finding(format!("{what} cannot be recovered: {error}")))
+}
+
+/// The log as a process would find it after amberlog was killed now.
+///
+/// # Errors
+/// When the files contradict themselves.
+pub fn open_found(simulation: &Simulation<'_>, judged: &JudgedLog) -> Result<FoundLog> {
+    let path = simulation.journals.directory().path();
+    let name = &judged.description.name;
+    let ram = HostFile::open(&path.join("ram")).map_err(|e| Error::Other(e.to_string()))?;
+    FoundLog::open(&path.join(format!("{name}.table")), &path.join(format!("{name}.pool")), vec![(0, ram)])
+        .map_err(|e| Error::Other(e.to_string()))
+}
+
+/// While a log is held, the superblock on storage says that it is empty and that an error happened (rule 4).
+fn check_mark(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
+    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    let offset = judged.offset_of(0).unwrap_or(0);
+    let image = &simulation.images[judged.description.place.journal_disk];
+    if image.read_exact_at(&mut raw, offset).is_err() {
+        return finding("the journal superblock on storage cannot be read");
+    }
+    match jbd2::Superblock::decode(&raw) {
+        Ok(superblock) if superblock.is_empty() && superblock.errno != 0 => Ok(()),
+        Ok(_) => finding("a journal is held, and the superblock on storage does not carry the error mark"),
+        Err(error) => finding(format!("the journal superblock on storage is damaged: {error}")),
+    }
+}
+
+/// Compares what two recoveries leave, block for block, for every choice of what had landed.
+fn compare(simulation: &Simulation<'_>, judged: &JudgedLog, held: &Recovered<'_>, complete: &Recovered<'_>) -> Step {
+    let superblock_block = judged.superblock_block();
+    let blocks: BTreeSet<u64> = held.home.blocks().keys().chain(complete.home.blocks().keys()).copied().collect();
+    for block in blocks {
+        // The journal's own blocks differ as they must: amberlog never writes the log to its place.
+        if !judged.bounds.contains(block) || block == superblock_block {
+            continue;
+        }
+        let (ours, theirs) = (held.home.blocks().get(&block), complete.home.blocks().get(&block));
+        let one = match (ours, theirs) {
+            (Some(ours), Some(theirs)) if ours == theirs => continue,
+            (Some(_), Some(_)) => return finding(describe(judged, block, "get another version from the held log")),
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => continue,
+        };
+        if judged.discarded.contains(&block) {
+            continue;
+        }
+        let who = if ours.is_none() { "is not held, and" } else { "is held though the guest let it go, and" };
+        for possible in possible(simulation, judged, block)? {
+            if possible != *one {
+                return finding(describe(judged, block, &format!("{who} may be older at home")));
+            }
+        }
+    }
+    check_superblock(simulation, judged, held, complete)?;
+    let (ours, theirs) = (judged.superblock_left(held)?, judged.superblock_left(complete)?);
+    if (ours.sequence, ours.start, ours.errno) != (theirs.sequence, theirs.start, theirs.errno) {
+        return finding(format!(
+            "the journal is left at transaction {} (start {}, error {}) instead of {} ({}, {})",
+            ours.sequence, ours.start, ours.errno, theirs.sequence, theirs.start, theirs.errno
+        ));
+    }
+    Ok(())
+}
+
+/// The file system's superblock is read and edited at the end of a replay, so each version that the disk can have is tried.
+fn check_superblock(
+    simulation: &Simulation<'_>,
+    judged: &JudgedLog,
+    held: &Recovered<'_>,
+    complete: &Recovered<'_>,
+) -> Step {
+    let block = judged.superblock_block();
+    let place = &judged.description.place;
+    if held.home.block(block).ok() != complete.home.block(block).ok() {
+        return finding("the file system's superblock becomes another one");
+    }
+    let (start, end) = (judged.log.home_offset(block), judged.log.home_offset(block + 1));
+    for pending in simulation.in_flight_writes() {
+        let (from, to) = (pending.operation.offset, pending.operation.offset + pending.operation.len);
+        if pending.disk != place.home_disk || from >= end || to <= start {
+            continue;
+        }
+        let Some(bytes) = pending.bytes() else { continue };
+        let landed = [(pending.disk, from, bytes)];
+        let journal = &simulation.images[place.journal_disk];
+        let ours = simulation.journals.area.look(judged.log.id, |held| {
+            judged.replay(&mut HeldReader { held, judged, journal }, &simulation.images, &landed)
+        });
+        let ours = refuse("the live log", ours)?;
+        let theirs =
+            refuse("the complete journal", judged.replay(&mut judged.complete(), &simulation.images, &landed))?;
+        if ours.home.block(block).ok() != theirs.home.block(block).ok() {
+            return finding("the file system's superblock becomes another one when a write in flight has landed");
+        }
+    }
+    Ok(())
+}
+
+fn describe(judged: &JudgedLog, block: u64, what: &str) -> String {
+    format!("block {block} of {} {what}", judged.description.home_image.display())
+}
+
+/// All that a home block can hold at this moment.
+fn possible(simulation: &Simulation<'_>, judged: &JudgedLog, block: u64) -> std::result::Result<Vec<Vec<u8>>, Stop> {
+    let block_bytes = judged.block_bytes();
+    let start = judged.log.home_offset(block);
+    let end = start + block_bytes;
+    let mut now = vec![0; block_bytes as usize];
+    if simulation.images[judged.description.place.home_disk].read_exact_at(&mut now, start).is_err() {
+        return finding(format!("block {block} cannot be read"));
+    }
+    let mut all = vec![now.clone()];
+    for pending in simulation.in_flight_writes() {
+        let (from, to) = (pending.operation.offset, pending.operation.offset + pending.operation.len);
+        if pending.disk != judged.description.place.home_disk || from >= end || to <= start {
+            continue;
+        }
+        let Some(bytes) = pending.bytes() else { continue };
+        let mut landed = now.clone();
+        let (first, last) = (from.max(start), to.min(end));
+        landed[(first - start) as usize..(last - start) as usize]
+            .copy_from_slice(&bytes[(first - from) as usize..(last - from) as usize]);
+        all.push(landed);
+    }
+    Ok(all)
+}

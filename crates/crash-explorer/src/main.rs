@@ -1,0 +1,114 @@
+//! `crash-explorer explore` and `crash-explorer record`.
+//!
+//! Exit codes: 0 nothing found, 1 a broken promise or a failure, 2 usage.
+
+use crash_explorer::explore::{self, Thoroughness};
+use crash_explorer::scenario::Scenario;
+use crash_explorer::switches::Switches;
+use crash_explorer::{Result, session};
+use guest_tools::options::Options;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+const USAGE: &str = "crash-explorer explore [--points N] [--seed N] [--recording NAME] [--switches A,B|none] [--until POINT] \
+                     [--points-each N] [--judgements-each N] [--directory D]\n\
+                     crash-explorer record [--recording NAME] [--directory D]";
+
+struct Request {
+    only: Option<String>,
+    directory: PathBuf,
+    points: u64,
+    seed: u64,
+    switches: Option<Switches>,
+    how: Thoroughness,
+}
+
+impl Request {
+    fn parse(words: impl Iterator<Item = String>) -> std::result::Result<Self, String> {
+        let mut options = Options::parse(words)?;
+        let own = concat!(env!("CARGO_MANIFEST_DIR"), "/recordings");
+        let request = Request {
+            only: options.text("recording"),
+            directory: options.text("directory").unwrap_or_else(|| own.to_owned()).into(),
+            points: options.number("points", 20_000, 1..=u64::MAX)?,
+            seed: options.number("seed", 1, 0..=u64::MAX)?,
+            switches: options.text("switches").map(|names| Switches::parse(&names)).transpose()?,
+            how: Thoroughness {
+                points_each: options.number("points-each", 1, 1..=1_000_000)?,
+                judgements_each: options.number("judgements-each", 150, 0..=u64::MAX)?,
+                until: options.number("until", u64::MAX, 0..=u64::MAX)?,
+            },
+        };
+        options.finish()?;
+        Ok(request)
+    }
+}
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let command = words.next().unwrap_or_default();
+    let request = match Request::parse(words) {
+        Ok(request) if command == "explore" || command == "record" => request,
+        Ok(_) => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+        Err(error) => {
+            eprintln!("crash-explorer: {error}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let result = if command == "record" { record(&request) } else { explore(&request) };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("crash-explorer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn record(request: &Request) -> Result<ExitCode> {
+    for scenario in Scenario::ALL {
+        if request.only.as_ref().is_some_and(|only| only != scenario.name) {
+            continue;
+        }
+        let recording = session::record(&scenario)?;
+        let path = explore::path(&request.directory, scenario.name);
+        recording.save(&path)?;
+        let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        println!("{}: {} events in {} KB", scenario.name, recording.events.len(), bytes >> 10);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn explore(request: &Request) -> Result<ExitCode> {
+    let recordings = explore::recordings(&request.directory, request.only.as_deref())?;
+    let started = Instant::now();
+    let (mut points, mut judgements, mut seed) = (0, 0, request.seed);
+    loop {
+        for (number, recording) in recordings.iter().enumerate() {
+            let drawn = Switches::of_seed(seed ^ (number as u64) << 32);
+            let switches = request.switches.unwrap_or(drawn);
+            let outcome = explore::run(recording, seed, switches, request.how)?;
+            points += outcome.points;
+            judgements += outcome.judgements;
+            let rate = points as f64 / started.elapsed().as_secs_f64();
+            println!(
+                "{points} crash points, {judgements} judged by e2fsprogs, {rate:.0} points/s ({} from seed {seed}: {})",
+                recording.scenario,
+                switches.names()
+            );
+            if let Some(finding) = outcome.finding {
+                println!("FOUND {}", finding.what);
+                println!("FOUND {}", explore::minimise(recording, finding)?);
+                return Ok(ExitCode::FAILURE);
+            }
+            if points >= request.points || request.how.until != u64::MAX {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        seed += 1;
+    }
+}

@@ -1,0 +1,172 @@
+//! The catalogue of what is recorded: a file system, a load whose work can be checked, and how it is mounted.
+//!
+//! A recording names its scenario; what the load acknowledged is checked by what is written here, so whoever changes a
+//! load here has to record it again.
+
+use crate::error::{Error, Result};
+use guest_kit::evidence::{self, Order, RecordLayout, Table, TreeVerdict};
+use guest_kit::image::{ExtRecipe, FileSystem, Journal};
+use guest_kit::{Acknowledged, Reported};
+
+/// What runs in the guest, beside a file of fsynced records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// Debian's postmark: small files created, appended to, read and deleted.
+    Postmark,
+    /// Transactions over a table of pages, through a write-ahead log, with checkpoints.
+    Database,
+    /// Renames, truncates, unlinks, links, directories, fsyncs.
+    Mix,
+}
+
+/// One entry of the catalogue.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name, and that of its recording.
+    pub name: &'static str,
+    load: Load,
+    ext3: bool,
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    is_external: bool,
+    /// Mount options.
+    options: &'static str,
+    /// Unmounted and mounted again half way.
+    remounts: bool,
+    seed: u64,
+}
+
+const SCENARIO: Scenario = Scenario {
+    name: "",
+    load: Load::Mix,
+    ext3: false,
+    block_bytes: 4096,
+    is_external: false,
+    options: "data=journal",
+    remounts: false,
+    seed: 1,
+};
+
+const TABLE_PAGES: u64 = 60;
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Scenario; 7] = [
+        Scenario { name: "postmark", load: Load::Postmark, seed: 11, ..SCENARIO },
+        Scenario { name: "database", load: Load::Database, seed: 12, ..SCENARIO },
+        Scenario { name: "mix", load: Load::Mix, remounts: true, seed: 13, ..SCENARIO },
+        Scenario { name: "mix-ordered", options: "data=ordered,discard", seed: 14, ..SCENARIO },
+        Scenario { name: "mix-small-blocks", block_bytes: 1024, seed: 15, ..SCENARIO },
+        Scenario { name: "postmark-ext3", load: Load::Postmark, ext3: true, block_bytes: 1024, seed: 16, ..SCENARIO },
+        Scenario { name: "database-external", load: Load::Database, is_external: true, seed: 17, ..SCENARIO },
+    ];
+
+    /// The scenario of this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn named(name: &str) -> Result<Scenario> {
+        Self::ALL.into_iter().find(|scenario| scenario.name == name).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|scenario| scenario.name).collect();
+            Error::Other(format!("there is no scenario '{name}'; there are {}", names.join(", ")))
+        })
+    }
+
+    /// Makes the file system; `journal` is where an external journal goes.
+    ///
+    /// # Errors
+    /// When mke2fs does not work.
+    pub fn make(&self, image: &std::path::Path, journal: &std::path::Path) -> Result<FileSystem> {
+        let journal = if self.is_external {
+            guest_kit::image::journal_device(journal, 8, self.block_bytes)?;
+            Journal::External(journal.to_owned())
+        } else {
+            Journal::Internal(if self.block_bytes == 1024 { 1 } else { 4 })
+        };
+        let recipe = ExtRecipe { ext3: self.ext3, block_bytes: self.block_bytes, journal, ..ExtRecipe::ext4(24, 4) };
+        Ok(recipe.make(image)?)
+    }
+
+    /// Whether its journal is on a disk of its own, the second.
+    pub fn is_external(&self) -> bool {
+        self.is_external
+    }
+
+    fn records(&self) -> RecordLayout {
+        RecordLayout { files: 2, order: Order::Overwrite { slots: 12 }, seed: self.seed, ..RecordLayout::default() }
+    }
+
+    fn table(&self) -> Table {
+        Table { seed: self.seed, pages: TABLE_PAGES }
+    }
+
+    /// The guest's script; it marks "done" when it is.
+    pub fn script(&self) -> String {
+        let seed = self.seed;
+        let journal = if self.is_external { "journal_path=/dev/vdb," } else { "" };
+        let mount = format!("mount -t ext4 -o {journal}{} /dev/vda /mnt || fail mount", self.options);
+        let postmark = |set: &str| {
+            format!(
+                "mkdir -p /mnt/postmark
+                 printf 'set location /mnt/postmark\\nset seed 7\\nset number 40\\nset size 500 6000\\n{set}run\\n' |
+                     postmark >/dev/null &"
+            )
+        };
+        let load = match self.load {
+            Load::Postmark => postmark("set transactions 300\\n"),
+            Load::Database => format!(
+                "guest-tools database --directory /mnt/database --seed {seed} --pages {TABLE_PAGES} --count 26 \
+                 --checkpoint 8 &"
+            ),
+            Load::Mix => format!("guest-tools mix --directory /mnt/mix --seed {seed} --count 420 &"),
+        };
+        let records = format!(
+            "guest-tools records --directory /mnt/records --stream records --count 24 {}",
+            self.records().to_options()
+        );
+        let again = if self.remounts {
+            format!("sync; umount /mnt; mark unmounted; {mount}; touch /mnt/again; sync; touch /mnt/more; sync")
+        } else {
+            String::new()
+        };
+        // Home writes soon and often, so that they mix with commits.
+        format!(
+            "echo 20 >/proc/sys/vm/dirty_writeback_centisecs
+             echo 30 >/proc/sys/vm/dirty_expire_centisecs
+             {mount}
+             {load}
+             {records}
+             wait
+             {again}
+             mark done
+             while true; do echo more >>/mnt/more; sync; sleep 0.1; done"
+        )
+    }
+
+    /// What of the acknowledged work is not in a recovered file system, as sentences.
+    ///
+    /// # Errors
+    /// When the image cannot be looked at.
+    pub fn check(&self, file_system: &FileSystem, reported: &Reported) -> Result<Vec<String>> {
+        let acknowledged = |stream: &str| reported.acknowledged.get(stream).copied().unwrap_or_default();
+        let mut faults = Vec::new();
+        let records: Acknowledged = acknowledged("records");
+        if records.last.is_some() {
+            let verdict = evidence::records(file_system, "/records", &self.records(), records)?;
+            faults.extend(verdict.faults.iter().map(|fault| format!("records: {}: {}", fault.record, fault.found)));
+        }
+        if self.load == Load::Mix
+            && self.options.contains("journal")
+            && let TreeVerdict::NoState(text) = evidence::mix(file_system, "/mix", self.seed, acknowledged("mix"))?
+        {
+            faults.push(format!("mix: {text}"));
+        }
+        if self.load == Load::Database
+            && acknowledged("database").last.is_some()
+            && let Err(error) = evidence::database(file_system, "/database", self.table(), acknowledged("database"))
+        {
+            faults.push(format!("database: {error}"));
+        }
+        Ok(faults)
+    }
+}

@@ -1,0 +1,589 @@
+//! One recording, run through the real routes, journals and area over a disk that an adversary drives.
+//!
+//! The guest is the recording: it sends what was sent, when everything that had been done before in the recording is
+//! done here too. The disk takes its time within that freedom. Everything follows from the seed.
+
+use crate::complete::JudgedLog;
+use crate::error::{During, Error, Result};
+use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Piece, Recording};
+use crate::switches::Switches;
+use guest_kit::Acknowledged;
+use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
+use guest_tools::random::Random;
+use placement::{
+    AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, Operation,
+    PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How long a host's own write may take, in recorded events.
+const HOST_WRITE_EVENTS_MAX: u64 = 30;
+/// What cannot be done in this many steps is never done.
+const PATIENCE_STEPS: u32 = 20_000;
+
+/// Why a run stopped.
+#[derive(Debug)]
+pub enum Stop {
+    /// A promise is broken.
+    Finding(String),
+    /// The explorer itself could not go on.
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Error(error)
+    }
+}
+
+/// Says that a promise is broken.
+pub fn finding<T>(text: impl Into<String>) -> std::result::Result<T, Stop> {
+    Err(Stop::Finding(text.into()))
+}
+
+/// What a run gives back after every step.
+pub type Step = std::result::Result<(), Stop>;
+
+/// An operation on its way.
+pub struct Pending {
+    /// The disk.
+    pub disk: usize,
+    /// What is to be done.
+    pub operation: DiskOperation,
+    /// It has reached the disk, but nobody was told.
+    pub is_executed: bool,
+    execute_at: usize,
+    complete_at: usize,
+}
+
+impl Pending {
+    /// What it would write, as the memory is now: nothing where it writes nothing.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        match self.operation.operation {
+            Operation::Write => {
+                let mut bytes = Vec::with_capacity(self.operation.len as usize);
+                for buffer in &self.operation.buffers {
+                    match buffer {
+                        Buffer::Slice(slice) => {
+                            let at = bytes.len();
+                            bytes.resize(at + slice.len(), 0);
+                            slice.copy_out(0, &mut bytes[at..]);
+                        }
+                        Buffer::Bytes(data) => bytes.extend_from_slice(data),
+                    }
+                }
+                Some(bytes)
+            }
+            // The simulated disk zeroes what is discarded, as a hole in an image file reads.
+            Operation::WriteZeroes { .. } | Operation::Discard => Some(vec![0; self.operation.len as usize]),
+            Operation::Read | Operation::Flush => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct RequestState {
+    holds: u32,
+    is_issued: bool,
+    is_completed: bool,
+}
+
+enum Mutation {
+    Content(Piece),
+    Garbage(u32, u64),
+}
+
+/// See the module.
+pub struct Simulation<'r> {
+    /// What is run.
+    pub recording: &'r Recording,
+    switches: Switches,
+    random: Random,
+    /// The images' and the area's directory.
+    pub directory: tempfile::TempDir,
+    /// The guest's memory.
+    pub memory: Arc<VmMemory>,
+    table: Arc<MemoryTable>,
+    /// What is tested.
+    pub journals: Arc<Journals>,
+    routes: Vec<JournalRoute>,
+    /// The disks.
+    pub images: Vec<File>,
+    /// The logs and what the judge knows of them.
+    pub logs: Vec<JudgedLog>,
+    /// What is on its way.
+    pub pending: Vec<Pending>,
+    /// What had been acknowledged.
+    pub acknowledged: BTreeMap<String, Acknowledged>,
+    requests: Vec<RequestState>,
+    done_at: Vec<usize>,
+    plans: Vec<(Plan, Vec<u32>)>,
+    wakes: Vec<u64>,
+    mutations: BTreeMap<usize, Vec<Mutation>>,
+    clock: usize,
+    /// Something happened since it was last taken.
+    pub has_moved: bool,
+}
+
+/// Where area and images of simulations lie: memory, if there is some.
+pub fn scratch() -> Result<tempfile::TempDir> {
+    let shared = std::path::Path::new("/dev/shm");
+    let parent = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().prefix("crash-explorer-").tempdir_in(parent).during("making a directory")
+}
+
+impl<'r> Simulation<'r> {
+    /// Everything as it was before the guest sent its first request.
+    ///
+    /// # Errors
+    /// When files cannot be made.
+    pub fn new(recording: &'r Recording, seed: u64, switches: Switches) -> Result<Self> {
+        let mut random = Random::of(seed, 1);
+        let directory = scratch()?;
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
+            .map_err(|e| Error::Other(e.to_string()))?;
+        let ram_path = area.path().join("ram");
+        let ram_bytes = u64::from(recording.memory_pages) * PAGE_BYTES as u64;
+        let ram = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&ram_path)
+            .during("making the guest's memory")?;
+        ram.set_len(ram_bytes).during("making the guest's memory")?;
+        let memory = VmMemory::new();
+        let region = RegionDescriptor { gpa: 0, size: ram_bytes, user_addr: 1 << 40, file: ram, file_offset: 0 };
+        let table = Arc::new(memory.map(vec![region]).map_err(|e| Error::Other(e.to_string()))?);
+        memory.simulate_protection();
+        let placement = if switches.has(Switches::COPY) { PlacementKind::Copy } else { PlacementKind::Retain };
+        let budget_bytes = match (switches.has(Switches::PRESSURE), random.below(3)) {
+            (false, _) => u64::MAX,
+            (true, 0) => 0,
+            (true, 1) => 200 << 10,
+            (true, _) => 600 << 10,
+        };
+        let mut paths: Vec<PathBuf> = Vec::new();
+        let mut images = Vec::new();
+        let mut disks = Vec::new();
+        for index in 0..recording.disks.len() {
+            let path = directory.path().join(format!("disk{index}"));
+            recording.write_base(index, &path)?;
+            images.push(File::options().read(true).write(true).open(&path).during("opening an image")?);
+            disks.push(DiskOptions {
+                name: format!("disk{index}"),
+                path: path.clone(),
+                placement,
+                honour_flush: false,
+                read_only: false,
+            });
+            paths.push(path);
+        }
+        let options = JournalsOptions { disks, budget_bytes, tracer: None };
+        let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
+        journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
+        let mut routes: Vec<JournalRoute> =
+            (0..images.len()).map(|disk| JournalRoute::new(Arc::clone(&journals), disk)).collect();
+        for route in &mut routes {
+            route.started(Start::Fresh, &table).during("starting a route")?;
+        }
+        let logs = judged_logs(&journals)?;
+        let plans: Vec<(Plan, Vec<u32>)> = images.iter().map(|_| (Plan::default(), Vec::new())).collect();
+        let mut simulation = Simulation {
+            recording,
+            switches,
+            random,
+            directory,
+            memory,
+            table,
+            journals,
+            routes,
+            images,
+            logs,
+            pending: Vec::new(),
+            acknowledged: BTreeMap::new(),
+            requests: Vec::new(),
+            done_at: Vec::new(),
+            wakes: vec![0; plans.len()],
+            plans,
+            mutations: BTreeMap::new(),
+            clock: 0,
+            has_moved: false,
+        };
+        simulation.look_ahead();
+        Ok(simulation)
+    }
+
+    /// When each request will be done at the latest, and when pages change between their uses.
+    fn look_ahead(&mut self) {
+        let events = &self.recording.events;
+        let count = events.iter().filter(|event| matches!(event, Event::Issue(_))).count();
+        self.requests = vec![RequestState::default(); count];
+        self.done_at = vec![events.len(); count];
+        for (index, event) in events.iter().enumerate() {
+            if let Event::Done(id) = event {
+                self.done_at[*id as usize] = index;
+            }
+        }
+        // Of each page: until when it is in use, at the latest.
+        let mut in_use: HashMap<u32, usize> = HashMap::new();
+        for (index, event) in events.iter().enumerate() {
+            let Event::Issue(issue) = event else { continue };
+            for piece in issue.segments.iter().flatten() {
+                let free = in_use.get(&piece.page).copied();
+                if let Some(free) = free.filter(|free| *free + 1 < index) {
+                    let window = (index - free - 1) as u64;
+                    if self.switches.has(Switches::GARBAGE) && self.random.below(8) == 0 {
+                        let at = free + 1 + self.random.below(window) as usize;
+                        let garbage = Mutation::Garbage(piece.page, self.random.next());
+                        self.mutations.entry(at).or_default().push(garbage);
+                    }
+                    if self.switches.has(Switches::EARLY) && piece.content.is_some() && self.random.below(2) == 0 {
+                        // Often at once, so that it is between a completion and what follows from it.
+                        let at = match self.random.below(3) {
+                            0 => free + 1,
+                            _ => free + 1 + self.random.below(window) as usize,
+                        };
+                        self.mutations.entry(at).or_default().push(Mutation::Content(*piece));
+                    }
+                }
+                let until = self.done_at[issue.id as usize].max(free.unwrap_or(0));
+                in_use.insert(piece.page, until);
+            }
+        }
+    }
+
+    /// Runs to the end. `look` is called after every step in which something moved.
+    ///
+    /// # Errors
+    /// What `look` finds, or what breaks on the way.
+    pub fn run(&mut self, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        let recording = self.recording;
+        for (index, event) in recording.events.iter().enumerate() {
+            self.clock = index;
+            for mutation in self.mutations.remove(&index).unwrap_or_default() {
+                self.mutate(&mutation);
+            }
+            self.due(look)?;
+            self.wake(false)?;
+            self.looked(look)?;
+            match event {
+                Event::Issue(issue) => {
+                    self.issue(issue)?;
+                    self.looked(look)?;
+                    if self.switches.has(Switches::PASSES) && self.random.below(4) == 0 {
+                        self.end_pass(usize::from(issue.disk))?;
+                    }
+                }
+                Event::EndOfPass(disk) => {
+                    let goes_on = matches!(recording.events.get(index + 1),
+                        Some(Event::Issue(next)) if next.disk == *disk);
+                    let merge = goes_on && self.switches.has(Switches::PASSES) && self.random.below(3) == 0;
+                    if !merge {
+                        self.end_pass(usize::from(*disk))?;
+                    }
+                }
+                Event::Done(id) => self.force(*id, look)?,
+                Event::Acknowledged(stream, number) => {
+                    let entry = self.acknowledged.entry(recording.streams[usize::from(*stream)].clone()).or_default();
+                    entry.count += 1;
+                    entry.last = Some(*number);
+                }
+            }
+            self.looked(look)?;
+        }
+        Ok(())
+    }
+
+    fn looked(&mut self, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        if std::mem::take(&mut self.has_moved) { look(self) } else { Ok(()) }
+    }
+
+    fn mutate(&mut self, mutation: &Mutation) {
+        self.has_moved = true;
+        match mutation {
+            Mutation::Content(piece) => self.put(piece),
+            Mutation::Garbage(page, seed) => {
+                let mut bytes = [0; PAGE_BYTES];
+                Random::new(*seed).fill(&mut bytes);
+                self.memory.simulated_guest_write(PageId(*page), 0, &bytes);
+            }
+        }
+    }
+
+    /// The guest puts into its page what the recording says, if it is not there.
+    fn put(&self, piece: &Piece) {
+        let Some(content) = piece.content.map(|id| self.recording.content(id)) else { return };
+        let Some(page) = self.memory.page(PageId(piece.page)) else { return };
+        let mut now = vec![0; content.len()];
+        page.copy_out(usize::from(piece.offset), &mut now);
+        if now[..] != content[..] {
+            self.memory.simulated_guest_write(PageId(piece.page), usize::from(piece.offset), content);
+        }
+    }
+
+    fn issue(&mut self, issue: &Issue) -> Step {
+        let mut slices: Vec<MemorySlice> = Vec::new();
+        for segment in &issue.segments {
+            for piece in segment {
+                self.put(piece);
+            }
+            let Some(first) = segment.first() else { continue };
+            let gpa = u64::from(first.page) * PAGE_BYTES as u64 + u64::from(first.offset);
+            let len: usize = segment.iter().map(|piece| usize::from(piece.len)).sum();
+            self.table.slices(gpa, len, &mut slices).map_err(|e| Error::Other(e.to_string()))?;
+        }
+        let kind = match issue.kind {
+            Kind::Read => RequestKind::Read,
+            Kind::Write => RequestKind::Write,
+            Kind::Flush => RequestKind::Flush,
+            Kind::Discard => RequestKind::Discard,
+            Kind::WriteZeroes(unmap) => RequestKind::WriteZeroes { unmap },
+        };
+        let request =
+            Request { id: RequestId(issue.id), kind, offset: issue.offset, len: issue.len, segments: &slices };
+        let disk = usize::from(issue.disk);
+        let (plan, requests) = &mut self.plans[disk];
+        requests.push(issue.id);
+        self.requests[issue.id as usize].is_issued = true;
+        self.routes[disk].route(&request, plan);
+        for log in &mut self.logs {
+            log.issued(self.recording, issue);
+        }
+        self.has_moved = true;
+        Ok(())
+    }
+
+    fn end_pass(&mut self, disk: usize) -> Step {
+        let (mut plan, requests) = std::mem::take(&mut self.plans[disk]);
+        if requests.is_empty() {
+            return Ok(());
+        }
+        self.routes[disk].end_of_pass(&mut plan);
+        for log in &mut self.logs {
+            if log.description.place.journal_disk == disk {
+                log.end_of_pass();
+            }
+        }
+        self.carry_out(disk, plan)?;
+        for id in requests {
+            if self.requests[id as usize].holds == 0 {
+                self.requests[id as usize].is_completed = true;
+            }
+        }
+        self.has_moved = true;
+        Ok(())
+    }
+
+    fn carry_out(&mut self, disk: usize, plan: Plan) -> Step {
+        for action in plan.actions {
+            match action {
+                PlanAction::Disk(operation) => {
+                    if let Some(request) = operation.request {
+                        self.requests[request.0 as usize].holds += 1;
+                    }
+                    if operation.operation == Operation::Read {
+                        for buffer in &operation.buffers {
+                            if let Buffer::Slice(slice) = buffer {
+                                self.table.prepare_write(slice);
+                            }
+                        }
+                    }
+                    let latest = match operation.request {
+                        Some(request) => self.done_at[request.0 as usize],
+                        None => self.clock + 1 + self.random.below(HOST_WRITE_EVENTS_MAX) as usize,
+                    };
+                    let (mut execute_at, mut complete_at) = (self.clock, self.clock);
+                    if self.switches.has(Switches::DELAY) {
+                        let left = latest.saturating_sub(self.clock) as u64 + 1;
+                        execute_at += self.random.below(left) as usize;
+                        complete_at = execute_at + self.random.below(left) as usize;
+                    }
+                    self.pending.push(Pending { disk, operation, is_executed: false, execute_at, complete_at });
+                }
+                PlanAction::Hold(request) => self.requests[request.0 as usize].holds += 1,
+                PlanAction::Release(request, status) => self.release(request, status)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, request: RequestId, status: Status) -> Step {
+        let state = &mut self.requests[request.0 as usize];
+        if status != Status::Ok {
+            return finding(format!("request {} of the guest failed: {status:?}", request.0));
+        }
+        if state.holds == 0 {
+            return finding(format!("request {} is released more often than it was held", request.0));
+        }
+        state.holds -= 1;
+        if state.holds == 0 {
+            state.is_completed = true;
+        }
+        Ok(())
+    }
+
+    /// Does what is due by now, in any order.
+    fn due(&mut self, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        loop {
+            let due: Vec<usize> = (0..self.pending.len())
+                .filter(|index| {
+                    let pending = &self.pending[*index];
+                    // A device's thread hears of no completion in the middle of a pass.
+                    let in_pass = !self.plans[pending.disk].1.is_empty();
+                    let at = if pending.is_executed { pending.complete_at } else { pending.execute_at };
+                    at <= self.clock && !(pending.is_executed && in_pass)
+                })
+                .collect();
+            if due.is_empty() {
+                return Ok(());
+            }
+            let index = due[self.random.below(due.len() as u64) as usize];
+            self.advance(index, look)?;
+        }
+    }
+
+    /// Takes one operation one step on.
+    fn advance(&mut self, index: usize, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        if self.pending[index].is_executed {
+            let pending = self.pending.swap_remove(index);
+            let mut plan = Plan::default();
+            if let Some(ticket) = pending.operation.ticket {
+                self.routes[pending.disk].disk_done(ticket, Ok(()), &mut plan);
+            }
+            self.carry_out(pending.disk, plan)?;
+            if let Some(request) = pending.operation.request {
+                self.release(request, Status::Ok)?;
+            }
+        } else {
+            self.execute(index)?;
+        }
+        self.has_moved = true;
+        self.looked(look)
+    }
+
+    fn execute(&mut self, index: usize) -> Step {
+        self.pending[index].is_executed = true;
+        let pending = &self.pending[index];
+        let image = &self.images[pending.disk];
+        if let Some(bytes) = pending.bytes() {
+            image.write_all_at(&bytes, pending.operation.offset).during("writing an image")?;
+        } else if pending.operation.operation == Operation::Read {
+            let mut bytes = vec![0; pending.operation.len as usize];
+            image.read_exact_at(&mut bytes, pending.operation.offset).during("reading an image")?;
+            let mut at = 0;
+            for buffer in &pending.operation.buffers {
+                let Buffer::Slice(slice) = buffer else { continue };
+                slice.copy_in(0, &bytes[at..at + slice.len()]);
+                at += slice.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets routes that were woken do their work; sometimes a little later.
+    fn wake(&mut self, now: bool) -> Step {
+        for disk in 0..self.routes.len() {
+            let is_late = !now && self.switches.has(Switches::DELAY) && self.random.below(3) != 0;
+            if is_late || !self.plans[disk].1.is_empty() {
+                continue;
+            }
+            let Some(descriptor) = self.routes[disk].wake_descriptor() else { continue };
+            // How often it was written to: it is never read empty here, so more than before means a new wake.
+            let count = event_count(descriptor);
+            if count > self.wakes[disk] {
+                self.wakes[disk] = count;
+                let mut plan = Plan::default();
+                self.routes[disk].woken(&mut plan);
+                self.carry_out(disk, plan)?;
+                self.has_moved = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest has seen that a request is done, so it has to be.
+    fn force(&mut self, id: u32, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        for disk in 0..self.plans.len() {
+            self.end_pass(disk)?;
+        }
+        let mut steps = 0;
+        while !self.requests[id as usize].is_completed {
+            steps += 1;
+            if steps > PATIENCE_STEPS || !self.requests[id as usize].is_issued {
+                return finding(format!("request {id} of the guest is never completed"));
+            }
+            let own = self.pending.iter().position(|pending| pending.operation.request == Some(RequestId(id)));
+            match own {
+                Some(index) => self.advance(index, look)?,
+                None => {
+                    self.wake(true)?;
+                    self.looked(look)?;
+                    let host = self.pending.iter().position(|pending| pending.operation.request.is_none());
+                    if let Some(index) = host.or_else(|| (!self.pending.is_empty()).then_some(0)) {
+                        self.advance(index, look)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything on its way arrives, as when a device is stopped.
+    ///
+    /// # Errors
+    /// When something is never done.
+    pub fn drain(&mut self) -> Step {
+        let mut steps = 0;
+        for disk in 0..self.plans.len() {
+            self.end_pass(disk)?;
+        }
+        while !self.pending.is_empty() {
+            steps += 1;
+            if steps > PATIENCE_STEPS {
+                return finding("the disk is never idle");
+            }
+            let index = self.random.below(self.pending.len() as u64) as usize;
+            self.advance(index, &mut |_| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Index of the recorded event that is happening.
+    pub fn clock(&self) -> usize {
+        self.clock
+    }
+
+    /// Which home blocks of a disk are on their way, for a judge that samples.
+    pub fn in_flight_writes(&self) -> impl Iterator<Item = &Pending> {
+        self.pending.iter().filter(|pending| !pending.is_executed)
+    }
+}
+
+/// The counter of an eventfd, as the kernel shows it.
+fn event_count(descriptor: RawFd) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
+    count.and_then(|count| u64::from_str_radix(count.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// The logs that amberlog has found, for the judge.
+fn judged_logs(journals: &Arc<Journals>) -> Result<Vec<JudgedLog>> {
+    let description = journals.directory().description().map_err(|e| Error::Other(e.to_string()))?;
+    let description = description.ok_or_else(|| Error::Other("the area has no description".to_owned()))?;
+    let mut logs = Vec::new();
+    for log in journals.logs() {
+        let name = journals.area.name_of(log.id);
+        let of_log = description.logs.iter().find(|known| known.name == name);
+        let of_log = of_log.ok_or_else(|| Error::Other(format!("the log {name} is not described")))?;
+        logs.push(JudgedLog::new(log, of_log.clone()));
+    }
+    if logs.is_empty() {
+        return Err(Error::Other("no journal was found on the recorded disks".to_owned()));
+    }
+    Ok(logs)
+}

@@ -1,0 +1,28 @@
+//! Every recording, crashed at some of its steps: what `make crash` does at length.
+
+use crash_explorer::explore::{Thoroughness, minimise, recordings, run};
+use crash_explorer::switches::Switches;
+use std::path::Path;
+
+/// Fixed, so that a failure is the same on every machine.
+const SEED: u64 = 20_120_403;
+const POINTS_MIN: u64 = 500;
+
+#[test]
+fn every_crash_is_recovered_to_what_a_complete_journal_makes() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
+    let (mut points, mut judgements) = (0, 0);
+    for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
+        let seed = SEED + number as u64;
+        let how = Thoroughness { points_each: 10, judgements_each: 30, until: u64::MAX };
+        let outcome = run(recording, seed, Switches::of_seed(seed), how).expect("a run");
+        points += outcome.points;
+        judgements += outcome.judgements;
+        if let Some(finding) = outcome.finding {
+            panic!("{}", minimise(recording, finding).expect("a run"));
+        }
+    }
+    assert!(points >= POINTS_MIN, "only {points} crash points were checked");
+    assert!(judgements > 0, "no crash point was judged by e2fsck");
+    println!("{points} crash points, {judgements} judged by e2fsck");
+}
