@@ -1,0 +1,55 @@
+//! The `amberlog` command: one module per subcommand, each with its arguments and a `run`.
+//!
+//! Exit codes are the contract of `docs/`: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
+
+mod exit;
+mod inspect;
+mod recover;
+mod run;
+mod shim;
+mod ssd;
+mod takeover;
+mod trace;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "amberlog", version, about = "VM-aware journaling for unmodified Linux guests")]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Replay a jbd2 journal (internal or external) onto an image or block device.
+    Recover(recover::RecoverArgs),
+    /// Run a VM with its disks served here: its journals are held, and finished however the VM ends.
+    Run(run::RunArgs),
+    /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
+    Inspect(inspect::InspectArgs),
+    /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
+    Ssd(Box<ssd::SsdArgs>),
+    /// Summarise and convert block traces.
+    Trace(trace::TraceArgs),
+}
+
+fn main() -> ExitCode {
+    let command_line = CommandLine::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("AMBERLOG_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+        )
+        .with_target(false)
+        .init();
+    match command_line.command {
+        Command::Recover(args) => recover::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Ssd(args) => ssd::run(*args),
+        Command::Trace(args) => trace::run(args),
+    }
+}

@@ -1,0 +1,180 @@
+//! `amberlog recover`: bring a disk to its last committed state.
+//!
+//! Exit code 3 promises that nothing was changed anywhere; a disk on which one file system was recovered and another was
+//! refused gives 1.
+
+mod area;
+
+use clap::Args;
+use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Replay a jbd2 journal (internal or external) onto an image or block device.
+#[derive(Debug, Args)]
+pub struct RecoverArgs {
+    /// Image or block device to recover: a whole-disk file system, or a disk with partitions.
+    #[arg(long, value_name = "IMAGE", required_unless_present = "area")]
+    disk: Option<PathBuf>,
+    /// Image or block device with the external journal.
+    #[arg(long, value_name = "IMAGE")]
+    journal: Option<PathBuf>,
+    /// Judge and verify everything, write nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Finish what a killed amberlog left instead: its VM's directory in tmpfs, or the one with all of them.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["disk", "journal", "dry_run"])]
+    area: Option<PathBuf>,
+    /// Print the outcome as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `amberlog recover`.
+pub fn run(args: RecoverArgs) -> ExitCode {
+    let disk = match (&args.disk, &args.area) {
+        (Some(disk), _) => disk,
+        (None, Some(area)) => return area::run(area, args.json),
+        (None, None) => unreachable!("one of the two is required"),
+    };
+    match recover(&args, disk) {
+        Ok(reports) => show(&args, disk, &reports),
+        Err(error) => {
+            eprintln!("amberlog recover: {}: {error}", disk.display());
+            if args.json {
+                println!("{}", refusal_json(&error));
+            }
+            ExitCode::from(code_of(&error))
+        }
+    }
+}
+
+fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Error> {
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let disk = Disk::open(disk, access)?;
+    let journal = args.journal.as_deref().map(|path| open_journal(path, &disk, access)).transpose()?;
+    recovery::recover_disk(&disk, journal.as_ref(), Options { dry_run: args.dry_run })
+}
+
+/// Opening the same image twice would look like somebody else using it.
+fn open_journal(path: &Path, disk: &Disk, access: Access) -> Result<Disk, Error> {
+    let peek = Disk::open(path, Access::Look)?;
+    if peek.is_same(disk) {
+        return Err(Error::Refused(format!("{} was given both as the disk and as its journal", path.display())));
+    }
+    Disk::open(path, access)
+}
+
+fn code_of(error: &Error) -> u8 {
+    if error.is_refusal() { 3 } else { 1 }
+}
+
+fn show(args: &RecoverArgs, disk: &Path, reports: &[FileSystemReport]) -> ExitCode {
+    let mut total = Report::default();
+    for one in reports {
+        let name = name(disk, one);
+        match &one.result {
+            Ok(report) => {
+                total.add(report);
+                for note in &report.notes {
+                    eprintln!("amberlog recover: {name}: {note}");
+                }
+            }
+            Err(error) => {
+                total.status = Status::Damaged;
+                eprintln!("amberlog recover: {name}: {error}");
+            }
+        }
+    }
+    if args.json {
+        println!("{}", json_of(args, reports, &total));
+    } else {
+        for one in reports {
+            if let Ok(report) = &one.result {
+                println!("{}: {}", name(disk, one), sentence(report, args.dry_run));
+            }
+        }
+    }
+    exit_code(reports)
+}
+
+/// 0 when all is well; 3 when something was refused and nothing at all was changed; 1 otherwise.
+fn exit_code(reports: &[FileSystemReport]) -> ExitCode {
+    let is_changed =
+        |report: &Report| matches!(report.status, Status::Recovered | Status::Damaged | Status::Materialised);
+    let any_changed = reports.iter().filter_map(|one| one.result.as_ref().ok()).any(is_changed);
+    let any_failed = reports.iter().any(|one| one.result.as_ref().is_err_and(|error| !error.is_refusal()));
+    let any_refused = reports.iter().any(|one| one.result.is_err());
+    let any_damaged =
+        reports.iter().any(|one| one.result.as_ref().is_ok_and(|report| report.status == Status::Damaged));
+    match (any_failed || any_damaged, any_refused, any_changed) {
+        (false, false, _) => ExitCode::SUCCESS,
+        (false, true, false) => ExitCode::from(3),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn name(disk: &Path, one: &FileSystemReport) -> String {
+    match one.partition {
+        Some(number) => format!("{}, partition {number}", disk.display()),
+        None => disk.display().to_string(),
+    }
+}
+
+fn sentence(report: &Report, dry_run: bool) -> String {
+    match report.status {
+        Status::None => "no journal".to_owned(),
+        Status::Clean => "clean, nothing to recover".to_owned(),
+        Status::Materialised => "the log is in the journal's own place, for the guest to replay".to_owned(),
+        Status::Recovered | Status::Damaged => {
+            let would = if dry_run { "would be " } else { "" };
+            let mut text = format!(
+                "{} transactions: {} blocks ({} bytes) {would}written, {} revoked, in {:.3} s",
+                report.transactions, report.blocks_written, report.bytes_written, report.revoked, report.seconds
+            );
+            if let (Some(first), Some(last)) = (report.first_sequence, report.last_sequence) {
+                text += &format!(", sequence {first} to {last}");
+            }
+            text
+        }
+    }
+}
+
+fn json_of(args: &RecoverArgs, reports: &[FileSystemReport], total: &Report) -> Value {
+    let mut object = value(total);
+    object["schema"] = json!(1);
+    if args.dry_run {
+        object["dry_run"] = json!(true);
+    }
+    let errors: Vec<String> = reports.iter().filter_map(|one| Some(one.result.as_ref().err()?.to_string())).collect();
+    if !errors.is_empty() {
+        object["errors"] = json!(errors);
+    }
+    if reports.len() > 1 {
+        object["file_systems"] = reports
+            .iter()
+            .map(|one| {
+                let mut entry = match &one.result {
+                    Ok(report) => value(report),
+                    Err(error) => json!({"status": "damaged", "error": error.to_string()}),
+                };
+                entry["partition"] = json!(one.partition);
+                entry["uuid"] = json!(recovery::uuid_text(&one.uuid));
+                entry
+            })
+            .collect();
+    }
+    object
+}
+
+fn refusal_json(error: &Error) -> Value {
+    let mut object = value(&Report::of(Status::Damaged));
+    object["schema"] = json!(1);
+    object["errors"] = json!([error.to_string()]);
+    object
+}
+
+fn value(report: &Report) -> Value {
+    serde_json::to_value(report).expect("a report is plain numbers and text")
+}

@@ -1,0 +1,15 @@
+//! Real guests below `amberlog run`: each test boots an unmodified Debian kernel under unmodified QEMU, lets something
+//! happen to it, and judges the image that is left with e2fsck and by the work that the guest was told is durable.
+//!
+//! `AMBERLOG_ROUNDS` makes the loops longer, `AMBERLOG_SEED` changes their choices.
+
+mod clean;
+mod daemon;
+mod journals;
+mod kill;
+mod limits;
+mod placements;
+mod refusals;
+mod reset;
+mod support;
+mod wild;

@@ -1,0 +1,106 @@
+//! A guest that resets, however it does it: the same QEMU goes on, and all that was committed is at home before the new
+//! kernel reads its first block, so that it finds nothing to replay.
+
+use crate::support::*;
+use guest_kit::Guest;
+use guest_kit::image::{ExtRecipe, Journal, journal_device};
+use serde_json::json;
+
+/// The ways a guest ends its kernel's life, one a boot; the last boot ends by panic, with QEMU told to end then.
+const WAYS: [&str; 5] = [
+    "mark reset me",
+    "reboot -f",
+    "echo b >/proc/sysrq-trigger",
+    "echo c >/proc/sysrq-trigger",
+    "mark end me; sleep 5; echo c >/proc/sysrq-trigger",
+];
+
+fn script() -> String {
+    let mut script = "
+        mkdir -p /mnt/a /mnt/b
+        mount -t ext4 -o data=journal /dev/vda /mnt/a || fail mount a
+        mount -t ext4 -o data=journal,journal_path=/dev/vdc /dev/vdb /mnt/b || fail mount b
+        dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+        dmesg | grep -i 'ext4.*error' && fail 'the kernel found an error mark'
+        boot=$(ls -d /mnt/a/boot-* 2>/dev/null | wc -l)
+        : >/mnt/a/boot-$boot
+        sync
+        mark boot $boot
+    "
+    .to_owned();
+    for disk in ["a", "b"] {
+        for stream in ["fixed", "endless"] {
+            let (layout, more) = match stream {
+                "fixed" => (appended(1), "--count 20"),
+                _ => (overwritten(2), "--forever &"),
+            };
+            let stream = format!("{disk}-{stream}-$boot");
+            script += &record_writer(&format!("/mnt/{disk}/{stream}"), &stream, &layout, more);
+            script += "\n";
+        }
+    }
+    script += "sleep 1\ncase $boot in\n";
+    for (boot, way) in WAYS.iter().enumerate() {
+        script += &format!("{boot}) {way};;\n");
+    }
+    script + "esac\nsleep 1000"
+}
+
+#[test]
+fn each_kind_of_reset_loses_nothing_and_leaves_nothing_to_replay() {
+    let bench = Bench::new();
+    let (image, second, journal) = (bench.path("image"), bench.path("second"), bench.path("journal"));
+    let internal = ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    journal_device(&journal, 16, 4096).unwrap();
+    let external = ExtRecipe { journal: Journal::External(journal.clone()), ..ExtRecipe::ext4(64, 0) };
+    let external = external.make(&second).unwrap();
+    let words = [&disk(&image)[..], &disk(&second)[..], &["--journal-disk".into(), journal.into()][..]].concat();
+    let mut spec = bench.spec("reset", script(), words);
+    spec.reboots = true;
+    let mut guest = Guest::start(spec).unwrap();
+    let pid = guest.qemu_pid().unwrap();
+    let alive = |guest: &mut Guest, mark: &str| {
+        let mark = mark.to_owned();
+        let seen = guest.await_report(&format!("neither '{mark}' nor an end came"), LIMIT, |reported| {
+            let failed = reported.exit_code.map(Err);
+            failed.or_else(|| reported.marks.contains(&mark).then_some(Ok(())))
+        });
+        if seen.unwrap().is_err() {
+            panic!("{}", guest.failure("its script ended"));
+        }
+    };
+    alive(&mut guest, "reset me");
+    guest.qmp().unwrap().system_reset().unwrap();
+    for boot in 1..WAYS.len() {
+        alive(&mut guest, &format!("boot {boot}"));
+    }
+    assert_eq!(guest.qemu_pid().unwrap(), pid, "the same QEMU has gone on all the time");
+    alive(&mut guest, "end me");
+    guest.qmp().unwrap().execute("set-action", json!({"reboot": "shutdown"})).unwrap();
+    let status = guest.wait_end(LIMIT).unwrap();
+    assert_ends_with(&guest, status, 0);
+    let reported = guest.final_report();
+    assert_eq!(reported.boots as usize, WAYS.len());
+    for (disk, file_system) in [("a", &internal), ("b", &external)] {
+        assert_consistent(file_system);
+        for boot in 0..WAYS.len() {
+            let stream = format!("{disk}-fixed-{boot}");
+            assert_eq!(assert_records(file_system, &format!("/{stream}"), &stream, &appended(1), &reported), 20);
+            let stream = format!("{disk}-endless-{boot}");
+            assert_records(file_system, &format!("/{stream}"), &stream, &overwritten(2), &reported);
+        }
+    }
+    let report = bench.report();
+    for disk in [0, 1] {
+        assert_eq!(report.status(disk), "recovered");
+        assert_eq!(report.disk(disk)["placement"], "retain");
+        assert!(report.counter(disk, "pages_protected") > 0);
+        assert!(report.counter(disk, "transactions") > 100);
+        // One mark for each mount that found work to do, and nothing else.
+        let marks = report.counter(disk, "journal_bytes_to_storage");
+        assert!(marks > 0 && marks <= 8192 * WAYS.len() as u64, "{marks} bytes of journal reached storage");
+    }
+    assert_eq!(report.disk(0)["journal"]["kind"], "internal");
+    assert_eq!(report.disk(1)["journal"]["kind"], "external");
+    bench.assert_area_is_empty();
+}

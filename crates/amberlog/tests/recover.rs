@@ -1,0 +1,109 @@
+//! `amberlog recover` and `amberlog inspect` as commands: what they print and how they exit.
+
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn amberlog(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_amberlog")).args(arguments).output().expect("amberlog starts")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// An image with a live journal of two transactions, the second of which revokes a block, written by debugfs.
+fn crashed(directory: &Path) -> PathBuf {
+    let path = directory.join("image");
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(&path).arg("32M");
+    assert!(mke2fs.status().expect("mke2fs is needed").success());
+    let data = directory.join("data");
+    std::fs::write(&data, vec![0x5a; 3 * 4096]).expect("room");
+    let mut debugfs = Command::new("debugfs")
+        .arg("-w")
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("debugfs is needed");
+    let commands = format!("jo -c\njw -b 8000,8001,8002 {}\njw -r 8001\njc\n", data.display());
+    debugfs.stdin.take().expect("a pipe").write_all(commands.as_bytes()).expect("debugfs reads");
+    assert!(debugfs.wait().expect("debugfs ends").success());
+    path
+}
+
+#[test]
+fn recover_reports_what_it_did() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = crashed(directory.path());
+    let image = path.to_str().expect("a plain name");
+    let before = std::fs::read(&path).expect("the image");
+    let dry = amberlog(&["recover", "--disk", image, "--dry-run", "--json"]);
+    assert_eq!(dry.status.code(), Some(0), "{dry:?}");
+    assert_eq!(json(&dry)["dry_run"], true);
+    assert_eq!(std::fs::read(&path).expect("the image"), before, "a dry run writes nothing");
+    let output = amberlog(&["recover", "--disk", image, "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report = json(&output);
+    assert_eq!(report["schema"], 1);
+    assert_eq!(report["status"], "recovered");
+    for (field, value) in [("transactions", 2), ("blocks_written", 2), ("bytes_written", 8192), ("revoked", 1)] {
+        assert_eq!(report[field], value, "{field}: {report}");
+    }
+    let (first, last) = (report["first_sequence"].as_u64(), report["last_sequence"].as_u64());
+    assert_eq!(last, first.map(|first| first + 1));
+    assert!(report["seconds"].is_f64());
+    let after = std::fs::read(&path).expect("the image");
+    assert_eq!(after[8000 * 4096..8001 * 4096], [0x5a; 4096]);
+    assert_eq!(after[8001 * 4096..8002 * 4096], [0; 4096]);
+    let again = amberlog(&["recover", "--disk", image]);
+    assert_eq!(again.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&again.stdout).contains("clean"), "{again:?}");
+    assert_eq!(std::fs::read(&path).expect("the image"), after);
+}
+
+#[test]
+fn exit_codes() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let none = directory.path().join("none");
+    let code = |arguments: &[&str]| amberlog(arguments).status.code();
+    assert_eq!(code(&["recover"]), Some(2), "usage");
+    assert_eq!(code(&["recover", "--disk", none.to_str().expect("a plain name")]), Some(1), "no such image");
+    std::fs::write(&none, vec![0; 1 << 20]).expect("room");
+    let refused = amberlog(&["recover", "--json", "--disk", none.to_str().expect("a plain name")]);
+    assert_eq!(refused.status.code(), Some(3), "no file system: {refused:?}");
+    assert_eq!(json(&refused)["status"], "damaged");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("holds no ext2, ext3 or ext4 file system") && text.lines().count() == 1, "{text}");
+    assert_eq!(code(&["inspect", "--disk", none.to_str().expect("a plain name")]), Some(3));
+}
+
+#[test]
+fn inspect_shows_the_journal() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = crashed(directory.path());
+    let image = path.to_str().expect("a plain name");
+    let output = amberlog(&["inspect", "--disk", image, "--json", "--verbose"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let shown = json(&output);
+    assert_eq!(shown["schema"], 1);
+    let journal = &shown["journals"][0];
+    assert_eq!(journal["journal"]["kind"], "internal");
+    assert_eq!(journal["superblock"]["checksum_ok"], true);
+    assert_eq!(journal["superblock"]["blocks"], 1024);
+    assert_eq!(journal["transactions"].as_array().map(Vec::len), Some(2));
+    let first = &journal["transactions"][0];
+    assert_eq!((&first["tags"], &first["data_damaged"]), (&Value::from(3), &Value::from(0)));
+    let blocks: Vec<_> = first["tag_list"].as_array().expect("tags").iter().map(|tag| tag["block"].as_u64()).collect();
+    assert_eq!(blocks, [Some(8000), Some(8001), Some(8002)]);
+    assert_eq!(journal["transactions"][1]["revoke_list"], serde_json::json!([8001]));
+    assert_eq!(journal["end"]["committed"], 2);
+    let table = amberlog(&["inspect", "--disk", image, "--verbose"]);
+    let text = String::from_utf8_lossy(&table.stdout).into_owned();
+    for expected in ["csum_v3", "block 8001 revoked", "2 transactions committed", "checksum"] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+}
