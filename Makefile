@@ -1,0 +1,50 @@
+# The front door. Every target installs what it needs and can be run on a fresh Debian 12 with a
+# Rust toolchain.
+#
+#   make demo     the main job: a real guest, killed, recovered, judged          ACCEL=kvm|tcg forces
+#   make test     everything that CI runs
+#   make lint     formatting and clippy alone
+#   make bench    the figures of the README
+#   make crash    the long crash rounds
+#   make mutants  seeded faults that some test must catch
+
+export ACCEL
+# rustup puts cargo here, and sudo or a fresh shell may not have it on PATH.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+PHASE := scripts/phase.sh
+
+.PHONY: demo test lint bench crash mutants packages clean
+
+demo: packages
+	@$(PHASE) "release build" cargo build --release --workspace
+	@cargo run --release --quiet -p guest-kit --bin demo
+
+# Tests run unoptimised enough to keep overflow checks and assertions, and find the programs they
+# start (amberlog, its shim) beside themselves: hence the build of the whole workspace first.
+test: packages lint
+	@$(PHASE) "build" cargo build --workspace
+	@$(PHASE) "tests" cargo test --workspace
+
+lint:
+	@$(PHASE) "formatting" cargo fmt --all -- --check
+	@$(PHASE) "clippy" cargo clippy --workspace --all-targets -- -D warnings
+
+packages:
+	@$(PHASE) "packages" scripts/install-packages.sh
+
+bench: packages
+	@$(PHASE) "release build" cargo build --release --workspace
+	@cargo run --release --quiet -p guest-kit --bin bench
+
+crash: packages
+	@$(PHASE) "release build" cargo build --release --workspace
+	@$(PHASE) "kills under QEMU's own disks" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 5
+	@$(PHASE) "kills under amberlog" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 50 --under retain
+	@$(PHASE) "crash explorer" cargo run --release --quiet -p crash-explorer -- explore --points 20000
+
+mutants: packages
+	@$(PHASE) "mutants" cargo run --release --quiet -p crash-explorer --bin mutants
+
+clean:
+	rm -rf build target
