@@ -16,6 +16,11 @@ use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long whoever had the images may take to end: the directory's lock was free, so its processes are dead, but the
+/// kernel closes what was in an io_uring of theirs later than that, and on a busy host much later.
+const DYING: Duration = Duration::from_secs(10);
 
 /// Why a recovery could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -81,9 +86,9 @@ pub fn finish_directory(directory: &AreaDirectory) -> Result<Vec<FinishedLog>, F
     give_back(&open_ram(), &needed);
     let mut finished = Vec::new();
     for (log, found) in open {
-        let home = recovery::Disk::open(&log.home_image, Access::Write)?;
-        let journal =
-            if log.place.is_external { Some(recovery::Disk::open(&log.journal_image, Access::Write)?) } else { None };
+        let open_image = |path| recovery::Disk::open_within(path, Access::Write, DYING);
+        let home = open_image(&log.home_image)?;
+        let journal = if log.place.is_external { Some(open_image(&log.journal_image)?) } else { None };
         let journal_file = journal.as_ref().unwrap_or(&home).file();
         let mut recovery = match check_identity(&found, log, journal_file)? {
             Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,

@@ -11,8 +11,13 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const HINT_BYTES: u64 = 1 << 20;
+/// How long a lock that somebody has is asked for before that is believed. A process that was killed keeps its locks
+/// until the kernel has taken its memory and its io_uring down, which goes on in the background after its death.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// What a disk is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +44,15 @@ impl Disk {
     /// # Errors
     /// A sentence: it cannot be opened, is in use, or is neither.
     pub fn open(path: &Path, access: Access) -> Result<Disk, Error> {
+        Self::open_within(path, access, LOCK_PATIENCE)
+    }
+
+    /// The same, with more or less patience: for somebody who knows that whoever had the image is dead or dying.
+    ///
+    /// # Errors
+    /// As [`Disk::open`].
+    pub fn open_within(path: &Path, access: Access, patience: Duration) -> Result<Disk, Error> {
+        let deadline = Instant::now() + patience;
         let shown = path.display();
         let kind = rustix::fs::stat(path)
             .map(|status| FileType::from_raw_mode(status.st_mode))
@@ -54,13 +68,21 @@ impl Disk {
             }
             _ => return Err(Error::refused(format!("{shown} is neither an image file nor a block device"))),
         }
-        let file = match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(descriptor) => File::from(descriptor),
-            Err(Errno::BUSY) => return Err(in_use(path)),
-            Err(error) => return Err(Error::failed(format!("opening {shown}"))(error.into())),
+        let file = loop {
+            match rustix::fs::open(path, flags, Mode::empty()) {
+                Ok(descriptor) => break File::from(descriptor),
+                Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+                Err(Errno::BUSY) => return Err(in_use(path)),
+                Err(error) => return Err(Error::failed(format!("opening {shown}"))(error.into())),
+            }
         };
         if kind == FileType::RegularFile && access != Access::Look {
-            lock(&file, access, path)?;
+            while !try_lock(&file, access, path)? {
+                if Instant::now() >= deadline {
+                    return Err(in_use(path));
+                }
+                std::thread::sleep(LOCK_PAUSE);
+            }
         }
         let size = (&file).seek(SeekFrom::End(0)).map_err(Error::failed(format!("finding the size of {shown}")))?;
         Ok(Disk { file, path: path.to_owned(), size })
@@ -125,18 +147,19 @@ fn in_use(path: &Path) -> Error {
     }
 }
 
-fn lock(file: &File, access: Access, path: &Path) -> Result<(), Error> {
+/// Whether the image could be locked; false when somebody else has it.
+fn try_lock(file: &File, access: Access, path: &Path) -> Result<bool, Error> {
     let operation = match access {
         Access::Look | Access::Read => FlockOperation::NonBlockingLockShared,
         Access::Write => FlockOperation::NonBlockingLockExclusive,
     };
     match rustix::fs::flock(file, operation).and_then(|()| rustix::fs::fcntl_lock(file, operation)) {
-        Ok(()) => Ok(()),
-        Err(Errno::AGAIN | Errno::ACCESS) => Err(in_use(path)),
+        Ok(()) => Ok(true),
+        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
         // File systems without locks (some network ones): there is nothing to ask.
         Err(Errno::NOTSUP | Errno::NOLCK | Errno::NOSYS) => {
             log::warn!("{} cannot be locked on its file system; make sure that nothing else uses it", path.display());
-            Ok(())
+            Ok(true)
         }
         Err(error) => Err(Error::failed(format!("locking {}", path.display()))(error.into())),
     }

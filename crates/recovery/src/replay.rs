@@ -117,7 +117,8 @@ impl Replay {
         Ok(self.report(&written))
     }
 
-    /// Writes the home blocks, flushes, marks the journal empty and the file system as recovered, and flushes.
+    /// Writes the home blocks, flushes, marks the file system as recovered, flushes, marks the journal empty, and flushes.
+    /// Cut off anywhere and run again, the outcome is the same.
     ///
     /// As e2fsck does, the journal's `s_errno` becomes the error bit in the file system's `s_state` and is cleared; a
     /// damaged commit counts as such an error. Where blocks were damaged, `s_state` also loses its valid bit, so that
@@ -143,9 +144,11 @@ impl Replay {
             report.status = Status::Damaged;
             report.notes.push(note);
         }
+        // The error bit has to be on storage before the journal that tells of it is emptied.
+        home.flush().map_err(Error::failed("flushing the file system's superblock"))?;
         // Last: whoever finds the journal empty after a recovery that was cut off knows that all the rest was done.
         self.empty_journal(home, place)?;
-        home.flush().map_err(Error::failed("flushing the superblocks"))?;
+        home.flush().map_err(Error::failed("flushing the journal superblock"))?;
         report.seconds = self.started.elapsed().as_secs_f64();
         Ok(report)
     }

@@ -241,6 +241,7 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
         directory.remove();
         return Err(error);
     }
+    die_of_panics(directory.path());
     let memory = VmMemory::new();
     if let Some(reason) = vmm::bypasses_protection(&args.vmm) {
         memory.refuse_protection(reason);
@@ -271,6 +272,23 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
     let code = ended?;
     written?;
     Ok(code)
+}
+
+/// Makes a panic in any thread the end of the whole process. A thread that panicked may have changed half of something in
+/// memory, and whoever went on with that could acknowledge what is not held; the files in tmpfs are made to be found
+/// as a process that was killed at any instant leaves them. The VMM dies with us.
+fn die_of_panics(directory: &Path) {
+    let message = format!(
+        "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {}: run 'amberlog          recover --area {}', or amberlog run on the same images",
+        directory.display(),
+        directory.display()
+    );
+    let earlier = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        earlier(panic);
+        eprintln!("{message}");
+        std::process::abort();
+    }));
 }
 
 /// Serves the disks, runs the VMM and waits for its end. On return nothing of the VM runs any more.
