@@ -26,12 +26,11 @@ impl Disk {
         let blocks = u64::from(u32::from_le_bytes(*size) % (1 << 24));
         let mut disk = Disk { size: blocks * BLOCK, blocks: BTreeMap::new(), reads: std::cell::Cell::new(0) };
         while let Some((head, after)) = rest.split_first_chunk::<6>() {
-            let mut block = u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+            let block = u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
             let length = usize::from(u16::from_le_bytes([head[4], head[5]])).min(after.len());
             let (content, later) = after.split_at(length);
-            for piece in content.chunks(BLOCK as usize) {
+            for (block, piece) in (block..).zip(content.chunks(BLOCK as usize)) {
                 disk.blocks.entry(block).or_insert([0; BLOCK as usize])[..piece.len()].copy_from_slice(piece);
-                block += 1;
             }
             rest = later;
         }

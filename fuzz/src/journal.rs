@@ -36,7 +36,7 @@ impl LogRead for Log {
         buffer.copy_from_slice(block);
         // Whoever holds a log lets go of data blocks only.
         let is_control = jbd2::peek(block).is_some();
-        Ok(if self.at_home && position % 3 == 0 && !is_control { Content::AtHome } else { Content::Present })
+        Ok(if self.at_home && position.is_multiple_of(3) && !is_control { Content::AtHome } else { Content::Present })
     }
 }
 

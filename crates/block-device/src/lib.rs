@@ -17,6 +17,10 @@
 //! protocol is dropped and the next one is awaited; an error of storage becomes an I/O error in the guest. When this
 //! process dies, the in-flight region (shared memory kept by the VMM) says which requests have to be done again.
 
+// The fuzz target names this crate from outside, and is a unit test as well.
+#[cfg(test)]
+extern crate self as block_device;
+
 mod chain;
 mod config_space;
 mod control;
@@ -24,6 +28,9 @@ mod counters;
 mod device;
 mod engine;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod image;
 mod inflight;
 mod log_limit;

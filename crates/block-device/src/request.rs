@@ -35,11 +35,21 @@ pub(crate) struct Range {
 
 /// What a chain asks for. The data segments are left in the chain.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub enum Ask {
     /// A read into the chain's writable segments.
-    Read { offset: u64, len: u64 },
+    Read {
+        /// Where on the disk, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+    },
     /// A write of the chain's readable segments.
-    Write { offset: u64, len: u64 },
+    Write {
+        /// Where on the disk, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+    },
     /// A flush.
     Flush,
     /// The ranges are in the caller's list.

@@ -42,6 +42,16 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
+/// Every group that debugfs lists: its number, and where its block bitmap, inode bitmap and inode table are.
+fn groups(stats: &str) -> Vec<[u64; 4]> {
+    // " Group  3: block bitmap at 259, inode bitmap at 275, inode table at 1284"; "Group descriptor size:" is none.
+    stats
+        .lines()
+        .filter(|line| line.trim_start().starts_with("Group") && line.contains(": block bitmap at"))
+        .map(|line| numbers(&line.replace([',', ':'], " ")).try_into().expect("four numbers"))
+        .collect()
+}
+
 /// Compares the journal's map with debugfs, block for block.
 fn check_journal(image: &Path, what: &str) -> (Vec<JournalExtent>, Vec<u64>) {
     let found = only(image);
@@ -144,7 +154,7 @@ fn superblock_fields() {
     assert_eq!(u64::from(superblock.inodes_count), field("Inode count"));
     let bytes = std::fs::read(&image).expect("an image");
     let first = group(&bytes, superblock, 0).expect("memory").expect("group 0");
-    assert_eq!(first.block_bitmap, field("Group  0: block bitmap at"));
+    assert_eq!(groups(&stats), [[0, first.block_bitmap, first.inode_bitmap, first.inode_table]]);
     assert!(group(&bytes, superblock, 1).expect("memory").is_none(), "there is one group only");
 }
 
@@ -155,16 +165,14 @@ fn groups_are_where_debugfs_says() {
         let image = mke2fs(directory.path(), &["-t", "ext4", "-b", "1024", "-O", features], "400M");
         let bytes = std::fs::read(&image).expect("an image");
         let superblock = only(&image).superblock;
-        let stats = debugfs(&image, "stats");
-        let mut checked = 0;
-        for line in stats.lines().filter(|line| line.trim_start().starts_with("Group")) {
-            // Group  3: block bitmap at 259, inode bitmap at 275, inode table at 1284
-            let found = numbers(&line.replace([',', ':'], " "));
-            let group = group(&bytes, &superblock, found[0] as u32).expect("memory").expect("a group");
-            assert_eq!([group.block_bitmap, group.inode_bitmap, group.inode_table], found[1..4], "{features}: {line}");
-            checked += 1;
+        let listed = groups(&debugfs(&image, "stats"));
+        for [number, places @ ..] in &listed {
+            let group = group(&bytes, &superblock, *number as u32).expect("memory").expect("a group");
+            let ours = [group.block_bitmap, group.inode_bitmap, group.inode_table];
+            assert_eq!(ours, *places, "{features}: group {number}");
         }
-        assert!(checked > 40, "{features}: {checked} groups");
+        assert_eq!(listed.len() as u64, superblock.groups_count(), "{features}");
+        assert!(listed.len() > 40, "{features}: {} groups", listed.len());
     }
 }
 

@@ -1,103 +1,84 @@
-//! The bodies of the cargo-fuzz targets, on the stable compiler: over the kept corpus, and over as many mutations of it as
-//! `AMBERLOG_FUZZ_ITERATIONS` says, the same ones every time.
+//! The fuzz targets `journal` and `ext` on the stable compiler (fuzz/src/exercise.rs says how), with a bound on the memory
+//! that an input may take.
 
 mod common;
 
+#[path = "../../../fuzz/src/exercise.rs"]
+mod exercise;
 #[path = "../../../fuzz/src/ext.rs"]
 mod ext;
 #[path = "../../../fuzz/src/journal.rs"]
 mod journal;
 
 use common::run;
+use exercise::{corpus, exercise, write_seeds};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Features, Superblock};
-use std::path::{Path, PathBuf};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-fn corpus_directory(target: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
-}
+/// What one input may take at once, beside itself: the fixed batches of a replay are 10 MB, a map as long as an input
+/// allows is less.
+const MEMORY_BYTES_MAX: usize = 64 << 20;
 
-fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let directory = corpus_directory(target);
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(&directory)
-        .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
-    paths.sort();
-    assert!(paths.len() >= 4, "{target}: the corpus is gone");
-    paths.iter().map(|path| std::fs::read(path).expect("a corpus file")).collect()
-}
+/// Counts what is allocated.
+struct Counting;
 
-struct Random(u64);
+static NOW_BYTES: AtomicUsize = AtomicUsize::new(0);
+static MOST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-impl Random {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % below.max(1) as u64) as usize
+// SAFETY: everything is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW_BYTES.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST_BYTES.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(pointer, layout) }
     }
 }
 
-/// Changes a few bytes, mostly where structures begin, copies pieces over others, or cuts the end off.
-fn mutate(data: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..=random.next(4) {
-        let length = data.len();
-        // Fields are near the beginnings of blocks.
-        let near = |random: &mut Random| (random.next(length / 1024 + 1) * 1024 + random.next(96)).min(length - 1);
-        let at = if random.next(3) == 0 { random.next(length) } else { near(random) };
-        match random.next(7) {
-            0 => data[at] ^= 1 << random.next(8),
-            1 => data[at] = [0, 1, 0x7f, 0x80, 0xff][random.next(5)],
-            2 => data[at] = random.next(256) as u8,
-            3 => {
-                let from = near(random);
-                let count = (4 << random.next(9)).min(length - at.max(from));
-                data.copy_within(from..from + count, at);
-            }
-            4 => {
-                let count = (1 << random.next(11)).min(length - at);
-                data[at..at + count].fill(0);
-            }
-            5 => data[0] = random.next(256) as u8,
-            _ if random.next(8) == 0 => data.truncate(at.max(16)),
-            _ => data[at] = data[at].wrapping_add(random.next(5) as u8).wrapping_sub(2),
-        }
-    }
-}
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
-fn iterations() -> usize {
-    std::env::var("AMBERLOG_FUZZ_ITERATIONS").map_or(4000, |text| text.parse().expect("a number"))
-}
+/// One at a time, so that what is counted is one input's.
+static ALONE: Mutex<()> = Mutex::new(());
 
-fn exercise(target: &str, body: &dyn Fn(&[u8])) {
-    let corpus = corpus(target);
-    corpus.iter().for_each(|data| body(data));
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
-    for iteration in 0..iterations() {
-        let mut data = corpus[random.next(corpus.len())].clone();
-        mutate(&mut data, &mut random);
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&data)));
-        if result.is_err() {
-            let path = std::env::temp_dir().join(format!("amberlog-fuzz-{target}-{iteration}"));
-            std::fs::write(&path, &data).expect("room for the input");
-            panic!("{target}: iteration {iteration} fails; the input is in {}", path.display());
-        }
-    }
+/// Runs the target's inputs, and bounds the memory of each.
+fn bounded(target: &str, body: &dyn Fn(&[u8])) {
+    let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
+    exercise(target, &|data| {
+        let before = NOW_BYTES.load(Ordering::Relaxed);
+        MOST_BYTES.store(before, Ordering::Relaxed);
+        body(data);
+        let most = MOST_BYTES.load(Ordering::Relaxed).saturating_sub(before);
+        assert!(most <= MEMORY_BYTES_MAX, "an input of {} bytes takes {most} bytes of memory", data.len());
+    });
 }
 
 #[test]
 fn journals() {
-    exercise("journal", &journal::run);
+    bounded("journal", &journal::run);
 }
 
 #[test]
 fn file_systems() {
-    assert!(corpus("ext").iter().filter(|data| ext::run(data)).count() >= 4, "the corpus holds good journals");
-    exercise("ext", &|data| {
+    bounded("ext", &|data| {
         ext::run(data);
     });
+}
+
+#[test]
+fn the_corpus_is_worth_mutating() {
+    let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
+    assert!(corpus("ext").iter().filter(|data| ext::run(data)).count() >= 4, "the corpus holds good journals");
 }
 
 fn journal_seed(switches: u8, checksum: Checksum, wide: bool, start: u32, version: u8) -> Vec<u8> {
@@ -189,31 +170,33 @@ fn partitioned(seed: &[u8]) -> Vec<u8> {
     data
 }
 
-/// Makes the corpus anew: `cargo test -p recovery --test fuzz -- --ignored`.
+/// Makes the first inputs of the corpus; `scripts/fuzz.sh seeds` runs it.
 #[test]
-#[ignore = "writes the kept corpus"]
-fn write_corpus() {
-    let write = |target: &str, name: &str, data: Vec<u8>| {
-        let directory = corpus_directory(target);
-        std::fs::create_dir_all(&directory).expect("a directory");
-        std::fs::write(directory.join(name), data).expect("room");
-    };
-    write("journal", "plain", journal_seed(0, Checksum::None, false, 2, 2));
-    write("journal", "version-1", journal_seed(4, Checksum::None, false, 2, 1));
-    write("journal", "v1-wide-wraps", journal_seed(1, Checksum::V1, true, 12, 2));
-    write("journal", "v2", journal_seed(3, Checksum::V2, false, 15, 2));
-    write("journal", "v2-wide-at-home", journal_seed(4, Checksum::V2, true, 3, 2));
-    write("journal", "v3-wide-sealed", journal_seed(2, Checksum::V3, true, 17, 2));
-    write("journal", "v3-repaired-at-home", journal_seed(7, Checksum::V3, false, 5, 2));
-    let ext4 = ext_seed(&["-t", "ext4", "-O", "^metadata_csum,^resize_inode", "-J", "size=1"]);
-    write("ext", "ext4-partition", partitioned(&ext4));
-    write("ext", "ext4", ext4);
-    write("ext", "ext4-checksums", ext_seed(&["-t", "ext4", "-J", "size=1"]));
-    write("ext", "ext3", ext_seed(&["-t", "ext3", "-O", "^resize_inode", "-J", "size=1"]));
-    write(
-        "ext",
-        "ext4-64bit-meta-bg",
-        ext_seed(&["-t", "ext4", "-O", "64bit,meta_bg,^resize_inode,^metadata_csum", "-J", "size=1"]),
+#[ignore = "writes the seeds of the kept corpus"]
+fn seeds() {
+    write_seeds(
+        "journal",
+        vec![
+            ("plain", journal_seed(0, Checksum::None, false, 2, 2)),
+            ("version-1", journal_seed(4, Checksum::None, false, 2, 1)),
+            ("v1-wide-wraps", journal_seed(1, Checksum::V1, true, 12, 2)),
+            ("v2", journal_seed(3, Checksum::V2, false, 15, 2)),
+            ("v2-wide-at-home", journal_seed(4, Checksum::V2, true, 3, 2)),
+            ("v3-wide-sealed", journal_seed(2, Checksum::V3, true, 17, 2)),
+            ("v3-repaired-at-home", journal_seed(7, Checksum::V3, false, 5, 2)),
+        ],
     );
-    write("ext", "journal-device", ext_seed(&["-O", "journal_dev"]));
+    let ext4 = ext_seed(&["-t", "ext4", "-O", "^metadata_csum,^resize_inode", "-J", "size=1"]);
+    let meta_bg = ["-t", "ext4", "-O", "64bit,meta_bg,^resize_inode,^metadata_csum", "-J", "size=1"];
+    write_seeds(
+        "ext",
+        vec![
+            ("ext4-partition", partitioned(&ext4)),
+            ("ext4", ext4),
+            ("ext4-checksums", ext_seed(&["-t", "ext4", "-J", "size=1"])),
+            ("ext3", ext_seed(&["-t", "ext3", "-O", "^resize_inode", "-J", "size=1"])),
+            ("ext4-64bit-meta-bg", ext_seed(&meta_bg)),
+            ("journal-device", ext_seed(&["-O", "journal_dev"])),
+        ],
+    );
 }
