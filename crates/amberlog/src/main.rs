@@ -4,6 +4,7 @@
 
 mod exit;
 mod inspect;
+mod progress;
 mod recover;
 mod run;
 mod shim;

@@ -7,10 +7,11 @@
 mod options;
 mod runs;
 
+use crate::progress::Progress;
 use crate::trace::ReadArgs;
 use clap::Args;
 use io_trace::Layout;
-use runs::{Failure, Job, Progress};
+use runs::{Failure, Job};
 use ssd_sim::ftl::FtlKind;
 use ssd_sim::report::{LabelledReport, figures, html, table};
 use std::io::Write;
@@ -158,13 +159,16 @@ fn jobs(args: &SsdArgs) -> Result<Vec<Job>, Failure> {
 /// Does all runs and prints them. `true` when they were interrupted.
 fn simulate(args: &SsdArgs) -> Result<bool, Failure> {
     let jobs = jobs(args)?;
-    let progress = Progress::new(jobs.len())?;
+    let progress = Progress::new(jobs.iter().map(|job| job.file.as_str())).map_err(Failure::Other)?;
     let threads = match args.threads {
         Some(threads) => usize::from(threads),
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     let reports = runs::run_all(&jobs, threads.min(jobs.len()), &progress)?;
     progress.finish();
+    if reports.len() < jobs.len() {
+        eprintln!("amberlog ssd: {} of {} runs were not begun", jobs.len() - reports.len(), jobs.len());
+    }
     for LabelledReport { trace, report, .. } in &reports {
         if let Some(tail) = &report.trace_tail {
             eprintln!("{trace}: {tail}");
@@ -203,7 +207,7 @@ fn simulate(args: &SsdArgs) -> Result<bool, Failure> {
     {
         return Err(Failure::Other(format!("cannot print: {error}")));
     }
-    Ok(reports.iter().any(|r| r.report.interrupted))
+    Ok(reports.len() < jobs.len() || reports.iter().any(|r| r.report.interrupted))
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 //!
 //! Traces stream through: memory does not grow with them. Damaged input is exit code 3 and nothing is left
 //! behind at the output's name but what was written before (`convert` writes beside it and renames at the end).
+//! Ctrl-C ends `summary` with what was read so far, and `convert` without an output; the exit code is then 1.
 
+use crate::progress::{Part, Progress};
 use clap::{Args, Subcommand};
 use io_trace::summary::{Summariser, Summary};
 use io_trace::{BoxedSource, Filter, Filtered, Format, Layout, Merge, Names, Notes, Options, Placer, Record, Source};
@@ -97,6 +99,7 @@ enum Failure {
     Usage(String),
     Input(String),
     Other(String),
+    Interrupted,
 }
 
 impl From<io_trace::Error> for Failure {
@@ -116,15 +119,65 @@ pub fn run(args: TraceArgs) -> ExitCode {
         Err(Failure::Usage(message)) => (message, 2),
         Err(Failure::Input(message)) => (message, 3),
         Err(Failure::Other(message)) => (message, 1),
+        Err(Failure::Interrupted) => ("interrupted".to_owned(), 1),
     };
     eprintln!("amberlog trace: {message}");
     ExitCode::from(code)
 }
 
-fn open(file: &str, read: &ReadArgs) -> Result<Filtered<BoxedSource>, Failure> {
+/// A trace under the command's bar: ends, without being an error, when the command is to stop.
+struct Watched<'a> {
+    source: Filtered<BoxedSource>,
+    part: Part<'a>,
+    progress: &'a Progress,
+    requests: u64,
+}
+
+/// How many requests are read between two looks at the bar.
+const WATCH_EVERY: u64 = 4096;
+
+impl Source for Watched<'_> {
+    fn next_record(&mut self) -> io_trace::Result<Option<Record>> {
+        self.requests += 1;
+        if self.requests.is_multiple_of(WATCH_EVERY) {
+            self.part.note(self.requests);
+            if self.progress.should_stop() {
+                return Ok(None);
+            }
+        }
+        match self.source.next_record() {
+            // Whoever stops a command may have cut its input off, too.
+            Err(_) if self.progress.should_stop() => Ok(None),
+            other => other,
+        }
+    }
+    fn names(&self) -> &Names {
+        self.source.names()
+    }
+    fn notes(&self) -> Notes {
+        self.source.notes()
+    }
+    fn units(&self) -> u64 {
+        self.source.units()
+    }
+    fn format(&self) -> &'static str {
+        self.source.format()
+    }
+}
+
+fn progress(files: &[String]) -> Result<Progress, Failure> {
+    Progress::new(files.iter().map(String::as_str)).map_err(Failure::Other)
+}
+
+fn open<'a>(file: &str, read: &ReadArgs, progress: &'a Progress) -> Result<Watched<'a>, Failure> {
     let options = read.options().map_err(Failure::Usage)?;
     let filter = Filter::parse(&read.filter).map_err(Failure::Usage)?;
-    Ok(Filtered::new(io_trace::open(file, &options)?.0, filter))
+    progress.say(file.to_owned());
+    match progress.open(file, &options) {
+        Ok((source, part)) => Ok(Watched { source: Filtered::new(source, filter), part, progress, requests: 0 }),
+        Err(_) if progress.should_stop() => Err(Failure::Interrupted),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Says on standard error what a reader skipped or missed.
@@ -139,12 +192,14 @@ pub fn tell_notes(name: &str, notes: &Notes) {
 
 fn summary(args: &SummaryArgs) -> Result<(), Failure> {
     let mut all = Vec::new();
-    for file in &args.files {
-        let mut source = open(file, &args.read)?;
+    let progress = progress(&args.files)?;
+    for file in args.files.iter().take_while(|_| !progress.should_stop()) {
+        let mut source = open(file, &args.read, &progress)?;
         let mut summariser = Summariser::new();
         while let Some(record) = source.next_record()? {
             summariser.add(&record);
         }
+        source.part.done();
         let notes = source.notes();
         tell_notes(file, &notes);
         let summary = summariser.summary(source.names());
@@ -157,13 +212,15 @@ fn summary(args: &SummaryArgs) -> Result<(), Failure> {
             value["tail"] = notes.tail.into();
             all.push(value);
         } else {
-            print(&summary_text(file, source.format(), &summary))?;
+            progress.aside(|| print(&summary_text(file, source.format(), &summary)))?;
         }
     }
+    progress.finish();
+    let interrupted = progress.should_stop();
     if args.json {
-        print(&format!("{:#}\n", serde_json::json!({ "schema": 1, "traces": all })))?;
+        print(&format!("{:#}\n", serde_json::json!({ "schema": 1, "traces": all, "interrupted": interrupted })))?;
     }
-    Ok(())
+    if interrupted { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 /// Prints; a closed pipe is the reader's choice, not a failure.
@@ -288,16 +345,15 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     if args.files.len() > 1 && !args.merge {
         return Err(Failure::Usage("several traces are written as one with --merge only".into()));
     }
-    let mut source: Box<dyn Source> = if args.merge {
-        let label =
-            |file: &str| Path::new(file).file_stem().map_or(file.to_owned(), |s| s.to_string_lossy().into_owned());
+    let progress = progress(&args.files)?;
+    let mut source: Box<dyn Source + '_> = if args.merge {
         let mut sources = Vec::new();
-        for file in &args.files {
-            sources.push((label(file), open(file, &args.read)?));
+        for (label, file) in labels(&args.files).into_iter().zip(&args.files) {
+            sources.push((label, open(file, &args.read, &progress)?));
         }
         Box::new(Merge::new(sources))
     } else {
-        Box::new(open(&args.files[0], &args.read)?)
+        Box::new(open(&args.files[0], &args.read, &progress)?)
     };
     let failed = |e: std::io::Error| Failure::Other(format!("cannot write {}: {e}", args.output));
     // Beside the output, so that a failure leaves what was there before.
@@ -307,6 +363,8 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         None => Box::new(std::io::stdout()),
     };
     let result = copy(&mut *source, file, args);
+    let result = if progress.should_stop() { result.and(Err(Failure::Interrupted)) } else { result };
+    progress.finish();
     match (&result, &partial) {
         (Ok(()), Some(path)) => std::fs::rename(path, &args.output).map_err(failed)?,
         (Err(_), Some(path)) => drop(std::fs::remove_file(path)),
@@ -315,6 +373,18 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     result?;
     tell_notes(&args.files.join(", "), &source.notes());
     Ok(())
+}
+
+/// What the VMs of each merged trace are called: its file name without its ending, numbered where several are alike, so
+/// that no two traces become one VM.
+fn labels(files: &[String]) -> Vec<String> {
+    let mut labels: Vec<String> = Vec::new();
+    for file in files {
+        let stem = Path::new(file).file_stem().map_or(file.to_owned(), |s| s.to_string_lossy().into_owned());
+        let numbered = (2..).map(|number| format!("{stem}-{number}"));
+        labels.extend(std::iter::once(stem.clone()).chain(numbered).find(|label| !labels.contains(label)));
+    }
+    labels
 }
 
 fn copy(source: &mut dyn Source, file: Box<dyn Write>, args: &ConvertArgs) -> Result<(), Failure> {
@@ -339,4 +409,15 @@ fn copy(source: &mut dyn Source, file: Box<dyn Write>, args: &ConvertArgs) -> Re
         output.record(&record, &merged).map_err(failed)?;
     }
     output.finish().map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_traces_of_the_same_name_stay_apart() {
+        let files = ["a/untar.amber", "b/untar.amber", "untar-2.amber", "-", "c/untar.amber"].map(str::to_owned);
+        assert_eq!(labels(&files), ["untar", "untar-2", "untar-2-2", "-", "untar-3"]);
+    }
 }

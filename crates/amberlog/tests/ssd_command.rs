@@ -154,11 +154,48 @@ fn trace_convert_keeps_every_request() {
     let merged = path("merged.amber");
     let arguments = ["trace", "convert", "--merge", &amber, &amber, "--onto-one-disk", "stride:2097152", "-o", &merged];
     assert!(amberlog(&arguments).status.success());
-    let summary = text(&amberlog(&["trace", "summary", &merged]).stdout);
-    assert!(summary.contains("2,000 requests"), "{summary}");
+    let summary_of = |path: &str| -> serde_json::Value {
+        serde_json::from_slice::<serde_json::Value>(&amberlog(&["trace", "summary", path, "--json"]).stdout).unwrap()
+            ["traces"][0]
+            .take()
+    };
+    // The same recording twice is two VMs, whose disks lie beside one another.
+    let (one, both) = (summary_of(&amber), summary_of(&merged));
+    assert_eq!((&one["requests"], &both["requests"]), (&1_000.into(), &2_000.into()));
+    assert_eq!(both["footprint_bytes"].as_u64().unwrap(), 2 * one["footprint_bytes"].as_u64().unwrap());
     // A failed conversion leaves what was there.
     let output = amberlog(&["trace", "convert", "--format", "spc", trace, "-o", &amber]);
     assert_eq!(output.status.code(), Some(3));
     assert!(amberlog(&["trace", "summary", &amber]).status.success());
     assert!(!Path::new(&format!("{amber}.partial")).exists());
+}
+
+#[test]
+fn ctrl_c_prints_what_there_is_so_far() {
+    let directory = tempfile::tempdir().unwrap();
+    let lines = std::fs::read(msr(directory.path(), "t.csv", 100_000)).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // More than a pipe holds, so it was begun to be read; and the pipe stays open: the trace has no end yet.
+        let mut pipe = child.stdin.take().unwrap();
+        pipe.write_all(&lines).unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        drop(pipe);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("interrupted"), "{}", text(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let report = run(&["ssd", "--ftl", "fast", "--trace", "-", "--format", "msr", "--json"]);
+    assert_eq!(report["interrupted"], true);
+    assert!(report["requests"].as_u64().unwrap() <= 100_000 && report["flash_writes"].is_u64());
+    let summary = run(&["trace", "summary", "-", "--format", "msr", "--json"]);
+    assert_eq!(summary["interrupted"], true);
 }

@@ -24,6 +24,10 @@ impl DiskSim {
 impl LineFormat for DiskSim {
     const NAME: &'static str = "disksim";
 
+    fn name(&self) -> &'static str {
+        if self.nanoseconds { "ssdsim" } else { "disksim" }
+    }
+
     fn line(&mut self, line: &str, names: &mut Names) -> Result<Option<Record>, String> {
         if line.starts_with('#') {
             return Ok(None);

@@ -10,6 +10,11 @@ pub(crate) trait LineFormat {
     /// The format's name in messages.
     const NAME: &'static str;
 
+    /// The name of this one of several flavours.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
     /// A record, or `None` for a line that is right but no request. `Err` says what is wrong with the line.
     fn line(&mut self, line: &str, names: &mut Names) -> std::result::Result<Option<Record>, String>;
 }
@@ -95,7 +100,11 @@ impl<R: BufRead, F: LineFormat> Source for TextReader<R, F> {
             let Some(fits) = self.read_line()? else {
                 self.at_end = true;
                 if self.records == 0 {
-                    return Err(Error::Empty { name: self.name.clone(), lines: self.lines, format: F::NAME });
+                    return Err(Error::Empty {
+                        name: self.name.clone(),
+                        lines: self.lines,
+                        format: self.format.name(),
+                    });
                 }
                 return Ok(None);
             };
@@ -150,7 +159,7 @@ impl<R: BufRead, F: LineFormat> Source for TextReader<R, F> {
     }
 
     fn format(&self) -> &'static str {
-        F::NAME
+        self.format.name()
     }
 }
 

@@ -136,10 +136,17 @@ pub fn run(source: &mut dyn Source, options: &RunOptions, watch: &dyn Watch) -> 
     let mut addresses: Vec<u64> = Vec::with_capacity(PREFETCH_MAX);
     let mut failed_ahead = None;
     let mut queue = 0;
-    'trace: loop {
+    // A device that was not brought into its state serves nothing.
+    inputs.interrupted = watch.should_stop();
+    'trace: while !inputs.interrupted {
         if queue == ahead.len() {
+            // What came before the error was served; now it counts.
             if let Some(error) = failed_ahead.take() {
-                // What came before it was served; now it counts.
+                // Whoever stops a run may have cut its trace off, too.
+                inputs.interrupted = watch.should_stop();
+                if inputs.interrupted {
+                    break 'trace;
+                }
                 return Err(error);
             }
             queue = 0;
@@ -173,10 +180,11 @@ pub fn run(source: &mut dyn Source, options: &RunOptions, watch: &dyn Watch) -> 
                 }
             }
             if ahead.is_empty() {
-                match failed_ahead.take() {
-                    Some(error) => return Err(error),
-                    None => break 'trace,
+                if failed_ahead.is_some() {
+                    continue 'trace;
                 }
+                inputs.interrupted = watch.should_stop();
+                break 'trace;
             }
             device.prefetch(&addresses);
         }

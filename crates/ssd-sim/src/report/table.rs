@@ -147,12 +147,15 @@ pub fn full(r: &Report) -> String {
         ("response time", times(&r.response)),
         (
             "lifetime",
-            format!(
-                "{} written by the host if wear is even ({} years at this pace), first block worn after {} repetitions",
-                optional(r.lifetime.host_bytes_even, &bytes),
-                optional(r.lifetime.years_even, &|y| format!("{y:.1}")),
-                optional(r.lifetime.repetitions_first_block, &|t| n(t as u64)),
-            ),
+            match r.erases {
+                0 => "no block was erased, so there is nothing to project from".into(),
+                _ => format!(
+                    "{} written by the host if wear is even ({} years at this pace), first block worn after {} repetitions",
+                    optional(r.lifetime.host_bytes_even, &bytes),
+                    optional(r.lifetime.years_even, &|y| format!("{y:.1}")),
+                    optional(r.lifetime.repetitions_first_block, &|t| n(t as u64)),
+                ),
+            },
         ),
     ]);
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -171,6 +174,7 @@ pub fn side_by_side(reports: &[LabelledReport]) -> String {
         "GC time",
         "copies",
         "switch/partial/full",
+        "mapping read/written",
         "WA",
         "p99 service",
         "evenness",
@@ -187,6 +191,7 @@ pub fn side_by_side(reports: &[LabelledReport]) -> String {
             micros(r.gc.time_us as f64),
             grouped(r.gc.valid_page_copies),
             format!("{}/{}/{}", r.merges.switch, r.merges.partial, r.merges.full),
+            format!("{}/{}", r.mapping.reads, r.mapping.writes),
             format!("{:.2}", r.write_amplification),
             micros(r.service.p99_us as f64),
             format!("{:.3}", r.wear.evenness),
