@@ -70,7 +70,7 @@ impl Options {
             json: words.text("json").map(PathBuf::from),
             directory: words.text("dir").map_or_else(|| program::workspace().join("build/bench"), PathBuf::from),
             stages,
-            rounds: words.number("rounds", if quick { 1 } else { 3 }, 1..=100)?,
+            rounds: words.number("rounds", if quick { 1 } else { 5 }, 1..=100)?,
         };
         words.finish()?;
         Ok(options)
@@ -107,6 +107,6 @@ impl Options {
 
     /// How long fio writes, in seconds.
     pub fn fio_seconds(&self) -> u32 {
-        self.either(30, 5)
+        self.either(15, 5)
     }
 }
