@@ -6,8 +6,9 @@
 //! What must always hold:
 //! * Nothing is written before the whole log has been followed and judged. A refusal ([`Error::Refused`]) means that
 //!   nothing was changed.
-//! * Home blocks first, then a flush, and only then is the journal marked empty, then a flush. A crash at any point leaves
-//!   a disk that the same recovery, or a guest's own kernel, brings to the same state.
+//! * Home blocks first, then a flush; then the file system's superblock, then a flush; only then is the journal marked
+//!   empty, then a flush. A crash at any point leaves a disk that the same recovery, or a guest's own kernel, brings to
+//!   the same state.
 //! * Only blocks of the file system that owns the journal are written, and none of the journal but its superblock.
 //! * Memory is bounded by the length of the journal, never by what it says.
 //!
@@ -26,6 +27,7 @@ mod materialise;
 
 mod replay;
 mod report;
+mod superblock;
 
 pub use disk::{Access, Disk};
 pub use error::Error;

@@ -7,7 +7,8 @@ use crate::batch;
 use crate::error::Error;
 use crate::home::{HomeBounds, HomeWriter, JournalPlace};
 use crate::report::{Report, Status};
-use extfs::{FileSystem, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use crate::superblock::{Findings, SuperblockHome};
+use extfs::FileSystem;
 use jbd2::{Content, End, LogRead, Plan};
 use std::time::Instant;
 
@@ -117,8 +118,8 @@ impl Replay {
         Ok(self.report(&written))
     }
 
-    /// Writes the home blocks, flushes, marks the file system as recovered, flushes, marks the journal empty, and flushes.
-    /// Cut off anywhere and run again, the outcome is the same.
+    /// Writes the home blocks, flushes, writes the file system's superblock (the log's copy, if it has one, marked as
+    /// recovered), flushes, marks the journal empty, and flushes. Cut off anywhere and run again, the outcome is the same.
     ///
     /// As e2fsck does, the journal's `s_errno` becomes the error bit in the file system's `s_state` and is cleared; a
     /// damaged commit counts as such an error. Where blocks were damaged, `s_state` also loses its valid bit, so that
@@ -134,13 +135,20 @@ impl Replay {
         home: &mut H,
         place: JournalPlace<'_>,
     ) -> Result<Report, Error> {
-        let before = FileSystemSuperblock::read(home, self.plan.format().block_size)?;
-        let written = batch::write(&self.plan, log, Some(home))?;
+        let superblock = SuperblockHome::read(home, self.plan.format().block_size)?;
+        let mut rest = superblock.rest_of(home);
+        let written = batch::write(&self.plan, log, Some(&mut rest))?;
+        let replayed = rest.kept.take();
         home.flush().map_err(Error::failed("flushing the recovered blocks"))?;
         let mut report = self.report(&written);
-        let is_error = self.journal.errno != 0 || self.plan.summary().walk.failed_commit.is_some();
-        let lost_blocks = written.damaged > 0 || self.plan.summary().out_of_bounds > 0;
-        if let Err(note) = before.finish(home, is_error || lost_blocks, lost_blocks, self.plan.format())? {
+        let summary = self.plan.summary();
+        let lost_blocks = written.damaged > 0 || summary.out_of_bounds > 0;
+        let findings = Findings {
+            is_error: self.journal.errno != 0 || summary.walk.failed_commit.is_some() || lost_blocks,
+            lost_blocks,
+            is_checked: self.plan.format().has_block_checksums(),
+        };
+        if let Err(note) = superblock.finish(home, replayed, findings)? {
             report.status = Status::Damaged;
             report.notes.push(note);
         }
@@ -210,73 +218,6 @@ impl Replay {
             last_sequence: any.then_some(walk.end_sequence.wrapping_sub(1)),
             notes,
         }
-    }
-}
-
-/// The block that holds a file system's superblock, as it was before the replay.
-struct FileSystemSuperblock {
-    block: Vec<u8>,
-    offset: u64,
-    inside: usize,
-}
-
-impl FileSystemSuperblock {
-    fn read<H: HomeWriter>(home: &H, block_size: u32) -> Result<Self, Error> {
-        let size = u64::from(block_size);
-        let mut superblock = FileSystemSuperblock {
-            block: vec![0; block_size as usize],
-            offset: SUPERBLOCK_OFFSET / size * size,
-            inside: (SUPERBLOCK_OFFSET % size) as usize,
-        };
-        home.read_at(superblock.offset, &mut superblock.block)
-            .map_err(Error::failed("reading the file system's superblock"))?;
-        Ok(superblock)
-    }
-
-    fn raw(&mut self) -> &mut [u8] {
-        &mut self.block[self.inside..self.inside + SUPERBLOCK_BYTES]
-    }
-
-    /// Reads the superblock again, which may have been replayed, and marks it as recovered. The inner error is a sentence:
-    /// it is no superblock any more, and was left alone.
-    fn finish<H: HomeWriter>(
-        mut self,
-        home: &mut H,
-        is_error: bool,
-        lost_blocks: bool,
-        format: &jbd2::Format,
-    ) -> Result<Result<(), String>, Error> {
-        let before = self.raw().to_vec();
-        let mut now = Self::read(home, format.block_size)?;
-        let raw = now.raw();
-        let is_same = match (Superblock::parse(&before), Superblock::parse(raw)) {
-            (Ok(old), Ok(new)) => {
-                let checksum_ok = new.check().is_ok() || format.has_block_checksums();
-                (old.block_size, old.journal_inode) == (new.block_size, new.journal_inode) && checksum_ok
-            }
-            _ => false,
-        };
-        if !is_same {
-            return Ok(Err(
-                "the superblock that the log holds is damaged; run e2fsck -f with a backup superblock".to_owned()
-            ));
-        }
-        let edited = extfs::SuperblockEdit::new(raw).and_then(|mut edit| {
-            edit.keep_error_record(&before)?.clear_needs_recovery();
-            if is_error {
-                edit.set_error();
-            }
-            if lost_blocks {
-                edit.clear_valid();
-            }
-            edit.seal();
-            Ok(())
-        });
-        if let Err(error) = edited {
-            return Ok(Err(error.to_string()));
-        }
-        home.write_at(now.offset, &now.block).map_err(Error::failed("writing the file system's superblock"))?;
-        Ok(Ok(()))
     }
 }
 
