@@ -203,8 +203,8 @@ impl Rig {
         self.journals.logs().iter().map(|log| self.journals.area.log_op_query(log.id).blocks).sum()
     }
 
-    /// The daemon dies: only its files are left, and are finished by another.
-    fn die_and_finish(self) -> (PathBuf, usize) {
+    /// The daemon dies: only its files are left. Gives the image too.
+    fn die(self) -> (PathBuf, AreaDirectory) {
         let Rig { directory, image, journals, route, .. } = self;
         let copy = directory.path().join("left");
         std::fs::create_dir(&copy).expect("a directory");
@@ -213,10 +213,16 @@ impl Rig {
         }
         drop((route, journals));
         let left = AreaDirectory::take_over(&copy, &directory.path().join("registry")).expect("free");
-        let finished = finish_directory(&left).expect("finished");
-        let written = finished.iter().map(|log| log.recovery.blocks_written as usize).sum();
         // The image is looked at after this.
         let _ = directory.keep();
+        (image, left)
+    }
+
+    /// The daemon dies, and another finishes what it left.
+    fn die_and_finish(self) -> (PathBuf, usize) {
+        let (image, left) = self.die();
+        let finished = finish_directory(&left).expect("finished");
+        let written = finished.iter().map(|log| log.recovery.blocks_written as usize).sum();
         (image, written)
     }
 }
@@ -339,6 +345,27 @@ fn a_held_log_never_lands_on_an_image_that_was_used_since() {
         assert!(block == content(if is_used { 7 } else { 1 }), "is_used {is_used}");
         std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
     }
+}
+
+#[test]
+fn a_held_log_never_lands_on_the_file_system_of_another() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    // Another image of the same shape has taken its place, and an amberlog has marked its journal.
+    let mut block = rig.superblock.clone();
+    block[0x30..0x40].fill(0x5a);
+    jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(0).errno(-5).seal();
+    rig.file.write_all_at(&block, rig.log_at[0]).expect("written");
+    let before = rig.home(first);
+    let (image, left) = rig.die();
+    let error = finish_directory(&left).expect_err("refused").to_string();
+    assert!(error.contains("the UUIDs differ"), "{error}");
+    let mut block = vec![0; BLOCK as usize];
+    std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
+    assert!(block == before, "nothing was written");
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Seeded faults: each is put into a scratch copy of the tree, then the tests that should catch it are run there.
 //!
-//! `mutants [--only NAME] [--check] [--list FILE]`: prints caught or missed for each fault of `mutants.list`. With
-//! `--check` it only says whether every fault still matches its source exactly once. Exit code 1 when one is missed, does
-//! not match any more, or does not compile.
+//! `mutants [--only TEXT] [--check] [--list FILE]`: prints caught or missed for each fault of `mutants.list`, or for those
+//! with TEXT in their name. With `--check` it only says whether every fault still matches its source exactly once. Exit
+//! code 1 when one is missed, does not match any more, or does not compile.
+//!
+//! What can be shared is: one scratch tree and one target directory for all faults, without debug information, so that
+//! each costs the crates that it touches and the tests that can see it. First the tests pass without any fault: one that
+//! fails anyway would catch everything.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +15,7 @@ mod list;
 use guest_tools::options::Options;
 use list::Mutant;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::Instant;
 
 /// A test that takes longer than this has been caught by the fault: it hangs.
@@ -54,8 +58,20 @@ fn run() -> Result<bool, String> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let scratch = target.join("mutants");
     copy_tree(&root, &scratch)?;
+    let chosen: Vec<&Mutant> =
+        mutants.iter().filter(|mutant| only.as_ref().is_none_or(|only| mutant.name.contains(only))).collect();
+    let mut tests: Vec<&String> = chosen.iter().flat_map(|mutant| &mutant.tests).collect();
+    tests.sort_unstable();
+    tests.dedup();
+    for test in tests {
+        let started = Instant::now();
+        if !cargo_test(test, &scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success() {
+            return Err(format!("cargo test {test} fails without any fault; mend that first"));
+        }
+        println!("passes  {test} ({} s)", started.elapsed().as_secs());
+    }
     let (mut caught, mut missed, mut broken) = (0, 0, 0);
-    for mutant in mutants.iter().filter(|mutant| only.as_ref().is_none_or(|only| *only == mutant.name)) {
+    for mutant in chosen {
         let started = Instant::now();
         let original = scratch.join(&mutant.file);
         let before = std::fs::read_to_string(&original).map_err(|e| format!("reading {}: {e}", mutant.file))?;
@@ -104,15 +120,17 @@ fn copy_tree(root: &Path, scratch: &Path) -> Result<(), String> {
     Ok(())
 }
 
+fn cargo_test(test: &str, scratch: &Path, more: &[&str]) -> std::io::Result<Output> {
+    let mut command = Command::new("timeout");
+    command.args([LIMIT_SECONDS, "cargo", "test", "--quiet"]).args(test.split(' ')).args(more);
+    command.current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join("target"));
+    command.envs(["CARGO_PROFILE_DEV_DEBUG", "CARGO_PROFILE_TEST_DEBUG"].map(|name| (name, "0")));
+    command.stdin(Stdio::null()).output()
+}
+
 fn judge(mutant: &Mutant, scratch: &Path) -> Verdict {
     for test in &mutant.tests {
-        let cargo = |more: &[&str]| {
-            let mut command = Command::new("timeout");
-            command.args([LIMIT_SECONDS, "cargo", "test", "--quiet"]).args(test.split(' ')).args(more);
-            command.current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join("target"));
-            command.stdin(Stdio::null()).output()
-        };
-        match cargo(&["--no-run"]) {
+        match cargo_test(test, scratch, &["--no-run"]) {
             Ok(output) if output.status.success() => {}
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -121,7 +139,7 @@ fn judge(mutant: &Mutant, scratch: &Path) -> Verdict {
             }
             Err(error) => return Verdict::Broken(format!("running cargo: {error}")),
         }
-        match cargo(&[]) {
+        match cargo_test(test, scratch, &[]) {
             Ok(output) if output.status.success() => {}
             Ok(_) => return Verdict::Caught(test.clone()),
             Err(error) => return Verdict::Broken(format!("running cargo: {error}")),

@@ -1,0 +1,112 @@
+//! Which guest pages are retained: never one that amberlog itself writes to past the protection, and none for two blocks.
+
+use guest_memory::{PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
+use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+use jbd2::{Checksum, LogRead, Superblock};
+use journal_area::{Content, Holding, JournalArea, LogId, LogShape, LogWrite, SuperblockEffect};
+use std::sync::Arc;
+
+const BLOCK: usize = PAGE_BYTES;
+const PAGES: u32 = 16;
+const LOG_BLOCKS: u32 = 64;
+
+struct Rig {
+    memory: Arc<VmMemory>,
+    area: Arc<JournalArea>,
+    log: LogId,
+    builder: LogBuilder,
+    _directory: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("ram");
+        let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
+        let size = u64::from(PAGES) * BLOCK as u64;
+        ram.set_len(size).expect("a length");
+        let memory = VmMemory::new();
+        let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
+        memory.map(vec![region]).expect("mapped");
+        memory.simulate_protection();
+        let area = JournalArea::new(&memory, u64::MAX);
+        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
+        let log = area.log_op_init(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
+        let superblock =
+            SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() };
+        let raw = superblock.checksum(Checksum::None).build();
+        let (_, format) = Superblock::parse(&raw).expect("valid");
+        assert_eq!(area.superblock_written(log, &raw).expect("held"), SuperblockEffect::Opened);
+        Rig { memory, area, log, builder: LogBuilder::new(format, 1, 1), _directory: directory }
+    }
+
+    /// Commits blocks, each from a page. Returns their log blocks.
+    fn commit(&mut self, blocks: &[(u64, PageId)]) -> Vec<u32> {
+        let content = |page: PageId| {
+            let mut bytes = vec![0; BLOCK];
+            self.memory.page(page).expect("a page").copy_out(0, &mut bytes);
+            bytes
+        };
+        let transaction = Transaction {
+            blocks: blocks.iter().map(|(block, page)| (*block, content(*page))).collect(),
+            ..Transaction::default()
+        };
+        let (mut writes, mut positions) = (Vec::new(), Vec::new());
+        let mut pages = blocks.iter().map(|(_, page)| *page);
+        self.builder.transaction(&transaction, &mut |position, block| {
+            let content = if jbd2::peek(block).is_some() {
+                Content::Bytes(block.to_vec())
+            } else {
+                positions.push(position);
+                Content::Page(self.memory.page(pages.next().expect("a page a block")).expect("a page"))
+            };
+            writes.push(LogWrite { position, content });
+        });
+        assert_eq!(self.area.log_op_mprotect(self.log, &writes).committed, 1);
+        self.area.check().expect("the books are right");
+        positions
+    }
+
+    fn fill(&self, page: PageId, value: u8) {
+        self.memory.simulated_guest_write(page, 0, &[value; BLOCK]);
+    }
+
+    /// Whether a log block is held, all of it with this value.
+    fn holds(&self, position: u32, value: u8) -> bool {
+        let mut block = vec![0; BLOCK];
+        self.area.look(self.log, |held| held.read(position, &mut block).expect("held"));
+        block == [value; BLOCK]
+    }
+}
+
+#[test]
+fn the_pages_of_rings_are_copied() {
+    let mut rig = Rig::new();
+    let (ring, other) = (PageId(3), PageId(4));
+    rig.area.set_excluded_pages([ring].into());
+    rig.fill(ring, 3);
+    rig.fill(other, 4);
+    let positions = rig.commit(&[(10, ring), (11, other)]);
+    assert!(!rig.memory.is_retained(ring), "a used ring is written past the protection");
+    assert!(rig.memory.is_retained(other));
+    // As the device does, without asking.
+    rig.memory.page(ring).expect("a page").copy_in(0, &[9; BLOCK]);
+    assert!(rig.holds(positions[0], 3) && rig.holds(positions[1], 4));
+}
+
+#[test]
+fn a_page_is_retained_for_one_block_only() {
+    let mut rig = Rig::new();
+    let page = PageId(5);
+    rig.fill(page, 1);
+    // Twice in one batch, and again in the next while it is retained.
+    let mut positions = rig.commit(&[(10, page), (11, page)]);
+    assert!(rig.memory.is_retained(page));
+    positions.extend(rig.commit(&[(12, page)]));
+    rig.fill(page, 2);
+    rig.area.check().expect("the books are right");
+    for position in positions {
+        assert!(rig.holds(position, 1), "log block {position} is as it was committed");
+    }
+    assert_eq!(rig.area.log_op_query(rig.log).blocks, 3);
+}
