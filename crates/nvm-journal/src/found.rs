@@ -1,0 +1,165 @@
+//! A region as a crash left it (the paper's section III-F): which versions are the last committed ones.
+//!
+//! Only the checkpoint area counts, and the reserved headers, which stand in for headers that garbage collection was
+//! moving. What is in the commit area never happened. Of several versions of a home block the one of the latest transaction
+//! is the one; where that is a revoke, there is none.
+//!
+//! Reading changes nothing, and nothing here panics on what a region says.
+
+use crate::error::Error;
+use crate::layout::{Geometry, Header, HeaderKind, HeaderState, Pointer, RESERVED_HEADERS, field, is_later, undoubled};
+use crate::medium::word_of;
+use crate::owner::{self, Owner};
+use std::collections::BTreeMap;
+
+/// What is in a region.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Sizes and places.
+    pub geometry: Geometry,
+    /// How often the region has had an owner.
+    pub epoch: u32,
+    /// Whose it is; nothing when it is free.
+    pub owner: Option<Owner>,
+    /// End of the checkpoint area, and the last committed transaction.
+    pub checkpoint: Pointer,
+    /// End of the commit area.
+    pub commit: Pointer,
+    /// Sequence number of the guest's transaction that was committed last.
+    pub sequence: u32,
+    /// The latest version of each home block: its header.
+    pub latest: BTreeMap<u64, Header>,
+    /// Valid headers in the checkpoint area that are not the latest of their block.
+    pub old: u32,
+    /// Revokes that still stand.
+    pub revokes: u32,
+    /// Headers in the checkpoint area that hold nothing.
+    pub invalid: u32,
+    /// Reserved headers that are in use: garbage collection was cut off.
+    pub reserved: u32,
+}
+
+impl Found {
+    /// Reads a region; nothing where none was ever made.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with a sentence when it is damaged.
+    pub fn read(region: &[u8]) -> Result<Option<Self>, Error> {
+        let Some(geometry) = Geometry::read(region)? else { return Ok(None) };
+        let (word, owner) = owner::read(region)?;
+        let mut found = Found {
+            geometry,
+            epoch: word.epoch,
+            owner,
+            checkpoint: Pointer::default(),
+            commit: Pointer::default(),
+            sequence: 0,
+            latest: BTreeMap::new(),
+            old: 0,
+            revokes: 0,
+            invalid: 0,
+            reserved: 0,
+        };
+        if found.owner.is_none() {
+            return Ok(Some(found));
+        }
+        found.checkpoint = Pointer::decode(word_of(region, field::CHECKPOINT))?;
+        found.commit = Pointer::decode(word_of(region, field::COMMIT))?;
+        let base = undoubled(word_of(region, field::SEQUENCE_BASE))
+            .ok_or_else(|| Error::refused("the NVM region is damaged: its sequence number does not match its check"))?;
+        found.sequence = base.wrapping_add(found.checkpoint.transaction);
+        if found.checkpoint.end > geometry.blocks {
+            return Err(Error::refused(format!(
+                "the NVM region is damaged: its checkpoint area ends at header {}, and it has {}",
+                found.checkpoint.end, geometry.blocks
+            )));
+        }
+        for index in 0..found.checkpoint.end {
+            match Header::read(region, geometry.header(index), &geometry) {
+                HeaderState::Invalid => found.invalid += 1,
+                HeaderState::Damaged => return Err(damaged("header", index)),
+                HeaderState::Valid(header) => found.add(header, ("header", index))?,
+            }
+        }
+        for index in 0..RESERVED_HEADERS {
+            match Header::read(region, geometry.reserved(index), &geometry) {
+                HeaderState::Invalid => {}
+                HeaderState::Damaged => return Err(damaged("reserved header", index)),
+                HeaderState::Valid(header) => {
+                    found.reserved += 1;
+                    found.add(header, ("reserved header", index))?;
+                }
+            }
+        }
+        found.revokes = found.latest.values().filter(|header| header.kind == HeaderKind::Revoke).count() as u32;
+        found.latest.retain(|_, header| header.kind == HeaderKind::Version);
+        Ok(Some(found))
+    }
+
+    fn add(&mut self, header: Header, (what, index): (&str, u32)) -> Result<(), Error> {
+        if is_later(header.transaction, self.checkpoint.transaction) {
+            return Err(Error::refused(format!(
+                "the NVM region is damaged: {what} {index} is of transaction {}, later than the last one, {}",
+                header.transaction, self.checkpoint.transaction
+            )));
+        }
+        match self.latest.get_mut(&header.home) {
+            None => {
+                self.latest.insert(header.home, header);
+            }
+            // A header that garbage collection was moving is there twice.
+            Some(known) if *known == header => {}
+            Some(known) if known.transaction == header.transaction => {
+                return Err(Error::refused(format!(
+                    "the NVM region is damaged: {what} {index} and another one are both version {} of block {}",
+                    header.transaction, header.home
+                )));
+            }
+            Some(known) => {
+                if is_later(header.transaction, known.transaction) {
+                    *known = header;
+                }
+                self.old += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The content of a version that is in [`Found::latest`].
+    pub fn content<'a>(&self, region: &'a [u8], header: &Header) -> &'a [u8] {
+        let at = self.geometry.block(header.block) as usize;
+        &region[at..at + self.geometry.block_bytes as usize]
+    }
+
+    /// Whether a version's content is what it was when it was committed, as far as a checksum was kept.
+    pub fn is_whole(&self, region: &[u8], header: &Header) -> bool {
+        let stored = stored_checksum(region, &self.geometry, header.block);
+        stored == 0 || stored == crc32c::crc32c(self.content(region, header))
+    }
+
+    /// Verifies the content of every latest version.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] that names the first home block whose content is damaged.
+    pub fn verify(&self, region: &[u8]) -> Result<(), Error> {
+        match self.latest.values().find(|header| !self.is_whole(region, header)) {
+            None => Ok(()),
+            Some(header) => Err(Error::refused(format!(
+                "the NVM region is damaged: the content of journal block {}, the version of transaction {} of file system \
+                 block {}, does not match its checksum",
+                header.block, header.transaction, header.home
+            ))),
+        }
+    }
+}
+
+fn damaged(what: &str, index: u32) -> Error {
+    Error::refused(format!("the NVM region is damaged: {what} {index} does not match its check"))
+}
+
+/// The checksum that is stored for a journal block; 0 when none is.
+pub(crate) fn stored_checksum(region: &[u8], geometry: &Geometry, block: u32) -> u32 {
+    let at = geometry.checksum(block);
+    let word = word_of(region, at & !7);
+    (word >> ((at & 4) * 8)) as u32
+}

@@ -1,0 +1,92 @@
+//! Storing contents, checksums and headers; the difference between two versions of a block (the paper's section III-D).
+
+use super::Journal;
+use crate::layout::{Header, HeaderKind};
+use crate::medium::{LINE_BYTES, Medium, WORD_BYTES, word_of};
+
+const LINE: usize = LINE_BYTES as usize;
+
+impl<M: Medium> Journal<M> {
+    pub(super) fn store(&mut self, offset: u64, word: u64) {
+        self.counters.bytes_stored += WORD_BYTES;
+        self.medium.store_word(offset, word);
+    }
+
+    /// Writes a block that nothing refers to.
+    pub(super) fn write_whole(&mut self, block: u32, content: &[u8]) {
+        self.counters.bytes_stored += content.len() as u64;
+        self.medium.stream(self.geometry.block(block), content);
+        self.write_checksum(block, content);
+    }
+
+    /// Makes a block that nothing refers to hold `content`, storing only the words that differ.
+    pub(super) fn write_difference(&mut self, block: u32, content: &[u8]) {
+        let start = self.geometry.block(block);
+        let before = self.counters.bytes_stored;
+        for (index, line) in content.chunks_exact(LINE).enumerate() {
+            let at = start + (index * LINE) as u64;
+            let known = &self.medium.bytes()[at as usize..at as usize + LINE];
+            if known == line {
+                continue;
+            }
+            let mut differs = 0u8;
+            for word in 0..8 {
+                let is_same = word_of(known, word * 8) == word_of(line, word * 8);
+                differs |= u8::from(!is_same) << word;
+            }
+            if differs == u8::MAX {
+                self.counters.bytes_stored += LINE_BYTES;
+                self.medium.stream(at, line);
+                continue;
+            }
+            for word in (0..8).filter(|word| differs & 1 << word != 0) {
+                self.store(at + word * 8, word_of(line, word * 8));
+            }
+            self.medium.write_back(at, LINE_BYTES);
+        }
+        self.counters.delta_bytes += self.counters.bytes_stored - before;
+        self.write_checksum(block, content);
+    }
+
+    fn write_checksum(&mut self, block: u32, content: &[u8]) {
+        let at = self.geometry.checksum(block);
+        // None is zero; a content whose checksum is zero is not verified, one in 2^32.
+        let checksum = if self.options.checksums { u64::from(crc32c::crc32c(content)) } else { 0 };
+        // A word has the checksums of two blocks; the neighbour's stays as it is.
+        let shift = (at & 4) * 8;
+        let known = self.medium.word(at & !7);
+        let word = known & !(0xffff_ffff << shift) | checksum << shift;
+        if word == known {
+            return;
+        }
+        self.store(at & !7, word);
+        self.medium.write_back(at & !7, WORD_BYTES);
+    }
+
+    /// Writes a header of the commit area.
+    pub(super) fn write_header(&mut self, index: u32, kind: HeaderKind, home: u64) {
+        let header = Header {
+            kind,
+            home,
+            transaction: self.checkpoint.transaction.wrapping_add(1),
+            block: self.block_of[index as usize],
+        };
+        self.store_header(self.geometry.header(index), &header);
+    }
+
+    pub(super) fn store_header(&mut self, at: u64, header: &Header) {
+        let [first, second] = header.encode();
+        self.store(at, first);
+        self.store(at + 8, second);
+        self.medium.write_back(at, 16);
+    }
+
+    /// Takes a header of the checkpoint area away: durably so at the next fence.
+    pub(super) fn invalidate(&mut self, index: u32) {
+        let at = self.geometry.header(index);
+        self.store(at, 0);
+        self.store(at + 8, 0);
+        self.medium.write_back(at, 16);
+        self.invalid += 1;
+    }
+}

@@ -1,0 +1,143 @@
+//! Whose a region is: which file system's blocks it holds, and since which opening of its journal.
+//!
+//! An owner is written while the region holds nothing, into the record that is not in use, and then named by one word. So
+//! a region is always wholly one owner's or nobody's.
+
+use crate::error::Error;
+use crate::layout::{doubled, field, undoubled};
+use crate::medium::{Medium, word_of};
+
+/// Bytes of an attachment.
+pub const ATTACHMENT_BYTES: usize = 1024;
+const RECORD_WORDS: usize = 12;
+
+/// A file system whose blocks a region holds.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Its UUID.
+    pub file_system: [u8; 16],
+    /// UUID of its journal.
+    pub journal: [u8; 16],
+    /// Where it begins on its disk, in bytes.
+    pub home_start: u64,
+    /// Blocks that there is room for where it is.
+    pub home_blocks: u64,
+    /// What its journal's superblock on storage was made to hold when it was opened: by this the disk of that moment is
+    /// known again.
+    pub attachment: [u8; ATTACHMENT_BYTES],
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owner")
+            .field("file_system", &self.file_system)
+            .field("home_start", &self.home_start)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which record is valid, if one is, and how often the region has had an owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnerWord {
+    /// Grows with every owner: 30 bits.
+    pub epoch: u32,
+    /// 0 or 1; nothing when the region is free.
+    pub record: Option<usize>,
+}
+
+impl OwnerWord {
+    pub fn encode(self) -> u64 {
+        doubled(self.epoch << 2 | self.record.map_or(0, |record| record as u32 + 1))
+    }
+
+    pub fn decode(word: u64) -> Result<Self, Error> {
+        let damaged = || Error::refused("the NVM region is damaged: its owner is neither known nor nobody");
+        let word = undoubled(word).ok_or_else(damaged)?;
+        let record = match word & 3 {
+            0 => None,
+            1 => Some(0),
+            2 => Some(1),
+            _ => return Err(damaged()),
+        };
+        Ok(OwnerWord { epoch: word >> 2, record })
+    }
+}
+
+fn words_of(owner: &Owner, epoch: u32) -> [u64; RECORD_WORDS] {
+    let half = |uuid: &[u8; 16], at: usize| word_of(uuid, at as u64);
+    let mut words = [0; RECORD_WORDS];
+    words[0] = half(&owner.file_system, 0);
+    words[1] = half(&owner.file_system, 8);
+    words[2] = half(&owner.journal, 0);
+    words[3] = half(&owner.journal, 8);
+    words[4] = owner.home_start;
+    words[5] = owner.home_blocks;
+    words[6] = u64::from(epoch);
+    words[7] = u64::from(crc32c::crc32c(&owner.attachment));
+    words[8] = u64::from(checksum(&words));
+    words
+}
+
+fn checksum(words: &[u64; RECORD_WORDS]) -> u32 {
+    words[..8].iter().fold(0, |checksum, word| crc32c::crc32c_append(checksum, &word.to_le_bytes()))
+}
+
+/// Reads the owner of a region; nothing when it is free.
+///
+/// # Errors
+/// [`Error::Refused`] when its record is damaged.
+pub(crate) fn read(region: &[u8]) -> Result<(OwnerWord, Option<Owner>), Error> {
+    let word = OwnerWord::decode(word_of(region, field::OWNER))?;
+    let Some(record) = word.record else { return Ok((word, None)) };
+    let words: [u64; RECORD_WORDS] =
+        std::array::from_fn(|index| word_of(region, field::RECORDS[record] + index as u64 * 8));
+    let at = field::ATTACHMENTS[record] as usize;
+    let attachment: &[u8; ATTACHMENT_BYTES] = region[at..].first_chunk().expect("a superblock is a page");
+    if words[8] != u64::from(checksum(&words))
+        || words[7] != u64::from(crc32c::crc32c(attachment))
+        || words[6] != u64::from(word.epoch)
+    {
+        return Err(Error::refused("the NVM region is damaged: the record of its owner does not match its checksum"));
+    }
+    let uuid = |first: usize| {
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&words[first].to_le_bytes());
+        uuid[8..].copy_from_slice(&words[first + 1].to_le_bytes());
+        uuid
+    };
+    let owner = Owner {
+        file_system: uuid(0),
+        journal: uuid(2),
+        home_start: words[4],
+        home_blocks: words[5],
+        attachment: *attachment,
+    };
+    Ok((word, Some(owner)))
+}
+
+/// Gives a free, empty region an owner.
+pub(crate) fn write<M: Medium>(medium: &mut M, owner: &Owner) -> Result<OwnerWord, Error> {
+    let failed = || Error::failed("writing the owner of the NVM region");
+    let before = OwnerWord::decode(medium.word(field::OWNER))?;
+    debug_assert!(before.record.is_none(), "only a free region is given an owner");
+    let record = (before.epoch % 2) as usize;
+    let after = OwnerWord { epoch: before.epoch.wrapping_add(1) & ((1 << 30) - 1), record: Some(record) };
+    for (index, word) in words_of(owner, after.epoch).iter().enumerate() {
+        medium.store_word(field::RECORDS[record] + index as u64 * 8, *word);
+    }
+    medium.write_back(field::RECORDS[record], RECORD_WORDS as u64 * 8);
+    medium.stream(field::ATTACHMENTS[record], &owner.attachment);
+    medium.fence().map_err(failed())?;
+    medium.store_word(field::OWNER, after.encode());
+    medium.write_back(field::OWNER, 8);
+    medium.fence().map_err(failed())?;
+    Ok(after)
+}
+
+/// Makes a region nobody's. What it holds counts no more.
+pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
+    let before = OwnerWord::decode(medium.word(field::OWNER))?;
+    medium.store_word(field::OWNER, OwnerWord { record: None, ..before }.encode());
+    medium.write_back(field::OWNER, 8);
+    medium.fence().map_err(Error::failed("giving the NVM region back"))
+}

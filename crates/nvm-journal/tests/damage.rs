@@ -1,0 +1,159 @@
+//! A region that was damaged is refused with a sentence or read for what it still is; it never panics, and never gives
+//! away a version that was not committed.
+
+use nvm_journal::medium::{Medium, SimulatedMedium};
+use nvm_journal::{ATTACHMENT_BYTES, Found, Journal, JournalOptions, Owner};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const BLOCK_BYTES: usize = 512;
+
+fn owner() -> Owner {
+    Owner {
+        file_system: [1; 16],
+        journal: [2; 16],
+        home_start: 4096,
+        home_blocks: 1000,
+        attachment: [9; ATTACHMENT_BYTES],
+    }
+}
+
+fn journal(medium: SimulatedMedium) -> Journal<SimulatedMedium> {
+    Journal::claim(medium, 0, BLOCK_BYTES as u32, &owner(), 7, JournalOptions::default()).expect("a free region")
+}
+
+/// A region with first, second and updated versions, holes, and a crash in the middle of a commit.
+fn region() -> (Vec<u8>, BTreeMap<u64, Vec<u8>>) {
+    let mut journal = journal(SimulatedMedium::new(60_000));
+    let mut model = BTreeMap::new();
+    for round in 0..6u64 {
+        for home in (0..12).filter(|home| (home + round) % 3 != 0) {
+            let mut content = vec![home as u8; BLOCK_BYTES];
+            content[(round * 8) as usize] = 100 + round as u8;
+            journal.put(home, &content).expect("room");
+            model.insert(home, content);
+        }
+        journal.publish().expect("the medium works");
+    }
+    journal.release([3, 4]).expect("the medium works");
+    model.retain(|home, _| ![3, 4].contains(home));
+    journal.put(3, &[77; BLOCK_BYTES]).expect("room");
+    (journal.into_medium().crash_images().image(&mut |count| count - 1), model)
+}
+
+fn contents(region: &[u8], found: &Found) -> BTreeMap<u64, Vec<u8>> {
+    found.latest.iter().map(|(home, header)| (*home, found.content(region, header).to_vec())).collect()
+}
+
+#[test]
+fn every_single_flipped_bit_is_refused_or_harmless() {
+    let (region, model) = region();
+    let whole = Found::read(&region).expect("whole").expect("a region");
+    whole.verify(&region).expect("whole");
+    assert_eq!(contents(&region, &whole), model);
+    assert_eq!((whole.owner, whole.sequence), (Some(owner()), 13));
+    let mut refused = 0;
+    let mut damaged = region.clone();
+    for byte in 0..region.len() {
+        for bit in [byte % 8, (byte + 3) % 8] {
+            damaged[byte] ^= 1 << bit;
+            match Found::read(&damaged).and_then(|found| {
+                if let Some(found) = &found {
+                    found.verify(&damaged)?;
+                }
+                Ok(found)
+            }) {
+                Err(error) => {
+                    assert!(error.is_refusal() && error.to_string().contains("NVM region"), "{error}");
+                    refused += 1;
+                }
+                // The first word is what makes it a region.
+                Ok(None) => assert!(byte < 8),
+                Ok(Some(found)) => assert_eq!(contents(&damaged, &found), model, "byte {byte}, bit {bit}"),
+            }
+            damaged[byte] ^= 1 << bit;
+        }
+    }
+    assert!(refused > 1000, "only {refused}");
+}
+
+#[test]
+fn what_is_owned_damaged_foreign_or_small_is_not_claimed_and_not_changed() {
+    let (owned, _) = region();
+    let mut damaged = owned.clone();
+    damaged[0x12] ^= 1;
+    let mut foreign = vec![0; 60_000];
+    foreign[100] = 1;
+    for (image, words) in [
+        (owned, "holds committed blocks"),
+        (damaged, "damaged"),
+        (foreign, "not amberlog's"),
+        (vec![0; 20_000], "too small"),
+    ] {
+        let mut medium = SimulatedMedium::from_image(image.clone());
+        let seen = image.clone();
+        medium.observe(Some(Box::new(move |images| assert_eq!(images.current, &seen[..], "it was changed"))));
+        let claimed = Journal::claim(medium, 0, BLOCK_BYTES as u32, &owner(), 0, JournalOptions::default());
+        let error = claimed.expect_err("refused");
+        assert!(error.is_refusal() && error.to_string().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_medium_that_fails_fails_for_good_and_keeps_what_was_committed() {
+    let mut journal = journal(SimulatedMedium::new(60_000));
+    journal.put(1, &[1; BLOCK_BYTES]).expect("room");
+    journal.publish().expect("the medium works");
+    journal.put(1, &[2; BLOCK_BYTES]).expect("room");
+    journal.medium_mut().fail_fences(true);
+    assert!(journal.publish().is_err());
+    journal.medium_mut().fail_fences(false);
+    for error in [
+        journal.put(2, &[3; BLOCK_BYTES]),
+        journal.revoke(1),
+        journal.publish(),
+        journal.release([1]),
+        journal.collect().map(|_| ()),
+        journal.set_sequence(9),
+    ] {
+        assert!(error.is_err_and(|error| !error.is_refusal()));
+    }
+    let medium = journal.into_medium();
+    let image = medium.crash_images().image(&mut |_| 0);
+    let found = Found::read(&image).expect("whole").expect("a region");
+    assert_eq!(contents(&image, &found), BTreeMap::from([(1, vec![1; BLOCK_BYTES])]));
+    assert!(!medium.is_empty());
+}
+
+#[test]
+fn a_full_region_says_so_and_goes_on_after_a_release() {
+    let mut journal = journal(SimulatedMedium::new(4 * 4096 + 16 * 532));
+    let blocks = u64::from(journal.geometry().blocks);
+    for home in 0..blocks {
+        journal.put(home, &[1; BLOCK_BYTES]).expect("room");
+    }
+    assert!(journal.put(99, &[2; BLOCK_BYTES]).is_err_and(|error| !error.is_refusal()));
+    journal.publish().expect("the medium works");
+    assert_eq!(journal.room(), 0);
+    journal.release(0..blocks / 2).expect("the medium works");
+    assert_eq!(journal.collect().expect("the medium works"), (blocks / 2) as u32);
+    journal.put(99, &[2; BLOCK_BYTES]).expect("room");
+    journal.publish().expect("the medium works");
+    assert_eq!(journal.latest(99), Some(&[2; BLOCK_BYTES][..]));
+    assert_eq!(journal.check(), Ok(()));
+}
+
+proptest! {
+    #[test]
+    fn no_region_makes_anything_panic(writes in prop::collection::vec((0usize..60_000, any::<u64>()), 1..40)) {
+        let (mut region, _) = region();
+        for (at, value) in writes {
+            let at = at.min(region.len() - 8);
+            region[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        if let Ok(Some(found)) = Found::read(&region) {
+            let _ = found.verify(&region);
+            prop_assert!(found.latest.len() <= found.geometry.blocks as usize);
+        }
+    }
+}
