@@ -30,8 +30,8 @@ pub(crate) const fn bit(feature: u32) -> u64 {
     1 << feature
 }
 
-/// The features offered for an image.
-pub(crate) fn features(image: &Image) -> u64 {
+/// The features offered for an image, with or without a write cache that the guest has to flush.
+pub(crate) fn features(image: &Image, write_cache: bool) -> u64 {
     let mut features = bit(VIRTIO_F_VERSION_1)
         | bit(VIRTIO_RING_F_INDIRECT_DESC)
         | bit(VIRTIO_RING_F_EVENT_IDX)
@@ -39,9 +39,11 @@ pub(crate) fn features(image: &Image) -> u64 {
         | bit(VIRTIO_BLK_F_SEG_MAX)
         | bit(VIRTIO_BLK_F_BLK_SIZE)
         | bit(VIRTIO_BLK_F_TOPOLOGY)
-        | bit(VIRTIO_BLK_F_FLUSH)
         | bit(VIRTIO_BLK_F_MQ)
         | PROTOCOL_FEATURES;
+    if write_cache {
+        features |= bit(VIRTIO_BLK_F_FLUSH);
+    }
     if image.read_only() {
         features |= bit(VIRTIO_BLK_F_RO);
     } else {

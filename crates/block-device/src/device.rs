@@ -33,6 +33,9 @@ pub struct DeviceConfig {
     pub queues: u16,
     /// Data segments of one request, up to [`SEGMENTS_MAX`]; at most the VMM's queue size less two.
     pub segments_max: u32,
+    /// Whether the guest is told of a write cache, and so flushes. Where it is not, every change is flushed for it before it
+    /// is answered ([`placement::Route::flush_after`]), which costs nothing where nothing has to be.
+    pub write_cache: bool,
     /// How long stopping waits for requests that storage does not answer.
     pub drain_timeout: Duration,
     /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
@@ -52,6 +55,7 @@ impl DeviceConfig {
             identity: Identity { serial, read_only },
             queues: QUEUES_MAX,
             segments_max: 126,
+            write_cache: true,
             drain_timeout: Duration::from_secs(30),
             polling_max: Duration::from_micros(32),
         }
@@ -214,6 +218,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
             queues: config.queues,
             drain_timeout,
             polling_max: config.polling_max,
+            write_cache: config.write_cache,
         };
         // The engine belongs to the thread that makes it, so that the worker thread says whether it could.
         let (ready, is_ready) = sync_channel(1);

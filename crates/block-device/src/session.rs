@@ -159,11 +159,11 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(config_space::features(&self.config.image))
+        Ok(config_space::features(&self.config.image, self.config.write_cache))
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        debug_assert_ne!(config_space::features(&self.config.image) & PROTOCOL_FEATURES, 0);
+        debug_assert_ne!(config_space::features(&self.config.image, self.config.write_cache) & PROTOCOL_FEATURES, 0);
         self.tell(move |worker| worker.set_features(features))
     }
 

@@ -508,9 +508,7 @@ impl JournalRoute {
         }
     }
 
-    fn route_flush(&mut self, request: &Request<'_>, plan: &mut Plan) {
-        DiskCounters::add(&self.counters().flushes, 1);
-        self.trace(request.kind, TraceKind::Flush, 0, 0);
+    fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let disk = self.journals.disk(self.disk);
         let to_flush = disk.to_flush();
         if to_flush.is_some() || disk.options.honour_flush {
@@ -669,11 +667,19 @@ impl Route for JournalRoute {
         self.refresh_layout();
         match request.kind {
             RequestKind::Read => self.route_read(request, plan),
-            RequestKind::Flush => self.route_flush(request, plan),
+            RequestKind::Flush => {
+                DiskCounters::add(&self.counters().flushes, 1);
+                self.trace(request.kind, TraceKind::Flush, 0, 0);
+                self.make_durable(request, plan);
+            }
             RequestKind::Write | RequestKind::Discard | RequestKind::WriteZeroes { .. } => {
                 self.route_write(request, plan);
             }
         }
+    }
+
+    fn flush_after(&mut self, request: &Request<'_>, plan: &mut Plan) {
+        self.make_durable(request, plan);
     }
 
     fn end_of_pass(&mut self, plan: &mut Plan) {

@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 /// The error number of the mark: EIO, negative as jbd2 stores it.
 pub(crate) const MARK_ERRNO: i32 = -5;
 
+/// A disk may be this small a part something else than file systems with held logs (partition tables, an EFI partition)
+/// and its guest is still told of no write cache.
+const PLAIN_SHARE_MAX: u64 = 16;
+
 /// How long recovery waits for home writes that another device has in flight.
 const HOME_WRITES_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -146,13 +150,15 @@ impl Journals {
     /// Sets up the journals of a VM and looks for logs on its disks. `directory` is the VM's own, in tmpfs.
     ///
     /// # Errors
-    /// When an image cannot be opened or read.
+    /// When an image cannot be opened or read. The directory is removed then: nothing is owed yet.
     pub fn new(memory: &Arc<VmMemory>, directory: AreaDirectory, options: JournalsOptions) -> io::Result<Arc<Self>> {
         let mut disks = Vec::new();
         for disk in options.disks {
             let path = disk.path.clone();
-            let disk =
-                Disk::open(disk).map_err(|e| io::Error::new(e.kind(), format!("opening {}: {e}", path.display())))?;
+            let disk = Disk::open(disk).map_err(|e| {
+                directory.remove();
+                io::Error::new(e.kind(), format!("opening {}: {e}", path.display()))
+            })?;
             disks.push(Arc::new(disk));
         }
         let area = JournalArea::new(memory, options.budget_bytes);
@@ -169,8 +175,25 @@ impl Journals {
             described_pages: AtomicU32::new(0),
             tracer: options.tracer,
         });
-        journals.scan_all()?;
+        if let Err(error) = journals.scan_all() {
+            journals.directory.remove();
+            return Err(error);
+        }
         Ok(journals)
+    }
+
+    /// Whether the guest has to flush a disk of `size_bytes`: it need not where the file systems with held logs are, as of
+    /// now, practically all of it. What is written elsewhere, or while a log is closed, is then flushed write by write;
+    /// so this only decides what is fast, not what is safe.
+    pub fn needs_flushes(&self, index: usize, size_bytes: u64) -> bool {
+        let disk = &self.disks[index];
+        let layout = disk.layout();
+        let logs = layout.homes.iter().map(|home| home.log).chain(layout.logs.iter().map(|range| range.log));
+        let all_held = logs.filter_map(|log| self.log(log)).all(|log| log.placement.is_held());
+        disk.options.honour_flush
+            || layout.is_plain()
+            || !all_held
+            || layout.plain_bytes(size_bytes) > size_bytes / PLAIN_SHARE_MAX
     }
 
     /// The disk with this index.

@@ -170,6 +170,14 @@ impl DiskLayout {
         }
     }
 
+    /// Bytes of a disk of `size_bytes` that are neither log nor home.
+    pub fn plain_bytes(&self, size_bytes: u64) -> u64 {
+        let mut pieces = Vec::new();
+        self.cut(0, size_bytes, &mut pieces);
+        let plain = |piece: &Piece| matches!(piece, Piece::Plain(..)).then(|| piece.range().end - piece.range().start);
+        pieces.iter().filter_map(plain).sum()
+    }
+
     /// Whether nothing on the disk concerns us but, perhaps, what it may become.
     pub fn is_plain(&self) -> bool {
         self.logs.is_empty() && self.homes.is_empty()
@@ -211,6 +219,7 @@ mod tests {
             })
             .collect();
         assert_eq!(kinds, "PHLHLHP");
+        assert_eq!(layout().plain_bytes(65536), 4096 + 65536 - 40960);
     }
 
     #[test]

@@ -199,6 +199,12 @@ pub trait Route: Send {
     /// Decides where a request goes. Must put no work that needs the guest in the way.
     fn route(&mut self, request: &Request<'_>, plan: &mut Plan);
 
+    /// A flush that the guest did not ask for: it was told of no write cache, and a write of its has ended that has to be
+    /// durable before it is answered.
+    fn flush_after(&mut self, request: &Request<'_>, plan: &mut Plan) {
+        self.route(request, plan);
+    }
+
     /// Every request of this pass has been routed; the plan is carried out after this returns.
     fn end_of_pass(&mut self, plan: &mut Plan);
 

@@ -314,6 +314,7 @@ fn serve_and_wait(
         let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
         config.identity.serial.clone_from(&disk.serial);
         config.queues = disk.queues;
+        config.write_cache = journals.needs_flushes(index, image.size_bytes());
         let route = Box::new(JournalRoute::new(Arc::clone(journals), index));
         let observer = Arc::new(DiskObserver { vm: Arc::clone(&observer), disk: index });
         devices.push(Device::start(config, route, Arc::clone(memory), observer)?);

@@ -52,6 +52,7 @@ pub(crate) struct WorkerParts<R: Route + ?Sized> {
     pub(crate) queues: u16,
     pub(crate) drain_timeout: Duration,
     pub(crate) polling_max: Duration,
+    pub(crate) write_cache: bool,
 }
 
 /// See the module.
@@ -89,6 +90,8 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     flush_after: VecDeque<u32>,
     log_limit: LogLimit,
     polling: Polling,
+    /// Whether the guest is told of a write cache.
+    write_cache: bool,
     /// Rings that somebody waits for to become idle.
     stopping: usize,
     /// Told to end: at once when nothing is under way, and then at the latest.
@@ -97,8 +100,18 @@ pub(crate) struct Worker<R: Route + ?Sized> {
 
 impl<R: Route + ?Sized> Worker<R> {
     pub(crate) fn new(parts: WorkerParts<R>, engine: Engine, mailbox: MailboxReceiver<R>) -> Self {
-        let WorkerParts { name, image, route, observer, counters, identity, queues, drain_timeout, polling_max } =
-            parts;
+        let WorkerParts {
+            name,
+            image,
+            route,
+            observer,
+            counters,
+            identity,
+            queues,
+            drain_timeout,
+            polling_max,
+            write_cache,
+        } = parts;
         Worker {
             name,
             image,
@@ -125,6 +138,7 @@ impl<R: Route + ?Sized> Worker<R> {
             flush_after: VecDeque::new(),
             log_limit: LogLimit::default(),
             polling: Polling::new(polling_max),
+            write_cache,
             stopping: 0,
             quit_deadline: None,
         }
@@ -303,7 +317,7 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     fn offered_features(&self) -> u64 {
-        config_space::features(&self.image)
+        config_space::features(&self.image, self.write_cache)
     }
 }
 

@@ -146,7 +146,7 @@ impl<R: Route + ?Sized> Worker<R> {
     pub(super) fn route_flush_after(&mut self, chain: u32) {
         let id = self.tracker.add_part(chain);
         let flush = Request { id, kind: RequestKind::Flush, offset: 0, len: 0, segments: &[] };
-        self.route.route(&flush, &mut self.plan);
+        self.route.flush_after(&flush, &mut self.plan);
     }
 
     /// Writes the serial number into the chain's writable segments. Returns the bytes written.
