@@ -7,7 +7,9 @@
 use crate::progress::{Part, Progress};
 use clap::{Args, Subcommand};
 use io_trace::summary::{Summariser, Summary};
-use io_trace::{BoxedSource, Filter, Filtered, Format, Layout, Merge, Names, Notes, Options, Placer, Record, Source};
+use io_trace::{
+    BoxedSource, Filter, Filtered, Format, Layout, Merge, Names, Notes, Options, Placer, Record, Source, Split,
+};
 use io_trace::{TextWriter, Writer, WriterOptions};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -86,6 +88,12 @@ struct ConvertArgs {
     /// With --merge: put all disks on one, laid out as overlay, stack or stride:BYTES
     #[arg(long, value_name = "LAYOUT", requires = "merge")]
     onto_one_disk: Option<Layout>,
+    /// With --merge: each trace begins this many seconds after the one named before it
+    #[arg(long, value_name = "SECONDS", requires = "merge", default_value_t = 0.0)]
+    stagger: f64,
+    /// Cut longer requests into pieces of this many bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(512..))]
+    split: Option<u64>,
     /// Where to write; `-` is standard output
     #[arg(long, short, value_name = "FILE")]
     output: String,
@@ -335,12 +343,21 @@ impl Output {
     }
 }
 
+/// Ten years.
+const STAGGER_SECONDS_MAX: f64 = 315_360_000.0;
+
 fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     if args.to == Format::Blkparse {
         return Err(Failure::Usage("--to blkparse: that format is only read".into()));
     }
     if args.zstd.is_some() && args.to != Format::Amber {
         return Err(Failure::Usage("--zstd goes with --to amber only; pipe text through zstd".into()));
+    }
+    if !(0.0..=STAGGER_SECONDS_MAX).contains(&args.stagger) {
+        return Err(Failure::Usage(format!(
+            "--stagger {} is not from 0 to {STAGGER_SECONDS_MAX} seconds",
+            args.stagger
+        )));
     }
     if args.files.len() > 1 && !args.merge {
         return Err(Failure::Usage("several traces are written as one with --merge only".into()));
@@ -351,10 +368,13 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         for (label, file) in labels(&args.files).into_iter().zip(&args.files) {
             sources.push((label, open(file, &args.read, &progress)?));
         }
-        Box::new(Merge::new(sources))
+        Box::new(Merge::staggered(sources, (args.stagger * 1e9) as u64))
     } else {
         Box::new(open(&args.files[0], &args.read, &progress)?)
     };
+    if let Some(length_max) = args.split {
+        source = Box::new(Split::new(source, length_max));
+    }
     let failed = |e: std::io::Error| Failure::Other(format!("cannot write {}: {e}", args.output));
     // Beside the output, so that a failure leaves what was there before.
     let partial = (args.output != "-").then(|| PathBuf::from(format!("{}.partial", args.output)));

@@ -110,13 +110,14 @@ impl Placer {
 struct Input<S> {
     source: S,
     label: String,
+    delay_ns: u64,
     head: Option<Record>,
     // Numbers in the merged trace by numbers in this one.
     vms: Vec<u16>,
     disks: Vec<u16>,
 }
 
-/// Several traces as one, in the order of time. Each keeps its own clock's zero.
+/// Several traces as one, in the order of time. Each keeps its own clock's zero, or begins later than the one before.
 pub struct Merge<S> {
     inputs: Vec<Input<S>>,
     names: Names,
@@ -126,8 +127,17 @@ pub struct Merge<S> {
 impl<S: Source> Merge<S> {
     /// Merges the labelled traces. VMs are told apart by label: `label/vm`, or the label alone for a trace that names only one.
     pub fn new(sources: Vec<(String, S)>) -> Merge<S> {
-        let input = |(label, source)| Input { source, label, head: None, vms: Vec::new(), disks: Vec::new() };
-        Merge { inputs: sources.into_iter().map(input).collect(), names: Names::new(), started: false }
+        Merge::staggered(sources, 0)
+    }
+
+    /// The same, each trace beginning `stagger_ns` after the one named before it: several recordings of one workload,
+    /// or the same one several times, then do not run in step.
+    pub fn staggered(sources: Vec<(String, S)>, stagger_ns: u64) -> Merge<S> {
+        let input = |(index, (label, source))| {
+            let delay_ns = stagger_ns.saturating_mul(index as u64);
+            Input { source, label, delay_ns, head: None, vms: Vec::new(), disks: Vec::new() }
+        };
+        Merge { inputs: sources.into_iter().enumerate().map(input).collect(), names: Names::new(), started: false }
     }
 }
 
@@ -151,6 +161,7 @@ impl<S: Source> Input<S> {
             self.disks.push(names.disk(vm, &disk.name, disk.capacity_bytes).ok_or_else(too_many)?);
         }
         if let Some(head) = &mut self.head {
+            head.time_ns = head.time_ns.saturating_add(self.delay_ns);
             // A number without a name is the trace's fault; it is kept apart as far as possible.
             head.vm = self.vms.get(usize::from(head.vm)).copied().unwrap_or(head.vm);
             head.disk = self.disks.get(usize::from(head.disk)).copied().unwrap_or(head.disk);

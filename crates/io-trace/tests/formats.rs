@@ -1,8 +1,8 @@
 //! Every format as its publishers write it, and what is said about lines that are not.
 
 use io_trace::{
-    Error, Filter, Filtered, Format, Kind, Layout, Merge, Names, Notes, Options, Placer, Record, Source, TextWriter,
-    Writer, WriterOptions, open, open_reader, summary::Summariser,
+    Error, Filter, Filtered, Format, Kind, Layout, Merge, Names, Notes, Options, Placer, Record, Source, Split,
+    TextWriter, Writer, WriterOptions, open, open_reader, summary::Summariser,
 };
 use std::io::{Cursor, Write};
 
@@ -202,6 +202,44 @@ fn merged_traces_keep_the_order_of_time_and_their_names() {
     }
     let at = |t, vm: &str, a| (t, vm.to_owned(), a);
     assert_eq!(seen, [at(10, "a", 0), at(10, "b", 1 << 20), at(20, "b", (1 << 20) + 512), at(30, "a", 512)]);
+}
+
+#[test]
+fn staggered_traces_begin_one_after_another() {
+    let trace = amber(&[record(0, Kind::Home, 0, 512), record(10, Kind::Home, 512, 512)], 4096);
+    let source = || open_reader(Cursor::new(trace.clone()), "t", &options(Format::Auto, false)).unwrap();
+    let sources = vec![("a".to_owned(), source()), ("b".to_owned(), source()), ("c".to_owned(), source())];
+    let (records, _, _) = read_all(Merge::staggered(sources, 7)).unwrap();
+    let seen: Vec<(u64, u16)> = records.iter().map(|r| (r.time_ns, r.vm)).collect();
+    assert_eq!(seen, [(0, 0), (7, 1), (10, 0), (14, 2), (17, 1), (24, 2)]);
+}
+
+#[test]
+fn long_requests_are_split_without_loss() {
+    let requests = [
+        record(1, Kind::Home, 4096, 10_000),
+        record(2, Kind::Flush, 0, 0),
+        record(3, Kind::Journal, 1 << 40, 8192),
+        record(4, Kind::Read, 0, 4096),
+    ];
+    let trace = amber(&requests, 1 << 41);
+    let split = |length_max| {
+        let source = open_reader(Cursor::new(trace.clone()), "t", &options(Format::Auto, false)).unwrap();
+        read_all(Split::new(source, length_max)).unwrap().0
+    };
+    assert_eq!(
+        split(4096),
+        [
+            record(1, Kind::Home, 4096, 4096),
+            record(1, Kind::Home, 8192, 4096),
+            record(1, Kind::Home, 12_288, 1808),
+            record(2, Kind::Flush, 0, 0),
+            record(3, Kind::Journal, 1 << 40, 4096),
+            record(3, Kind::Journal, (1 << 40) + 4096, 4096),
+            record(4, Kind::Read, 0, 4096),
+        ]
+    );
+    assert_eq!(split(0), requests);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compile;
 pub mod database;
 pub mod load;
 pub mod mix;

@@ -38,8 +38,9 @@ pub fn append(mut options: Options) -> Result<()> {
     Ok(())
 }
 
-/// `guest-tools randwrite --file F [--file-mib N] [--mib N] [--seed N] [--fsync-every N] [--sync]`:
-/// the paper's rnd_write, 4 KB at random places (128 MB into 512 MB there).
+/// `guest-tools randwrite --file F [--file-mib N] [--mib N] [--seed N] [--fsync-every N] [--existing] [--sync]`:
+/// the paper's rnd_write, 4 KB at random places (128 MB into 512 MB there). The file is made anew, without blocks,
+/// unless it is `--existing`.
 pub fn random_write(mut options: Options) -> Result<()> {
     const BLOCK: usize = 4096;
     let path = PathBuf::from(options.required("file")?);
@@ -47,10 +48,12 @@ pub fn random_write(mut options: Options) -> Result<()> {
     let writes = options.number("mib", 4, 1..=1 << 20)? * MIB / BLOCK as u64;
     let seed = options.number("seed", 1, 0..=u64::MAX)?;
     let every = options.number("fsync-every", 0, 0..=u64::MAX)?;
+    let existing = options.flag("existing");
     let sync = options.flag("sync");
     options.finish()?;
     let started = Instant::now();
-    let file = File::create(&path).map_err(at("create", &path))?;
+    let file = if existing { File::options().write(true).open(&path) } else { File::create(&path) }
+        .map_err(at("open", &path))?;
     file.set_len(blocks * BLOCK as u64).map_err(at("set the length of", &path))?;
     let mut random = Random::new(seed);
     let mut bytes = vec![0; BLOCK];

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use guest_tools::options::Options;
-use guest_tools::{Result, database, load, mix, records, scribble};
+use guest_tools::{Result, compile, database, load, mix, records, scribble};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -16,9 +16,12 @@ fn main() -> ExitCode {
         "append" => load::append,
         "randwrite" => load::random_write,
         "untar" => load::untar,
+        "compile" => compile::run,
         "scribble" => scribble::run,
         _ => {
-            eprintln!("guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, scribble");
+            eprintln!(
+                "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble"
+            );
             return ExitCode::from(2);
         }
     };

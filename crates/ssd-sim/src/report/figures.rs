@@ -28,11 +28,16 @@ pub const PAPER_GC_MICRO: Range = (-63.2, -13.1);
 /// Figure 5: GC overhead, macro-benchmarks.
 pub const PAPER_GC_MACRO: Range = (-80.6, -27.0);
 
+/// What there is to see, in this order: a figure, and whether it is of writes only.
+pub const CHARTS: [(u8, bool); 5] = [(2, false), (3, false), (3, true), (4, false), (5, false)];
+
 /// One line of a figure: a workload (and FTL) over the modes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
     /// The figure, 2 to 5.
     pub figure: u8,
+    /// Figure 3 a second time, without reads: the paper's text speaks of write traffic, its figure of I/O traffic.
+    pub writes_only: bool,
     /// The workload.
     pub workload: String,
     /// The FTL; none for Figures 2 and 3.
@@ -71,7 +76,7 @@ pub fn lines(reports: &[LabelledReport]) -> Vec<Line> {
         }
     }
     let mut lines = Vec::new();
-    for figure in 2..=5u8 {
+    for (figure, writes_only) in CHARTS {
         for &workload in &workloads {
             let ftls: Vec<Option<FtlKind>> =
                 if figure <= 3 { vec![None] } else { FtlKind::ALL.into_iter().map(Some).collect() };
@@ -81,6 +86,7 @@ pub fn lines(reports: &[LabelledReport]) -> Vec<Line> {
                     let Some(index) = r.mode.as_deref().and_then(mode_index) else { continue };
                     values[index] = Some(match figure {
                         2 => r.report.traffic.requests as f64,
+                        3 if writes_only => r.report.traffic.bytes_written as f64,
                         3 => r.report.traffic.bytes as f64,
                         4 => r.report.erases as f64,
                         _ => r.report.gc.time_us as f64,
@@ -101,7 +107,8 @@ pub fn lines(reports: &[LabelledReport]) -> Vec<Line> {
                     (_, true) => PAPER_GC_MICRO,
                     (_, false) => PAPER_GC_MACRO,
                 };
-                lines.push(Line { figure, workload: workload.to_owned(), ftl, values, change_percent, paper_percent });
+                let workload = workload.to_owned();
+                lines.push(Line { figure, writes_only, workload, ftl, values, change_percent, paper_percent });
             }
         }
     }
@@ -109,8 +116,9 @@ pub fn lines(reports: &[LabelledReport]) -> Vec<Line> {
 }
 
 /// A figure's title.
-pub fn title(figure: u8) -> &'static str {
+pub fn title(figure: u8, writes_only: bool) -> &'static str {
     match figure {
+        3 if writes_only => "Figure 3, writes alone",
         2 => "Figure 2: number of I/O requests",
         3 => "Figure 3: amount of I/O traffic",
         4 => "Figure 4: erase counts",
@@ -130,9 +138,10 @@ pub fn shown(figure: u8, value: f64) -> String {
 /// The figures as text; empty when no run was labelled with a mode.
 pub fn table(lines: &[Line]) -> String {
     let mut text = String::new();
-    for figure in 2..=5u8 {
+    for chart in CHARTS {
+        let (figure, writes_only) = chart;
         let mut rows = Vec::new();
-        for line in lines.iter().filter(|l| l.figure == figure) {
+        for line in lines.iter().filter(|l| (l.figure, l.writes_only) == chart) {
             let mut row = vec![line.workload.clone(), line.ftl.map_or("", FtlKind::name).to_owned()];
             row.extend(line.values.iter().map(|v| v.map_or("-".to_owned(), |v| shown(figure, v))));
             row.push(line.change_percent.map_or("-".to_owned(), |c| format!("{c:+.1} %")));
@@ -152,7 +161,7 @@ pub fn table(lines: &[Line]) -> String {
         }
         let header = ["workload", "FTL", MODES[0], MODES[1], MODES[2], MODES[3], "vma against journal", "paper", ""];
         rows.insert(0, header.map(str::to_owned).to_vec());
-        text.push_str(&format!("{}\n{}\n", title(figure), columns(&rows)));
+        text.push_str(&format!("{}\n{}\n", title(figure, writes_only), columns(&rows)));
     }
     text
 }

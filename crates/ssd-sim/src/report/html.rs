@@ -164,8 +164,9 @@ fn comparisons(html: &mut String, reports: &[LabelledReport]) {
 /// Figures 2 to 5: bars over workloads (and FTLs), one colour per mode.
 fn paper_figures(html: &mut String, figure_lines: &[Line]) {
     let names: Vec<String> = figures::MODES.iter().map(|m| m.to_string()).collect();
-    for figure in 2..=5u8 {
-        let of: Vec<&Line> = figure_lines.iter().filter(|l| l.figure == figure).collect();
+    for chart in figures::CHARTS {
+        let (figure, writes_only) = chart;
+        let of: Vec<&Line> = figure_lines.iter().filter(|l| (l.figure, l.writes_only) == chart).collect();
         if of.is_empty() {
             continue;
         }
@@ -205,7 +206,12 @@ fn paper_figures(html: &mut String, figure_lines: &[Line]) {
             &rows,
         ));
         let unit = if figure == 5 { "Seconds. " } else { "" };
-        section(html, figures::title(figure), &format!("{unit}Per journaling mode, as in the 2010 paper."), &body);
+        section(
+            html,
+            figures::title(figure, writes_only),
+            &format!("{unit}Per journaling mode, as in the 2010 paper."),
+            &body,
+        );
     }
 }
 
