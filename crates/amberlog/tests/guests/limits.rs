@@ -6,6 +6,7 @@ use guest_kit::{AtEnd, Guest};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use test_storage::TestStorage;
 
 /// A tmpfs of a given size, for as long as this lives.
 struct SmallMount(PathBuf);
@@ -236,4 +237,66 @@ fn a_tmpfs_too_small_for_the_guest_is_a_sentence() {
     assert!(stderr.contains(&*small.0.to_string_lossy()) && stderr.contains("MiB"), "{stderr}");
     assert_clean(&file_system);
     assert!(Path::new(&small.0).read_dir().unwrap().next().is_none(), "nothing is left there");
+}
+
+/// Storage whose flushes and writes fail with EIO: the guest is told at once, a recovery that fails keeps everything and
+/// says so, and when the storage is well again nothing is missing.
+#[test]
+fn failing_storage_is_told_to_the_guest_and_a_failed_recovery_keeps_all_that_is_owed() {
+    let bench = Bench::new();
+    let (held, plain) = (bench.path("held"), bench.path("plain"));
+    let file_system = ExtRecipe::ext4(64, 8).make(&held).unwrap();
+    create_sparse(&plain, 16 * MIB).unwrap();
+    let storages = TestStorage::new(&held).and_then(|held| Ok((held, TestStorage::new(&plain)?)));
+    let (held, plain) = match storages {
+        Ok(storages) => storages,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let write = "dd if=/dev/urandom of=/dev/vdb bs=4k count=4 oflag=direct conv=fsync,notrunc 2>/dev/null";
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+         {} &
+         {write} || fail 'sound storage'
+         mark sound
+         while {write}; do sleep 0.1; done
+         mark flush failed
+         until {write}; do sleep 0.1; done
+         mark well
+         while {write}; do sleep 0.1; done
+         mark write failed
+         wait",
+        record_writer("/mnt/records", "records", &overwritten(1), "--forever")
+    );
+    let words = [disk(&held.image()), disk(&plain.image())].concat();
+    let mut guest = Guest::start(bench.spec("eio", script, words)).unwrap();
+    guest.wait_mark("sound", LIMIT).unwrap();
+    plain.set_fail_flushes(true);
+    guest.wait_mark("flush failed", LIMIT).unwrap();
+    plain.set_fail_flushes(false);
+    guest.wait_mark("well", LIMIT).unwrap();
+    plain.set_fail_writes(true);
+    guest.wait_mark("write failed", LIMIT).unwrap();
+    guest.wait_acknowledged("records", 30, LIMIT).unwrap();
+
+    held.set_fail_writes(true);
+    guest.kill_qemu().unwrap();
+    let status = guest.wait_end(LIMIT).unwrap();
+    assert_eq!(status.code(), Some(1), "a recovery that failed: {}", guest.stderr());
+    assert!(guest.stderr().contains("what is still owed stays in"), "{}", guest.stderr());
+    let recover = || amberlog_with(["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), bench.area().as_os_str()]);
+    let before = held.failures();
+    let output = recover();
+    assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(held.failures() > before, "it tried");
+
+    held.set_fail_writes(false);
+    held.set_fail_flushes(true);
+    let output = recover();
+    assert_eq!(output.status.code(), Some(1), "what could not be flushed is not done: {}", text(&output.stdout));
+    held.set_fail_flushes(false);
+    assert_eq!(bench.recover_area()["status"], "recovered");
+    bench.assert_area_is_empty();
+    drop(held);
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/records", "records", &overwritten(1), &guest.final_report());
 }

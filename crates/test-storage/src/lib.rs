@@ -1,0 +1,268 @@
+//! Storage for tests and benches: one image file behind FUSE, whose writes and flushes fail on demand and whose flushes
+//! take as long as a medium would.
+//!
+//! Everything else goes straight to the backing file, so that what a program did to the image can be judged there. Must
+//! never be what a product path depends on; needs /dev/fuse and the right to mount (root, or fusermount3).
+//!
+//! Failure story: where FUSE is not to be had, [`TestStorage::new`] says so in a sentence and the caller leaves out what it
+//! wanted to test or measure, aloud. Dropping it unmounts; the backing file stays.
+
+#![forbid(unsafe_code)]
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
+    WriteFlags,
+};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+const NAME: &str = "image";
+const IMAGE: INodeNo = INodeNo(2);
+/// Threads that answer the kernel: a flush that waits must not keep reads from being answered.
+const THREADS: usize = 4;
+
+#[derive(Debug, Default)]
+struct Controls {
+    flush_us: AtomicU64,
+    fail_writes: AtomicBool,
+    fail_flushes: AtomicBool,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// A mounted image.
+#[derive(Debug)]
+pub struct TestStorage {
+    controls: Arc<Controls>,
+    // Unmounted before the directory it is mounted on is removed.
+    session: Option<BackgroundSession>,
+    mounted_at: tempfile::TempDir,
+}
+
+impl TestStorage {
+    /// Shows the file `backing` as [`TestStorage::image`]. It must not grow or shrink meanwhile.
+    ///
+    /// # Errors
+    /// When the file cannot be opened for writing, or FUSE is not to be had here.
+    pub fn new(backing: &Path) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(backing)?;
+        let controls = Arc::new(Controls::default());
+        let mounted_at = tempfile::Builder::new().prefix("amberlog-storage-").tempdir()?;
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::FSName("amberlog-test-storage".to_owned())];
+        config.n_threads = Some(THREADS);
+        config.clone_fd = true;
+        let image = Image { file, controls: Arc::clone(&controls) };
+        let session = fuser::spawn_mount(image, mounted_at.path(), &config)
+            .map_err(|e| io::Error::new(e.kind(), format!("FUSE is not to be had here: {e}")))?;
+        Ok(TestStorage { controls, session: Some(session), mounted_at })
+    }
+
+    /// The image as programs see it.
+    pub fn image(&self) -> PathBuf {
+        self.mounted_at.path().join(NAME)
+    }
+
+    /// How long every flush takes from now on, in µs, at least.
+    pub fn set_flush_us(&self, flush_us: u64) {
+        self.controls.flush_us.store(flush_us, Ordering::SeqCst);
+    }
+
+    /// Whether writes fail with EIO from now on. What fails is not written.
+    pub fn set_fail_writes(&self, fail: bool) {
+        self.controls.fail_writes.store(fail, Ordering::SeqCst);
+    }
+
+    /// Whether flushes fail with EIO from now on.
+    pub fn set_fail_flushes(&self, fail: bool) {
+        self.controls.fail_flushes.store(fail, Ordering::SeqCst);
+    }
+
+    /// Writes that were asked for so far.
+    pub fn writes(&self) -> u64 {
+        self.controls.writes.load(Ordering::SeqCst)
+    }
+
+    /// Flushes that were asked for so far.
+    pub fn flushes(&self) -> u64 {
+        self.controls.flushes.load(Ordering::SeqCst)
+    }
+
+    /// Writes and flushes that were failed so far.
+    pub fn failures(&self) -> u64 {
+        self.controls.failures.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for TestStorage {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take()
+            && let Err(error) = session.umount_and_join()
+        {
+            eprintln!("unmounting {} failed: {error}", self.mounted_at.path().display());
+        }
+    }
+}
+
+struct Image {
+    file: File,
+    controls: Arc<Controls>,
+}
+
+impl Image {
+    fn attributes(&self, inode: INodeNo) -> io::Result<FileAttr> {
+        let metadata = self.file.metadata()?;
+        let is_image = inode == IMAGE;
+        Ok(FileAttr {
+            ino: inode,
+            size: if is_image { metadata.len() } else { 0 },
+            blocks: if is_image { metadata.blocks() } else { 0 },
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: if is_image { FileType::RegularFile } else { FileType::Directory },
+            perm: if is_image { 0o600 } else { 0o700 },
+            nlink: 1,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+
+    fn fails(&self, switch: &AtomicBool) -> bool {
+        let fails = switch.load(Ordering::SeqCst);
+        if fails {
+            self.controls.failures.fetch_add(1, Ordering::SeqCst);
+        }
+        fails
+    }
+}
+
+impl Filesystem for Image {
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if parent != INodeNo::ROOT || name != NAME {
+            return reply.error(Errno::ENOENT);
+        }
+        match self.attributes(IMAGE) {
+            Ok(attributes) => reply.entry(&Duration::ZERO, &attributes, Generation(0)),
+            Err(error) => reply.error(error.into()),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode) {
+            Ok(attributes) => reply.attr(&Duration::ZERO, &attributes),
+            Err(error) => reply.error(error.into()),
+        }
+    }
+
+    fn open(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        // Nothing is kept in the page cache above us: what is asked is what happens.
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut data = vec![0; size as usize];
+        let mut done = 0;
+        while done < data.len() {
+            match self.file.read_at(&mut data[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) => return reply.error(error.into()),
+            }
+        }
+        reply.data(&data[..done]);
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.controls.writes.fetch_add(1, Ordering::SeqCst);
+        if self.fails(&self.controls.fail_writes) {
+            return reply.error(Errno::EIO);
+        }
+        match self.file.write_all_at(data, offset) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(error) => reply.error(error.into()),
+        }
+    }
+
+    fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.controls.flushes.fetch_add(1, Ordering::SeqCst);
+        if self.fails(&self.controls.fail_flushes) {
+            return reply.error(Errno::EIO);
+        }
+        let flushed = self.file.sync_data();
+        std::thread::sleep(Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst)));
+        match flushed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_passes_through_counts_and_fails_on_demand() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let backing = directory.path().join("backing");
+        std::fs::write(&backing, vec![7; 8192]).expect("a backing file");
+        let storage = match TestStorage::new(&backing) {
+            Ok(storage) => storage,
+            Err(error) => return eprintln!("left out: {error}"),
+        };
+        let file = File::options().read(true).write(true).open(storage.image()).expect("the image");
+        assert_eq!(file.metadata().expect("its attributes").len(), 8192);
+        let mut block = vec![0; 4096];
+        file.read_exact_at(&mut block, 4096).expect("a read");
+        assert_eq!(block, vec![7; 4096]);
+        file.write_all_at(&[9; 512], 512).expect("a write");
+        file.sync_data().expect("a flush");
+        assert_eq!(std::fs::read(&backing).expect("the backing file")[512..1024], [9; 512]);
+        assert_eq!((storage.writes(), storage.flushes(), storage.failures()), (1, 1, 0));
+
+        storage.set_fail_writes(true);
+        storage.set_fail_flushes(true);
+        let raw = |result: io::Result<()>| result.expect_err("fails").raw_os_error();
+        assert_eq!(raw(file.write_all_at(&[1; 512], 512)), Some(5));
+        assert_eq!(raw(file.sync_data()), Some(5));
+        assert_eq!(storage.failures(), 2);
+        storage.set_fail_writes(false);
+        storage.set_fail_flushes(false);
+        file.write_all_at(&[2; 512], 0).expect("a write");
+        assert_eq!(std::fs::read(&backing).expect("the backing file")[..1024], [[2; 512], [9; 512]].concat());
+    }
+}
