@@ -18,6 +18,12 @@ pub struct Group {
     pub flags: u16,
 }
 
+/// Bits of `bg_flags`.
+pub mod group_flag {
+    /// The block bitmap was never written: only what is at fixed places is in use.
+    pub const BLOCK_UNINIT: u16 = 0x2;
+}
+
 /// Reads the descriptor of group `index` of the file system that `disk` holds. Nothing when there is no such group, or its
 /// metadata is said to be outside the file system. Its checksum is not looked at: that changes with every allocation, and
 /// at home may be older than the journal.

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocation;
 mod bytes;
 mod discover;
 mod edit;
@@ -23,9 +24,10 @@ mod partition;
 mod read;
 mod superblock;
 
+pub use allocation::Allocation;
 pub use discover::{FileSystem, discover, file_system};
 pub use edit::SuperblockEdit;
-pub use group::{Group, group};
+pub use group::{Group, group, group_flag};
 pub use journal::{Journal, JournalExtent, is_inside};
 pub use partition::{Partition, partitions};
 pub use read::{ReadAt, Window};

@@ -14,6 +14,7 @@ pub(crate) mod field {
     pub const BLOCKS_COUNT_LOW: usize = 0x04;
     pub const FIRST_DATA_BLOCK: usize = 0x14;
     pub const LOG_BLOCK_SIZE: usize = 0x18;
+    pub const LOG_CLUSTER_SIZE: usize = 0x1c;
     pub const BLOCKS_PER_GROUP: usize = 0x20;
     pub const INODES_PER_GROUP: usize = 0x28;
     pub const MAGIC: usize = 0x38;
@@ -24,6 +25,7 @@ pub(crate) mod field {
     pub const INCOMPAT: usize = 0x60;
     pub const RO_COMPAT: usize = 0x64;
     pub const UUID: usize = 0x68;
+    pub const RESERVED_DESCRIPTOR_BLOCKS: usize = 0xce;
     pub const JOURNAL_UUID: usize = 0xd0;
     pub const JOURNAL_INODE: usize = 0xe0;
     pub const JOURNAL_DEVICE: usize = 0xe4;
@@ -70,6 +72,8 @@ pub mod incompat {
 pub mod ro_compat {
     /// Backup superblocks are in some groups only.
     pub const SPARSE_SUPER: u32 = 0x1;
+    /// A bit of a block bitmap stands for a cluster of blocks.
+    pub const CLUSTERS: u32 = 0x200;
     /// Metadata carries CRC-32C.
     pub const METADATA_CHECKSUMS: u32 = 0x400;
 }
@@ -120,8 +124,12 @@ pub struct Superblock {
     pub first_data_block: u32,
     /// Bytes in a block.
     pub block_size: u32,
+    /// Blocks that one bit of a block bitmap stands for: 1 without `bigalloc`.
+    pub cluster_blocks: u32,
     /// `s_blocks_per_group`.
     pub blocks_per_group: u32,
+    /// `s_reserved_gdt_blocks`: blocks kept free behind the group descriptors.
+    pub reserved_descriptor_blocks: u16,
     /// `s_inodes_per_group`.
     pub inodes_per_group: u32,
     /// Bytes in an inode.
@@ -170,6 +178,12 @@ impl Superblock {
         if log_block_size > 6 {
             return Err(SuperblockError::Geometry { what: "block size exponent", value: log_block_size.into() });
         }
+        let has_clusters = le32(raw, field::RO_COMPAT) & ro_compat::CLUSTERS != 0;
+        let log_clusters =
+            if has_clusters { le32(raw, field::LOG_CLUSTER_SIZE).wrapping_sub(log_block_size) } else { 0 };
+        if log_clusters > 20 {
+            return Err(SuperblockError::Geometry { what: "cluster size exponent", value: log_clusters.into() });
+        }
         let incompat = le32(raw, field::INCOMPAT);
         let is_old = le32(raw, field::REVISION) == 0;
         let wide = incompat & incompat::WIDE != 0;
@@ -182,7 +196,9 @@ impl Superblock {
             blocks_count: high | u64::from(le32(raw, field::BLOCKS_COUNT_LOW)),
             first_data_block: le32(raw, field::FIRST_DATA_BLOCK),
             block_size: 1024 << log_block_size,
+            cluster_blocks: 1 << log_clusters,
             blocks_per_group: le32(raw, field::BLOCKS_PER_GROUP),
+            reserved_descriptor_blocks: le16(raw, field::RESERVED_DESCRIPTOR_BLOCKS),
             inodes_per_group: le32(raw, field::INODES_PER_GROUP),
             inode_size: if is_old { 128 } else { le16(raw, field::INODE_SIZE) },
             descriptor_size: if wide { le16(raw, field::DESCRIPTOR_SIZE) } else { 32 },

@@ -1,6 +1,6 @@
 //! File systems that the real mke2fs made, read by us and by the real debugfs.
 
-use extfs::{FileSystem, Journal, JournalExtent, discover, group};
+use extfs::{Allocation, FileSystem, Journal, JournalExtent, discover, group};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -241,4 +241,78 @@ fn damaged_metadata_is_survived() {
         }
         assert_eq!(answers.len(), 2, "some damage hides the file system, some does not");
     }
+}
+
+/// Free blocks as dumpe2fs lists them, from the bitmaps.
+fn free_blocks(image: &Path) -> BTreeSet<u64> {
+    let mut free = BTreeSet::new();
+    // A range ends with the first block of its last cluster.
+    let rest = u64::from(only(image).superblock.cluster_blocks) - 1;
+    for line in run(Command::new("dumpe2fs").arg(image)).lines() {
+        // Those of a group are indented; the superblock's total is not.
+        let Some(list) = line.strip_prefix("  Free blocks: ") else { continue };
+        for part in list.split(", ").filter(|part| !part.is_empty()) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            free.extend(first.parse::<u64>().expect("a number")..=last.parse::<u64>().expect("a number") + rest);
+        }
+    }
+    free
+}
+
+#[test]
+fn a_block_that_is_called_free_is_free() {
+    let directory = scratch();
+    for (options, size, share) in [
+        (["-t", "ext4", "-b", "1024", "-J", "size=4"].as_slice(), "64M", 80),
+        (&["-t", "ext4", "-b", "4096", "-J", "size=4"], "300M", 90),
+        (&["-t", "ext4", "-b", "4096", "-J", "size=4", "-O", "^flex_bg,^resize_inode"], "300M", 90),
+        (&["-t", "ext4", "-b", "4096", "-J", "size=4", "-O", "meta_bg,^resize_inode"], "300M", 20),
+        (&["-t", "ext4", "-b", "4096", "-J", "size=4", "-O", "bigalloc", "-C", "65536"], "300M", 80),
+        (&["-t", "ext4", "-b", "1024", "-J", "size=4", "-O", "bigalloc"], "64M", 40),
+        (&["-t", "ext4", "-b", "4096", "-J", "size=4", "-O", "sparse_super2"], "300M", 90),
+        (&["-t", "ext3", "-b", "4096", "-J", "size=4"], "300M", 95),
+    ] {
+        let image = mke2fs(directory.path(), options, size);
+        let content = directory.path().join("content");
+        std::fs::write(&content, vec![1; 3 << 20]).expect("written");
+        run(Command::new("debugfs").args(["-w", "-R", &format!("write {} f", content.display())]).arg(&image));
+        let theirs = free_blocks(&image);
+        let bytes = std::fs::read(&image).expect("an image");
+        let found = only(&image).superblock;
+        let mut allocation = Allocation::default();
+        let mut ours = 0;
+        for block in 0..found.blocks_count + 10 {
+            if allocation.is_free(&bytes, block).expect("memory") {
+                assert!(theirs.contains(&block), "{options:?}: block {block} is in use");
+                ours += 1;
+            }
+        }
+        assert!(ours * 100 >= theirs.len() * share, "{options:?}: {ours} of {} are found free", theirs.len());
+    }
+}
+
+#[test]
+fn a_bitmap_that_changes_changes_the_answer() {
+    let directory = scratch();
+    let image = mke2fs(directory.path(), &["-t", "ext4", "-b", "4096", "-J", "size=4"], "64M");
+    let mut bytes = std::fs::read(&image).expect("an image");
+    let superblock = only(&image).superblock;
+    let free = *free_blocks(&image).last().expect("one is free");
+    let bitmap = group(&bytes, &superblock, 0).expect("memory").expect("there").block_bitmap;
+    let mut allocation = Allocation::default();
+    assert!(allocation.is_free(&bytes, free).expect("memory"));
+    let at = (bitmap * 4096 + free / 8) as usize;
+    bytes[at] |= 1 << (free % 8);
+    assert!(allocation.is_free(&bytes, free).expect("memory"), "nobody said that it changed");
+    let block = bytes[(bitmap * 4096) as usize..][..4096].to_vec();
+    allocation.changed(bitmap, Some(&block));
+    assert!(!allocation.is_free(&bytes, free).expect("memory"));
+    bytes[at] &= !(1 << (free % 8));
+    allocation.changed(bitmap, None);
+    assert!(allocation.is_free(&bytes, free).expect("memory"), "read again");
+    // A superblock that ends the file system before the block.
+    bytes[1024 + 4..1024 + 8].copy_from_slice(&(free as u32).to_le_bytes());
+    let block = bytes[..4096].to_vec();
+    allocation.changed(0, Some(&block));
+    assert!(!allocation.is_free(&bytes, free).expect("memory"));
 }

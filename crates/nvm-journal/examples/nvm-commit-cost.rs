@@ -25,6 +25,7 @@ fn journal(medium: MappedMedium, checksums: bool) -> Journal<MappedMedium> {
         journal: [1; 16],
         home_start: 0,
         home_blocks: 1 << 20,
+        mark_checksum: 5,
         attachment: [0; ATTACHMENT_BYTES],
     };
     let options = JournalOptions { checksums, ..JournalOptions::default() };

@@ -23,7 +23,7 @@ mod owner;
 
 pub use error::Error;
 pub use found::Found;
-pub use journal::{Journal, JournalCounters, JournalOptions, forget};
+pub use journal::{Journal, JournalCounters, JournalOptions, capacity, forget};
 pub use layout::{
     BLOCKS_MIN, Geometry, HEADER_BYTES, Header, HeaderKind, HeaderState, PAGE_BYTES, Pointer, RESERVED_HEADERS,
 };

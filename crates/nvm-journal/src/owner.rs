@@ -1,7 +1,7 @@
 //! Whose a region is: which file system's blocks it holds, and since which opening of its journal.
 //!
-//! An owner is written while the region holds nothing, into the record that is not in use, and then named by one word. So
-//! a region is always wholly one owner's or nobody's.
+//! An owner is written into the record that is not in use, and then named by one word: first while the region holds
+//! nothing, later when something of it changes. So a region is always wholly one owner's or nobody's.
 
 use crate::error::Error;
 use crate::layout::{doubled, field, undoubled};
@@ -22,8 +22,9 @@ pub struct Owner {
     pub home_start: u64,
     /// Blocks that there is room for where it is.
     pub home_blocks: u64,
-    /// What its journal's superblock on storage was made to hold when it was opened: by this the disk of that moment is
-    /// known again.
+    /// CRC-32C of what on its disk tells this opening of its journal from every other.
+    pub mark_checksum: u32,
+    /// What whoever recovers needs beside the blocks.
     pub attachment: [u8; ATTACHMENT_BYTES],
 }
 
@@ -74,12 +75,13 @@ fn words_of(owner: &Owner, epoch: u32) -> [u64; RECORD_WORDS] {
     words[5] = owner.home_blocks;
     words[6] = u64::from(epoch);
     words[7] = u64::from(crc32c::crc32c(&owner.attachment));
-    words[8] = u64::from(checksum(&words));
+    words[8] = u64::from(owner.mark_checksum);
+    words[9] = u64::from(checksum(&words));
     words
 }
 
 fn checksum(words: &[u64; RECORD_WORDS]) -> u32 {
-    words[..8].iter().fold(0, |checksum, word| crc32c::crc32c_append(checksum, &word.to_le_bytes()))
+    words[..9].iter().fold(0, |checksum, word| crc32c::crc32c_append(checksum, &word.to_le_bytes()))
 }
 
 /// Reads the owner of a region; nothing when it is free.
@@ -93,7 +95,7 @@ pub(crate) fn read(region: &[u8]) -> Result<(OwnerWord, Option<Owner>), Error> {
         std::array::from_fn(|index| word_of(region, field::RECORDS[record] + index as u64 * 8));
     let at = field::ATTACHMENTS[record] as usize;
     let attachment: &[u8; ATTACHMENT_BYTES] = region[at..].first_chunk().expect("a superblock is a page");
-    if words[8] != u64::from(checksum(&words))
+    if words[9] != u64::from(checksum(&words))
         || words[7] != u64::from(crc32c::crc32c(attachment))
         || words[6] != u64::from(word.epoch)
     {
@@ -110,17 +112,18 @@ pub(crate) fn read(region: &[u8]) -> Result<(OwnerWord, Option<Owner>), Error> {
         journal: uuid(2),
         home_start: words[4],
         home_blocks: words[5],
+        mark_checksum: words[8] as u32,
         attachment: *attachment,
     };
     Ok((word, Some(owner)))
 }
 
-/// Gives a free, empty region an owner.
+/// Gives a free, empty region an owner, or its owner another record.
 pub(crate) fn write<M: Medium>(medium: &mut M, owner: &Owner) -> Result<OwnerWord, Error> {
     let failed = || Error::failed("writing the owner of the NVM region");
     let before = OwnerWord::decode(medium.word(field::OWNER))?;
-    debug_assert!(before.record.is_none(), "only a free region is given an owner");
-    let record = (before.epoch % 2) as usize;
+    // Never the record that is in use.
+    let record = before.record.map_or(0, |record| 1 - record);
     let after = OwnerWord { epoch: before.epoch.wrapping_add(1) & ((1 << 30) - 1), record: Some(record) };
     for (index, word) in words_of(owner, after.epoch).iter().enumerate() {
         medium.store_word(field::RECORDS[record] + index as u64 * 8, *word);

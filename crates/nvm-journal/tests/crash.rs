@@ -89,6 +89,10 @@ fn judge(image: &[u8], expected: &Expected) -> Result<(), String> {
                 recovered.insert(*home, content);
             }
             sequence = Some(found.sequence);
+            let owner = found.owner.as_ref().map_or(0, |owner| owner.mark_checksum as u8);
+            if found.owner != Some(owner_with(owner)) {
+                return Err("the owner's record is a mixture".to_owned());
+            }
         }
         Ok(_) => {}
         Err(error) => return Err(format!("the region is refused: {error}")),
@@ -163,12 +167,17 @@ struct Run {
 }
 
 fn owner() -> Owner {
+    owner_with(3)
+}
+
+fn owner_with(byte: u8) -> Owner {
     Owner {
         file_system: [1; 16],
         journal: [2; 16],
         home_start: 0,
         home_blocks: HOMES,
-        attachment: [3; ATTACHMENT_BYTES],
+        mark_checksum: u32::from(byte),
+        attachment: [byte; ATTACHMENT_BYTES],
     }
 }
 
@@ -244,7 +253,7 @@ impl Run {
     }
 
     fn step(&mut self) {
-        match self.random.below(20) {
+        match self.random.below(21) {
             0..=11 => self.transaction(),
             12..=13 => {
                 let homes = self.some_homes();
@@ -257,6 +266,11 @@ impl Run {
             }
             17 => self.restore(),
             18 => self.another_sequence(),
+            19 => {
+                self.expected().doing = "another record of the owner";
+                let byte = self.random.next() as u8;
+                self.journal.set_owner(&owner_with(byte)).expect("the medium works");
+            }
             _ => self.another_owner(),
         }
         assert_eq!(self.journal.check(), Ok(()), "seed {}", self.expected().seed);

@@ -14,6 +14,7 @@ fn owner() -> Owner {
         journal: [2; 16],
         home_start: 4096,
         home_blocks: 1000,
+        mark_checksum: 5,
         attachment: [9; ATTACHMENT_BYTES],
     }
 }

@@ -122,33 +122,10 @@ impl<M: Medium> Journal<M> {
         sequence: u32,
         options: JournalOptions,
     ) -> Result<Self, Error> {
-        let geometry = match Found::read(medium.bytes())? {
-            Some(found) if found.owner.is_some() => {
-                return Err(Error::refused(
-                    "the NVM region holds committed blocks of a file system: recover that first (amberlog recover --disk \
-                     IMAGE --nvm PATH)",
-                ));
-            }
-            Some(found)
-                if (found.geometry.block_bytes, found.geometry.region_offset, found.geometry.region_bytes)
-                    == (block_bytes, region_offset, medium.len()) =>
-            {
-                found.geometry
-            }
-            known => {
-                let first = &medium.bytes()[..medium.bytes().len().min(PAGE_BYTES as usize)];
-                let is_unfinished = first.len() >= 8 && medium.word(field::MAGIC) == MAGIC_UNFINISHED;
-                if known.is_none() && !is_unfinished && first.iter().any(|byte| *byte != 0) {
-                    return Err(Error::refused(
-                        "the NVM region holds something that is not amberlog's: name another one, or fill its first 4096 \
-                         bytes with zeros if nobody needs it",
-                    ));
-                }
-                let geometry = Geometry::fill(region_offset, medium.len(), block_bytes, random_identity())?;
-                format(&mut medium, &geometry)?;
-                geometry
-            }
-        };
+        let (geometry, is_formatted) = claimable(medium.bytes(), region_offset, block_bytes)?;
+        if !is_formatted {
+            format(&mut medium, &geometry)?;
+        }
         reset(&mut medium, &geometry, sequence)?;
         let word = owner::write(&mut medium, owner)?;
         Ok(Journal {
@@ -226,6 +203,16 @@ impl<M: Medium> Journal<M> {
         self.store(field::SEQUENCE_BASE, doubled(self.sequence_base));
         self.medium.write_back(field::SEQUENCE_BASE, 8);
         self.fence()
+    }
+
+    /// Replaces what is written down of the owner, as a whole: durable on return.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn set_owner(&mut self, owner: &Owner) -> Result<(), Error> {
+        self.check_works()?;
+        self.epoch = owner::write(&mut self.medium, owner).inspect_err(|_| self.has_failed = true)?.epoch;
+        Ok(())
     }
 
     /// Headers that a transaction can still take.
@@ -477,6 +464,42 @@ impl<M: Medium> Journal<M> {
             Err(error) => Err(error.to_string()),
         }
     }
+}
+
+/// The geometry that a region has, or would be given, for an owner with blocks of `block_bytes`, and whether it has it.
+fn claimable(region: &[u8], region_offset: u64, block_bytes: u32) -> Result<(Geometry, bool), Error> {
+    let known = Found::read(region)?;
+    if let Some(found) = &known {
+        if found.owner.is_some() {
+            return Err(Error::refused(
+                "the NVM region holds committed blocks of a file system: recover that first (amberlog recover --disk IMAGE \
+                 --nvm PATH)",
+            ));
+        }
+        let geometry = found.geometry;
+        let wanted = (block_bytes, region_offset, region.len() as u64);
+        if (geometry.block_bytes, geometry.region_offset, geometry.region_bytes) == wanted {
+            return Ok((geometry, true));
+        }
+    } else {
+        let first = &region[..region.len().min(PAGE_BYTES as usize)];
+        let is_unfinished = first.first_chunk().is_some_and(|word| u64::from_le_bytes(*word) == MAGIC_UNFINISHED);
+        if !is_unfinished && first.iter().any(|byte| *byte != 0) {
+            return Err(Error::refused(
+                "the NVM region holds something that is not amberlog's: name another one, or fill its first 4096 bytes \
+                 with zeros if nobody needs it",
+            ));
+        }
+    }
+    Ok((Geometry::fill(region_offset, region.len() as u64, block_bytes, random_identity())?, false))
+}
+
+/// Whether a region can be claimed for blocks of `block_bytes`, and how many it will hold. Changes nothing.
+///
+/// # Errors
+/// [`Error::Refused`] as [`Journal::claim`].
+pub fn capacity(region: &[u8], region_offset: u64, block_bytes: u32) -> Result<u32, Error> {
+    claimable(region, region_offset, block_bytes).map(|(geometry, _)| geometry.blocks)
 }
 
 /// Makes a region nobody's, whatever it holds: everything in it is at home, durably, or not wanted.

@@ -104,6 +104,32 @@ pub trait Medium: Send {
     }
 }
 
+impl<M: Medium + ?Sized> Medium for Box<M> {
+    fn bytes(&self) -> &[u8] {
+        (**self).bytes()
+    }
+
+    fn store_word(&mut self, offset: u64, value: u64) {
+        (**self).store_word(offset, value);
+    }
+
+    fn write_back(&mut self, offset: u64, len: u64) {
+        (**self).write_back(offset, len);
+    }
+
+    fn stream(&mut self, offset: u64, bytes: &[u8]) {
+        (**self).stream(offset, bytes);
+    }
+
+    fn fence(&mut self) -> io::Result<()> {
+        (**self).fence()
+    }
+
+    fn durability(&self) -> Durability {
+        (**self).durability()
+    }
+}
+
 /// Reads one word of a region's bytes.
 ///
 /// # Panics
