@@ -66,6 +66,15 @@ impl TestStorage {
         Ok(TestStorage { controls, session: Some(session), mounted_at })
     }
 
+    /// Whether FUSE is to be had here.
+    ///
+    /// # Errors
+    /// A sentence when it is not.
+    pub fn probe() -> io::Result<()> {
+        let backing = tempfile::NamedTempFile::new()?;
+        Self::new(backing.path()).map(drop)
+    }
+
     /// The image as programs see it.
     pub fn image(&self) -> PathBuf {
         self.mounted_at.path().join(NAME)

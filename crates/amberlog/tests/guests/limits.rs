@@ -283,7 +283,8 @@ fn failing_storage_is_told_to_the_guest_and_a_failed_recovery_keeps_all_that_is_
     let status = guest.wait_end(LIMIT).unwrap();
     assert_eq!(status.code(), Some(1), "a recovery that failed: {}", guest.stderr());
     assert!(guest.stderr().contains("what is still owed stays in"), "{}", guest.stderr());
-    let recover = || amberlog_with(["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), bench.area().as_os_str()]);
+    let recover =
+        || amberlog_with(["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), bench.area().as_os_str()]);
     let before = held.failures();
     let output = recover();
     assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), text(&output.stderr));

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
+use test_storage::TestStorage;
 
 const LIMIT: Duration = Duration::from_secs(1800);
 const SECTOR_BYTES: u64 = 512;
@@ -66,6 +67,8 @@ pub struct Setting {
     pub memory_mib: u32,
     /// Whether the guest has fio.
     pub fio: bool,
+    /// How long the image's storage takes for a flush, in µs, where that is not left to the machine's own.
+    pub flush_us: Option<u64>,
 }
 
 /// What a run came to.
@@ -130,6 +133,14 @@ pub fn run(
     let file = std::fs::File::open(&image).map_err(sentence)?;
     file.sync_all().map_err(sentence)?;
     drop(file);
+    let storage = setting.flush_us.map(|_| TestStorage::new(&image)).transpose().map_err(sentence)?;
+    let image = match (&storage, setting.flush_us) {
+        (Some(storage), Some(flush_us)) => {
+            storage.set_flush_us(flush_us);
+            storage.image()
+        }
+        _ => image,
+    };
 
     let script = format!(
         "set -e

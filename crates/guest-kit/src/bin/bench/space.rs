@@ -16,8 +16,13 @@ const MARK_BLOCKS_MAX: u64 = 8;
 
 /// Runs every load under every alternative, once: these are counts, not times.
 pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcome<(Vec<Figure>, Value)> {
-    let setting =
-        Setting { image_mib: options.image_mib(), journal_mib: options.journal_mib(), memory_mib: 512, fio: false };
+    let setting = Setting {
+        image_mib: options.image_mib(),
+        journal_mib: options.journal_mib(),
+        memory_mib: 512,
+        fio: false,
+        flush_us: None,
+    };
     let (files, transactions) = options.postmark();
     let loads = [
         ("append", format!("guest-tools append --file /mnt/file --mib {}", options.append_mib())),
