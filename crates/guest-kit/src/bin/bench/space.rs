@@ -6,6 +6,7 @@ use crate::alternative::{Alternative, Run, Setting, run};
 use crate::figure::{Basis, Figure, Limit};
 use crate::machine::{Machine, mib};
 use crate::options::Options;
+use guest_kit::image;
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -117,7 +118,10 @@ fn memory_figures(options: &Options, retain: &Run, memory: &Run) -> Vec<Figure> 
             Limit::AtMost(24.0),
             Basis::Count,
         )
-        .note(format!("{area} bytes, {blocks} blocks retained at most")),
+        .note(format!(
+            "{area} bytes, {blocks} blocks retained at most; most of it is fixed by the log's length: {:.1} bytes a log block",
+            ratio(area, u64::from(options.journal_mib()) * (image::MIB / BLOCK_BYTES))
+        )),
         Figure::new(
             format!("append of {} MiB, log of {} MiB: tables and copies", options.append_mib(), options.journal_mib()),
             mib(area + pool),
