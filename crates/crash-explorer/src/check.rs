@@ -90,8 +90,31 @@ fn check_mark(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
     }
 }
 
-/// Compares what two recoveries leave, block for block, for every choice of what had landed.
+/// Compares what two recoveries leave, for every choice of what had landed.
 fn compare(simulation: &Simulation<'_>, judged: &JudgedLog, held: &Recovered<'_>, complete: &Recovered<'_>) -> Step {
+    compare_blocks(simulation, judged, held, complete)?;
+    check_superblock(simulation, judged, held, complete)?;
+    let (ours, theirs) = (judged.superblock_left(held)?, judged.superblock_left(complete)?);
+    if (ours.sequence, ours.start, ours.errno) != (theirs.sequence, theirs.start, theirs.errno) {
+        return finding(format!(
+            "the journal is left at transaction {} (start {}, error {}) instead of {} ({}, {})",
+            ours.sequence, ours.start, ours.errno, theirs.sequence, theirs.start, theirs.errno
+        ));
+    }
+    Ok(())
+}
+
+/// Compares the home blocks that two recoveries leave, but the file system's superblock, for every choice of what had
+/// landed.
+///
+/// # Errors
+/// The first block that differs.
+pub fn compare_blocks(
+    simulation: &Simulation<'_>,
+    judged: &JudgedLog,
+    held: &Recovered<'_>,
+    complete: &Recovered<'_>,
+) -> Step {
     let superblock_block = judged.superblock_block();
     let blocks: BTreeSet<u64> = held.home.blocks().keys().chain(complete.home.blocks().keys()).copied().collect();
     for block in blocks {
@@ -115,14 +138,6 @@ fn compare(simulation: &Simulation<'_>, judged: &JudgedLog, held: &Recovered<'_>
                 return finding(describe(judged, block, &format!("{who} may be older at home")));
             }
         }
-    }
-    check_superblock(simulation, judged, held, complete)?;
-    let (ours, theirs) = (judged.superblock_left(held)?, judged.superblock_left(complete)?);
-    if (ours.sequence, ours.start, ours.errno) != (theirs.sequence, theirs.start, theirs.errno) {
-        return finding(format!(
-            "the journal is left at transaction {} (start {}, error {}) instead of {} ({}, {})",
-            ours.sequence, ours.start, ours.errno, theirs.sequence, theirs.start, theirs.errno
-        ));
     }
     Ok(())
 }

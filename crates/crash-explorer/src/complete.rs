@@ -15,6 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// One log and all that the judge knows of it.
+#[derive(Clone)]
 pub struct JudgedLog {
     /// The log in amberlog.
     pub log: Arc<Log>,
@@ -55,7 +56,35 @@ impl JudgedLog {
 
     /// Whether the guest has it open: its superblock says that there is something to replay.
     pub fn is_open(&self) -> bool {
-        self.blocks.get(&0).is_some_and(|block| jbd2::Superblock::decode(block).is_ok_and(|sb| !sb.is_empty()))
+        Self::is_open_in(&self.blocks)
+    }
+
+    /// The same of a log that has these blocks.
+    pub fn is_open_in(blocks: &HashMap<u32, Arc<[u8]>>) -> bool {
+        blocks.get(&0).is_some_and(|block| jbd2::Superblock::decode(block).is_ok_and(|sb| !sb.is_empty()))
+    }
+
+    /// The logs that a process may leave that is killed in a step, in which the guest sends `issue`: as it was before,
+    /// and after each commit block of what was sent and does not count yet.
+    pub fn outcomes(&self, recording: &Recording, issue: Option<&Issue>) -> Vec<HashMap<u32, Arc<[u8]>>> {
+        let mut state = self.clone();
+        let mut outcomes = vec![state.blocks.clone()];
+        let mut add_pass = |state: &JudgedLog| {
+            let mut blocks = state.blocks.clone();
+            for (position, block) in &state.in_pass {
+                blocks.insert(*position, Arc::clone(block));
+                if jbd2::peek(block).is_some_and(|header| header.kind == jbd2::Kind::Commit) {
+                    outcomes.push(blocks.clone());
+                }
+            }
+            outcomes.push(blocks);
+        };
+        add_pass(&state);
+        if let Some(issue) = issue {
+            state.issued(recording, issue);
+            add_pass(&state);
+        }
+        outcomes
     }
 
     /// Where on its disk a log block is, in bytes.
@@ -176,6 +205,13 @@ impl JudgedLog {
 
 /// A log as a disk would have it.
 pub struct CompleteLog<'a>(&'a HashMap<u32, Arc<[u8]>>);
+
+impl<'a> CompleteLog<'a> {
+    /// One that has these blocks.
+    pub fn new(blocks: &'a HashMap<u32, Arc<[u8]>>) -> Self {
+        CompleteLog(blocks)
+    }
+}
 
 impl LogRead for CompleteLog<'_> {
     type Error = Infallible;

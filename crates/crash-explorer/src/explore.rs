@@ -66,7 +66,7 @@ pub struct Thoroughness {
 /// What a run came to.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Crash points that were checked.
+    /// Crash points that were checked, kills in the middle of a step among them.
     pub points: u64,
     /// Crash points that were judged with e2fsprogs.
     pub judgements: u64,
@@ -126,6 +126,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         }
         Ok(())
     });
+    outcome.points += simulation.looks;
     match ended {
         Ok(()) => {}
         Err(Stop::Error(Error::Other(text))) if text.is_empty() => {}

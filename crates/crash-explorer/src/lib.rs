@@ -4,6 +4,7 @@
 //!   guest page each byte lay in, completions, and acknowledgements of durable work ([`recording`]).
 //! * [`simulation`] sends a recording through the real routes, journals and area, over a simulated disk that an adversary
 //!   drives, in a guest memory whose pages change between their uses as an adversary likes ([`switches`]).
+//! * [`kills`] looks at what it leaves when it is killed in the middle of a step.
 //! * [`check`] compares, after every step, what amberlog would recover with what the same disk becomes with the complete
 //!   journal; [`judgement`] has e2fsprogs judge a sample.
 //! * [`explore`] does that for many seeds, and makes a failure small.
@@ -21,6 +22,7 @@ pub mod complete;
 pub mod error;
 pub mod explore;
 pub mod judgement;
+pub mod kills;
 pub mod overlay;
 pub mod recorder;
 pub mod recording;

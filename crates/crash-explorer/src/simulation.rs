@@ -5,6 +5,7 @@
 
 use crate::complete::JudgedLog;
 use crate::error::{During, Error, Result};
+use crate::kills::{self, Looks};
 use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Piece, Recording};
 use crate::switches::Switches;
 use guest_kit::Acknowledged;
@@ -126,6 +127,11 @@ pub struct Simulation<'r> {
     wakes: Vec<u64>,
     mutations: BTreeMap<usize, Vec<Mutation>>,
     clock: usize,
+    seed: u64,
+    /// Steps in which stores were looked at.
+    steps: u64,
+    /// Kills in the middle of a step that were checked.
+    pub looks: u64,
     /// Something happened since it was last taken.
     pub has_moved: bool,
 }
@@ -212,6 +218,9 @@ impl<'r> Simulation<'r> {
             plans,
             mutations: BTreeMap::new(),
             clock: 0,
+            seed,
+            steps: 0,
+            looks: 0,
             has_moved: false,
         };
         simulation.look_ahead();
@@ -266,7 +275,7 @@ impl<'r> Simulation<'r> {
         for (index, event) in recording.events.iter().enumerate() {
             self.clock = index;
             for mutation in self.mutations.remove(&index).unwrap_or_default() {
-                self.mutate(&mutation);
+                self.mutate(&mutation)?;
             }
             self.due(look)?;
             self.wake(false)?;
@@ -303,8 +312,9 @@ impl<'r> Simulation<'r> {
         if std::mem::take(&mut self.has_moved) { look(self) } else { Ok(()) }
     }
 
-    fn mutate(&mut self, mutation: &Mutation) {
+    fn mutate(&mut self, mutation: &Mutation) -> Step {
         self.has_moved = true;
+        let looks = self.begin_looks();
         match mutation {
             Mutation::Content(piece) => self.put(piece),
             Mutation::Garbage(page, seed) => {
@@ -313,6 +323,22 @@ impl<'r> Simulation<'r> {
                 self.memory.simulated_guest_write(PageId(*page), 0, &bytes);
             }
         }
+        self.end_looks(looks, None)
+    }
+
+    /// Looks at the stores of the step that begins now, if kills are among the adversary's liberties.
+    fn begin_looks(&mut self) -> Option<Looks> {
+        if !self.switches.has(Switches::KILLS) {
+            return None;
+        }
+        self.steps += 1;
+        Some(Looks::begin(self, self.seed ^ self.steps.rotate_left(20)))
+    }
+
+    fn end_looks(&mut self, looks: Option<Looks>, issue: Option<&Issue>) -> Step {
+        let Some(looks) = looks.map(Looks::end) else { return Ok(()) };
+        self.looks += looks.len() as u64;
+        kills::check(self, &looks, issue)
     }
 
     /// The guest puts into its page what the recording says, if it is not there.
@@ -328,10 +354,12 @@ impl<'r> Simulation<'r> {
 
     fn issue(&mut self, issue: &Issue) -> Step {
         let mut slices: Vec<MemorySlice> = Vec::new();
+        let looks = self.begin_looks();
+        for piece in issue.segments.iter().flatten() {
+            self.put(piece);
+        }
+        self.end_looks(looks, None)?;
         for segment in &issue.segments {
-            for piece in segment {
-                self.put(piece);
-            }
             let Some(first) = segment.first() else { continue };
             let gpa = u64::from(first.page) * PAGE_BYTES as u64 + u64::from(first.offset);
             let len: usize = segment.iter().map(|piece| usize::from(piece.len)).sum();
@@ -347,10 +375,12 @@ impl<'r> Simulation<'r> {
         let request =
             Request { id: RequestId(issue.id), kind, offset: issue.offset, len: issue.len, segments: &slices };
         let disk = usize::from(issue.disk);
-        let (plan, requests) = &mut self.plans[disk];
-        requests.push(issue.id);
+        self.plans[disk].1.push(issue.id);
         self.requests[issue.id as usize].is_issued = true;
+        let looks = self.begin_looks();
+        let (plan, _) = &mut self.plans[disk];
         self.routes[disk].route(&request, plan);
+        self.end_looks(looks, Some(issue))?;
         for log in &mut self.logs {
             log.issued(self.recording, issue);
         }
@@ -363,7 +393,9 @@ impl<'r> Simulation<'r> {
         if requests.is_empty() {
             return Ok(());
         }
+        let looks = self.begin_looks();
         self.routes[disk].end_of_pass(&mut plan);
+        self.end_looks(looks, None)?;
         for log in &mut self.logs {
             if log.description.place.journal_disk == disk {
                 log.end_of_pass();
@@ -387,11 +419,13 @@ impl<'r> Simulation<'r> {
                         self.requests[request.0 as usize].holds += 1;
                     }
                     if operation.operation == Operation::Read {
+                        let looks = self.begin_looks();
                         for buffer in &operation.buffers {
                             if let Buffer::Slice(slice) = buffer {
                                 self.table.prepare_write(slice);
                             }
                         }
+                        self.end_looks(looks, None)?;
                     }
                     let latest = match operation.request {
                         Some(request) => self.done_at[request.0 as usize],
@@ -452,9 +486,11 @@ impl<'r> Simulation<'r> {
         if self.pending[index].is_executed {
             let pending = self.pending.swap_remove(index);
             let mut plan = Plan::default();
+            let looks = self.begin_looks();
             if let Some(ticket) = pending.operation.ticket {
                 self.routes[pending.disk].disk_done(ticket, Ok(()), &mut plan);
             }
+            self.end_looks(looks, None)?;
             self.carry_out(pending.disk, plan)?;
             if let Some(request) = pending.operation.request {
                 self.release(request, Status::Ok)?;
@@ -498,7 +534,9 @@ impl<'r> Simulation<'r> {
             if count > self.wakes[disk] {
                 self.wakes[disk] = count;
                 let mut plan = Plan::default();
+                let looks = self.begin_looks();
                 self.routes[disk].woken(&mut plan);
+                self.end_looks(looks, None)?;
                 self.carry_out(disk, plan)?;
                 self.has_moved = true;
             }

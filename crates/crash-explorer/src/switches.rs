@@ -17,14 +17,17 @@ impl Switches {
     pub const PRESSURE: Switches = Switches(16);
     /// Placement `copy` instead of `retain`.
     pub const COPY: Switches = Switches(32);
+    /// amberlog is killed between two stores into its files.
+    pub const KILLS: Switches = Switches(64);
 
-    const NAMES: [(Switches, &'static str); 6] = [
+    const NAMES: [(Switches, &'static str); 7] = [
         (Self::EARLY, "early"),
         (Self::GARBAGE, "garbage"),
         (Self::DELAY, "delay"),
         (Self::PASSES, "passes"),
         (Self::PRESSURE, "pressure"),
         (Self::COPY, "copy"),
+        (Self::KILLS, "kills"),
     ];
 
     /// Everything a seed asks for: most of it most of the time.
@@ -38,6 +41,7 @@ impl Switches {
             (Self::PASSES, 5),
             (Self::PRESSURE, 3),
             (Self::COPY, 1),
+            (Self::KILLS, 3),
         ] {
             if random.below(8) < of_eight {
                 switches.0 |= switch.0;

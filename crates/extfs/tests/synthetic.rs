@@ -175,6 +175,17 @@ fn extent_trees_that_cannot_be() {
 }
 
 #[test]
+fn a_map_ends_where_the_file_system_ends() {
+    let blocks = 8000;
+    let within = file_system(blocks, 1024, EXTENTS, &root(0, &[leaf(0, blocks - 1024, 1024)]));
+    let Journal::Internal { extents, .. } = journal(&within) else { panic!("the last blocks are the file system's") };
+    assert_eq!(extents, [JournalExtent { log: 0, physical: blocks - 1024, count: 1024 }]);
+    refused(&file_system(blocks, 1024, EXTENTS, &root(0, &[leaf(0, blocks - 1023, 1024)])), "outside the file system");
+    // The block of the superblock is none of the journal's.
+    refused(&file_system(blocks, 1024, EXTENTS, &root(0, &[leaf(0, 0, 1024)])), "outside the file system");
+}
+
+#[test]
 fn block_maps_that_cannot_be() {
     let pointers = |blocks: &[u32]| blocks.iter().flat_map(|block| block.to_le_bytes()).collect::<Vec<u8>>();
     let direct: Vec<u32> = (5000..5012).collect();

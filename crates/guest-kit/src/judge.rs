@@ -12,6 +12,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// What e2fsck says of a file system.
@@ -112,9 +113,17 @@ fn has_orphans(file_system: &FileSystem) -> Result<bool> {
 }
 
 /// Replays the journal as e2fsck does, and does nothing else: today's way, and the oracle.
+///
+/// e2fsck stamps the inodes of orphans that it ends. All replays of one process are told the same time, so that two of
+/// them differ in nothing that they were not given.
 pub fn replay_with_e2fsck(file_system: &FileSystem) -> Result<String> {
+    static NOW: OnceLock<String> = OnceLock::new();
+    let now = NOW.get_or_init(|| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        since.as_secs().to_string()
+    });
     let mut tool = command("e2fsck")?;
-    tool.args(["-E", "journal_only", "-y"]);
+    tool.env("E2FSCK_TIME", now).args(["-E", "journal_only", "-y"]);
     if let Some(journal) = &file_system.external_journal {
         tool.arg("-j").arg(journal);
     }

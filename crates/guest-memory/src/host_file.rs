@@ -115,6 +115,8 @@ impl HostFile {
 
     /// Stores the word at byte `offset`: one step, as seen by a process that opens the file after this one has died.
     pub fn store_u32(&self, offset: u64, value: u32) {
+        #[cfg(feature = "simulate")]
+        simulated_kill::before_store();
         self.atomic_u32(offset).store(value, Ordering::Release);
     }
 
@@ -125,6 +127,8 @@ impl HostFile {
 
     /// Stores the double word at byte `offset` in one step.
     pub fn store_u64(&self, offset: u64, value: u64) {
+        #[cfg(feature = "simulate")]
+        simulated_kill::before_store();
         self.atomic_u64(offset).store(value, Ordering::Release);
     }
 
@@ -148,5 +152,28 @@ impl HostFile {
             "range {offset}+{len} outside a file of {} bytes",
             self.len
         );
+    }
+}
+
+/// For simulations: a look at the files of a process as they would be if it were killed before its next store.
+#[cfg(feature = "simulate")]
+pub mod simulated_kill {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static LOOK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+    }
+
+    /// Has `look` called before every word that this thread stores into a [`HostFile`](super::HostFile), or nobody.
+    /// `look` itself is not called for what it stores. Gives back who was called before.
+    pub fn set_look(look: Option<Box<dyn FnMut()>>) -> Option<Box<dyn FnMut()>> {
+        LOOK.with(|place| place.replace(look))
+    }
+
+    pub(super) fn before_store() {
+        if let Some(mut look) = LOOK.with(RefCell::take) {
+            look();
+            LOOK.with(|place| place.replace(Some(look)));
+        }
     }
 }

@@ -27,6 +27,8 @@ mod userfault;
 pub use error::Error;
 pub use handover::{HandoverSocket, SHIM_SOCKET_VARIABLE};
 pub use host_file::HostFile;
+#[cfg(feature = "simulate")]
+pub use host_file::simulated_kill;
 pub use map::{MemoryTable, RegionDescriptor, VmMemory};
 pub use protect::{CopyOnWrite, Protection};
 pub use slice::{MemorySlice, PAGE_BYTES, PageId};

@@ -1,9 +1,10 @@
-//! Which guest pages are retained: never one that amberlog itself writes to past the protection, and none for two blocks.
+//! Which guest pages are retained, and what lets go of them: never one that amberlog itself writes to past the protection,
+//! and none for two blocks; by a write home of this very version only.
 
 use guest_memory::{PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
-use journal_area::{Content, Holding, JournalArea, LogId, LogShape, LogWrite, SuperblockEffect};
+use journal_area::{Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, SuperblockEffect};
 use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
@@ -14,6 +15,7 @@ struct Rig {
     memory: Arc<VmMemory>,
     area: Arc<JournalArea>,
     log: LogId,
+    superblock: SuperblockBuilder,
     builder: LogBuilder,
     _directory: tempfile::TempDir,
 }
@@ -33,11 +35,12 @@ impl Rig {
         let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
         let log = area.log_op_init(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
-            SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() };
-        let raw = superblock.checksum(Checksum::None).build();
+            SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
+                .checksum(Checksum::None);
+        let raw = superblock.build();
         let (_, format) = Superblock::parse(&raw).expect("valid");
         assert_eq!(area.superblock_written(log, &raw).expect("held"), SuperblockEffect::Opened);
-        Rig { memory, area, log, builder: LogBuilder::new(format, 1, 1), _directory: directory }
+        Rig { memory, area, log, superblock, builder: LogBuilder::new(format, 1, 1), _directory: directory }
     }
 
     /// Commits blocks, each from a page. Returns their log blocks.
@@ -65,6 +68,13 @@ impl Rig {
         assert_eq!(self.area.log_op_mprotect(self.log, &writes).committed, 1);
         self.area.check().expect("the books are right");
         positions
+    }
+
+    /// The guest's log begins where it ends now.
+    fn move_tail(&self) {
+        let (start, sequence) = (self.builder.position, self.builder.sequence);
+        let block = SuperblockBuilder { start, sequence, ..self.superblock.clone() }.build();
+        assert_eq!(self.area.superblock_written(self.log, &block).expect("held"), SuperblockEffect::GoesOn);
     }
 
     fn fill(&self, page: PageId, value: u8) {
@@ -109,4 +119,34 @@ fn a_page_is_retained_for_one_block_only() {
         assert!(rig.holds(position, 1), "log block {position} is as it was committed");
     }
     assert_eq!(rig.area.log_op_query(rig.log).blocks, 3);
+}
+
+/// The log goes once round while a home write is on its way, and the same page holds another version of the same block
+/// at the same place: the write's end says nothing of that one.
+#[test]
+fn a_write_home_lets_go_of_the_version_that_it_carried() {
+    let mut rig = Rig::new();
+    let (page, other) = (PageId(5), PageId(6));
+    rig.fill(page, 1);
+    let first = rig.commit(&[(10, page)]);
+    let payload = [rig.memory.page(page)];
+    let HomeWrite::Go { operation, replaced } = rig.area.home_write_begins(rig.log, 10..11, &payload) else {
+        panic!("nothing is in the way")
+    };
+    assert!(replaced.is_empty(), "it goes out as it is");
+    // A transaction of one block takes three log blocks, and the log has 63.
+    for round in 0..20 {
+        rig.move_tail();
+        rig.fill(other, round);
+        rig.commit(&[(20, other)]);
+    }
+    rig.move_tail();
+    rig.fill(page, 2);
+    let again = rig.commit(&[(10, page)]);
+    assert_eq!(first, again, "the same log block");
+    assert!(rig.memory.is_retained(page), "and the same page");
+    rig.area.home_write_ended(rig.log, operation, true);
+    assert_eq!(rig.area.log_op_query(rig.log).blocks, 1, "the new version is still owed");
+    assert!(rig.holds(again[0], 2));
+    rig.area.check().expect("the books are right");
 }

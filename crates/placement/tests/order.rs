@@ -50,6 +50,11 @@ struct Rig {
 impl Rig {
     /// A disk with one ext4 partition that the file system fills, and room behind it.
     fn new() -> Self {
+        Self::with_budget(64 << 20)
+    }
+
+    /// The same, with this much memory for tables and copies, in bytes.
+    fn with_budget(budget_bytes: u64) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&image).expect("made");
@@ -81,7 +86,7 @@ impl Rig {
             honour_flush: false,
             read_only: false,
         };
-        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
         memory.simulate_protection();
         let mut rig = Rig {
@@ -160,6 +165,13 @@ impl Rig {
             }
             self.end(&operation, Ok(()));
         }
+    }
+
+    /// What the host does by itself when it is woken.
+    fn woken(&mut self) -> Vec<DiskOperation> {
+        let mut plan = Plan::default();
+        self.route.woken(&mut plan);
+        operations(plan)
     }
 
     fn end(&mut self, operation: &DiskOperation, result: std::io::Result<()>) {
@@ -257,6 +269,12 @@ fn a_flush_covers_what_has_ended_and_nothing_else() {
     let early = rig.route(RequestKind::Flush, 0, &[]);
     rig.carry_out(early);
     rig.carry_out(write);
+    // Another write ends while the flush that covers that one is on its way.
+    let flush = rig.route(RequestKind::Flush, 0, &[]);
+    assert_eq!(flush.len(), 1, "the write ended after the flush before had begun");
+    let write = rig.write(at, &content(2));
+    rig.carry_out(write);
+    rig.carry_out(flush);
     let first = rig.route(RequestKind::Flush, 0, &[]);
     assert_eq!(first.len(), 1, "the write ended after the flush before had begun");
     let second = rig.route(RequestKind::Flush, 0, &[]);
@@ -344,6 +362,33 @@ fn a_held_log_never_lands_on_an_image_that_was_used_since() {
         std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
         assert!(block == content(if is_used { 7 } else { 1 }), "is_used {is_used}");
         std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+    }
+}
+
+#[test]
+fn a_home_write_waits_for_the_hosts_own() {
+    for host_ends_well in [true, false] {
+        let mut rig = Rig::with_budget(0);
+        let block = FILE_SYSTEM_BLOCKS - 100;
+        rig.open();
+        rig.commit(&[(block, content(1))]);
+        // The guest changes the page, so its content is copied, which takes memory that there is none of.
+        let retained = (0..PAGES).map(PageId).find(|page| rig.memory.is_retained(*page)).expect("a retained page");
+        rig.memory.simulated_guest_write(retained, 0, &content(2));
+        let host = rig.woken();
+        assert_eq!(host.len(), 1, "the host writes home what is copied");
+        let guest = rig.write(Rig::home_at(block), &content(2));
+        assert!(guest.is_empty(), "the guest's write to the same block waits");
+        let [host] = host.try_into().expect("one write");
+        if host_ends_well {
+            rig.carry_out(vec![host]);
+        } else {
+            rig.end(&host, Err(std::io::Error::other("storage failed")));
+        }
+        assert!(rig.home(block) == content(2), "the guest's write follows, and lands last");
+        rig.journals.area.check().expect("the books are right");
+        rig.journals.recover_all().expect("recovered");
+        assert!(rig.home(block) == content(1), "the committed version is what a complete journal makes");
     }
 }
 

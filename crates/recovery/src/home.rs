@@ -123,3 +123,17 @@ pub enum JournalPlace<'a> {
         offset: u64,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_and_what_is_beyond_the_end_are_not_home() {
+        let bounds = HomeBounds::from_parts(100, 4096, vec![(40, 50), (20, 21)]);
+        let outside: Vec<u64> = (0..110).filter(|block| !bounds.contains(*block)).collect();
+        let expected: Vec<u64> = [20].into_iter().chain(40..50).chain(100..110).collect();
+        assert_eq!(outside, expected);
+        assert!(!bounds.contains(u64::MAX));
+    }
+}

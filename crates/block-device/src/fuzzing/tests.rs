@@ -156,9 +156,22 @@ fn seeds() {
         }
         memory.input(switches)
     };
+    // The last descriptor of a chain names the one right behind the table: that of the ring, and an indirect one.
+    let beyond = |is_indirect: bool| {
+        let mut memory = Memory::new(2);
+        memory.request(VIRTIO_BLK_T_FLUSH, 0, &[], is_indirect);
+        let table =
+            if is_indirect { u64::from_le_bytes(memory.bytes[..8].try_into().expect("eight bytes")) } else { 0 };
+        let last = table as usize + 16;
+        memory.put(last + 12, &(WRITE | NEXT).to_le_bytes());
+        memory.put(last + 14, &2u16.to_le_bytes());
+        memory.input(0)
+    };
     write_seeds(
         "chain",
         vec![
+            ("beyond-the-ring", beyond(false)),
+            ("beyond-an-indirect-table", beyond(true)),
             ("direct", seed(1, false)),
             ("direct-event-index", seed(2, false)),
             ("indirect", seed(0, true)),

@@ -2,17 +2,20 @@
 //! random kind of file system, and looks for everything that was acknowledged.
 //!
 //! `crash-rounds [--rounds N] [--seed N] [--under plain|retain|copy|storage] [--victim NAME]`:
-//! `plain` is QEMU's own disks and e2fsck's replay; the others are placements of `amberlog run`. A
-//! failure prints the seed that repeats its choices, and keeps the image. Exit code 1 if any round
-//! failed.
+//! `plain` is QEMU's own disks and e2fsck's replay; the others are placements of `amberlog run`, with
+//! plenty of memory or hardly any. Where amberlog itself was killed, its work is finished by
+//! `recover --area` or by the next `run`, which are killed at that as well. A failure prints the seed
+//! that repeats its choices, and keeps image and area. Exit code 1 if any round failed.
 
 #![forbid(unsafe_code)]
 
+mod finish;
 mod round;
 mod victim;
 
 use guest_tools::options::Options;
 use round::Round;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 use victim::Victim;
@@ -55,24 +58,38 @@ fn main() -> ExitCode {
     let (rounds, under) = (request.rounds, request.under.as_str());
     println!("{rounds} rounds under {under}, from seed {}", request.seed);
     let mut failed = Vec::new();
+    let mut by_victim: BTreeMap<Victim, u64> = BTreeMap::new();
+    let (mut acknowledged, mut finished_by_another, mut cut_off) = (0, 0, 0);
     for number in 0..rounds {
         let round = Round::new(request.seed.wrapping_add(number), under, request.victim);
         let started = Instant::now();
-        let (acknowledged, faults) = round.run().unwrap_or_else(|error| (0, vec![error.to_string()]));
+        let outcome = round.run();
         println!(
-            "{}/{rounds} {}: {}: {acknowledged} acknowledged; {:.0} s",
+            "{}/{rounds} {}: {}: {} acknowledged, {} recoveries cut off; {:.0} s",
             number + 1,
-            if faults.is_empty() { "good" } else { "FAILED" },
+            if outcome.faults.is_empty() { "good" } else { "FAILED" },
             round.describe(),
+            outcome.acknowledged,
+            outcome.recoveries_cut_off,
             started.elapsed().as_secs_f64(),
         );
-        for fault in &faults {
+        for fault in &outcome.faults {
             println!("    {fault}");
         }
-        if !faults.is_empty() {
+        *by_victim.entry(round.victim).or_default() += 1;
+        acknowledged += outcome.acknowledged;
+        finished_by_another += u64::from(outcome.is_finished_by_another);
+        cut_off += outcome.recoveries_cut_off;
+        if !outcome.faults.is_empty() {
             failed.push(round);
         }
     }
+    let by_victim: Vec<String> = by_victim.iter().map(|(victim, count)| format!("{} {count}", victim.name())).collect();
+    println!("killed: {}", by_victim.join(", "));
+    println!(
+        "{acknowledged} acknowledged; {finished_by_another} rounds finished by another process, {cut_off} of whose \
+         recoveries were cut off"
+    );
     println!("{} rounds good, {} failed", rounds - failed.len() as u64, failed.len());
     for round in &failed {
         println!("again: crash-rounds --rounds 1 {}", round.options());

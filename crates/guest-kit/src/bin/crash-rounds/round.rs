@@ -1,5 +1,6 @@
 //! One round: a file system, a load, a strike, and the judgement.
 
+use crate::finish::{Finish, left_in};
 use crate::victim::Victim;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::workload::{Mode, STREAMS, Workload};
@@ -13,15 +14,31 @@ use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
+/// What came of a round.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What the guest was told is durable: records, operations and transactions.
+    pub acknowledged: u64,
+    /// amberlog was killed, and its work was finished by another.
+    pub is_finished_by_another: bool,
+    /// How often that other was killed in the middle of it.
+    pub recoveries_cut_off: u64,
+    /// What is wrong.
+    pub faults: Vec<String>,
+}
+
 /// All choices of a round, which follow from its seed.
 pub struct Round {
     seed: u64,
     under: String,
-    victim: Victim,
+    pub victim: Victim,
     recipe: ExtRecipe,
     mode: Mode,
     cache: Cache,
     under_load: Duration,
+    /// Bound on memory for tables and copies, in MiB: with little of it there is pressure.
+    memory_budget_mib: u64,
+    finish: Finish,
 }
 
 impl Round {
@@ -35,13 +52,19 @@ impl Round {
         let under_load = Duration::from_millis(random.below(6000));
         let drawn = pick(&mut random, &Victim::possible(under == "plain"));
         let victim = victim.unwrap_or(drawn);
-        Self { seed, under: under.to_owned(), victim, recipe, mode, cache, under_load }
+        let memory_budget_mib = pick(&mut random, &[256, 256, 4, 1, 0]);
+        let finish = Finish::of(&mut random);
+        Self { seed, under: under.to_owned(), victim, recipe, mode, cache, under_load, memory_budget_mib, finish }
     }
 
     /// The round in words.
     pub fn describe(&self) -> String {
+        let more = match self.under.as_str() {
+            "plain" => String::new(),
+            _ => format!(", budget {} MiB, {}", self.memory_budget_mib, self.finish.describe()),
+        };
         format!(
-            "seed {}: {} with {} byte blocks, data={}, {} after {:.1} s",
+            "seed {}: {} with {} byte blocks, data={}, {} after {:.1} s{more}",
             self.seed,
             if self.recipe.ext3 { "ext3" } else { "ext4" },
             self.recipe.block_bytes,
@@ -56,36 +79,49 @@ impl Round {
         format!("--seed {} --under {} --victim {}", self.seed, self.under, self.victim.name())
     }
 
-    /// Gives the number of acknowledgements, and what is wrong.
-    pub fn run(&self) -> Result<(u64, Vec<String>)> {
+    /// Runs it. A failure of the machinery is a fault too.
+    pub fn run(&self) -> Outcome {
+        let mut outcome = Outcome::default();
+        if let Err(error) = self.attempt(&mut outcome) {
+            outcome.faults.push(error.to_string());
+        }
+        outcome
+    }
+
+    fn attempt(&self, outcome: &mut Outcome) -> Result<()> {
         let directory = directory_in(&std::env::temp_dir())?;
         let image = directory.path().join("image");
         let file_system = self.recipe.make(&image)?;
         let area = directory_in(Path::new("/dev/shm"))?;
         let load = Workload::new(self.seed).mode(self.mode);
-        let reported = self.strike(&load, &image, area.path())?;
-        let (acknowledged, mut faults) = self.judge(&load, &file_system, &reported)?;
-        if !faults.is_empty() {
+        let judged = self
+            .strike(&load, &image, area.path(), outcome)
+            .and_then(|reported| self.judge(&load, &file_system, &reported, outcome));
+        if judged.is_err() || !outcome.faults.is_empty() {
             let kept = std::env::temp_dir().join(format!("crash-round-{}.img", self.seed));
             copy_image(&image, &kept)?;
-            faults.push(format!("the image is kept as {}", kept.display()));
+            outcome.faults.push(format!("the image is kept as {}", kept.display()));
+            let area = area.keep();
+            outcome.faults.push(format!("the area is kept as {}", area.display()));
         }
-        Ok((acknowledged, faults))
+        judged
     }
 
     /// Runs the guest and ends it; afterwards the image is recovered.
-    fn strike(&self, load: &Workload, image: &Path, area: &Path) -> Result<Reported> {
-        let amberlog = if self.under == "plain" { PathBuf::new() } else { program::workspace_binary("amberlog")? };
+    fn strike(&self, load: &Workload, image: &Path, area: &Path, outcome: &mut Outcome) -> Result<Reported> {
+        let is_plain = self.under == "plain";
+        let amberlog = if is_plain { PathBuf::new() } else { program::workspace_binary("amberlog")? };
+        let mut disk = OsString::from(image);
+        disk.push(format!(",placement={}", self.under));
         let mut spec = GuestSpec::new("crash-round", load.script());
         spec.at_end = AtEnd::Stay;
         spec.reboots = true;
-        spec = if self.under == "plain" {
+        spec = if is_plain {
             spec.drives(vec![Drive::new(image, self.cache)])
         } else {
-            let mut disk = OsString::from(image);
-            disk.push(format!(",placement={}", self.under));
-            let words: [OsString; 6] =
-                [amberlog.clone().into(), "run".into(), "--disk".into(), disk, "--shm".into(), area.into()];
+            let mut words: Vec<OsString> = vec![amberlog.clone().into(), "run".into(), "--disk".into(), disk.clone()];
+            words.extend(["--memory-budget".into(), self.memory_budget_mib.to_string().into()]);
+            words.extend(["--shm".into(), area.into()]);
             spec.wrapper(words)
         };
         let mut guest = Guest::start(spec)?;
@@ -94,10 +130,17 @@ impl Round {
         }
         std::thread::sleep(self.under_load);
         let mut random = Random::of(self.seed, 1);
-        if self.victim.strike(&mut guest, &mut random)? {
-            program::run(Command::new(&amberlog).args(["recover", "--area"]).arg(area), &[0])?;
+        let is_left = self.victim.strike(&mut guest, &mut random)?;
+        if is_left {
+            let (cut_off, faults) = self.finish.finish(&amberlog, &disk, area, &mut random)?;
+            outcome.is_finished_by_another = true;
+            outcome.recoveries_cut_off = cut_off;
+            outcome.faults.extend(faults);
+        } else if !is_plain {
+            let left = left_in(area).into_iter();
+            outcome.faults.extend(left.map(|path| format!("{} is left in the area", path.display())));
         }
-        if self.under == "plain" {
+        if is_plain {
             judge::replay_with_e2fsck(&FileSystem::whole(image))?;
         } else if self.under == "storage" {
             // A journal on storage is left to whoever mounts next.
@@ -106,15 +149,22 @@ impl Round {
         Ok(guest.final_report())
     }
 
-    fn judge(&self, load: &Workload, file_system: &FileSystem, reported: &Reported) -> Result<(u64, Vec<String>)> {
+    fn judge(
+        &self,
+        load: &Workload,
+        file_system: &FileSystem,
+        reported: &Reported,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
         let verdict = judge::check(file_system)?;
-        let mut faults = verdict.problems;
+        outcome.faults.extend(verdict.problems);
         if verdict.needs_recovery {
-            faults.push("the journal still has to be replayed".to_owned());
+            outcome.faults.push("the journal still has to be replayed".to_owned());
         }
         let evidence = load.check(file_system, reported)?;
-        faults.extend(evidence.faults);
-        Ok((evidence.acknowledged, faults))
+        outcome.acknowledged = evidence.acknowledged;
+        outcome.faults.extend(evidence.faults);
+        Ok(())
     }
 }
 

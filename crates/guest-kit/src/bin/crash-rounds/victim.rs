@@ -6,9 +6,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(180);
+/// Between two kills, at most.
+const MOMENT_US_MAX: u64 = 60_000;
+/// How long amberlog stands still at most, while the guest piles up commits and faults on protected pages.
+const FROZEN_US_MAX: u64 = 600_000;
+/// How long after its reset a guest is left alone at most: firmware, boot, recovery, mount.
+const BOOT_US_MAX: u64 = 4_000_000;
 
 /// A way to end a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Victim {
     /// `kill -9` of QEMU.
     Qemu,
@@ -22,19 +28,40 @@ pub enum Victim {
     Both,
     /// `kill -9` of amberlog, and a moment later of QEMU.
     AmberlogFirst,
+    /// `kill -9` of amberlog alone: the kernel ends QEMU.
+    AmberlogAlone,
+    /// SIGABRT to amberlog: what a panic in any of its threads does.
+    AmberlogAborts,
     /// `kill -9` of QEMU, and a moment later of amberlog, which is recovering.
     QemuFirst,
+    /// The same with SIGABRT.
+    QemuFirstThenAbort,
+    /// The machine is reset, and a moment later, while it boots and its logs are recovered, all are killed.
+    GuestThenBoth,
+    /// The machine is reset, and a moment later amberlog aborts.
+    GuestThenAbort,
+    /// amberlog stands still while the guest works on: commits and copy-on-write faults are pending. Then it is killed.
+    FrozenAmberlogFirst,
+    /// The same, but QEMU is killed first; amberlog is killed, or goes on and recovers.
+    FrozenQemuFirst,
 }
 
 impl Victim {
-    const ALL: [(Self, &'static str); 7] = [
+    const ALL: [(Self, &'static str); 14] = [
         (Self::Qemu, "qemu"),
         (Self::QemuQuits, "qemu-quits"),
         (Self::Guest, "guest"),
         (Self::AmberlogAsked, "amberlog-asked"),
         (Self::Both, "both"),
         (Self::AmberlogFirst, "amberlog-first"),
+        (Self::AmberlogAlone, "amberlog-alone"),
+        (Self::AmberlogAborts, "amberlog-aborts"),
         (Self::QemuFirst, "qemu-first"),
+        (Self::QemuFirstThenAbort, "qemu-first-then-abort"),
+        (Self::GuestThenBoth, "guest-then-both"),
+        (Self::GuestThenAbort, "guest-then-abort"),
+        (Self::FrozenAmberlogFirst, "frozen-amberlog-first"),
+        (Self::FrozenQemuFirst, "frozen-qemu-first"),
     ];
 
     /// Those that there are with QEMU's own disks, or under amberlog.
@@ -57,7 +84,8 @@ impl Victim {
 
     /// Does it. Gives whether amberlog was killed, so that its work is left to be finished.
     pub fn strike(self, guest: &mut Guest, random: &mut Random) -> Result<bool> {
-        let moment = Duration::from_micros(random.below(60_000));
+        let mut pause = |us_max: u64| std::thread::sleep(Duration::from_micros(random.below(us_max)));
+        let qemu = guest.qemu_pid()?;
         match self {
             Self::Qemu => guest.kill_qemu()?,
             Self::QemuQuits => guest.qmp()?.quit()?,
@@ -69,26 +97,44 @@ impl Victim {
             Self::AmberlogAsked => guest.signal(Signal::TERM)?,
             Self::Both => drop(guest.kill_all()?),
             Self::AmberlogFirst => {
-                let qemu = guest.qemu_pid()?;
                 guest.signal(Signal::KILL)?;
-                std::thread::sleep(moment);
+                pause(MOMENT_US_MAX);
                 // QEMU may have ended by itself for want of its disks.
                 let _ = guest.kill_qemu();
-                await_end_of(qemu);
             }
-            Self::QemuFirst => {
+            Self::AmberlogAlone => guest.signal(Signal::KILL)?,
+            Self::AmberlogAborts => guest.signal(Signal::ABORT)?,
+            Self::QemuFirst | Self::QemuFirstThenAbort => {
                 guest.kill_qemu()?;
-                std::thread::sleep(moment);
+                pause(MOMENT_US_MAX);
                 // amberlog may be through already: then there is nothing to finish.
-                let _ = guest.signal(Signal::KILL);
+                let _ = guest.signal(if self == Self::QemuFirst { Signal::KILL } else { Signal::ABORT });
+            }
+            Self::GuestThenBoth | Self::GuestThenAbort => {
+                guest.qmp()?.system_reset()?;
+                pause(BOOT_US_MAX);
+                if self == Self::GuestThenBoth {
+                    let _ = guest.kill_all()?;
+                } else {
+                    guest.signal(Signal::ABORT)?;
+                }
+            }
+            Self::FrozenAmberlogFirst => {
+                guest.signal(Signal::STOP)?;
+                pause(FROZEN_US_MAX);
+                guest.signal(Signal::KILL)?;
+            }
+            Self::FrozenQemuFirst => {
+                guest.signal(Signal::STOP)?;
+                pause(FROZEN_US_MAX);
+                guest.kill_qemu()?;
+                pause(MOMENT_US_MAX);
+                guest.signal(if random.below(2) == 0 { Signal::KILL } else { Signal::CONT })?;
             }
         }
         let status = guest.wait_end(LIMIT)?;
-        Ok(self.kills_amberlog() && status.signal() == Some(9))
-    }
-
-    fn kills_amberlog(self) -> bool {
-        matches!(self, Self::Both | Self::AmberlogFirst | Self::QemuFirst)
+        await_end_of(qemu);
+        Ok(matches!(status.signal(), Some(6 | 9)) && self != Self::Qemu && self != Self::Guest)
     }
 }
 
