@@ -18,7 +18,7 @@ use crate::simulation::{Simulation, Step, finding, scratch};
 use guest_kit::image::{FileSystem, copy_image};
 use guest_kit::{Reported, judge};
 use guest_tools::random::Random;
-use placement::{AreaDirectory, LogDescription, finish_directory};
+use placement::{AreaDirectory, Finish, LogDescription, finish_directory};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn judge(simulation: &Simulation<'_>, scenario: &Scenario, random: &mut Rand
     let scratch = scratch()?;
     let ours = crashed(simulation, &landed, &scratch.path().join("ours"))?;
     let area = copy_area(simulation, &ours, &scratch.path().join("area"))?;
-    if let Err(error) = finish_directory(&area) {
+    if let Err(error) = finish_directory(&area, &[]).and_then(Finish::into_result) {
         return finding(format!("finishing what a dead process left fails: {error}"));
     }
     for judged in &simulation.logs {
@@ -129,12 +129,8 @@ fn copy_area(simulation: &Simulation<'_>, images: &[PathBuf], to: &Path) -> Resu
             ram.write_all_at(&content, u64::from(page.0) * content.len() as u64).during("writing guest memory")?;
         }
         let place = judged.description.place.clone();
-        logs.push(LogDescription {
-            name: name.clone(),
-            home_image: images[place.home_disk].clone(),
-            journal_image: images[place.journal_disk].clone(),
-            place,
-        });
+        let (home, journal) = (images[place.home_disk].clone(), images[place.journal_disk].clone());
+        logs.push(LogDescription::new(name.clone(), home, journal, place));
     }
     area.describe(&[(ram_path, 0)], logs).during("describing the area")?;
     Ok(area)
@@ -258,7 +254,7 @@ fn crash_in_recovery(
     }
     drop(file);
     let area = copy_area(simulation, &again, &scratch.join("area-again"))?;
-    if let Err(error) = finish_directory(&area) {
+    if let Err(error) = finish_directory(&area, &[]).and_then(Finish::into_result) {
         return finding(format!(
             "a recovery cut off after {cut} of {} steps cannot be begun again: {error}",
             changes.len()

@@ -32,8 +32,25 @@ pub struct LogDescription {
     pub home_image: PathBuf,
     /// The image with the log; the same for an internal one.
     pub journal_image: PathBuf,
+    /// What the first was, whatever it is called by now.
+    #[serde(default)]
+    pub home_key: Option<String>,
+    /// What the second was.
+    #[serde(default)]
+    pub journal_key: Option<String>,
     /// Where log and file system are on them.
     pub place: FoundLogPlace,
+}
+
+impl LogDescription {
+    /// A log and its images as they are now. Paths are made absolute: the next process may run elsewhere.
+    pub fn new(name: String, home_image: PathBuf, journal_image: PathBuf, place: FoundLogPlace) -> Self {
+        let key = |path: &Path| image_key(path).ok();
+        let (home_key, journal_key) = (key(&home_image), key(&journal_image));
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        let (home_image, journal_image) = (absolute(home_image), absolute(journal_image));
+        LogDescription { name, home_image, journal_image, home_key, journal_key, place }
+    }
 }
 
 /// What is written down beside the tables.
@@ -86,7 +103,7 @@ pub fn registry() -> PathBuf {
 }
 
 /// Names an image or block device by what it is rather than by a path.
-fn image_key(path: &Path) -> io::Result<String> {
+pub(crate) fn image_key(path: &Path) -> io::Result<String> {
     let metadata = std::fs::metadata(path)?;
     Ok(if metadata.file_type().is_block_device() {
         format!("block-{:x}", metadata.rdev())

@@ -4,7 +4,7 @@
 //! written to the disk it belongs to: the journal superblock on storage has to be the one that was marked when the log
 //! was opened, or the one that this very recovery leaves, if it was cut off before.
 
-use crate::description::{AreaDirectory, DirectoryError, LogDescription};
+use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_key};
 use crate::finish::finish;
 use crate::journals::{MARK_ERRNO, offset_of};
 use guest_memory::{HostFile, PAGE_BYTES};
@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long whoever had the images may take to end: the directory's lock was free, so its processes are dead, but the
@@ -57,12 +57,47 @@ pub struct FinishedLog {
     pub recovery: Report,
 }
 
-/// Finishes every open log of a directory. The directory can be removed afterwards.
+/// One log that could not be finished: it is as it was.
+#[derive(Debug)]
+pub struct FailedLog {
+    /// The image with the file system.
+    pub image: PathBuf,
+    /// Where the file system begins on it, in bytes.
+    pub offset: u64,
+    /// Why.
+    pub error: FinishError,
+}
+
+/// What came of the logs of a directory.
+#[derive(Debug, Default)]
+pub struct Finish {
+    /// Those that are finished.
+    pub finished: Vec<FinishedLog>,
+    /// Those that are not.
+    pub failed: Vec<FailedLog>,
+}
+
+impl Finish {
+    /// All of them, or why the first that failed did.
+    ///
+    /// # Errors
+    /// When any failed.
+    pub fn into_result(self) -> Result<Vec<FinishedLog>, FinishError> {
+        match self.failed.into_iter().next() {
+            Some(failed) => Err(failed.error),
+            None => Ok(self.finished),
+        }
+    }
+}
+
+/// Finishes every open log of a directory. It can be removed afterwards if none failed. `images` are where images may be
+/// by now: one that was renamed is opened there.
 ///
 /// # Errors
-/// The first log that cannot be finished; those before it are.
-pub fn finish_directory(directory: &AreaDirectory) -> Result<Vec<FinishedLog>, FinishError> {
-    let Some(description) = directory.description()? else { return Ok(Vec::new()) };
+/// When the directory contradicts itself: nothing was changed. What concerns one log only does not keep the others from
+/// being finished.
+pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result<Finish, FinishError> {
+    let Some(description) = directory.description()? else { return Ok(Finish::default()) };
     let path =
         |description: &LogDescription, ending: &str| directory.path().join(format!("{}.{ending}", description.name));
     let open_ram = || {
@@ -84,22 +119,55 @@ pub fn finish_directory(directory: &AreaDirectory) -> Result<Vec<FinishedLog>, F
         }
     }
     give_back(&open_ram(), &needed);
-    let mut finished = Vec::new();
+    let mut outcome = Finish::default();
     for (log, found) in open {
-        let open_image = |path| recovery::Disk::open_within(path, Access::Write, DYING);
-        let home = open_image(&log.home_image)?;
-        let journal = if log.place.is_external { Some(open_image(&log.journal_image)?) } else { None };
-        let journal_file = journal.as_ref().unwrap_or(&home).file();
-        let mut recovery = match check_identity(&found, log, journal_file)? {
-            Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
-            Stored::Emptied => Report::of(Status::Clean)
-                .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
-        };
-        found.close();
-        recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
-        finished.push(FinishedLog { image: log.home_image.clone(), offset: log.place.home_start, recovery });
+        let offset = log.place.home_start;
+        match finish_log(log, &found, images) {
+            Ok((image, mut recovery)) => {
+                recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
+                outcome.finished.push(FinishedLog { image, offset, recovery });
+            }
+            Err(error) => outcome.failed.push(FailedLog { image: log.home_image.clone(), offset, error }),
+        }
     }
-    Ok(finished)
+    Ok(outcome)
+}
+
+/// Finishes one log. Gives where its home was found.
+fn finish_log(log: &LogDescription, found: &FoundLog, images: &[PathBuf]) -> Result<(PathBuf, Report), FinishError> {
+    let open_image = |path: &Path| recovery::Disk::open_within(path, Access::Write, DYING);
+    let home = open_image(&present_path(&log.home_image, log.home_key.as_deref(), images)?)?;
+    let journal = if log.place.is_external {
+        Some(open_image(&present_path(&log.journal_image, log.journal_key.as_deref(), images)?)?)
+    } else {
+        None
+    };
+    let journal_file = journal.as_ref().unwrap_or(&home).file();
+    let report = match check_identity(found, log, journal_file)? {
+        Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
+        Stored::Emptied => Report::of(Status::Clean)
+            .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
+    };
+    found.close();
+    Ok((home.path().to_owned(), report))
+}
+
+/// Where an image is by now: at its old place, or, when it is not there, where one of `images` is the same file.
+fn present_path(old: &Path, key: Option<&str>, images: &[PathBuf]) -> Result<PathBuf, FinishError> {
+    let is_same = |path: &Path| key.is_some() && image_key(path).ok().as_deref() == key;
+    if !is_same(old)
+        && let Some(renamed) = images.iter().find(|image| is_same(image))
+    {
+        return Ok(renamed.clone());
+    }
+    if old.exists() {
+        return Ok(old.to_owned());
+    }
+    Err(FinishError::Failed(format!(
+        "the image {} is not there any more, and committed blocks are held for it: if it was renamed, give it its old \
+         name, or start amberlog run with it",
+        old.display()
+    )))
 }
 
 /// Gives all guest memory but the retained pages back to the host at once.

@@ -455,11 +455,10 @@ impl Journals {
             .logs()
             .iter()
             .filter(|log| log.placement.is_held())
-            .map(|log| LogDescription {
-                name: self.area.name_of(log.id),
-                home_image: self.disks[log.home_disk].options.path.clone(),
-                journal_image: self.disks[log.journal_disk].options.path.clone(),
-                place: log.place.clone(),
+            .map(|log| {
+                let path = |disk: usize| self.disks[disk].options.path.clone();
+                let (home, journal) = (path(log.home_disk), path(log.journal_disk));
+                LogDescription::new(self.area.name_of(log.id), home, journal, log.place.clone())
             })
             .collect();
         self.directory.describe(&self.memory.files(), logs)?;

@@ -20,7 +20,7 @@ mod segments;
 
 pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, registry};
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-pub use found::{FinishError, FinishedLog, finish_directory};
+pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory};
 pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
 pub use plain::PlainRoute;

@@ -7,7 +7,8 @@ use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
 use guest_memory::{PAGE_BYTES, PageId, Protection, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, DiskOptions, JournalRoute, Journals, JournalsOptions, PlacementKind, VmReport, finish_directory,
+    AreaDirectory, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, PlacementKind, VmReport,
+    finish_directory,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -356,14 +357,14 @@ fn the_files_of_a_dead_daemon_are_enough() {
     description["ram"][0]["path"] = serde_json::Value::String(copy.join("ram").display().to_string());
     std::fs::write(copy.join("area.json"), description.to_string()).expect("written");
     let directory = AreaDirectory::take_over(&copy, &rig.directory.path().join("registry")).expect("free");
-    let finished = finish_directory(&directory).expect("finished");
+    let finished = finish_directory(&directory, &[]).and_then(Finish::into_result).expect("finished");
     assert_eq!(finished.len(), 1);
     assert_eq!(finished[0].recovery.blocks_written, 29);
     for (block, expected) in &blocks {
         assert!(rig.home(*block) == *expected, "block {block}");
     }
     assert_consistent(&rig.image);
-    assert!(finish_directory(&directory).expect("nothing left").is_empty(), "once is enough");
+    assert!(finish_directory(&directory, &[]).expect("nothing left").finished.is_empty(), "once is enough");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, Operation,
+    AreaDirectory, Buffer, DiskOperation, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, Operation,
     PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status, finish_directory,
 };
 use std::os::unix::fs::FileExt;
@@ -233,7 +233,7 @@ impl Rig {
     /// The daemon dies, and another finishes what it left.
     fn die_and_finish(self) -> (PathBuf, usize) {
         let (image, left) = self.die();
-        let finished = finish_directory(&left).expect("finished");
+        let finished = finish_directory(&left, &[]).and_then(Finish::into_result).expect("finished");
         let written = finished.iter().map(|log| log.recovery.blocks_written as usize).sum();
         (image, written)
     }
@@ -405,11 +405,38 @@ fn a_held_log_never_lands_on_the_file_system_of_another() {
     rig.file.write_all_at(&block, rig.log_at[0]).expect("written");
     let before = rig.home(first);
     let (image, left) = rig.die();
-    let error = finish_directory(&left).expect_err("refused").to_string();
+    let error = finish_directory(&left, &[]).and_then(Finish::into_result).expect_err("refused").to_string();
     assert!(error.contains("the UUIDs differ"), "{error}");
     let mut block = vec![0; BLOCK as usize];
     std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
     assert!(block == before, "nothing was written");
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn an_image_that_was_renamed_is_found() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    let (image, left) = rig.die();
+    let renamed = image.with_file_name("renamed");
+    std::fs::rename(&image, &renamed).expect("renamed");
+    let other = image.with_file_name("other");
+    std::fs::copy(&renamed, &other).expect("copied");
+    // Not by itself, and not in a copy: only in the very same file.
+    for images in [&[][..], std::slice::from_ref(&other)] {
+        let outcome = finish_directory(&left, images).expect("a good directory");
+        assert!(outcome.finished.is_empty());
+        let error = outcome.failed[0].error.to_string();
+        assert!(error.contains("is not there any more") && error.contains("image"), "{error}");
+    }
+    let outcome = finish_directory(&left, &[other, renamed.clone()]).expect("a good directory");
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert_eq!((&outcome.finished[0].image, outcome.finished[0].recovery.blocks_written), (&renamed, 1));
+    let mut block = vec![0; BLOCK as usize];
+    std::fs::File::open(&renamed).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
+    assert!(block == content(1));
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 

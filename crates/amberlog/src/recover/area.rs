@@ -5,7 +5,7 @@
 //! stays, can be tried again, and keeps its image from being served (the next `run` finds it too).
 
 use crate::takeover::{PATIENCE, take_over};
-use placement::{DirectoryError, FinishError, FinishedLog, finish_directory, registry};
+use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory, registry};
 use recovery::{Report, Status};
 use serde_json::{Value, json};
 use std::io;
@@ -19,7 +19,7 @@ const LOCK: &str = "lock";
 /// A directory and what came of it.
 struct Attempt {
     path: PathBuf,
-    result: Result<Vec<FinishedLog>, FinishError>,
+    result: Result<Finish, FinishError>,
 }
 
 /// Runs the command.
@@ -67,11 +67,13 @@ fn directories(area: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn finish(path: &Path, deadline: Instant) -> Result<Vec<FinishedLog>, FinishError> {
+fn finish(path: &Path, deadline: Instant) -> Result<Finish, FinishError> {
     let directory = take_over(path, &registry(), deadline)?;
-    let finished = finish_directory(&directory)?;
-    directory.remove();
-    Ok(finished)
+    let outcome = finish_directory(&directory, &[])?;
+    if outcome.failed.is_empty() {
+        directory.remove();
+    }
+    Ok(outcome)
 }
 
 fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
@@ -79,14 +81,18 @@ fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
     let mut errors = Vec::new();
     let mut is_only_refused = true;
     for attempt in attempts {
-        match &attempt.result {
-            Ok(logs) => finished.extend(logs),
-            Err(error) => {
-                is_only_refused &= matches!(error, FinishError::Refused(_));
-                let sentence = format!("{}: {error}", attempt.path.display());
-                eprintln!("amberlog recover: {sentence}");
-                errors.push(sentence);
+        let failed: Vec<&FinishError> = match &attempt.result {
+            Ok(outcome) => {
+                finished.extend(&outcome.finished);
+                outcome.failed.iter().map(|failed| &failed.error).collect()
             }
+            Err(error) => vec![error],
+        };
+        for error in failed {
+            is_only_refused &= matches!(error, FinishError::Refused(_));
+            let sentence = format!("{}: {error}", attempt.path.display());
+            eprintln!("amberlog recover: {sentence}");
+            errors.push(sentence);
         }
     }
     for log in &finished {

@@ -186,7 +186,8 @@ fn finish_earlier(registry: &Path, disks: &[Attached]) -> anyhow::Result<()> {
         let path = &disk.options.path;
         let Some(left) = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))? else { continue };
         let directory = take_over(&left, registry, Instant::now() + PATIENCE)?;
-        let finished = placement::finish_directory(&directory)?;
+        let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
+        let finished = placement::finish_directory(&directory, &images)?.into_result()?;
         for log in &finished {
             log::info!(
                 "{}: finished an earlier run's recovery: {} transactions, {} blocks written home",
