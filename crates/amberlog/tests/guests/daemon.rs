@@ -127,15 +127,24 @@ fn amberlog_and_qemu_killed_together_are_finished_by_recover_area() {
     let reported = guest.final_report();
     assert!(!bench.path("report.json").exists());
 
-    let recovery = bench.recover_area();
-    assert_eq!(recovery["schema"], 1);
-    assert_eq!(recovery["status"], "recovered");
-    let logs = recovery["logs"].as_array().unwrap();
-    assert_eq!(logs.len(), 2, "{recovery}");
-    for log in logs {
-        assert_eq!(log["status"], "recovered");
-        assert!(log["transactions"].as_u64() > Some(0) && log["blocks_written"].as_u64() > Some(0), "{recovery}");
-        assert!(log["last_sequence"].as_u64() > log["first_sequence"].as_u64(), "{recovery}");
+    // One image is not there: the other's log is finished, and said to be. Then the rest is.
+    let away = bench.path("away");
+    std::fs::rename(&second, &away).unwrap();
+    let partly = amberlog_with(["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), bench.area().as_os_str()]);
+    assert_eq!(partly.status.code(), Some(1), "{}", text(&partly.stderr));
+    let partly: serde_json::Value = serde_json::from_slice(&partly.stdout).unwrap();
+    let error = partly["errors"][0].as_str().unwrap();
+    assert!(error.contains("is not there any more") && error.contains("second"), "{partly}");
+    std::fs::rename(&away, &second).unwrap();
+    let rest = bench.recover_area();
+    for (recovery, status) in [(&partly, "damaged"), (&rest, "recovered")] {
+        assert_eq!((&recovery["schema"], &recovery["status"]), (&1.into(), &status.into()), "{recovery}");
+        let logs = recovery["logs"].as_array().unwrap();
+        assert_eq!(logs.len(), 1, "{recovery}");
+        assert_eq!(logs[0]["status"], "recovered");
+        assert!(logs[0]["transactions"].as_u64() > Some(0), "{recovery}");
+        assert!(logs[0]["blocks_written"].as_u64() > Some(0), "{recovery}");
+        assert!(logs[0]["last_sequence"].as_u64() > logs[0]["first_sequence"].as_u64(), "{recovery}");
     }
     bench.assert_area_is_empty();
     assert_work_is_there(&load, &file_system, &reported);
