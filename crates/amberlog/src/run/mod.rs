@@ -280,7 +280,8 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
 /// as a process that was killed at any instant leaves them. The VMM dies with us.
 fn die_of_panics(directory: &Path) {
     let message = format!(
-        "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {}: run 'amberlog          recover --area {}', or amberlog run on the same images",
+        "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {}: run 'amberlog \
+         recover --area {}', or amberlog run on the same images",
         directory.display(),
         directory.display()
     );
