@@ -136,10 +136,14 @@ fn a_guest_goes_on_when_the_device_dies_and_comes_back() {
     guest.wait_mark("begins", LIMIT).unwrap();
     let mut resumed = 0;
     for _ in 0..4 {
-        std::thread::sleep(Duration::from_millis(300));
-        // With writes held back, it dies with some in flight.
-        device.handle().with_route(|route, _| route.hold_writes = true).unwrap();
         std::thread::sleep(Duration::from_millis(100));
+        // With writes held back, it dies with one in flight, unless the guest has none to send any more.
+        device.handle().with_route(|route, _| route.hold_writes = true).unwrap();
+        let writes_before = device.handle().counters().write_requests;
+        let patience = std::time::Instant::now() + Duration::from_secs(10);
+        while device.handle().counters().write_requests == writes_before && std::time::Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         device.stop().unwrap();
         let (next, journal) = start(&place, Arc::clone(&image), |config, _| {
             config.drain_timeout = Duration::from_millis(300);
