@@ -76,3 +76,17 @@ fn push(text: &mut String, line: &str) {
     text.push_str(line);
     text.push('\n');
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fault that matches nothing any more guards nothing: who changes its source writes it anew.
+    #[test]
+    fn every_fault_matches_its_source_exactly_once() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mutants = parse(include_str!("../../../mutants.list")).expect("the list is well formed");
+        let stale: Vec<String> = mutants.iter().filter_map(|mutant| mutant.apply(&root).err()).collect();
+        assert!(stale.is_empty(), "{}", stale.join("\n"));
+    }
+}
