@@ -1,24 +1,33 @@
 //! `amberlog inspect`: show a journal as it is. Reads only, and takes no lock, so that a disk in use can be looked at (what
 //! is shown of one is not of a single moment).
 
+mod nvm;
+
 use clap::Args;
 use extfs::{FileSystem, Journal};
 use jbd2::inspect::{InspectedTransaction, inspect};
 use jbd2::{Features, LogRead, Superblock, Verdict, Walk};
+use nvm_journal::medium::RegionChoice;
 use recovery::{Access, Disk, Error, FileLog, Located, LogBounds, LogPlace, locate, uuid_text};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Show a journal: superblock, transactions, tags, revokes, and where the log ends and why.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Image or block device with the file system (or an external journal by itself).
-    #[arg(long, value_name = "IMAGE")]
-    disk: PathBuf,
+    #[arg(long, value_name = "IMAGE", required_unless_present = "nvm")]
+    disk: Option<PathBuf>,
     /// Image or block device with the external journal.
     #[arg(long, value_name = "IMAGE")]
     journal: Option<PathBuf>,
+    /// A region of NVM instead: its areas, versions and headers.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["disk", "journal"])]
+    nvm: Option<PathBuf>,
+    /// Which part of the file or devdax device, as 0/2.
+    #[arg(long, value_name = "INDEX/COUNT", requires = "nvm", default_value = "0/1")]
+    nvm_region: RegionChoice,
     /// Show every tag and every revoked block.
     #[arg(long, short)]
     verbose: bool,
@@ -29,7 +38,11 @@ pub struct InspectArgs {
 
 /// Runs `amberlog inspect`.
 pub fn run(args: InspectArgs) -> ExitCode {
-    match inspect_disk(&args) {
+    if let Some(nvm) = &args.nvm {
+        return nvm::run(nvm, args.nvm_region, args.verbose, args.json);
+    }
+    let Some(disk) = &args.disk else { unreachable!("one of the two is required") };
+    match inspect_disk(&args, disk) {
         Ok(journals) => {
             if args.json {
                 println!(
@@ -38,12 +51,12 @@ pub fn run(args: InspectArgs) -> ExitCode {
                 );
             }
             for error in journals.iter().filter_map(|one| one.error.as_ref()) {
-                eprintln!("amberlog inspect: {}: {error}", args.disk.display());
+                eprintln!("amberlog inspect: {}: {error}", disk.display());
             }
             if journals.iter().any(|one| one.error.is_some()) { ExitCode::from(3) } else { ExitCode::SUCCESS }
         }
         Err(error) => {
-            eprintln!("amberlog inspect: {}: {error}", args.disk.display());
+            eprintln!("amberlog inspect: {}: {error}", disk.display());
             ExitCode::from(if error.is_refusal() { 3 } else { 1 })
         }
     }
@@ -56,8 +69,8 @@ struct Shown {
     error: Option<String>,
 }
 
-fn inspect_disk(args: &InspectArgs) -> Result<Vec<Shown>, Error> {
-    let disk = Disk::open(&args.disk, Access::Look)?;
+fn inspect_disk(args: &InspectArgs, path: &Path) -> Result<Vec<Shown>, Error> {
+    let disk = Disk::open(path, Access::Look)?;
     let journal = args.journal.as_deref().map(|path| Disk::open(path, Access::Look)).transpose()?;
     let mut shown = Vec::new();
     for located in locate(&disk, journal.as_ref())? {
@@ -80,7 +93,7 @@ fn one(args: &InspectArgs, disk: &Disk, journal: Option<&Disk>, located: &Locate
         "journal": place_json(located),
     });
     if !args.json {
-        print_place(args, located);
+        print_place(disk.path(), located);
     }
     let (log_disk, holder): (&Disk, &FileSystem) = match (&located.log, &file_system.journal, journal) {
         (LogPlace::Internal, ..) | (_, Journal::JournalDevice { .. }, _) => (disk, file_system),
@@ -108,11 +121,11 @@ fn place_json(located: &Located) -> Value {
     }
 }
 
-fn print_place(args: &InspectArgs, located: &Located) {
+fn print_place(path: &Path, located: &Located) {
     let file_system = &located.file_system;
     let superblock = &file_system.superblock;
     let partition = file_system.partition.map_or(String::new(), |number| format!(", partition {number}"));
-    println!("{}{partition}", args.disk.display());
+    println!("{}{partition}", path.display());
     println!(
         "  file system      {}, {} blocks of {} bytes{}",
         uuid_text(&superblock.uuid),

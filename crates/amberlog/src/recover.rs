@@ -4,8 +4,10 @@
 //! refused gives 1.
 
 mod area;
+mod nvm;
 
 use clap::Args;
+use nvm_journal::medium::RegionChoice;
 use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -20,6 +22,12 @@ pub struct RecoverArgs {
     /// Image or block device with the external journal.
     #[arg(long, value_name = "IMAGE")]
     journal: Option<PathBuf>,
+    /// File or devdax device with a region of NVM: bring home what it holds for the disk.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["journal", "area"])]
+    nvm: Option<PathBuf>,
+    /// Which part of it, as 0/2.
+    #[arg(long, value_name = "INDEX/COUNT", requires = "nvm", default_value = "0/1")]
+    nvm_region: RegionChoice,
     /// Judge and verify everything, write nothing.
     #[arg(long)]
     dry_run: bool,
@@ -38,6 +46,9 @@ pub fn run(args: RecoverArgs) -> ExitCode {
         (None, Some(area)) => return area::run(area, args.json),
         (None, None) => unreachable!("one of the two is required"),
     };
+    if let Some(nvm) = &args.nvm {
+        return nvm::run(disk, nvm, args.nvm_region, args.dry_run, args.json);
+    }
     match recover(&args, disk) {
         Ok(reports) => show(&args, disk, &reports),
         Err(error) => {

@@ -23,6 +23,7 @@ pub mod error;
 pub mod explore;
 pub mod judgement;
 pub mod kills;
+pub mod nvm;
 pub mod overlay;
 pub mod recorder;
 pub mod recording;

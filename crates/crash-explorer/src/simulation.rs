@@ -12,15 +12,16 @@ use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, Operation,
-    PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+    AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, LogDescription,
+    NvmDisk, NvmRoute, Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start,
+    Status,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How long a host's own write may take, in recorded events.
 const HOST_WRITE_EVENTS_MAX: u64 = 30;
@@ -50,8 +51,26 @@ pub fn finding<T>(text: impl Into<String>) -> std::result::Result<T, Stop> {
 /// What a run gives back after every step.
 pub type Step = std::result::Result<(), Stop>;
 
+/// Who is told of every step of a simulation.
+pub trait Watcher: Send {
+    /// The guest sends a request; its route has not seen it yet.
+    fn issued(&mut self, recording: &Recording, issue: &Issue);
+    /// The guest is told that a request is done.
+    fn request_done(&mut self, id: u32);
+    /// An operation is given to the disk, under this number.
+    fn submitted(&mut self, number: u64, operation: &DiskOperation);
+    /// It has reached the disk; `bytes` is what it wrote.
+    fn executed(&mut self, number: u64, operation: &DiskOperation, bytes: Option<&[u8]>);
+    /// Its route is about to be told.
+    fn completed(&mut self, number: u64, operation: &DiskOperation);
+}
+
+/// A watcher that others share.
+pub type SharedWatcher = Arc<Mutex<dyn Watcher>>;
+
 /// An operation on its way.
 pub struct Pending {
+    number: u64,
     /// The disk.
     pub disk: usize,
     /// What is to be done.
@@ -112,7 +131,9 @@ pub struct Simulation<'r> {
     table: Arc<MemoryTable>,
     /// What is tested.
     pub journals: Arc<Journals>,
-    routes: Vec<JournalRoute>,
+    routes: Vec<Box<dyn Route>>,
+    watcher: Option<SharedWatcher>,
+    operations: u64,
     /// The disks.
     pub images: Vec<File>,
     /// The logs and what the judge knows of them.
@@ -149,6 +170,20 @@ impl<'r> Simulation<'r> {
     /// # Errors
     /// When files cannot be made.
     pub fn new(recording: &'r Recording, seed: u64, switches: Switches) -> Result<Self> {
+        Self::with(recording, seed, switches, None, None)
+    }
+
+    /// The same with the first disk's journal on NVM, and somebody who watches.
+    ///
+    /// # Errors
+    /// When files cannot be made.
+    pub fn with(
+        recording: &'r Recording,
+        seed: u64,
+        switches: Switches,
+        nvm: Option<Arc<NvmDisk>>,
+        watcher: Option<SharedWatcher>,
+    ) -> Result<Self> {
         let mut random = Random::of(seed, 1);
         let directory = scratch()?;
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
@@ -183,17 +218,23 @@ impl<'r> Simulation<'r> {
             disks.push(DiskOptions {
                 name: format!("disk{index}"),
                 path: path.clone(),
-                placement,
+                placement: if nvm.is_some() { PlacementKind::Nvm } else { placement },
                 honour_flush: false,
                 read_only: false,
+                nvm: nvm.clone(),
             });
             paths.push(path);
         }
         let options = JournalsOptions { disks, budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
-        let mut routes: Vec<JournalRoute> =
-            (0..images.len()).map(|disk| JournalRoute::new(Arc::clone(&journals), disk)).collect();
+        let route = |disk| -> Box<dyn Route> {
+            match &nvm {
+                Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), disk)),
+                None => Box::new(JournalRoute::new(Arc::clone(&journals), disk)),
+            }
+        };
+        let mut routes: Vec<Box<dyn Route>> = (0..images.len()).map(route).collect();
         for route in &mut routes {
             route.started(Start::Fresh, &table).during("starting a route")?;
         }
@@ -208,6 +249,8 @@ impl<'r> Simulation<'r> {
             table,
             journals,
             routes,
+            watcher,
+            operations: 0,
             images,
             logs,
             pending: Vec::new(),
@@ -377,6 +420,9 @@ impl<'r> Simulation<'r> {
         let disk = usize::from(issue.disk);
         self.plans[disk].1.push(issue.id);
         self.requests[issue.id as usize].is_issued = true;
+        if let Some(watcher) = &self.watcher {
+            watch(watcher).issued(self.recording, issue);
+        }
         let looks = self.begin_looks();
         let (plan, _) = &mut self.plans[disk];
         self.routes[disk].route(&request, plan);
@@ -403,12 +449,19 @@ impl<'r> Simulation<'r> {
         }
         self.carry_out(disk, plan)?;
         for id in requests {
-            if self.requests[id as usize].holds == 0 {
-                self.requests[id as usize].is_completed = true;
+            if self.requests[id as usize].holds == 0 && !self.requests[id as usize].is_completed {
+                self.request_done(id);
             }
         }
         self.has_moved = true;
         Ok(())
+    }
+
+    fn request_done(&mut self, id: u32) {
+        self.requests[id as usize].is_completed = true;
+        if let Some(watcher) = &self.watcher {
+            watch(watcher).request_done(id);
+        }
     }
 
     fn carry_out(&mut self, disk: usize, plan: Plan) -> Step {
@@ -437,7 +490,12 @@ impl<'r> Simulation<'r> {
                         execute_at += self.random.below(left) as usize;
                         complete_at = execute_at + self.random.below(left) as usize;
                     }
-                    self.pending.push(Pending { disk, operation, is_executed: false, execute_at, complete_at });
+                    let number = self.operations;
+                    self.operations += 1;
+                    if let Some(watcher) = &self.watcher {
+                        watch(watcher).submitted(number, &operation);
+                    }
+                    self.pending.push(Pending { number, disk, operation, is_executed: false, execute_at, complete_at });
                 }
                 PlanAction::Hold(request) => self.requests[request.0 as usize].holds += 1,
                 PlanAction::Release(request, status) => self.release(request, status)?,
@@ -456,7 +514,7 @@ impl<'r> Simulation<'r> {
         }
         state.holds -= 1;
         if state.holds == 0 {
-            state.is_completed = true;
+            self.request_done(request.0);
         }
         Ok(())
     }
@@ -485,6 +543,9 @@ impl<'r> Simulation<'r> {
     fn advance(&mut self, index: usize, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
         if self.pending[index].is_executed {
             let pending = self.pending.swap_remove(index);
+            if let Some(watcher) = &self.watcher {
+                watch(watcher).completed(pending.number, &pending.operation);
+            }
             let mut plan = Plan::default();
             let looks = self.begin_looks();
             if let Some(ticket) = pending.operation.ticket {
@@ -506,7 +567,11 @@ impl<'r> Simulation<'r> {
         self.pending[index].is_executed = true;
         let pending = &self.pending[index];
         let image = &self.images[pending.disk];
-        if let Some(bytes) = pending.bytes() {
+        let bytes = pending.bytes();
+        if let Some(watcher) = &self.watcher {
+            watch(watcher).executed(pending.number, &pending.operation, bytes.as_deref());
+        }
+        if let Some(bytes) = bytes {
             image.write_all_at(&bytes, pending.operation.offset).during("writing an image")?;
         } else if pending.operation.operation == Operation::Read {
             let mut bytes = vec![0; pending.operation.len as usize];
@@ -591,6 +656,19 @@ impl<'r> Simulation<'r> {
         Ok(())
     }
 
+    /// Asks the routes whether their books are right.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub fn check_routes(&self) -> Step {
+        for journals in self.journals.disks() {
+            if let Some(Err(fault)) = journals.options.nvm.as_ref().map(|nvm| nvm.check()) {
+                return finding(format!("the books of the region are wrong: {fault}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Index of the recorded event that is happening.
     pub fn clock(&self) -> usize {
         self.clock
@@ -600,6 +678,10 @@ impl<'r> Simulation<'r> {
     pub fn in_flight_writes(&self) -> impl Iterator<Item = &Pending> {
         self.pending.iter().filter(|pending| !pending.is_executed)
     }
+}
+
+fn watch(watcher: &SharedWatcher) -> MutexGuard<'_, dyn Watcher + 'static> {
+    watcher.lock().expect("no panic under this lock")
 }
 
 /// The counter of an eventfd, as the kernel shows it.
@@ -616,9 +698,16 @@ fn judged_logs(journals: &Arc<Journals>) -> Result<Vec<JudgedLog>> {
     let mut logs = Vec::new();
     for log in journals.logs() {
         let name = journals.area.name_of(log.id);
-        let of_log = description.logs.iter().find(|known| known.name == name);
-        let of_log = of_log.ok_or_else(|| Error::Other(format!("the log {name} is not described")))?;
-        logs.push(JudgedLog::new(log, of_log.clone()));
+        let of_log = match description.logs.iter().find(|known| known.name == name) {
+            Some(of_log) => of_log.clone(),
+            None if log.placement == PlacementKind::Nvm => {
+                let image = journals.disk(0).options.path.clone();
+                let place = log.place().clone();
+                LogDescription::new(name, image.clone(), image, place)
+            }
+            None => return Err(Error::Other(format!("the log {name} is not described"))),
+        };
+        logs.push(JudgedLog::new(log, of_log));
     }
     if logs.is_empty() {
         return Err(Error::Other("no journal was found on the recorded disks".to_owned()));

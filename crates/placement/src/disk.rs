@@ -1,6 +1,7 @@
 //! One disk of a VM, as its route and its VM's journals share it.
 
 use crate::layout::DiskLayout;
+use crate::nvm::NvmDisk;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -18,6 +19,8 @@ pub enum PlacementKind {
     Storage,
     /// Dropped: no crash safety.
     Discard,
+    /// On persistent memory.
+    Nvm,
 }
 
 impl PlacementKind {
@@ -28,6 +31,7 @@ impl PlacementKind {
             PlacementKind::Copy => "copy",
             PlacementKind::Storage => "storage",
             PlacementKind::Discard => "discard",
+            PlacementKind::Nvm => "nvm",
         }
     }
 
@@ -44,7 +48,9 @@ impl std::str::FromStr for PlacementKind {
         [PlacementKind::Retain, PlacementKind::Copy, PlacementKind::Storage, PlacementKind::Discard]
             .into_iter()
             .find(|kind| kind.name() == name)
-            .ok_or_else(|| format!("there is no placement '{name}'; it is one of retain, copy, storage, discard"))
+            .ok_or_else(|| {
+                format!("there is no placement '{name}'; it is one of retain, copy, storage, discard, nvm=PATH")
+            })
     }
 }
 
@@ -61,6 +67,8 @@ pub struct DiskOptions {
     pub honour_flush: bool,
     /// The guest must not write to it.
     pub read_only: bool,
+    /// Its region, for placement `nvm`.
+    pub nvm: Option<Arc<NvmDisk>>,
 }
 
 /// What a disk has done, in bytes and requests.

@@ -12,13 +12,18 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 /// A part of an image.
-struct ImagePart<'a> {
+pub(crate) struct ImagePart<'a> {
     file: &'a File,
     start: u64,
     len: u64,
 }
 
-impl ImagePart<'_> {
+impl<'a> ImagePart<'a> {
+    /// The `len` bytes of an image from `start` on.
+    pub(crate) fn new(file: &'a File, start: u64, len: u64) -> Self {
+        ImagePart { file, start, len }
+    }
+
     fn check(&self, offset: u64, len: usize) -> io::Result<u64> {
         if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
             return Err(io::Error::new(

@@ -72,6 +72,11 @@ pub struct Log {
 }
 
 impl Log {
+    /// Where it and its file system are.
+    pub fn place(&self) -> &FoundLogPlace {
+        &self.place
+    }
+
     /// Whether a guest has it open.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
@@ -79,6 +84,15 @@ impl Log {
 
     pub(crate) fn was_opened(&self) -> bool {
         self.was_opened.load(Ordering::Acquire)
+    }
+
+    /// Somebody else than [`Journals`] holds the log, and says whether it is open.
+    pub(crate) fn set_open_elsewhere(&self, is_open: bool) {
+        if is_open {
+            self.set_open();
+        } else {
+            self.is_open.store(false, Ordering::Release);
+        }
     }
 
     fn set_open(&self) {
@@ -229,7 +243,7 @@ impl Journals {
     /// The guest writes a log's superblock. Says whether the write goes to storage as it is.
     pub(crate) fn superblock_written(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
         let effect = match log.placement {
-            PlacementKind::Storage => {
+            PlacementKind::Storage | PlacementKind::Nvm => {
                 let open = Superblock::decode(block).is_ok_and(|superblock| !superblock.is_empty());
                 if open {
                     log.set_open();
@@ -297,12 +311,16 @@ impl Journals {
             .start(0)
             .errno(if errno == 0 { MARK_ERRNO } else { errno })
             .seal();
+        self.write_mark_bytes(log, &mark[..jbd2::SUPERBLOCK_BYTES])
+    }
+
+    pub(crate) fn write_mark_bytes(&self, log: &Log, mark: &[u8]) -> io::Result<()> {
         let disk = &self.disks[log.journal_disk];
         let offset = log.offset_of(0).ok_or_else(|| io::Error::other("the log has no superblock on its disk"))?;
         // Only the superblock itself: the rest of its block is not ours to change.
-        disk.file.write_all_at(&mark[..jbd2::SUPERBLOCK_BYTES], offset)?;
+        disk.file.write_all_at(mark, offset)?;
         disk.file.sync_data()?;
-        DiskCounters::add(&disk.counters.journal_bytes_to_storage, jbd2::SUPERBLOCK_BYTES as u64);
+        DiskCounters::add(&disk.counters.journal_bytes_to_storage, mark.len() as u64);
         Ok(())
     }
 
@@ -412,7 +430,11 @@ impl Journals {
     }
 
     fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Arc<Log>> {
-        let placement = self.disks[place.home_disk].options.placement;
+        let placement = match self.disks[place.home_disk].options.placement {
+            // Two devices have two threads; a journal on NVM is taken by the one with the homes.
+            PlacementKind::Nvm if place.is_external => PlacementKind::Storage,
+            placement => placement,
+        };
         let shape =
             LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
         let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
@@ -514,6 +536,14 @@ impl Journals {
         let _alone = log.recovering.lock().expect("no panic under this lock");
         let journal = &self.disks[log.journal_disk].file;
         let home = &self.disks[log.home_disk].file;
+        if log.placement == PlacementKind::Nvm
+            && let Some(nvm) = &self.disks[log.home_disk].options.nvm
+            && let Some(report) = nvm.recover(log.index, home).map_err(io::Error::other)?
+        {
+            log.is_open.store(false, Ordering::Release);
+            self.recovered(log, report);
+            return Ok(());
+        }
         if !log.is_open() {
             if is_vm_gone && self.is_mounted_with_empty_log(log)? {
                 // Mounted, and died before its first commit: nothing to replay, but the flag says so.
@@ -524,7 +554,7 @@ impl Journals {
         }
         if !log.placement.is_held() {
             log.is_open.store(false, Ordering::Release);
-            if log.placement == PlacementKind::Storage && is_vm_gone {
+            if matches!(log.placement, PlacementKind::Storage | PlacementKind::Nvm) && is_vm_gone {
                 let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
                 self.recovered(log, report);
             }

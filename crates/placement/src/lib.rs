@@ -12,6 +12,7 @@ mod found;
 mod journal_route;
 mod journals;
 mod layout;
+mod nvm;
 mod plain;
 mod report;
 mod route;
@@ -23,6 +24,7 @@ pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory};
 pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
+pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
 pub use plain::PlainRoute;
 pub use report::{DiskReport, VmReport};
 pub use route::{

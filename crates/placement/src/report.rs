@@ -2,6 +2,7 @@
 
 use crate::journals::Journals;
 use crate::layout::LogIndex;
+use crate::nvm::NvmReport;
 use recovery::{Report, Status};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,9 @@ pub struct DiskReport {
     pub journal: JournalReport,
     /// What it has done.
     pub counters: CountersReport,
+    /// What was done with its region of NVM, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvm: Option<NvmReport>,
     /// The last recovery of its file systems together.
     pub recovery: Report,
 }
@@ -128,7 +132,13 @@ impl Journals {
             },
             None => JournalReport { kind: "none", blocks: 0 },
         };
+        let nvm = disk.options.nvm.as_ref().map(|nvm| nvm.report());
+        if let Some(nvm) = &nvm {
+            counters.blocks_committed +=
+                nvm.blocks_first + nvm.blocks_second + nvm.blocks_updated + nvm.appends_written_home;
+        }
         DiskReport {
+            nvm,
             name: disk.options.name.clone(),
             placement: disk.options.placement.name(),
             journal,

@@ -101,21 +101,9 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
         let block_bytes = superblock.block_size;
         let home_blocks = superblock.blocks_count.max(file_system.length / u64::from(block_bytes));
         let place = match &file_system.journal {
-            Journal::Internal { blocks, extents, map_blocks, .. } => FoundLogPlace {
-                home_disk: *index,
-                journal_disk: *index,
-                home_start: file_system.offset,
-                block_bytes,
-                log_blocks: *blocks,
-                home_blocks,
-                runs: runs(file_system, extents),
-                own_blocks: extents
-                    .iter()
-                    .map(|extent| extent.physical..extent.physical + u64::from(extent.count))
-                    .chain(map_blocks.iter().map(|block| *block..block + 1))
-                    .collect(),
-                is_external: false,
-                file_system_uuid: superblock.uuid,
+            Journal::Internal { .. } => match internal_place(*index, file_system) {
+                Some(place) => place,
+                None => continue,
             },
             Journal::External { uuid } => {
                 let device = file_systems.iter().find(|(_, other)| {
@@ -163,6 +151,29 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
         }
     }
     Ok(Found { layouts, logs })
+}
+
+/// Where the internal log of a file system is; nothing when it has none.
+pub(crate) fn internal_place(disk: usize, file_system: &FileSystem) -> Option<FoundLogPlace> {
+    let Journal::Internal { blocks, extents, map_blocks, .. } = &file_system.journal else { return None };
+    let superblock = &file_system.superblock;
+    let block_bytes = superblock.block_size;
+    Some(FoundLogPlace {
+        home_disk: disk,
+        journal_disk: disk,
+        home_start: file_system.offset,
+        block_bytes,
+        log_blocks: *blocks,
+        home_blocks: superblock.blocks_count.max(file_system.length / u64::from(block_bytes)),
+        runs: runs(file_system, extents),
+        own_blocks: extents
+            .iter()
+            .map(|extent| extent.physical..extent.physical + u64::from(extent.count))
+            .chain(map_blocks.iter().map(|block| *block..block + 1))
+            .collect(),
+        is_external: false,
+        file_system_uuid: superblock.uuid,
+    })
 }
 
 /// Whether the file system of an open log is still where it was, however the rest of the disk looks. While a partition

@@ -107,6 +107,7 @@ impl Rig {
             placement,
             honour_flush: false,
             read_only: false,
+            nvm: None,
         };
         let journals = Journals::new(
             &memory,

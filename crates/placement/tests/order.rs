@@ -85,6 +85,7 @@ impl Rig {
             placement: PlacementKind::Retain,
             honour_flush: false,
             read_only: false,
+            nvm: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");

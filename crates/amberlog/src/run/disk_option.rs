@@ -1,6 +1,7 @@
 //! The values of `--disk` and `--journal-disk`: `IMAGE[,key=value]...`, a comma in a path written twice.
 
-use placement::PlacementKind;
+use nvm_journal::medium::{DelayModel, RegionChoice};
+use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -21,6 +22,8 @@ pub struct DiskOption {
     pub honour_flush: bool,
     /// Number of request queues.
     pub queues: u16,
+    /// Its region, for placement `nvm`.
+    pub nvm: Option<NvmOptions>,
 }
 
 /// One `--journal-disk IMAGE[,for=NAME][,name=NAME]`.
@@ -64,6 +67,39 @@ fn text(key: &str, value: Option<&str>) -> Result<String, String> {
     value.filter(|value| !value.is_empty()).map(str::to_owned).ok_or_else(|| format!("{key} needs a value: {key}=..."))
 }
 
+fn number(key: &str, value: Option<&str>, least: u64) -> Result<u64, String> {
+    let text = text(key, value)?;
+    text.parse()
+        .ok()
+        .filter(|number| *number >= least)
+        .ok_or_else(|| format!("{key} is a number from {least} on, not '{text}'"))
+}
+
+/// One of the options `nvm-...`, which say how a region is used. False when there is no such option.
+fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Result<bool, String> {
+    let model =
+        |options: &NvmOptions| options.delay.unwrap_or(DelayModel { write_latency_ns: 0, bytes_per_second: u64::MAX });
+    match key {
+        "nvm-region" => options.region = text(key, value)?.parse::<RegionChoice>()?,
+        "nvm-size" => options.create_bytes = number(key, value, 1)?.saturating_mul(1 << 20),
+        "nvm-latency" => {
+            options.delay = Some(DelayModel { write_latency_ns: number(key, value, 0)?, ..model(options) });
+        }
+        "nvm-bandwidth" => {
+            let bytes_per_second = number(key, value, 1)?.saturating_mul(1_000_000);
+            options.delay = Some(DelayModel { bytes_per_second, ..model(options) });
+        }
+        "nvm-checkpoint" => {
+            options.checkpoint_interval = std::time::Duration::from_secs(number(key, value, 1)?);
+        }
+        "nvm-byte-level" => options.byte_level = switch(key, value)?,
+        "nvm-delayed-checkpoint" => options.delayed_checkpoint = switch(key, value)?,
+        "nvm-log-everything" => options.log_everything = switch(key, value)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
 impl FromStr for DiskOption {
     type Err = String;
 
@@ -78,11 +114,21 @@ impl FromStr for DiskOption {
             read_only: false,
             honour_flush: false,
             queues: 1,
+            nvm: None,
         };
+        let mut nvm_options = NvmOptions::new("");
+        let mut nvm_key = None;
         for part in parts {
             let (key, value) = part.split_once('=').map_or((part.as_str(), None), |(key, value)| (key, Some(value)));
             match key {
-                "placement" => disk.placement = text(key, value)?.parse()?,
+                "placement" => match text(key, value)?.split_once('=') {
+                    Some(("nvm", path)) if !path.is_empty() => {
+                        disk.placement = PlacementKind::Nvm;
+                        nvm_options.path = PathBuf::from(path);
+                    }
+                    Some((name, _)) => return Err(format!("placement={name}=... has no meaning; nvm=PATH has")),
+                    None => disk.placement = text(key, value)?.parse()?,
+                },
                 "name" => disk.name = Some(text(key, value)?),
                 "serial" => {
                     let serial = text(key, value)?;
@@ -107,12 +153,23 @@ impl FromStr for DiskOption {
                         .filter(|count| (1..=64).contains(count))
                         .ok_or_else(|| format!("queues is a number from 1 to 64, not '{queues}'"))?;
                 }
+                other if nvm_option(&mut nvm_options, other, value)? => nvm_key = Some(other.to_owned()),
                 other => {
                     return Err(format!(
-                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues"
+                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, and \
+                         those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
+                         nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
             }
+        }
+        if disk.placement == PlacementKind::Nvm {
+            if disk.read_only {
+                return Err("a disk that is only read has no use for placement=nvm".to_owned());
+            }
+            disk.nvm = Some(nvm_options);
+        } else if let Some(key) = nvm_key {
+            return Err(format!("{key} says how a region of NVM is used, and the placement is not nvm=PATH"));
         }
         Ok(disk)
     }
@@ -151,13 +208,35 @@ mod tests {
         assert_eq!(disk.queues, 4);
         let plain: DiskOption = "a.img".parse().expect("valid");
         assert_eq!(plain.placement, PlacementKind::Retain);
+        let nvm: DiskOption =
+            "a,placement=nvm=/dev/shm/r,nvm-region=1/2,nvm-latency=300,nvm-bandwidth=1000,nvm-byte-level=off"
+                .parse()
+                .expect("valid");
+        let options = nvm.nvm.expect("a region");
+        assert_eq!((nvm.placement, options.path), (PlacementKind::Nvm, PathBuf::from("/dev/shm/r")));
+        assert_eq!(options.delay, Some(DelayModel::PAPER));
+        assert_eq!(options.region, RegionChoice { index: 1, count: 2 });
+        assert!(!options.byte_level && options.delayed_checkpoint && !options.log_everything);
         let journal: JournalDiskOption = "j.img,for=x".parse().expect("valid");
         assert_eq!(journal.of.as_deref(), Some("x"));
     }
 
     #[test]
     fn nonsense_is_refused_with_a_sentence() {
-        for argument in ["", "a,placement=tape", "a,size=3", "a,queues=0", "a,readonly=maybe", "a,name="] {
+        for argument in [
+            "",
+            "a,placement=tape",
+            "a,size=3",
+            "a,queues=0",
+            "a,readonly=maybe",
+            "a,name=",
+            "a,placement=nvm",
+            "a,placement=nvm=",
+            "a,placement=tape=x",
+            "a,placement=nvm=x,nvm-region=2/2",
+            "a,nvm-size=3",
+            "a,placement=nvm=x,readonly",
+        ] {
             assert!(argument.parse::<DiskOption>().is_err(), "{argument}");
         }
     }

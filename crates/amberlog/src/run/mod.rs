@@ -6,6 +6,7 @@
 
 mod child;
 mod disk_option;
+mod nvm;
 mod trace;
 mod vmm;
 
@@ -16,7 +17,9 @@ use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
 use child::Watched;
 use disk_option::{DiskOption, JournalDiskOption};
 use guest_memory::{HandoverSocket, PageId, SHIM_SOCKET_VARIABLE, VmMemory};
-use placement::{AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, PlacementKind};
+use placement::{
+    AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, Route,
+};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -34,7 +37,7 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 /// Arguments of `amberlog run`.
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
-    /// A disk: IMAGE[,placement=retain|copy|storage|discard][,name=NAME][,readonly][,serial=S][,queues=N]
+    /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH][,name=NAME][,readonly][,serial=S][,queues=N]
     /// [,flush=honour|skip]; a comma in a path is written twice. The first is /dev/vda.
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,
@@ -150,6 +153,7 @@ fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
                 placement: disk.placement,
                 honour_flush: disk.honour_flush,
                 read_only: disk.read_only,
+                nvm: None,
             },
         });
     }
@@ -166,9 +170,11 @@ fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
             queues: 1,
             options: DiskOptions {
                 path: disk.path.clone(),
-                placement: of.map_or(PlacementKind::Retain, |of| of.options.placement),
+                placement: of
+                    .map_or(PlacementKind::Retain, |of| nvm::of_journal_disk(of.options.placement, &of.options.name)),
                 honour_flush: of.is_some_and(|of| of.options.honour_flush),
                 read_only: false,
+                nvm: None,
                 name,
             },
         });
@@ -210,9 +216,12 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
 }
 
 fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let attached = attach(&args)?;
+    let mut attached = attach(&args)?;
     let registry = placement::registry();
     finish_earlier(&registry, &attached)?;
+    for (option, disk) in args.disks.iter().zip(&mut attached) {
+        nvm::open(option, &mut disk.options)?;
+    }
     let mut images = Vec::new();
     for disk in &attached {
         let options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
@@ -256,6 +265,10 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
             tracer: trace.as_ref().map(Trace::tracer),
         },
     )?;
+    if let Err(error) = journals.check_nvm_room() {
+        journals.directory().remove();
+        return Err(error.into());
+    }
     let ended = serve_and_wait(&args, &attached, &images, &memory, &journals);
     journals.give_back_memory();
     let recovered = journals.recover_all();
@@ -317,7 +330,13 @@ fn serve_and_wait(
         config.identity.serial.clone_from(&disk.serial);
         config.queues = disk.queues;
         config.write_cache = journals.needs_flushes(index, image.size_bytes());
-        let route = Box::new(JournalRoute::new(Arc::clone(journals), index));
+        let route: Box<dyn Route> = if disk.options.nvm.is_some() {
+            let route = NvmRoute::new(Arc::clone(journals), index);
+            route.start_timer()?;
+            Box::new(route)
+        } else {
+            Box::new(JournalRoute::new(Arc::clone(journals), index))
+        };
         let observer = Arc::new(DiskObserver { vm: Arc::clone(&observer), disk: index });
         devices.push(Device::start(config, route, Arc::clone(memory), observer)?);
         sockets.push(vmm::Attachment { socket, queues: disk.queues });

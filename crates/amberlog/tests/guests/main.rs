@@ -8,6 +8,7 @@ mod daemon;
 mod journals;
 mod kill;
 mod limits;
+mod nvm;
 mod placements;
 mod refusals;
 mod reset;

@@ -1,0 +1,213 @@
+//! Placement `nvm` below real guests: killed, out of power (the region's file and the image as they are at a random
+//! moment), refused.
+
+use crate::support::*;
+use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
+use guest_kit::workload::{STREAMS, Workload};
+use guest_kit::{Guest, Signal};
+use guest_tools::random::Random;
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+/// `--disk` with its journal in this region.
+fn on_nvm(image: &Path, region: &Path, more: &str) -> [OsString; 2] {
+    disk_with(image, &format!(",placement=nvm={}{more}", region.display()))
+}
+
+fn recover(image: &Path, region: &Path, more: &[&str]) -> (i32, Value, String) {
+    let words = ["recover", "--json", "--disk"].map(OsString::from).into_iter();
+    let words = words.chain([image.into(), "--nvm".into(), region.into()]).chain(more.iter().map(OsString::from));
+    let output = amberlog_with(words);
+    let json = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no JSON: {}", text(&output.stderr)));
+    (output.status.code().unwrap(), json, text(&output.stderr))
+}
+
+fn inspect(region: &Path) -> Value {
+    let output = amberlog_with(["inspect".as_ref(), "--json".as_ref(), "--nvm".as_ref(), region.as_os_str()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("it prints JSON")
+}
+
+fn nvm(report: &Report, name: &str) -> u64 {
+    report.disk(0)["nvm"][name].as_u64().unwrap_or_else(|| panic!("there is no {name}: {}", report.disk(0)["nvm"]))
+}
+
+/// QEMU is killed: everything is home, and the counters say how.
+#[test]
+fn what_was_acknowledged_survives_a_killed_qemu() {
+    let mut random = Random::of(seed(), 0x6e76);
+    let bench = Bench::new();
+    let (image, region) = (bench.path("image"), bench.area().join("region"));
+    let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+    let load = Workload::new(random.below(1 << 32));
+    let options = ",nvm-size=8,nvm-latency=300,nvm-bandwidth=1000,nvm-checkpoint=2";
+    let mut guest = Guest::start(bench.spec("nvm", load.script(), on_nvm(&image, &region, options))).unwrap();
+    for stream in STREAMS {
+        guest.wait_acknowledged(stream, 20, LIMIT).unwrap();
+    }
+    assert_eq!(journal_superblock(&image).errno, -5, "storage says that the journal is elsewhere");
+    std::thread::sleep(Duration::from_millis(random.below(3000)));
+    let reported = kill(&mut guest);
+    assert_consistent(&file_system);
+    let evidence = load.check(&file_system, &reported).unwrap();
+    assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
+    let report = bench.report();
+    assert_eq!((report.status(0), report.disk(0)["placement"].as_str()), ("recovered", Some("nvm")));
+    assert_eq!(report.disk(0)["nvm"]["durability"], "emulated");
+    for name in [
+        "bytes_to_nvm",
+        "delta_bytes",
+        "blocks_first",
+        "blocks_second",
+        "blocks_updated",
+        "appends_written_home",
+        "writes_absorbed",
+        "checkpoints",
+        "garbage_collections",
+    ] {
+        assert!(nvm(&report, name) > 0, "{name}: {}", report.disk(0)["nvm"]);
+    }
+    assert!(nvm(&report, "bytes_to_nvm") < nvm(&report, "bytes_committed"), "differences are smaller than blocks");
+    assert!((1..=4096).contains(&report.counter(0, "journal_bytes_to_storage")));
+    assert_eq!(journal_superblock(&image).errno, 0);
+    assert_eq!(inspect(&region)["owner"], Value::Null, "the region is free");
+}
+
+/// amberlog stands still while image and region are copied, as a power failure would leave them; then it is killed, and
+/// the next run finishes what is in the real ones.
+#[test]
+fn what_was_acknowledged_survives_a_loss_of_power() {
+    let mut random = Random::of(seed(), 0x706f);
+    let bench = Bench::new();
+    let (image, region) = (bench.path("image"), bench.area().join("region"));
+    let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+    let load = Workload::new(random.below(1 << 32)).without_postmark();
+    let mut guest = Guest::start(bench.spec("power", load.script(), on_nvm(&image, &region, ",nvm-size=8"))).unwrap();
+    for stream in STREAMS {
+        guest.wait_acknowledged(stream, 10, LIMIT).unwrap();
+    }
+    let mut losses = Vec::new();
+    for number in 0..rounds(3) {
+        std::thread::sleep(Duration::from_millis(random.below(1500)));
+        guest.signal(Signal::STOP).unwrap();
+        // What is acknowledged from here on was written before.
+        let (copy, of_region) = (bench.path(&format!("copy{number}")), bench.area().join(format!("copy{number}")));
+        copy_image(&image, &copy).unwrap();
+        std::fs::copy(&region, &of_region).unwrap();
+        let reported = guest.reported();
+        guest.signal(Signal::CONT).unwrap();
+        losses.push((copy, of_region, reported));
+    }
+    // Nobody else gets at the region while it is in use.
+    let second = amberlog_with([
+        "run".into(),
+        "--disk".into(),
+        format!("{},placement=nvm={}", bench.path("copy0").display(), region.display()),
+        "--".into(),
+        "true".to_owned(),
+    ]);
+    assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
+    assert!(text(&second.stderr).contains("in use"), "{}", text(&second.stderr));
+    guest.signal(Signal::KILL).unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    drop(guest);
+
+    for (copy, of_region, reported) in &losses {
+        let shown = inspect(of_region);
+        assert!(shown["versions"]["latest"].as_u64() > Some(0), "{shown}");
+        let before = std::fs::read(copy).unwrap();
+        let (code, dry, stderr) = recover(copy, of_region, &["--dry-run"]);
+        assert_eq!((code, dry["status"].as_str()), (0, Some("recovered")), "{stderr}");
+        assert!(std::fs::read(copy).unwrap() == before, "a dry run changes nothing");
+        let (code, json, stderr) = recover(copy, of_region, &[]);
+        assert_eq!((code, json["status"].as_str()), (0, Some("recovered")), "{stderr}");
+        assert_eq!(json["blocks_written"], shown["versions"]["latest"]);
+        let recovered = FileSystem::whole(copy.clone());
+        assert_consistent(&recovered);
+        let evidence = load.check(&recovered, reported).unwrap();
+        assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
+        let (code, json, _) = recover(copy, of_region, &[]);
+        assert_eq!((code, json["status"].as_str()), (0, Some("none")), "nothing is left");
+    }
+
+    // The region is of another moment than this image, which was recovered since: refused, and nothing is changed.
+    let stale = &losses[0].0;
+    let before = std::fs::read(stale).unwrap();
+    let (code, _, stderr) = recover(stale, &region, &[]);
+    assert_eq!(code, 3, "{stderr}");
+    assert!(stderr.contains("another epoch"), "{stderr}");
+    assert!(std::fs::read(stale).unwrap() == before);
+    // So is another file system's image, and a region that was damaged.
+    let other = bench.path("other");
+    ExtRecipe::ext4(128, 8).make(&other).unwrap();
+    let (code, _, stderr) = recover(&other, &region, &[]);
+    assert!(code == 3 && stderr.contains("another file system"), "{stderr}");
+    let damaged = bench.area().join("damaged");
+    let mut bytes = std::fs::read(&region).unwrap();
+    bytes[0x42] ^= 4;
+    std::fs::write(&damaged, bytes).unwrap();
+    let (code, _, stderr) = recover(&image, &damaged, &[]);
+    assert!(code == 3 && stderr.contains("damaged"), "{stderr}");
+
+    // The next run brings home what the killed one left, before it serves anything.
+    let script = "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+         dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+         dmesg | grep -i 'ext4.*error' && fail 'the kernel found an error mark'
+         umount /mnt || fail umount";
+    let words = bench.words(on_nvm(&image, &region, ",nvm-size=8"));
+    let mut spec = guest_kit::GuestSpec::new("next", script).wrapper(words);
+    spec.kernel_arguments = "no_timer_check".to_owned();
+    Guest::run(spec, LIMIT).unwrap();
+    assert_clean(&file_system);
+    let evidence = load.check(&file_system, &reported).unwrap();
+    assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
+    assert_eq!(inspect(&region)["owner"], Value::Null);
+}
+
+/// Two disks in two regions of one file, unmounted: everything is home and clean; and a region too small is refused.
+#[test]
+fn disks_share_a_file_and_a_small_region_is_refused() {
+    let bench = Bench::new();
+    let (first, second, region) = (bench.path("first"), bench.path("second"), bench.area().join("region"));
+    let file_systems = [&first, &second].map(|image| ExtRecipe::ext4(64, 8).make(image).unwrap());
+    let small = amberlog_with([
+        "run".into(),
+        "--disk".into(),
+        format!("{},placement=nvm={},nvm-size=1", first.display(), bench.area().join("small").display()),
+        "--".into(),
+        "true".to_owned(),
+    ]);
+    assert_eq!(small.status.code(), Some(3));
+    assert!(text(&small.stderr).contains("too small"), "{}", text(&small.stderr));
+    let script = format!(
+        "mkdir -p /tmp/second
+         mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+         mount -t ext4 -o data=ordered,discard /dev/vdb /tmp/second || fail mount
+         {}
+         {}
+         rm -r /tmp/second/b; sync
+         umount /mnt /tmp/second || fail umount",
+        record_writer("/mnt/a", "a", &overwritten(1), "--count 100"),
+        record_writer("/tmp/second/b", "b", &overwritten(2), "--count 100"),
+    );
+    let words = [
+        &on_nvm(&first, &region, ",nvm-size=16,nvm-region=0/2")[..],
+        &on_nvm(&second, &region, ",nvm-size=16,nvm-region=1/2")[..],
+    ]
+    .concat();
+    let mut spec = guest_kit::GuestSpec::new("shared", script).wrapper(bench.words(words));
+    spec.kernel_arguments = "no_timer_check".to_owned();
+    let reported = Guest::run(spec, LIMIT).unwrap();
+    for file_system in &file_systems {
+        assert_clean(file_system);
+        assert_eq!(journal_superblock(&file_system.image).errno, 0);
+    }
+    assert_eq!(assert_records(&file_systems[0], "/a", "a", &overwritten(1), &reported), 100);
+    let report = bench.report();
+    for disk in 0..2 {
+        assert!(report.disk(disk)["nvm"]["transactions"].as_u64() > Some(20), "{}", report.disk(disk));
+    }
+}

@@ -1,0 +1,423 @@
+//! What must hold of a region and a disk at any moment at which the power may fail.
+//!
+//! Beside the run there is an ideal disk: one with a cache of its own that takes every request of the guest as it is, log
+//! and all. What jbd2 would make of that disk and its complete journal is what recovery has to make of ours and the
+//! region, block by block, whatever subset of unflushed writes either has lost. Left out is what is in blocks that are
+//! free in the committed block bitmap, and what the guest discarded: nobody may depend on that.
+
+use super::history::{Content, History, id_of};
+use crate::recording::{Issue, Kind, Recording};
+use crate::simulation::Watcher;
+use extfs::{Allocation, ReadAt};
+use jbd2::{LogRead, Plan, Superblock};
+use nvm_journal::Found;
+use placement::{DiskOperation, Log, Operation};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::convert::Infallible;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// A write of the journal's superblock.
+#[derive(Clone, Debug)]
+struct SuperblockWrite {
+    block: Arc<[u8]>,
+    request: u32,
+    is_done: bool,
+}
+
+/// What a replay leaves at home, by block.
+type Replayed = Arc<BTreeMap<u64, Content>>;
+
+/// See the module.
+pub struct Judge {
+    log: Arc<Log>,
+    block_bytes: u64,
+    /// The disk as it was before the guest sent anything.
+    base: File,
+    /// The disk as it is.
+    image: File,
+    guest: History,
+    ours: History,
+    log_blocks: HashMap<u32, Arc<[u8]>>,
+    log_version: u64,
+    /// The last one that is done, and those after it.
+    superblocks: Vec<SuperblockWrite>,
+    /// Commit blocks that the guest waits for: request and sequence number.
+    commits: HashMap<u32, u32>,
+    /// The last one that it was told is committed.
+    committed: Option<u32>,
+    discarded: HashSet<u64>,
+    replays: HashMap<(u64, u32, u32), Replayed>,
+}
+
+/// One reading of the guest's journal: what it would leave at home.
+struct Reading {
+    replayed: Replayed,
+}
+
+impl Judge {
+    /// Nothing has happened yet.
+    pub fn new(log: Arc<Log>, base: File, image: File) -> Self {
+        Judge {
+            block_bytes: u64::from(log.place().block_bytes),
+            log,
+            base,
+            image,
+            guest: History::default(),
+            ours: History::default(),
+            log_blocks: HashMap::new(),
+            log_version: 0,
+            superblocks: Vec::new(),
+            commits: HashMap::new(),
+            committed: None,
+            discarded: HashSet::new(),
+            replays: HashMap::new(),
+        }
+    }
+
+    /// Block of the disk that a home block is.
+    fn on_disk(&self, home: u64) -> u64 {
+        self.log.home_offset(home) / self.block_bytes
+    }
+
+    /// Home block that a block of the disk is.
+    fn home(&self, on_disk: u64) -> Option<u64> {
+        on_disk.checked_sub(self.log.home_offset(0) / self.block_bytes)
+    }
+
+    fn is_home(&self, block: u64) -> bool {
+        let place = self.log.place();
+        block < place.home_blocks && !place.own_blocks.iter().any(|range| range.contains(&block))
+    }
+
+    /// Log block at a byte of the disk.
+    fn position(&self, offset: u64) -> Option<u32> {
+        let run = self
+            .log
+            .place()
+            .runs
+            .iter()
+            .find(|run| offset >= run.offset && offset < run.offset + u64::from(run.count) * self.block_bytes)?;
+        Some(run.first_position + ((offset - run.offset) / self.block_bytes) as u32)
+    }
+
+    /// Checks what a loss of power would leave now, the region being `region`.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(&mut self, region: &[u8]) -> Result<(), String> {
+        let found = Found::read(region).map_err(|error| format!("the region is refused: {error}"))?;
+        let found = found.filter(|found| found.owner.is_some());
+        if let Some(found) = &found {
+            found.verify(region).map_err(|error| format!("the region is refused: {error}"))?;
+            if !found.latest.is_empty() {
+                self.check_mark(found)?;
+            }
+        }
+        let sequence = match (&found, self.committed) {
+            (Some(found), committed) => {
+                if committed.is_some_and(|committed| jbd2::sequence::is_after(committed, found.sequence)) {
+                    return Err(format!(
+                        "the guest was told that transaction {} is committed, and the region ends with {}",
+                        committed.unwrap_or(0),
+                        found.sequence
+                    ));
+                }
+                found.sequence
+            }
+            (None, committed) => committed.unwrap_or(0),
+        };
+        let readings = self.readings(sequence)?;
+        let mut blocks: BTreeSet<u64> =
+            self.guest.blocks().chain(self.ours.blocks()).filter_map(|block| self.home(block)).collect();
+        for reading in &readings {
+            blocks.extend(reading.replayed.keys());
+        }
+        if let Some(found) = &found {
+            blocks.extend(found.latest.keys());
+        }
+        for block in blocks {
+            if !self.is_home(block) || self.discarded.contains(&block) {
+                continue;
+            }
+            let held =
+                found.as_ref().and_then(|found| found.latest.get(&block).map(|header| found.content(region, header)));
+            let wrong = match held {
+                Some(content) => (!self.is_allowed(block, id_of(content), &readings)).then_some("in the region"),
+                None => {
+                    let possible: Vec<[u64; 2]> = match self.ours.possible(self.on_disk(block)) {
+                        Some(all) => all.map(|content| content.id).collect(),
+                        None => vec![self.base_content(block).id],
+                    };
+                    let wrong = possible.iter().any(|id| !self.is_allowed(block, *id, &readings));
+                    wrong.then_some("on the disk")
+                }
+            };
+            if let Some(place) = wrong
+                && !self.is_free(block, &readings)
+            {
+                return Err(format!(
+                    "block {block} {place} is not what a complete journal would leave there (transaction {sequence})"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// While the region owes anything, storage says so.
+    fn check_mark(&self, found: &Found) -> Result<(), String> {
+        let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+        let offset = self.log.offset_of(0).unwrap_or(0);
+        self.image.read_exact_at(&mut raw, offset).map_err(|error| error.to_string())?;
+        let mark = found.owner.as_ref().map(|owner| owner.mark_checksum);
+        let superblock = Superblock::decode(&raw).map_err(|error| error.to_string())?;
+        let is_marked = superblock.is_empty() && superblock.errno != 0;
+        if mark == Some(crc32c::crc32c(&raw)) && is_marked {
+            return Ok(());
+        }
+        Err("the region owes blocks, and the journal superblock on storage does not carry its mark".to_owned())
+    }
+
+    fn base_content(&self, home: u64) -> Content {
+        let mut bytes = vec![0; self.block_bytes as usize];
+        // Beyond the end there is nothing that anybody compares.
+        let _ = self.base.read_exact_at(&mut bytes, self.log.home_offset(home));
+        Content::new(&bytes)
+    }
+
+    /// What the guest's journal may be read as: with the superblock that is done, or one that is on its way.
+    fn readings(&mut self, sequence: u32) -> Result<Vec<Reading>, String> {
+        let mut readings = Vec::new();
+        for write in self.superblocks.clone() {
+            readings.push(Reading { replayed: self.replayed(&write.block, sequence)? });
+        }
+        if readings.is_empty() {
+            readings.push(Reading { replayed: Replayed::default() });
+        }
+        Ok(readings)
+    }
+
+    /// What jbd2 would write home from the complete journal, no transaction after `last` being in it.
+    fn replayed(&mut self, superblock: &[u8], last: u32) -> Result<Replayed, String> {
+        let Ok((superblock, format)) = Superblock::parse(superblock) else { return Ok(Replayed::default()) };
+        if superblock.is_empty() {
+            return Ok(Replayed::default());
+        }
+        let key = (self.log_version, superblock.start, last);
+        if let Some(known) = self.replays.get(&key) {
+            return Ok(Arc::clone(known));
+        }
+        if self.replays.len() > 8 {
+            self.replays.clear();
+        }
+        let mut log = CompleteLog { blocks: &self.log_blocks, hidden: last.wrapping_add(1) };
+        let is_home = |block: u64| self.is_home(block);
+        let plan = Plan::new(&mut log, &superblock, &format, &is_home).map_err(|error| error.to_string())?;
+        let mut replayed = BTreeMap::new();
+        let mut data = vec![0; self.block_bytes as usize];
+        for block in plan.blocks() {
+            for copy in block.copies() {
+                let Ok(_) = log.read(copy.position, &mut data);
+                if copy.restore(plan.format(), &mut data) {
+                    replayed.insert(block.home(), Content::new(&data));
+                    break;
+                }
+            }
+        }
+        let replayed = Arc::new(replayed);
+        self.replays.insert(key, Arc::clone(&replayed));
+        Ok(replayed)
+    }
+
+    fn is_allowed(&self, block: u64, id: [u64; 2], readings: &[Reading]) -> bool {
+        readings.iter().any(|reading| match reading.replayed.get(&block) {
+            Some(content) => content.id == id,
+            None => match self.guest.possible(self.on_disk(block)) {
+                Some(mut all) => all.any(|content| content.id == id),
+                None => self.base_content(block).id == id,
+            },
+        })
+    }
+
+    /// Whether nobody may depend on a block, in one of the readings.
+    fn is_free(&self, block: u64, readings: &[Reading]) -> bool {
+        readings.iter().any(|reading| {
+            let view = Committed { judge: self, reading };
+            Allocation::default().is_free(&view, block).unwrap_or(false)
+        })
+    }
+
+    /// The disk's home blocks that have a choice, each with one of what it may hold.
+    pub fn lose(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<(u64, Arc<[u8]>)> {
+        let mut lost = Vec::new();
+        for block in self.ours.blocks() {
+            // The journal's superblock is also written past the disk's cache.
+            if !self.home(block).is_some_and(|home| self.is_home(home)) {
+                continue;
+            }
+            let Some(all) = self.ours.possible(block) else { continue };
+            let count = all.len();
+            if let Some(content) = all.into_iter().nth(choose(count) % count) {
+                lost.push((block * self.block_bytes, Arc::clone(&content.bytes)));
+            }
+        }
+        lost
+    }
+}
+
+/// The file system as of the last committed transaction.
+struct Committed<'a> {
+    judge: &'a Judge,
+    reading: &'a Reading,
+}
+
+impl ReadAt for Committed<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let block_bytes = self.judge.block_bytes;
+        let mut at = 0;
+        while at < buffer.len() {
+            let (block, into) = ((offset + at as u64) / block_bytes, ((offset + at as u64) % block_bytes) as usize);
+            let len = (block_bytes as usize - into).min(buffer.len() - at);
+            let content = match self.reading.replayed.get(&block) {
+                Some(content) => content.clone(),
+                None => {
+                    match self.judge.guest.possible(self.judge.on_disk(block)).and_then(|mut all| all.next_back()) {
+                        Some(content) => content.clone(),
+                        None => self.judge.base_content(block),
+                    }
+                }
+            };
+            buffer[at..at + len].copy_from_slice(&content.bytes[into..into + len]);
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> u64 {
+        self.judge.log.place().home_blocks * self.judge.block_bytes
+    }
+}
+
+/// The log as the guest wrote it, up to a transaction.
+struct CompleteLog<'a> {
+    blocks: &'a HashMap<u32, Arc<[u8]>>,
+    /// The commit block of this one is not there.
+    hidden: u32,
+}
+
+impl LogRead for CompleteLog<'_> {
+    type Error = Infallible;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<jbd2::Content, Infallible> {
+        let is_hidden = |block: &[u8]| {
+            jbd2::peek(block).is_some_and(|header| header.kind == jbd2::Kind::Commit && header.sequence == self.hidden)
+        };
+        match self.blocks.get(&position).filter(|block| !is_hidden(block)) {
+            Some(block) => buffer.copy_from_slice(block),
+            None => buffer.fill(0),
+        }
+        Ok(jbd2::Content::Present)
+    }
+}
+
+impl Watcher for Judge {
+    fn issued(&mut self, recording: &Recording, issue: &Issue) {
+        let by = u64::from(issue.id);
+        let (start, end) = (issue.offset, issue.offset + issue.len);
+        let bytes = match issue.kind {
+            Kind::Write => recording.bytes_of(issue),
+            Kind::WriteZeroes(_) | Kind::Discard => vec![0; issue.len as usize],
+            Kind::Flush => {
+                self.guest.flush_begins(by);
+                return;
+            }
+            Kind::Read => return,
+        };
+        let home_start = self.log.home_offset(0);
+        if issue.kind == Kind::Discard {
+            let first = start.saturating_sub(home_start).div_ceil(self.block_bytes);
+            self.discarded.extend(first..end.saturating_sub(home_start) / self.block_bytes);
+        } else {
+            for block in start / self.block_bytes..end.div_ceil(self.block_bytes) {
+                if let Some(home) = self.home(block) {
+                    self.discarded.remove(&home);
+                }
+            }
+        }
+        let mut at = start;
+        while at + self.block_bytes <= end {
+            let content = &bytes[(at - start) as usize..(at - start + self.block_bytes) as usize];
+            if let Some(position) = self.position(at).filter(|_| issue.kind == Kind::Write) {
+                self.log_written(issue.id, position, content);
+            }
+            at += self.block_bytes;
+        }
+        let base = self.base.try_clone();
+        let block_bytes = self.block_bytes;
+        let read = |block: u64| {
+            let mut bytes = vec![0; block_bytes as usize];
+            if let Ok(base) = &base {
+                let _ = base.read_exact_at(&mut bytes, block * block_bytes);
+            }
+            bytes
+        };
+        self.guest.write(by, start, &bytes, block_bytes, &read);
+    }
+
+    fn request_done(&mut self, id: u32) {
+        self.guest.ended(u64::from(id));
+        self.guest.flush_ended(u64::from(id));
+        if let Some(sequence) = self.commits.remove(&id) {
+            let is_later = self.committed.is_none_or(|known| jbd2::sequence::is_after(sequence, known));
+            if is_later {
+                self.committed = Some(sequence);
+            }
+        }
+        if let Some(index) = self.superblocks.iter().position(|write| write.request == id && !write.is_done) {
+            self.superblocks[index].is_done = true;
+            self.superblocks.drain(..index);
+        }
+    }
+
+    fn submitted(&mut self, number: u64, operation: &DiskOperation) {
+        if operation.operation == Operation::Flush {
+            self.ours.flush_begins(number);
+        }
+    }
+
+    fn executed(&mut self, number: u64, operation: &DiskOperation, bytes: Option<&[u8]>) {
+        let Some(bytes) = bytes else { return };
+        let block_bytes = self.block_bytes;
+        let base = self.base.try_clone();
+        let read = |block: u64| {
+            let mut bytes = vec![0; block_bytes as usize];
+            if let Ok(base) = &base {
+                let _ = base.read_exact_at(&mut bytes, block * block_bytes);
+            }
+            bytes
+        };
+        self.ours.write(number, operation.offset, bytes, block_bytes, &read);
+    }
+
+    fn completed(&mut self, number: u64, _operation: &DiskOperation) {
+        self.ours.ended(number);
+        self.ours.flush_ended(number);
+    }
+}
+
+impl Judge {
+    fn log_written(&mut self, request: u32, position: u32, content: &[u8]) {
+        self.log_version += 1;
+        let block: Arc<[u8]> = Arc::from(content);
+        if position == 0 {
+            self.superblocks.push(SuperblockWrite { block, request, is_done: false });
+            return;
+        }
+        if let Some(header) = jbd2::peek(&block).filter(|header| header.kind == jbd2::Kind::Commit) {
+            self.commits.insert(request, header.sequence);
+        }
+        self.log_blocks.insert(position, block);
+    }
+}

@@ -1,0 +1,165 @@
+//! An open log whose transactions go to the region, and what is known of each block's home.
+
+use super::Region;
+use super::log_stream::{LogStream, TailMove, Transaction};
+use super::view::CommittedView;
+use crate::journals::Log;
+use extfs::Allocation;
+use nvm_journal::{Error, Journal, Owner};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// What a block's home holds, as the guest sees it, while a version of it is in the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HomeState {
+    /// The guest has not written it home since that version was committed.
+    Behind,
+    /// The guest has written that very version home, and it was absorbed: what is at home on storage is older.
+    Same,
+    /// The guest has written something else there since, and that is on storage.
+    Other,
+}
+
+/// A block with a version in the region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// The guest's transaction that the version is of.
+    pub sequence: u32,
+    pub home: HomeState,
+}
+
+/// A block whose last committed version is at home, by our own hand, while the guest's log still holds it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AtHome {
+    pub sequence: u32,
+    pub digest: [u64; 2],
+}
+
+/// See the module.
+pub(super) struct Captured {
+    pub log: Arc<Log>,
+    pub stream: LogStream,
+    pub journal: Journal<Region>,
+    pub owner: Owner,
+    pub homes: HashMap<u64, Held>,
+    pub at_home: HashMap<u64, AtHome>,
+    pub allocation: Allocation,
+    /// Something failed for good: no more of the log is taken.
+    pub has_failed: bool,
+}
+
+impl Captured {
+    pub fn block_bytes(&self) -> u64 {
+        u64::from(self.log.place.block_bytes)
+    }
+
+    /// The next transaction, if all of it is there.
+    pub fn accept(&mut self) -> Option<Transaction> {
+        let place = &self.log.place;
+        let is_home =
+            |block: u64| block < place.home_blocks && !place.own_blocks.iter().any(|range| range.contains(&block));
+        self.stream.accept(&is_home)
+    }
+
+    /// Whether a block was free before the next transaction; false in doubt.
+    pub fn was_free(&mut self, home: &File, block: u64) -> bool {
+        let place = &self.log.place;
+        let view = CommittedView {
+            journal: &self.journal,
+            home,
+            start: place.home_start,
+            len: place.home_blocks * u64::from(place.block_bytes),
+            block_bytes: u64::from(place.block_bytes),
+        };
+        self.allocation.is_free(&view, block).unwrap_or_else(|error| {
+            log::warn!("reading the block bitmap of block {block} failed: {error}; the block is taken for one in use");
+            false
+        })
+    }
+
+    /// The content that the guest sees in `block`, where that is in the region.
+    pub fn visible(&self, block: u64) -> Option<&[u8]> {
+        match self.homes.get(&block) {
+            Some(Held { home: HomeState::Behind | HomeState::Same, .. }) => self.journal.latest(block),
+            _ => None,
+        }
+    }
+
+    /// Takes blocks out of the region: durably so on return.
+    pub fn release(&mut self, blocks: &[u64]) -> Result<(), Error> {
+        let result = self.journal.release(blocks.iter().copied());
+        if result.is_ok() {
+            for block in blocks {
+                self.homes.remove(block);
+            }
+        } else {
+            self.has_failed = true;
+        }
+        result
+    }
+
+    /// The guest's log begins later now. What it held before and the guest has not written home, or has overwritten there,
+    /// is not wanted any more; `is_busy` tells blocks that a write is on its way to, which are left for its end.
+    pub fn tail_moved(&mut self, passed: TailMove, is_busy: &dyn Fn(u64) -> bool) -> Result<(), Error> {
+        let is_passed = |sequence: u32| match passed {
+            TailMove::Passed(tail) => jbd2::sequence::is_after(tail, sequence),
+            TailMove::Anew => true,
+        };
+        self.at_home.retain(|_, known| !is_passed(known.sequence));
+        let gone: Vec<u64> = self
+            .homes
+            .iter()
+            .filter(|(block, held)| held.home != HomeState::Same && is_passed(held.sequence) && !is_busy(**block))
+            .map(|(block, _)| *block)
+            .collect();
+        self.release(&gone)?;
+        if passed == TailMove::Anew {
+            self.journal.set_sequence(self.stream.cursor().sequence.wrapping_sub(1))?;
+        }
+        Ok(())
+    }
+
+    /// A kernel reads the journal's superblock and will find an empty log: what a replay would have put home is home, for
+    /// it.
+    pub fn log_is_read_empty(&mut self) {
+        self.stream.forget_live();
+        self.at_home.clear();
+        for held in self.homes.values_mut() {
+            held.home = HomeState::Same;
+        }
+    }
+
+    /// Whether a version's transaction has left the guest's log.
+    pub fn is_past(&self, sequence: u32) -> bool {
+        jbd2::sequence::is_after(self.stream.tail().sequence, sequence)
+    }
+
+    /// Reads a block from its home.
+    pub fn read_home(&self, home: &File, block: u64, content: &mut [u8]) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        home.read_exact_at(content, self.log.home_offset(block))
+    }
+
+    /// What must hold between calls, for tests.
+    pub fn check(&self) -> Result<(), String> {
+        if self.journal.has_pending() {
+            // A commit is under way.
+            return Ok(());
+        }
+        self.journal.check()?;
+        for block in self.journal.homes() {
+            if !self.homes.contains_key(&block) {
+                return Err(format!("nothing is known of the home of block {block}, which is in the region"));
+            }
+        }
+        match self.homes.keys().find(|block| !self.journal.contains(**block)) {
+            Some(block) => Err(format!("block {block} is not in the region")),
+            None => match self.at_home.keys().find(|block| self.journal.contains(**block)) {
+                Some(block) => Err(format!("block {block} is in the region and known at home")),
+                None => Ok(()),
+            },
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Delayed checkpointing (the paper's section III-E): the latest versions go home in large runs, largest first, and leave
+//! the region when they are durable there.
+
+use super::State;
+use super::captured::{AtHome, Captured, HomeState};
+use super::inflight::Writer;
+use super::report::NvmCounters;
+use super::route::{Errand, NvmRoute};
+use crate::disk::DiskCounters;
+use crate::journals::TraceKind;
+use crate::route::{Buffer, DiskOperation, Operation, Plan};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes that go home in one piece at most.
+const RUN_BYTES: u64 = 256 << 10;
+/// Pieces on their way at a time.
+const RUNS_MAX: usize = 16;
+
+/// A checkpoint that is going on.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    /// What is left, the largest run last.
+    runs: Vec<Range<u64>>,
+    writing: usize,
+    /// Blocks that are at home, and which version of them.
+    written: Vec<(u64, u32)>,
+    is_flushing: bool,
+    has_failed: bool,
+}
+
+impl NvmRoute {
+    /// Begins a checkpoint of everything that can go home. False when nothing can, or one is going on.
+    pub(super) fn begin_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) -> bool {
+        if self.checkpoint.is_some() || self.checkpoint_failed {
+            return false;
+        }
+        let mut blocks: Vec<u64> =
+            captured.journal.homes().filter(|block| self.may_go_home(captured, *block)).collect();
+        if blocks.is_empty() {
+            return false;
+        }
+        blocks.sort_unstable();
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let longest = (RUN_BYTES / captured.block_bytes()).max(1);
+        for block in blocks {
+            match runs.last_mut() {
+                Some(run) if run.end == block && run.end - run.start < longest => run.end += 1,
+                _ => runs.push(block..block + 1),
+            }
+        }
+        runs.sort_by_key(|run| run.end - run.start);
+        NvmCounters::add(&self.nvm.counters.checkpoints, 1);
+        self.checkpoint =
+            Some(Checkpoint { runs, writing: 0, written: Vec::new(), is_flushing: false, has_failed: false });
+        self.drive_checkpoint(captured, plan);
+        true
+    }
+
+    /// Whether a block's version belongs home now: the guest has put nothing else there, and nothing is on its way.
+    fn may_go_home(&self, captured: &Captured, block: u64) -> bool {
+        captured.homes.get(&block).is_some_and(|held| held.home != HomeState::Other) && !self.in_flight.touches(block)
+    }
+
+    /// Sends home what the disk has room for.
+    pub(super) fn drive_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) {
+        loop {
+            let Some(checkpoint) = &mut self.checkpoint else { return };
+            if checkpoint.is_flushing {
+                return;
+            }
+            if checkpoint.writing >= RUNS_MAX || checkpoint.has_failed {
+                break;
+            }
+            let Some(run) = checkpoint.runs.pop() else { break };
+            let mut block = run.start;
+            while block < run.end {
+                let first = block;
+                let mut content = Vec::new();
+                let mut versions = Vec::new();
+                while block < run.end && self.may_go_home(captured, block) {
+                    let Some((latest, version)) =
+                        captured.journal.latest(block).zip(captured.journal.version_of(block))
+                    else {
+                        break;
+                    };
+                    content.extend_from_slice(latest);
+                    versions.push((block, version));
+                    block += 1;
+                }
+                if versions.is_empty() {
+                    block += 1;
+                } else {
+                    self.send_home(captured, first, content, versions, plan);
+                }
+            }
+        }
+        let Some(checkpoint) = &mut self.checkpoint else { return };
+        if checkpoint.writing > 0 {
+            return;
+        }
+        if checkpoint.has_failed || checkpoint.written.is_empty() {
+            self.checkpoint_failed |= checkpoint.has_failed;
+            self.checkpoint = None;
+            return;
+        }
+        checkpoint.is_flushing = true;
+        let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
+        self.flush_for(Errand::CheckpointFlush(covered), None, plan);
+    }
+
+    fn send_home(
+        &mut self,
+        captured: &Captured,
+        first: u64,
+        content: Vec<u8>,
+        versions: Vec<(u64, u32)>,
+        plan: &mut Plan,
+    ) {
+        let len = content.len() as u64;
+        NvmCounters::add(&self.nvm.counters.checkpoint_bytes, len);
+        DiskCounters::add(&self.counters().home_bytes_to_storage, len);
+        let offset = captured.log.home_offset(first);
+        self.journals.trace(self.disk, TraceKind::Home, offset, len);
+        let blocks = first..first + versions.len() as u64;
+        let ticket = self.ticket(Errand::Checkpoint(versions));
+        self.in_flight.begin(ticket.0, blocks, Writer::Host);
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.writing += 1;
+        }
+        plan.disk(DiskOperation {
+            request: None,
+            ticket: Some(ticket),
+            operation: Operation::Write,
+            offset,
+            len,
+            buffers: vec![Buffer::Bytes(Arc::from(content))],
+        });
+    }
+
+    /// A run is home.
+    pub(super) fn run_done(
+        &mut self,
+        captured: &mut Captured,
+        versions: Vec<(u64, u32)>,
+        is_ok: bool,
+        plan: &mut Plan,
+    ) {
+        if !is_ok {
+            log::error!("disk {}: a checkpoint of the NVM region failed; its blocks stay there", self.name());
+        }
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.writing -= 1;
+            if is_ok {
+                checkpoint.written.extend(versions);
+            } else {
+                checkpoint.has_failed = true;
+            }
+        }
+        self.drive_checkpoint(captured, plan);
+    }
+
+    /// What a checkpoint wrote is durable: it leaves the region.
+    pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, is_ok: bool) {
+        let Some(checkpoint) = self.checkpoint.take() else { return };
+        if !is_ok {
+            self.checkpoint_failed = true;
+            return;
+        }
+        self.release_home(captured, &checkpoint.written);
+    }
+
+    /// Takes blocks out of the region whose versions, these, are durable at home.
+    pub(super) fn release_home(&mut self, captured: &mut Captured, written: &[(u64, u32)]) {
+        let mut gone = Vec::new();
+        for (block, version) in written {
+            let Some(held) = captured.homes.get(block).copied() else { continue };
+            // Committed again meanwhile, or overwritten: what is at home is not what the region has.
+            if held.home == HomeState::Other || captured.journal.version_of(*block) != Some(*version) {
+                continue;
+            }
+            if !captured.is_past(held.sequence)
+                && let Some(content) = captured.journal.latest(*block)
+            {
+                let known = AtHome { sequence: held.sequence, digest: self.nvm.digest(content) };
+                captured.at_home.insert(*block, known);
+            }
+            gone.push(*block);
+        }
+        let released = captured.release(&gone);
+        let collected = match released {
+            Ok(()) if !captured.journal.has_pending() => captured.journal.collect().map(|_| ()),
+            other => other,
+        };
+        if let Err(error) = collected {
+            log::error!("disk {}: {error}", self.name());
+            captured.has_failed = true;
+        }
+    }
+
+    /// Keeps the region from filling up (section III-E: garbage collection at three fourths, then a checkpoint), and has
+    /// everything go home when that is asked for.
+    pub(super) fn drive_space(&mut self, state: &mut State, plan: &mut Plan) {
+        let State::Held(captured) = state else { return };
+        if captured.journal.is_filled() && !captured.journal.has_pending() {
+            // Not for a few headers at a time.
+            let blocks = captured.journal.geometry().blocks;
+            if captured.journal.reclaimable() >= blocks / 32
+                && let Err(error) = captured.journal.collect()
+            {
+                log::error!("disk {}: {error}", self.name());
+                captured.has_failed = true;
+            }
+        }
+        if captured.journal.is_filled() {
+            self.begin_checkpoint(captured, plan);
+        }
+        if self.checkpoint.is_none() && self.nvm.take_checkpoint_due() {
+            self.begin_checkpoint(captured, plan);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Committing a transaction (the paper's section III-C): appends straight home, everything else to the region, then the
+//! pointer.
+
+use super::State;
+use super::captured::{AtHome, Captured, Held, HomeState};
+use super::inflight::Writer;
+use super::log_stream::Transaction;
+use super::report::NvmCounters;
+use super::route::{Errand, NvmRoute};
+use crate::disk::DiskCounters;
+use crate::route::{Buffer, DiskOperation, Operation, Plan, Status};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Bytes of appends that go home in one piece at most.
+const RUN_BYTES: usize = 1 << 20;
+
+/// What a commit waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Room in the region: a checkpoint is making some.
+    Room,
+    /// So many appends that are on their way home.
+    Appends(usize),
+    /// The flush that makes them durable.
+    Flush,
+}
+
+/// A transaction that is being committed.
+#[derive(Debug)]
+pub(super) struct Commit {
+    sequence: u32,
+    /// What goes to the region, and home, by home block.
+    puts: BTreeMap<u64, Arc<[u8]>>,
+    appends: BTreeMap<u64, Arc<[u8]>>,
+    revokes: Vec<u64>,
+    stage: Stage,
+    has_failed: bool,
+}
+
+impl NvmRoute {
+    /// Commits what is complete, one transaction after the other, until one has to wait.
+    pub(super) fn advance(&mut self, state: &mut State, plan: &mut Plan) {
+        let State::Held(captured) = state else { return };
+        while self.commit.is_none() && !captured.has_failed {
+            let Some(transaction) = captured.accept() else { break };
+            let commit = self.sort(captured, transaction);
+            self.commit = Some(commit);
+            self.begin_commit(captured, plan);
+        }
+        // Nobody is told that a log block is written while a commit block among those written may have to wait.
+        let mut waiting = std::mem::take(&mut self.pass_requests);
+        if self.commit.is_some() {
+            for request in &waiting {
+                plan.hold(*request);
+            }
+            self.held.append(&mut waiting);
+        } else {
+            let status = if captured.has_failed { Status::IoError } else { Status::Ok };
+            for request in self.held.drain(..) {
+                plan.release(request, status);
+            }
+            if captured.has_failed {
+                waiting.into_iter().for_each(|request| plan.fail(request));
+            }
+        }
+    }
+
+    /// Decides for each block where it goes. In doubt it goes to the region.
+    fn sort(&mut self, captured: &mut Captured, transaction: Transaction) -> Commit {
+        let journals = Arc::clone(&self.journals);
+        let home = &journals.disk(self.disk).file;
+        let (mut puts, mut appends) = (BTreeMap::new(), BTreeMap::new());
+        for (block, content) in transaction.blocks {
+            let is_append = !self.nvm.options.log_everything
+                && !captured.journal.contains(block)
+                && !self.in_flight.touches(block)
+                && captured.was_free(home, block);
+            if is_append {
+                appends.insert(block, content)
+            } else {
+                puts.insert(block, content)
+            };
+        }
+        let revokes = transaction.revokes;
+        Commit { sequence: transaction.sequence, puts, appends, revokes, stage: Stage::Room, has_failed: false }
+    }
+
+    /// Begins the commit that is there, if the region has room for it.
+    pub(super) fn begin_commit(&mut self, captured: &mut Captured, plan: &mut Plan) {
+        let Some(commit) = &self.commit else { return };
+        if commit.stage != Stage::Room {
+            return;
+        }
+        let revokes = commit.revokes.iter().filter(|block| captured.journal.contains(**block)).count();
+        let needed = (commit.puts.len() + revokes) as u32;
+        let journal = &mut captured.journal;
+        if journal.room() < needed && journal.reclaimable() > 0 && journal.collect().is_err() {
+            captured.has_failed = true;
+        }
+        if captured.journal.room() < needed && !captured.has_failed {
+            let is_hopeless = needed > captured.journal.geometry().blocks
+                || (self.checkpoint.is_none() && !self.begin_checkpoint(captured, plan) && self.in_flight.is_empty());
+            if !is_hopeless {
+                return;
+            }
+            log::error!(
+                "disk {}: transaction {} has {needed} blocks, and the NVM region has room for {}; make it larger",
+                self.name(),
+                commit_sequence(&self.commit),
+                captured.journal.room()
+            );
+            captured.has_failed = true;
+        }
+        let Some(mut commit) = self.commit.take() else { return };
+        if captured.has_failed {
+            return;
+        }
+        // The disk works while the region is written.
+        let runs = self.write_appends(captured, &commit, plan);
+        commit.stage = Stage::Appends(runs);
+        let stored = store(captured, &commit);
+        if let Err(error) = stored {
+            log::error!("disk {}: {error}", self.name());
+            captured.has_failed = true;
+            commit.has_failed = true;
+        }
+        self.commit = Some(commit);
+        if runs == 0 {
+            self.end_commit(captured);
+        }
+    }
+
+    /// Sends the appends home, neighbours together. Returns the number of writes.
+    fn write_appends(&mut self, captured: &Captured, commit: &Commit, plan: &mut Plan) -> usize {
+        let block_bytes = captured.block_bytes();
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (block, content) in &commit.appends {
+            match runs.last_mut() {
+                Some((first, run)) if *first + run.len() as u64 / block_bytes == *block && run.len() < RUN_BYTES => {
+                    run.extend_from_slice(content);
+                }
+                _ => runs.push((*block, content.to_vec())),
+            }
+        }
+        let count = runs.len();
+        for (first, run) in runs {
+            let len = run.len() as u64;
+            let blocks = first..first + len / block_bytes;
+            let counters = &self.nvm.counters;
+            NvmCounters::add(&counters.appends_written_home, blocks.end - blocks.start);
+            NvmCounters::add(&counters.append_bytes_written_home, len);
+            DiskCounters::add(&self.counters().home_bytes_to_storage, len);
+            let ticket = self.ticket(Errand::Append);
+            self.in_flight.begin(ticket.0, blocks, Writer::Host);
+            plan.disk(DiskOperation {
+                request: None,
+                ticket: Some(ticket),
+                operation: Operation::Write,
+                offset: captured.log.home_offset(first),
+                len,
+                buffers: vec![Buffer::Bytes(Arc::from(run))],
+            });
+        }
+        count
+    }
+
+    /// An append is home.
+    pub(super) fn append_done(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+        let Some(commit) = &mut self.commit else { return };
+        commit.has_failed |= !is_ok;
+        let Stage::Appends(left) = &mut commit.stage else { return };
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        if commit.has_failed {
+            self.end_commit(captured);
+            return;
+        }
+        commit.stage = Stage::Flush;
+        let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
+        self.flush_for(Errand::CommitFlush(covered), None, plan);
+    }
+
+    /// The appends are durable.
+    pub(super) fn commit_flushed(&mut self, captured: &mut Captured, is_ok: bool) {
+        if let Some(commit) = &mut self.commit {
+            commit.has_failed |= !is_ok;
+            self.end_commit(captured);
+        }
+    }
+
+    /// Moves the pointer over the transaction, or gives it up.
+    fn end_commit(&mut self, captured: &mut Captured) {
+        let Some(commit) = self.commit.take() else { return };
+        if !commit.has_failed
+            && let Err(error) = captured.journal.publish()
+        {
+            log::error!("disk {}: {error}", self.name());
+            captured.has_failed = true;
+        }
+        if commit.has_failed || captured.has_failed {
+            log::error!(
+                "disk {}: transaction {} is not committed; the guest's journal is given up",
+                self.name(),
+                commit.sequence
+            );
+            captured.journal.abandon();
+            captured.has_failed = true;
+            return;
+        }
+        DiskCounters::add(&self.counters().commit_blocks, 1);
+        for block in &commit.revokes {
+            captured.homes.remove(block);
+            captured.at_home.remove(block);
+        }
+        for (block, content) in &commit.puts {
+            captured.homes.insert(*block, Held { sequence: commit.sequence, home: HomeState::Behind });
+            captured.at_home.remove(block);
+            captured.allocation.changed(*block, Some(content));
+        }
+        for (block, content) in &commit.appends {
+            let known = AtHome { sequence: commit.sequence, digest: self.nvm.digest(content) };
+            captured.at_home.insert(*block, known);
+            captured.allocation.changed(*block, Some(content));
+        }
+    }
+}
+
+fn commit_sequence(commit: &Option<Commit>) -> u32 {
+    commit.as_ref().map_or(0, |commit| commit.sequence)
+}
+
+/// Stores what goes to the region; nothing of it counts yet.
+fn store(captured: &mut Captured, commit: &Commit) -> Result<(), nvm_journal::Error> {
+    for (block, content) in &commit.puts {
+        captured.journal.put(*block, content)?;
+    }
+    for block in &commit.revokes {
+        captured.journal.revoke(*block)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,416 @@
+//! A guest's log as it is written, turned into transactions: what jbd2's recovery would accept, as soon as it would.
+//!
+//! Log blocks are copied when they come, because the guest may change its pages as soon as its write completes. A
+//! transaction is accepted when its commit block and everything that it commits is there and right; what is accepted is
+//! forgotten here, since from then on it is in the journal on NVM or at home.
+//!
+//! Bounds: no more copies than the log has blocks, nor than the region could ever commit. A log that overlaps itself is
+//! not followed.
+
+use jbd2::{Checksum, Commit, Descriptor, Format, Kind, Revoke, Tag};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+/// Where a transaction begins in the log, and its sequence number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tail {
+    pub position: u32,
+    pub sequence: u32,
+}
+
+/// A transaction that counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Transaction {
+    pub sequence: u32,
+    /// Home blocks and what they shall hold; of a block that is in it twice, the last.
+    pub blocks: HashMap<u64, Arc<[u8]>>,
+    /// Blocks that no version counts of any more, those of `blocks` excepted: they are not in it.
+    pub revokes: Vec<u64>,
+}
+
+/// What the guest's new tail means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TailMove {
+    /// Transactions before this sequence number have left the log.
+    Passed(u32),
+    /// The log begins anew: nothing that was in it counts.
+    Anew,
+}
+
+/// The log of one file system while it is open.
+#[derive(Debug)]
+pub(crate) struct LogStream {
+    format: Format,
+    /// Where the live log begins.
+    tail: Tail,
+    /// Where the next transaction begins.
+    cursor: Tail,
+    /// Beginnings of the transactions between the two.
+    live: VecDeque<Tail>,
+    copies: HashMap<u32, Arc<[u8]>>,
+    copies_max: usize,
+    /// A block came that may complete a transaction.
+    may_accept: bool,
+}
+
+/// No room for another copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overflow;
+
+impl LogStream {
+    pub fn new(format: Format, tail: Tail, copies_max: usize) -> Self {
+        LogStream {
+            format,
+            tail,
+            cursor: tail,
+            live: VecDeque::new(),
+            copies: HashMap::new(),
+            copies_max,
+            may_accept: false,
+        }
+    }
+
+    pub fn format(&self) -> &Format {
+        &self.format
+    }
+
+    /// The oldest transaction that is in the guest's log.
+    pub fn tail(&self) -> Tail {
+        self.tail
+    }
+
+    /// The next transaction.
+    pub fn cursor(&self) -> Tail {
+        self.cursor
+    }
+
+    /// The guest has written a log block (not the superblock).
+    pub fn write(&mut self, position: u32, block: Arc<[u8]>) -> Result<(), Overflow> {
+        if self.copies.len() >= self.copies_max && !self.copies.contains_key(&position) {
+            return Err(Overflow);
+        }
+        self.may_accept = true;
+        self.copies.insert(position, block);
+        Ok(())
+    }
+
+    /// A log block that was written and belongs to no accepted transaction yet.
+    pub fn read(&self, position: u32) -> Option<&Arc<[u8]>> {
+        self.copies.get(&position)
+    }
+
+    /// The guest says where its log begins now.
+    pub fn move_tail(&mut self, tail: Tail) -> TailMove {
+        if tail == self.tail {
+            return TailMove::Passed(tail.sequence);
+        }
+        if jbd2::sequence::is_after(self.tail.sequence, tail.sequence) {
+            // What the guest still has in its log is known as home; nothing is lost by not going back.
+            return TailMove::Passed(self.tail.sequence);
+        }
+        if let Some(count) = self.live.iter().position(|begin| *begin == tail) {
+            self.live.drain(..count);
+        } else if tail == self.cursor {
+            self.live.clear();
+        } else {
+            self.live.clear();
+            self.copies.clear();
+            (self.tail, self.cursor) = (tail, tail);
+            return TailMove::Anew;
+        }
+        self.tail = tail;
+        TailMove::Passed(tail.sequence)
+    }
+
+    /// The live log ends here: for who reads the superblock, it is empty.
+    pub fn forget_live(&mut self) {
+        self.live.clear();
+        self.tail = self.cursor;
+    }
+
+    /// The next transaction, if all of it is there.
+    pub fn accept(&mut self, is_home: &dyn Fn(u64) -> bool) -> Option<Transaction> {
+        if !self.may_accept {
+            return None;
+        }
+        let parsed = self.parse();
+        let Some(parsed) = parsed else {
+            self.may_accept = false;
+            return None;
+        };
+        let sequence = self.cursor.sequence;
+        let mut blocks = HashMap::with_capacity(parsed.tags.len());
+        for (position, tag) in &parsed.tags {
+            let Some(copy) = self.copies.get(position) else { continue };
+            // What a replay would skip is no version of anything.
+            if !is_home(tag.block) || !jbd2::data_checksum_ok(&self.format, sequence, tag.checksum, copy) {
+                log::warn!(
+                    "transaction {sequence}: log block {position} is not a good version of block {}; it is ignored",
+                    tag.block
+                );
+                continue;
+            }
+            let content = if tag.escaped {
+                let mut content = copy.to_vec();
+                content[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
+                Arc::from(content)
+            } else {
+                Arc::clone(copy)
+            };
+            blocks.insert(tag.block, content);
+        }
+        for block in &parsed.revokes {
+            // A copy in the revoking transaction itself is revoked too.
+            blocks.remove(block);
+        }
+        let mut position = self.cursor.position;
+        while position != parsed.next {
+            self.copies.remove(&position);
+            position = self.format.next(position);
+        }
+        self.live.push_back(self.cursor);
+        self.cursor = Tail { position: parsed.next, sequence: sequence.wrapping_add(1) };
+        Some(Transaction { sequence, blocks, revokes: parsed.revokes.into_iter().collect() })
+    }
+
+    /// Follows the transaction at the cursor; nothing when something of it is missing or wrong.
+    fn parse(&self) -> Option<Parsed> {
+        let format = &self.format;
+        let mut parsed = Parsed { tags: Vec::new(), revokes: HashSet::new(), next: 0 };
+        let mut position = self.cursor.position;
+        let mut blocks = u64::from(format.distance(self.tail.position, position));
+        let mut checksum = !0;
+        loop {
+            // A log that runs into its own beginning is not a log.
+            if !format.contains(position) || blocks + 1 >= u64::from(format.log_blocks()) {
+                return None;
+            }
+            let block = self.copies.get(&position)?;
+            let header = jbd2::peek(block).filter(|header| header.sequence == self.cursor.sequence)?;
+            position = format.next(position);
+            blocks += 1;
+            match header.kind {
+                Kind::Descriptor => {
+                    let descriptor = Descriptor::new(format, block);
+                    if !descriptor.checksum_ok() {
+                        return None;
+                    }
+                    checksum = self.add(checksum, block);
+                    for tag in descriptor.tags() {
+                        let data = self.copies.get(&position)?;
+                        checksum = self.add(checksum, data);
+                        parsed.tags.push((position, tag));
+                        position = format.next(position);
+                        blocks += 1;
+                        if blocks + 1 >= u64::from(format.log_blocks()) {
+                            return None;
+                        }
+                    }
+                }
+                Kind::Revoke => {
+                    let revoke = Revoke::new(format, block);
+                    if !revoke.checksum_ok() {
+                        return None;
+                    }
+                    parsed.revokes.extend(revoke.records().ok()?);
+                }
+                Kind::Commit => {
+                    let commit = Commit::new(format, block);
+                    let is_right = match format.checksum {
+                        Checksum::V1 => commit.transaction_checksum_ok(checksum),
+                        _ => commit.checksum_ok(),
+                    };
+                    parsed.next = position;
+                    return is_right.then_some(parsed);
+                }
+                Kind::SuperblockV1 | Kind::SuperblockV2 | Kind::Unknown(_) => return None,
+            }
+        }
+    }
+
+    /// Adds a block to jbd2's first kind of checksum, which runs over descriptors and data.
+    fn add(&self, checksum: u32, block: &[u8]) -> u32 {
+        if self.format.checksum == Checksum::V1 { jbd2::crc32_be(checksum, block) } else { checksum }
+    }
+}
+
+struct Parsed {
+    tags: Vec<(u32, Tag)>,
+    revokes: HashSet<u64>,
+    next: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jbd2::build::{self, SuperblockBuilder, TagSpec};
+    use jbd2::{Features, Superblock};
+
+    const BLOCK: usize = 1024;
+
+    fn format(checksum: Checksum) -> Format {
+        let features = Features { compat: 0, incompat: Features::REVOKE | Features::WIDE, ro_compat: 0 };
+        let builder =
+            SuperblockBuilder { block_size: BLOCK as u32, maxlen: 64, features, ..SuperblockBuilder::default() };
+        Superblock::parse(&builder.checksum(checksum).build()).expect("valid").1
+    }
+
+    struct Writer {
+        format: Format,
+        stream: LogStream,
+        at: u32,
+        sequence: u32,
+    }
+
+    impl Writer {
+        fn new(checksum: Checksum) -> Self {
+            let format = format(checksum);
+            let tail = Tail { position: format.first, sequence: 5 };
+            Writer { format, stream: LogStream::new(format, tail, 1000), at: format.first, sequence: 5 }
+        }
+
+        /// The blocks of a transaction, in order of the log.
+        fn transaction(&self, blocks: &[(u64, Vec<u8>)], revokes: &[u64]) -> Vec<Vec<u8>> {
+            let mut log = Vec::new();
+            if !revokes.is_empty() {
+                log.push(build::revoke(&self.format, self.sequence, revokes));
+            }
+            let logged: Vec<(u64, Vec<u8>, bool)> = blocks
+                .iter()
+                .map(|(block, data)| {
+                    let escaped = jbd2::is_escaped_content(data);
+                    let mut data = data.clone();
+                    if escaped {
+                        data[..4].fill(0);
+                    }
+                    (*block, data, escaped)
+                })
+                .collect();
+            let tags: Vec<TagSpec<'_>> = logged
+                .iter()
+                .map(|(block, data, escaped)| TagSpec { block: *block, data, escaped: *escaped, with_uuid: false })
+                .collect();
+            let mut sum = !0;
+            if !tags.is_empty() {
+                let descriptor = build::descriptor(&self.format, self.sequence, &tags);
+                sum = jbd2::crc32_be(sum, &descriptor);
+                log.push(descriptor);
+            }
+            for (_, data, _) in &logged {
+                sum = jbd2::crc32_be(sum, data);
+                log.push(data.clone());
+            }
+            log.push(build::commit(&self.format, self.sequence, 0, 0, Some(sum)));
+            log
+        }
+
+        fn write(&mut self, log: Vec<Vec<u8>>) {
+            for block in log {
+                self.stream.write(self.at, Arc::from(block)).expect("room");
+                self.at = self.format.next(self.at);
+            }
+            self.sequence += 1;
+        }
+    }
+
+    #[test]
+    fn transactions_come_out_whole_and_in_order_round_the_end() {
+        for checksum in [Checksum::None, Checksum::V1, Checksum::V2, Checksum::V3] {
+            let mut writer = Writer::new(checksum);
+            let mut magic = vec![7; BLOCK];
+            magic[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
+            for round in 0..40u64 {
+                let blocks = [(round, vec![round as u8; BLOCK]), (100, magic.clone()), (round + 200, vec![1; BLOCK])];
+                let log = writer.transaction(&blocks, &[round + 200, 300 + round]);
+                writer.write(log);
+                let accepted = writer.stream.accept(&|_| true).expect("accepted");
+                assert_eq!(accepted.sequence, 5 + round as u32);
+                assert_eq!(accepted.blocks.len(), 2, "what is revoked in the transaction itself is not in it");
+                assert_eq!(&accepted.blocks[&100][..], &magic[..]);
+                assert_eq!(&accepted.blocks[&round][..], &[round as u8; BLOCK][..]);
+                assert_eq!(accepted.revokes.len(), 2);
+                assert!(writer.stream.accept(&|_| true).is_none());
+                let cursor = writer.stream.cursor();
+                assert_eq!(writer.stream.move_tail(cursor), TailMove::Passed(6 + round as u32));
+                assert!(writer.stream.copies.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_accepted_that_jbd2_would_not_accept() {
+        for checksum in [Checksum::V1, Checksum::V2, Checksum::V3] {
+            let writer = Writer::new(checksum);
+            let log = writer.transaction(&[(1, vec![1; BLOCK]), (2, vec![2; BLOCK])], &[9]);
+            for (missing, _) in log.iter().enumerate() {
+                let mut writer = Writer::new(checksum);
+                for (index, block) in log.iter().enumerate() {
+                    if index != missing {
+                        let position = writer.format.first + index as u32;
+                        writer.stream.write(position, Arc::from(block.as_slice())).expect("room");
+                    }
+                    assert!(writer.stream.accept(&|_| true).is_none(), "block {missing} is missing");
+                }
+                // In whatever order they come.
+                let position = writer.format.first + missing as u32;
+                writer.stream.write(position, Arc::from(log[missing].as_slice())).expect("room");
+                assert!(writer.stream.accept(&|_| true).is_some());
+            }
+        }
+        // A damaged data block is skipped, a damaged control block ends the log.
+        let writer = Writer::new(Checksum::V3);
+        let log = writer.transaction(&[(1, vec![1; BLOCK]), (2, vec![2; BLOCK])], &[9]);
+        for damaged in 0..log.len() {
+            let mut writer = Writer::new(Checksum::V3);
+            let mut blocks = log.clone();
+            blocks[damaged][BLOCK / 2] ^= 1;
+            writer.write(blocks);
+            let accepted = writer.stream.accept(&|_| true);
+            let is_data = (2..4).contains(&damaged);
+            assert_eq!(accepted.map(|transaction| transaction.blocks.len()), is_data.then_some(1), "block {damaged}");
+        }
+    }
+
+    #[test]
+    fn blocks_outside_the_file_system_are_ignored_and_copies_are_bounded() {
+        let mut writer = Writer::new(Checksum::V3);
+        let log = writer.transaction(&[(1, vec![1; BLOCK]), (u64::MAX >> 8, vec![2; BLOCK])], &[]);
+        writer.write(log);
+        let accepted = writer.stream.accept(&|block| block < 100).expect("accepted");
+        assert_eq!(accepted.blocks.keys().copied().collect::<Vec<_>>(), [1]);
+        let mut stream = LogStream::new(format(Checksum::None), Tail { position: 1, sequence: 1 }, 2);
+        assert_eq!(stream.write(1, Arc::from([0; BLOCK])), Ok(()));
+        assert_eq!(stream.write(2, Arc::from([0; BLOCK])), Ok(()));
+        assert_eq!(stream.write(3, Arc::from([0; BLOCK])), Err(Overflow));
+        assert_eq!(stream.write(2, Arc::from([1; BLOCK])), Ok(()));
+    }
+
+    #[test]
+    fn a_log_full_of_descriptors_is_not_followed_for_ever() {
+        let mut writer = Writer::new(Checksum::None);
+        let log = writer.transaction(&[(1, vec![1; BLOCK])], &[]);
+        for position in writer.format.first..writer.format.last {
+            let block = if position % 2 == writer.format.first % 2 { &log[0] } else { &log[1] };
+            writer.stream.write(position, Arc::from(block.as_slice())).expect("room");
+        }
+        assert!(writer.stream.accept(&|_| true).is_none());
+    }
+
+    #[test]
+    fn a_tail_that_is_nowhere_begins_the_log_anew() {
+        let mut writer = Writer::new(Checksum::V3);
+        for round in 0..4u64 {
+            let log = writer.transaction(&[(round, vec![1; BLOCK])], &[]);
+            writer.write(log);
+            writer.stream.accept(&|_| true).expect("accepted");
+        }
+        let second = Tail { position: writer.format.first + 3, sequence: 6 };
+        assert_eq!(writer.stream.move_tail(second), TailMove::Passed(6));
+        assert_eq!(writer.stream.tail(), second);
+        let back = Tail { position: writer.format.first, sequence: 5 };
+        assert_eq!(writer.stream.move_tail(back), TailMove::Passed(6), "a tail does not go back");
+        let nowhere = Tail { position: 40, sequence: 77 };
+        assert_eq!(writer.stream.move_tail(nowhere), TailMove::Anew);
+        assert_eq!(writer.stream.cursor(), nowhere);
+    }
+}

@@ -1,0 +1,349 @@
+//! Recovery from a region alone: after the guest, the VMM, amberlog, the host's kernel or its power (the paper's III-F).
+//!
+//! Everything is judged before anything is written. Blocks go home first, in large runs; then the file system's superblock
+//! and the journal's are finished by the code that finishes every other recovery, which is shown a log with one transaction
+//! that holds the superblock, if the region has a version of it; and last the region is given back. Cut off anywhere and
+//! run again, the outcome is the same.
+
+use super::{Region, region_error};
+use crate::finish::ImagePart;
+use crate::journals::{MARK_ERRNO, offset_of};
+use crate::scan::{FoundLogPlace, internal_place};
+use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
+use jbd2::build::{LogBuilder, Transaction};
+use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
+use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
+use nvm_journal::{Found, Header, Owner};
+use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
+use std::convert::Infallible;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Instant;
+
+/// Bytes that are written home in one piece at most.
+const RUN_BYTES: usize = 1 << 20;
+
+/// What a recovery from a region did.
+#[derive(Clone, Debug)]
+pub struct NvmFinished {
+    /// Where the file system begins on its disk, in bytes.
+    pub offset: u64,
+    /// The numbers.
+    pub recovery: Report,
+}
+
+/// What the journal superblock on storage says of a region.
+#[derive(Debug, PartialEq, Eq)]
+enum Stored {
+    /// It is as it was made when the log was opened: the region's blocks belong onto this disk.
+    Marked,
+    /// Nothing is owed: a recovery was cut off after its last write, or nothing was ever committed.
+    NothingOwed(&'static str),
+}
+
+/// Recovers an image from a region. Nothing when the region holds nothing.
+///
+/// # Errors
+/// [`Error::Refused`] when nothing was changed: the region is damaged, in use, or belongs to another file system or
+/// another opening of its journal. [`Error::Failed`] when reading or writing failed; it can be run again.
+pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Result<Option<NvmFinished>, Error> {
+    let path = options.path.clone();
+    if access == Access::Write {
+        let file = MediumFile::open(options).map_err(region_error(&path))?;
+        let mut medium: Region = Box::new(file.map().map_err(region_error(&path))?);
+        if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
+            return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
+        }
+        return recover_medium(&mut medium, &path, image.file());
+    }
+    let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
+    let Some(judged) = Judged::new(view.bytes(), &path, image.file())? else { return Ok(None) };
+    Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
+}
+
+/// Brings home what a region holds for the file system on `home`, and gives the region back.
+pub(crate) fn recover_medium(medium: &mut Region, path: &Path, home: &File) -> Result<Option<NvmFinished>, Error> {
+    let started = Instant::now();
+    if Found::read(medium.bytes()).map_err(region_error(path))?.is_none() {
+        // Never formatted: whether it may be is seen when a log is opened.
+        return Ok(None);
+    }
+    let Some(judged) = Judged::new(medium.bytes(), path, home)? else { return Ok(None) };
+    let mut report = judged.report();
+    if judged.stored == Stored::Marked {
+        judged.write_home(medium.bytes(), home)?;
+        let finished = judged.finish(medium.bytes(), home)?;
+        report.status = report.status.max(finished.status);
+        report.notes.extend(finished.notes);
+    }
+    nvm_journal::forget(medium).map_err(region_error(path))?;
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: report }))
+}
+
+/// A region and a disk that belong together.
+struct Judged {
+    found: Found,
+    owner: Owner,
+    place: FoundLogPlace,
+    /// The journal superblock's whole block, as the guest last wrote it.
+    superblock: Vec<u8>,
+    format: Format,
+    stored: Stored,
+}
+
+impl Judged {
+    fn new(region: &[u8], path: &Path, home: &File) -> Result<Option<Self>, Error> {
+        let shown = path.display();
+        let found = match Found::read(region).map_err(region_error(path))? {
+            Some(found) => found,
+            None => return Err(Error::Refused(format!("{shown} is no NVM region of amberlog's"))),
+        };
+        let Some(owner) = found.owner.clone() else { return Ok(None) };
+        found.verify(region).map_err(region_error(path))?;
+        let refuse = |reason: String| Error::Refused(format!("{shown}: {reason}; nothing was changed"));
+        let place = place_of(home, &owner)?.ok_or_else(|| {
+            refuse(format!(
+                "the region belongs to the ext file system {} at byte {} of a disk, and there is none like it on this one",
+                recovery::uuid_text(&owner.file_system),
+                owner.home_start
+            ))
+        })?;
+        if place.file_system_uuid != owner.file_system && !is_journal(home, &place, &owner.journal)? {
+            return Err(refuse(format!(
+                "the region belongs to another file system: to {}, and at byte {} of the disk is {}",
+                recovery::uuid_text(&owner.file_system),
+                owner.home_start,
+                recovery::uuid_text(&place.file_system_uuid)
+            )));
+        }
+        if place.block_bytes != found.geometry.block_bytes {
+            return Err(refuse(format!(
+                "the region has blocks of {} bytes, the file system of {}",
+                found.geometry.block_bytes, place.block_bytes
+            )));
+        }
+        let damaged = |error: jbd2::SuperblockError| refuse(format!("the journal superblock in the region: {error}"));
+        let (_, format) = Superblock::parse(&owner.attachment).map_err(damaged)?;
+        let mut superblock = read_superblock(home, &place)?;
+        let stored = stored(&superblock, &owner, &found).map_err(refuse)?;
+        superblock[..owner.attachment.len()].copy_from_slice(&owner.attachment);
+        let bounds = bounds(&place);
+        if let Some(outside) = found.latest.keys().find(|block| !bounds.contains(**block)) {
+            return Err(refuse(format!(
+                "the region holds a version of block {outside}, which is outside the file system or in its journal"
+            )));
+        }
+        Ok(Some(Judged { found, owner, place, superblock, format, stored }))
+    }
+
+    fn report(&self) -> Report {
+        if let Stored::NothingOwed(note) = self.stored {
+            return Report::of(Status::Clean).with_note(note);
+        }
+        let transactions = u64::from(self.found.checkpoint.transaction);
+        let blocks = self.found.latest.len() as u64;
+        let mut report = Report {
+            status: Status::Recovered,
+            transactions,
+            blocks_written: blocks,
+            bytes_written: blocks * u64::from(self.place.block_bytes),
+            last_sequence: (transactions > 0).then_some(self.found.sequence),
+            ..Report::default()
+        };
+        let first = Superblock::decode(&self.owner.attachment).map(|superblock| superblock.sequence);
+        report.first_sequence = report.last_sequence.and(first.ok());
+        if self.found.reserved > 0 {
+            report = report.with_note("garbage collection of the NVM region was cut off; nothing of it is lost");
+        }
+        report
+    }
+
+    fn superblock_block(&self) -> u64 {
+        SUPERBLOCK_OFFSET / u64::from(self.place.block_bytes)
+    }
+
+    /// Writes every latest version home but that of the superblock, and flushes.
+    fn write_home(&self, region: &[u8], home: &File) -> Result<(), Error> {
+        let failed = |what: &'static str| move |source| Error::Failed { what: what.to_owned(), source };
+        let superblock = self.superblock_block();
+        let versions: Vec<(&u64, &Header)> =
+            self.found.latest.iter().filter(|(block, _)| **block != superblock).collect();
+        let block_bytes = u64::from(self.place.block_bytes);
+        let mut run: Vec<u8> = Vec::new();
+        let mut first = 0;
+        let mut part = self.part(home);
+        let mut write = |first: u64, run: &[u8]| {
+            part.write_at(first * block_bytes, run).map_err(failed("writing committed blocks home"))
+        };
+        for (block, header) in versions {
+            let next = first + run.len() as u64 / block_bytes;
+            if !run.is_empty() && (next != *block || run.len() >= RUN_BYTES) {
+                write(first, &run)?;
+                run.clear();
+            }
+            if run.is_empty() {
+                first = *block;
+            }
+            run.extend_from_slice(self.found.content(region, header));
+        }
+        if !run.is_empty() {
+            write(first, &run)?;
+        }
+        home.sync_data().map_err(failed("flushing the recovered blocks"))
+    }
+
+    fn part<'a>(&self, home: &'a File) -> ImagePart<'a> {
+        let place = &self.place;
+        ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes))
+    }
+
+    /// Marks the file system as recovered and its journal as empty, as every recovery does.
+    fn finish(&self, region: &[u8], home: &File) -> Result<Report, Error> {
+        let mut log = self.last_log(region)?;
+        let place = &self.place;
+        let offset = offset_of(&place.runs, place.block_bytes, 0)
+            .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
+        let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
+        let journal = JournalPlace::Home { offset: offset - place.home_start };
+        recovery::replay(&mut log, log_bounds, &bounds(place), &mut self.part(home), journal)
+    }
+
+    /// A log that ends where the guest's did, with nothing in it but the file system's superblock.
+    fn last_log(&self, region: &[u8]) -> Result<LastLog, Error> {
+        let has_committed = self.found.checkpoint.transaction != 0;
+        let sequence = if has_committed { self.found.sequence } else { self.found.sequence.wrapping_add(1) };
+        let mut superblock = self.superblock.clone();
+        SuperblockEdit::new(&mut superblock)
+            .map_err(|error| Error::Refused(error.to_string()))?
+            .start(self.format.first)
+            .sequence(sequence)
+            .seal();
+        let mut blocks = Vec::new();
+        if has_committed {
+            let held = self.found.latest.get(&self.superblock_block());
+            let of_superblock =
+                held.map(|header| (self.superblock_block(), self.found.content(region, header).to_vec()));
+            let transaction = Transaction { blocks: of_superblock.into_iter().collect(), ..Transaction::default() };
+            LogBuilder::new(self.format, self.format.first, sequence)
+                .transaction(&transaction, &mut |_, block| blocks.push(block.to_vec()));
+        }
+        Ok(LastLog { superblock, first: self.format.first, blocks })
+    }
+}
+
+/// See [`Judged::last_log`].
+struct LastLog {
+    superblock: Vec<u8>,
+    first: u32,
+    blocks: Vec<Vec<u8>>,
+}
+
+impl LogRead for LastLog {
+    type Error = Infallible;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Infallible> {
+        let block = match position.checked_sub(self.first) {
+            None => (position == 0).then_some(&self.superblock),
+            Some(index) => self.blocks.get(index as usize),
+        };
+        match block {
+            Some(block) => buffer.copy_from_slice(block),
+            None => buffer.fill(0),
+        }
+        Ok(Content::Present)
+    }
+}
+
+fn bounds(place: &FoundLogPlace) -> HomeBounds {
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded)
+}
+
+struct WholeDisk<'a> {
+    file: &'a File,
+    size: u64,
+}
+
+impl ReadAt for WholeDisk<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+/// The file system that a region belongs to, as it is on this disk: at its place, with an internal journal.
+fn place_of(home: &File, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> {
+    let failed = |source| Error::Failed { what: "looking for the file system on the disk".to_owned(), source };
+    let size = rustix::fs::seek(home, rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
+    let disk = WholeDisk { file: home, size };
+    let is_its = |file_system: &FileSystem| {
+        file_system.offset == owner.home_start && matches!(file_system.journal, JournalOf::Internal { .. })
+    };
+    let mut file_system = extfs::discover(&disk).map_err(failed)?.into_iter().find(is_its);
+    if file_system.is_none() && owner.home_start < size {
+        // The partition table may have been half rewritten when the crash came; what was mounted stays mounted.
+        file_system =
+            extfs::file_system(&disk, None, owner.home_start, size - owner.home_start).map_err(failed)?.filter(is_its);
+    }
+    Ok(file_system.and_then(|file_system| {
+        let mut place = internal_place(0, &file_system)?;
+        // A file system that was growing has blocks in its journal that are beyond the end that it still tells.
+        let on_disk = (size - owner.home_start) / u64::from(place.block_bytes);
+        place.home_blocks = place.home_blocks.max(owner.home_blocks).min(on_disk);
+        Some(place)
+    }))
+}
+
+fn read_superblock(home: &File, place: &FoundLogPlace) -> Result<Vec<u8>, Error> {
+    let offset = offset_of(&place.runs, place.block_bytes, 0)
+        .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
+    let mut block = vec![0; place.block_bytes as usize];
+    home.read_exact_at(&mut block, offset)
+        .map_err(|source| Error::Failed { what: "reading the journal superblock".to_owned(), source })?;
+    Ok(block)
+}
+
+fn is_journal(home: &File, place: &FoundLogPlace, uuid: &[u8; 16]) -> Result<bool, Error> {
+    let block = read_superblock(home, place)?;
+    Ok(Superblock::decode(&block).is_ok_and(|superblock| superblock.uuid == *uuid))
+}
+
+/// Whether the journal superblock on storage is the one of the region's epoch.
+fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> {
+    let raw = &block[..jbd2::SUPERBLOCK_BYTES];
+    let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
+    if on_storage.uuid == owner.journal && crc32c::crc32c(raw) == owner.mark_checksum {
+        return Ok(Stored::Marked);
+    }
+    if found.latest.is_empty() {
+        return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
+    }
+    let after = found.sequence.wrapping_add(2);
+    let is_emptied = on_storage.is_empty() && on_storage.errno == 0 && on_storage.sequence == after;
+    if on_storage.uuid == owner.journal && is_emptied {
+        return Ok(Stored::NothingOwed("an earlier recovery from the region was cut off after its last write"));
+    }
+    if on_storage.uuid != owner.journal {
+        return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
+    }
+    Err(format!(
+        "the region is of another epoch: it was taken when the journal stood at transaction {}, and the journal on the disk \
+         has been used since (it is at {}, {}, and does not carry the region's mark)",
+        Superblock::decode(&owner.attachment).map_or(0, |superblock| superblock.sequence),
+        on_storage.sequence,
+        if on_storage.is_empty() { "empty" } else { "not empty" }
+    ))
+}
+
+/// The journal superblock that storage carries while the region has the log: empty, and with an error.
+pub(super) fn mark_of(superblock: &[u8]) -> Result<[u8; jbd2::SUPERBLOCK_BYTES], jbd2::SuperblockError> {
+    let mut mark = superblock.to_vec();
+    let errno = Superblock::decode(&mark)?.errno;
+    SuperblockEdit::new(&mut mark)?.start(0).errno(if errno == 0 { MARK_ERRNO } else { errno }).seal();
+    Ok(*mark.first_chunk().expect("a journal superblock was decoded from it"))
+}

@@ -1,0 +1,125 @@
+//! What was done with a region, for `--report`.
+
+use super::NvmDisk;
+use nvm_journal::JournalCounters;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of one disk's region.
+#[derive(Debug, Default)]
+pub(super) struct NvmCounters {
+    pub appends_written_home: AtomicU64,
+    pub append_bytes_written_home: AtomicU64,
+    pub writes_absorbed: AtomicU64,
+    pub bytes_absorbed: AtomicU64,
+    pub reads_answered: AtomicU64,
+    pub checkpoints: AtomicU64,
+    pub checkpoint_bytes: AtomicU64,
+    pub blocks_dropped: AtomicU64,
+    pub blocks_restored: AtomicU64,
+    /// Of logs that were closed since.
+    closed: [AtomicU64; 9],
+}
+
+/// A disk's region in a report.
+#[derive(Clone, Debug, Serialize)]
+pub struct NvmReport {
+    /// The file or device.
+    pub path: String,
+    /// Which part of it.
+    pub region: String,
+    /// What it survives: `persistent`, `synced` or `emulated`.
+    pub durability: &'static str,
+    /// Bytes stored to it.
+    pub bytes_to_nvm: u64,
+    /// Of those, contents written as a difference over an old version.
+    pub delta_bytes: u64,
+    /// Bytes of the blocks that were committed to it: what would have been stored without differences.
+    pub bytes_committed: u64,
+    /// Blocks committed to it that had no version there.
+    pub blocks_first: u64,
+    /// Blocks committed whole beside their latest version.
+    pub blocks_second: u64,
+    /// Blocks committed as a difference over their old version.
+    pub blocks_updated: u64,
+    /// Appended blocks that went straight home.
+    pub appends_written_home: u64,
+    /// Bytes of them.
+    pub append_bytes_written_home: u64,
+    /// The guest's home writes of blocks that were acknowledged and not written.
+    pub writes_absorbed: u64,
+    /// Bytes of them.
+    pub bytes_absorbed: u64,
+    /// Blocks that were read from the region.
+    pub reads_answered: u64,
+    /// Runs of garbage collection.
+    pub garbage_collections: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// Bytes that they wrote home.
+    pub checkpoint_bytes: u64,
+    /// Blocks let go without being written: the guest no longer needed them.
+    pub blocks_dropped: u64,
+    /// Blocks held again because their home was overwritten while the guest's log had them.
+    pub blocks_restored: u64,
+    /// Transactions published.
+    pub transactions: u64,
+    /// Fences.
+    pub fences: u64,
+}
+
+fn values(counters: &JournalCounters) -> [u64; 9] {
+    [
+        counters.bytes_stored,
+        counters.delta_bytes,
+        counters.bytes_put,
+        counters.blocks_first,
+        counters.blocks_second,
+        counters.blocks_updated,
+        counters.collections,
+        counters.transactions,
+        counters.fences,
+    ]
+}
+
+impl NvmCounters {
+    pub fn add(counter: &AtomicU64, by: u64) {
+        counter.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Keeps what a log that is closed has counted.
+    pub fn add_journal(&self, counters: &JournalCounters) {
+        for (sum, value) in self.closed.iter().zip(values(counters)) {
+            Self::add(sum, value);
+        }
+    }
+
+    pub fn report(&self, disk: &NvmDisk, live: Option<JournalCounters>) -> NvmReport {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let live = values(&live.unwrap_or_default());
+        let sum = |index: usize| load(&self.closed[index]) + live[index];
+        NvmReport {
+            path: disk.options.path.display().to_string(),
+            region: disk.options.region.to_string(),
+            durability: disk.durability().name(),
+            bytes_to_nvm: sum(0),
+            delta_bytes: sum(1),
+            bytes_committed: sum(2),
+            blocks_first: sum(3),
+            blocks_second: sum(4),
+            blocks_updated: sum(5),
+            appends_written_home: load(&self.appends_written_home),
+            append_bytes_written_home: load(&self.append_bytes_written_home),
+            writes_absorbed: load(&self.writes_absorbed),
+            bytes_absorbed: load(&self.bytes_absorbed),
+            reads_answered: load(&self.reads_answered),
+            garbage_collections: sum(6),
+            checkpoints: load(&self.checkpoints),
+            checkpoint_bytes: load(&self.checkpoint_bytes),
+            blocks_dropped: load(&self.blocks_dropped),
+            blocks_restored: load(&self.blocks_restored),
+            transactions: sum(7),
+            fences: sum(8),
+        }
+    }
+}
