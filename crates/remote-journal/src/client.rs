@@ -1,0 +1,358 @@
+//! The client's end of the wire.
+
+use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
+use crate::message::{Batch, JournalStatus, Message, PAYLOAD_BYTES_MAX, Refusal};
+use crate::security::{self, ClientSecurity};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// Which server, and how patiently.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// HOST:PORT.
+    pub address: String,
+    /// How it is trusted.
+    pub security: ClientSecurity,
+    /// A server that does not answer for this long is given up.
+    pub timeout: Duration,
+}
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The connection ended.
+    #[error("{0}")]
+    Link(#[from] LinkError),
+    /// The server said no.
+    #[error("the journal server refuses: {reason}")]
+    Refused {
+        /// What kind of no.
+        refusal: Refusal,
+        /// In its words.
+        reason: String,
+    },
+    /// The server said something else than was asked.
+    #[error("the journal server gave an answer to another question")]
+    Unexpected,
+    /// What was fetched is not whole.
+    #[error("{0}")]
+    Incomplete(String),
+}
+
+impl From<io::Error> for ClientError {
+    fn from(error: io::Error) -> Self {
+        ClientError::Link(error.into())
+    }
+}
+
+impl ClientError {
+    /// Whether somebody else was given a higher epoch.
+    pub fn is_fenced(&self) -> bool {
+        matches!(self, ClientError::Refused { refusal: Refusal::Fenced, .. })
+    }
+}
+
+/// A connection to a server that knows who we are.
+pub struct Client {
+    reader: FrameReader,
+    writer: FrameWriter,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects, and proves who we are.
+    ///
+    /// # Errors
+    /// When the server is not there, is not the right one, or does not know us.
+    pub async fn connect(options: &ClientOptions) -> Result<Self, ClientError> {
+        let connecting = Self::connect_patiently(options);
+        tokio::time::timeout(options.timeout, connecting).await.map_err(|_| LinkError::TimedOut(options.timeout))?
+    }
+
+    async fn connect_patiently(options: &ClientOptions) -> Result<Self, ClientError> {
+        let host = options.address.rsplit_once(':').map_or(options.address.as_str(), |(host, _)| host);
+        let credentials = options.security.load(host.trim_matches(['[', ']']))?;
+        let stream = TcpStream::connect(&options.address)
+            .await
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", options.address)))?;
+        link::prepare(&stream)?;
+        let stream = match credentials.tls {
+            None => Stream::Plain(stream),
+            Some((config, name)) => {
+                let connector = tokio_rustls::TlsConnector::from(config);
+                Stream::Tls(Box::new(connector.connect(name, stream).await?.into()))
+            }
+        };
+        let (reader, writer) = link::split(stream, options.timeout);
+        let mut client = Client { reader, writer, timeout: options.timeout };
+        let Message::Challenge { nonce } = client.answer().await? else { return Err(ClientError::Unexpected) };
+        let (identity, proof) = match &credentials.secret {
+            Some((identity, secret)) => (identity.clone(), security::prove(identity, secret, &nonce)),
+            None => (security::ANONYMOUS.to_owned(), [0; 32]),
+        };
+        match client.ask(Message::Hello { identity, proof }).await? {
+            Message::Welcome { .. } => Ok(client),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    async fn answer(&mut self) -> Result<Message, ClientError> {
+        loop {
+            let message = self.reader.message(PAYLOAD_BYTES_MAX, self.timeout, self.timeout).await?;
+            match message {
+                Message::Refuse { refusal, reason } => return Err(ClientError::Refused { refusal, reason }),
+                Message::Pong => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    async fn ask(&mut self, question: Message) -> Result<Message, ClientError> {
+        self.writer.send(&[question]).await?;
+        self.answer().await
+    }
+
+    async fn done(&mut self, question: Message) -> Result<(), ClientError> {
+        match self.ask(question).await? {
+            Message::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Begins a log; gives its epoch, which is higher than `epoch_min`. Batches follow on this connection.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn begin(
+        &mut self,
+        name: &str,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+    ) -> Result<u64, ClientError> {
+        let question = Message::Begin { name: name.to_owned(), owner, nonce, epoch_min, block_bytes };
+        match self.ask(question).await? {
+            Message::Begun { epoch } if epoch > epoch_min => Ok(epoch),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Says that a log is over.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn close(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        self.done(Message::Close { name: name.to_owned(), epoch, nonce }).await
+    }
+
+    /// The client's journals.
+    ///
+    /// # Errors
+    /// When the connection ends.
+    pub async fn list(&mut self) -> Result<Vec<JournalStatus>, ClientError> {
+        match self.ask(Message::List).await? {
+            Message::Journals(journals) => Ok(journals),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Fences off whoever writes to a journal.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn take(&mut self, name: &str) -> Result<(), ClientError> {
+        self.done(Message::Take { name: name.to_owned() }).await
+    }
+
+    /// Removes a journal.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub async fn delete(&mut self, name: &str, even_live: bool) -> Result<(), ClientError> {
+        self.done(Message::Delete { name: name.to_owned(), even_live }).await
+    }
+
+    /// Fetches a log: every batch from the tail to the last, without a gap, each block with its checksum compared.
+    ///
+    /// # Errors
+    /// When anything is missing or damaged: no part of it is given then.
+    pub async fn fetch(&mut self, status: &JournalStatus) -> Result<FetchedLog, ClientError> {
+        let JournalStatus { name, epoch, tail, .. } = status.clone();
+        self.writer.send(&[Message::Fetch { name: name.clone(), epoch, from: tail }]).await?;
+        let mut log = FetchedLog { status: status.clone(), blocks: HashMap::new() };
+        let mut next = tail;
+        loop {
+            match self.answer().await? {
+                Message::Batch(batch) if batch.epoch == epoch && batch.sequence == next => {
+                    log.blocks.extend(batch.blocks.into_iter().map(|block| (block.position, block.content)));
+                    next += 1;
+                }
+                Message::Batch(batch) => {
+                    return Err(ClientError::Incomplete(format!(
+                        "{name}: batch {} of epoch {} came where {next} of {epoch} was due; nothing is replayed over a gap",
+                        batch.sequence, batch.epoch
+                    )));
+                }
+                Message::Done if next > status.last => return Ok(log),
+                Message::Done => {
+                    return Err(ClientError::Incomplete(format!(
+                        "{name}: the log ends before batch {next}, but {} were acknowledged",
+                        status.last
+                    )));
+                }
+                _ => return Err(ClientError::Unexpected),
+            }
+        }
+    }
+
+    /// For a connection on which a log was begun: the half that sends batches, and the one that hears of them.
+    pub fn into_pipeline(self) -> (BatchSender, DurableReceiver) {
+        (BatchSender(self.writer), DurableReceiver { reader: self.reader })
+    }
+}
+
+/// Sends batches.
+pub struct BatchSender(FrameWriter);
+
+impl BatchSender {
+    /// Sends batches, in one write.
+    ///
+    /// # Errors
+    /// When the server takes nothing in time, or is gone.
+    pub async fn send(&mut self, batches: Vec<Batch>) -> Result<(), ClientError> {
+        let messages: Vec<Message> = batches.into_iter().map(Message::Batch).collect();
+        Ok(self.0.send(&messages).await?)
+    }
+
+    /// Asks for a sign of life.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub async fn ping(&mut self) -> Result<(), ClientError> {
+        Ok(self.0.send(&[Message::Ping]).await?)
+    }
+
+    /// Says that the log is over; the answer comes to the other half.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub async fn close(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        Ok(self.0.send(&[Message::Close { name: name.to_owned(), epoch, nonce }]).await?)
+    }
+
+    /// Bytes sent so far on this connection, before TLS.
+    pub fn sent_bytes(&self) -> u64 {
+        self.0.sent_bytes
+    }
+}
+
+/// What the server tells a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Durable up to and with this batch.
+    Durable(u64),
+    /// It is there.
+    Alive,
+    /// The log is over.
+    Closed,
+}
+
+/// Hears of batches.
+pub struct DurableReceiver {
+    reader: FrameReader,
+}
+
+impl DurableReceiver {
+    /// Waits for the server. Not to be given up half way.
+    ///
+    /// # Errors
+    /// When the server refuses, is gone, or says nothing for `idle`.
+    pub async fn hear(&mut self, idle: Duration) -> Result<Heard, ClientError> {
+        match self.reader.message(PAYLOAD_BYTES_MAX, idle, idle).await? {
+            Message::Durable { sequence } => Ok(Heard::Durable(sequence)),
+            Message::Pong => Ok(Heard::Alive),
+            Message::Done => Ok(Heard::Closed),
+            Message::Refuse { refusal, reason } => Err(ClientError::Refused { refusal, reason }),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+}
+
+/// A log as the server kept it.
+#[derive(Clone, Debug)]
+pub struct FetchedLog {
+    /// Which.
+    pub status: JournalStatus,
+    /// The newest content of every log block that was needed.
+    pub blocks: HashMap<u32, Arc<[u8]>>,
+}
+
+/// A client for code that waits.
+pub struct BlockingClient {
+    runtime: tokio::runtime::Runtime,
+    client: Client,
+}
+
+impl BlockingClient {
+    /// Connects.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect(options: &ClientOptions) -> Result<Self, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let client = runtime.block_on(Client::connect(options))?;
+        Ok(BlockingClient { runtime, client })
+    }
+
+    /// As [`Client::list`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn list(&mut self) -> Result<Vec<JournalStatus>, ClientError> {
+        self.runtime.block_on(self.client.list())
+    }
+
+    /// One journal, if there is one of this name.
+    ///
+    /// # Errors
+    /// As [`Client::list`].
+    pub fn status(&mut self, name: &str) -> Result<Option<JournalStatus>, ClientError> {
+        Ok(self.list()?.into_iter().find(|journal| journal.name == name))
+    }
+
+    /// As [`Client::take`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn take(&mut self, name: &str) -> Result<(), ClientError> {
+        self.runtime.block_on(self.client.take(name))
+    }
+
+    /// As [`Client::fetch`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn fetch(&mut self, status: &JournalStatus) -> Result<FetchedLog, ClientError> {
+        self.runtime.block_on(self.client.fetch(status))
+    }
+
+    /// As [`Client::close`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn close(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        self.runtime.block_on(self.client.close(name, epoch, nonce))
+    }
+
+    /// As [`Client::delete`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn delete(&mut self, name: &str, even_live: bool) -> Result<(), ClientError> {
+        self.runtime.block_on(self.client.delete(name, even_live))
+    }
+}

@@ -1,0 +1,159 @@
+//! A connection's two halves, TLS or not: frames in and out, each within a time limit.
+
+use crate::message::{FRAME_HEADER_BYTES, FrameHeader, Message, MessageError};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+/// A stream to the other side.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+macro_rules! each {
+    ($self:ident, $stream:ident => $what:expr) => {
+        match $self.get_mut() {
+            Stream::Plain($stream) => {
+                let $stream = Pin::new($stream);
+                $what
+            }
+            Stream::Tls($stream) => {
+                let $stream = Pin::new($stream.as_mut());
+                $what
+            }
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => stream.poll_read(cx, buffer))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        each!(self, stream => stream.poll_write(cx, bytes))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The network, or TLS.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// What came is no message.
+    #[error("{0}")]
+    Message(#[from] MessageError),
+    /// Nothing came, or nothing was taken, in time.
+    #[error("nothing came from the peer in {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// The other side closed.
+    #[error("the peer closed the connection")]
+    Closed,
+}
+
+/// The half that reads.
+pub(crate) struct FrameReader {
+    stream: ReadHalf<Stream>,
+    payload: Vec<u8>,
+}
+
+/// A frame's kind; its payload is in [`FrameReader::payload`].
+impl FrameReader {
+    /// Waits for a frame: `idle` for its first byte, `patience` for the rest. A peer that sends a byte now and then is
+    /// dropped like one that sends none.
+    pub async fn frame(&mut self, max: usize, idle: Duration, patience: Duration) -> Result<u8, LinkError> {
+        let mut head = [0; FRAME_HEADER_BYTES];
+        let first = tokio::time::timeout(idle, self.stream.read(&mut head)).await;
+        let got = first.map_err(|_| LinkError::TimedOut(idle))??;
+        if got == 0 {
+            return Err(LinkError::Closed);
+        }
+        let rest = async {
+            self.stream.read_exact(&mut head[got..]).await?;
+            let header = FrameHeader::read(&head, max)?;
+            self.payload.resize(header.payload_bytes, 0);
+            self.stream.read_exact(&mut self.payload).await?;
+            header.check(&self.payload)?;
+            Ok::<u8, LinkError>(header.kind)
+        };
+        tokio::time::timeout(patience, rest).await.map_err(|_| LinkError::TimedOut(patience))?
+    }
+
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    /// The payload, for keeps.
+    pub fn take_payload(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.payload)
+    }
+
+    pub async fn message(&mut self, max: usize, idle: Duration, patience: Duration) -> Result<Message, LinkError> {
+        let kind = self.frame(max, idle, patience).await?;
+        Ok(Message::read(kind, &self.payload)?)
+    }
+}
+
+/// The half that writes.
+pub(crate) struct FrameWriter {
+    stream: WriteHalf<Stream>,
+    pub patience: Duration,
+    buffer: Vec<u8>,
+    /// Bytes given to the network, before TLS.
+    pub sent_bytes: u64,
+}
+
+impl FrameWriter {
+    pub async fn send(&mut self, messages: &[Message]) -> Result<(), LinkError> {
+        self.buffer.clear();
+        messages.iter().for_each(|message| message.write(&mut self.buffer));
+        self.sent_bytes += self.buffer.len() as u64;
+        let writing = async {
+            self.stream.write_all(&self.buffer).await?;
+            self.stream.flush().await
+        };
+        tokio::time::timeout(self.patience, writing).await.map_err(|_| LinkError::TimedOut(self.patience))??;
+        Ok(())
+    }
+
+    pub async fn shut_down(&mut self) {
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.stream.shutdown()).await;
+    }
+}
+
+/// Splits a stream. `patience`: for each write.
+pub(crate) fn split(stream: Stream, patience: Duration) -> (FrameReader, FrameWriter) {
+    let (reader, writer) = tokio::io::split(stream);
+    (
+        FrameReader { stream: reader, payload: Vec::new() },
+        FrameWriter { stream: writer, patience, buffer: Vec::new(), sent_bytes: 0 },
+    )
+}
+
+/// Sets what every connection needs: small frames at once, and probes that find a peer that is gone.
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! One connection: prove who it is, then ask and be answered, within limits of size and time.
+
+use super::metrics::Metrics;
+use super::store_thread::{Answer, No, Operation, Question, Reply};
+use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
+use crate::message::{BatchHeader, Message, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX_BEFORE_HELLO, Refusal};
+use crate::security::{self, Secrets};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+/// Stored batches on their way to a peer that fetches.
+const FETCHES_IN_FLIGHT: usize = 8;
+
+/// What connections share.
+pub(crate) struct Shared {
+    pub tls: Option<tokio_rustls::TlsAcceptor>,
+    pub has_client_certificates: bool,
+    pub secrets: Option<Secrets>,
+    pub operations: std::sync::mpsc::Sender<Operation>,
+    /// Bytes of batches that wait for the store.
+    pub room: Arc<Semaphore>,
+    pub metrics: Arc<Metrics>,
+    /// For the whole of TLS and the proof, in all.
+    pub hello_timeout: Duration,
+    /// For a whole frame once it has begun, and for each write.
+    pub frame_timeout: Duration,
+    /// Between frames.
+    pub idle_timeout: Duration,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error("{0}")]
+    Link(#[from] LinkError),
+    #[error("it could not prove that it is {0}")]
+    Unauthenticated(String),
+    #[error("{}", .0.reason)]
+    No(No),
+    #[error("it said what only a server says, or out of turn")]
+    OutOfTurn,
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+fn no(refusal: Refusal, reason: &str) -> No {
+    No { refusal, reason: reason.to_owned() }
+}
+
+impl Shared {
+    /// TLS and the proof. `None` where TLS was refused before there was anything to say.
+    async fn greet(&self, stream: TcpStream) -> Result<(FrameReader, FrameWriter, String), Ended> {
+        link::prepare(&stream).map_err(LinkError::from)?;
+        let mut certified = None;
+        let stream = match &self.tls {
+            None => Stream::Plain(stream),
+            Some(acceptor) => {
+                let tls = acceptor.accept(stream).await.map_err(LinkError::from)?;
+                let certificates = tls.get_ref().1.peer_certificates();
+                certified = certificates.and_then(|chain| security::identity_of(chain.first()?));
+                Stream::Tls(Box::new(tls.into()))
+            }
+        };
+        let (mut reader, mut writer) = link::split(stream, self.frame_timeout);
+        let nonce = security::random();
+        writer.send(&[Message::Challenge { nonce }]).await?;
+        let message = reader.message(PAYLOAD_BYTES_MAX_BEFORE_HELLO, self.hello_timeout, self.hello_timeout).await?;
+        let Message::Hello { identity: claimed, proof } = message else { return Err(Ended::OutOfTurn) };
+        let identity = match (&self.secrets, certified) {
+            (Some(secrets), _) if secrets.verify(&claimed, &nonce, &proof) => Some(claimed.clone()),
+            (Some(_), None) => None,
+            (_, Some(certified)) => Some(certified),
+            (None, None) if !self.has_client_certificates => Some(security::ANONYMOUS.to_owned()),
+            (None, None) => None,
+        };
+        let Some(identity) = identity else {
+            let reason = "who you are is not proven: the identity or its secret is wrong".to_owned();
+            let _ = writer.send(&[Message::Refuse { refusal: Refusal::Unauthenticated, reason }]).await;
+            writer.shut_down().await;
+            return Err(Ended::Unauthenticated(claimed));
+        };
+        writer.send(&[Message::Welcome { identity: identity.clone() }]).await?;
+        Ok((reader, writer, identity))
+    }
+
+    /// Serves a connection to its end. `is_known` is told once the peer has proven who it is.
+    pub async fn serve(
+        self: Arc<Self>,
+        stream: TcpStream,
+        mut stopping: watch::Receiver<bool>,
+        is_known: impl FnOnce(),
+    ) -> Result<(), Ended> {
+        let greeted = tokio::time::timeout(self.hello_timeout, self.greet(stream)).await;
+        let (mut reader, writer, identity) = greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
+        is_known();
+        let (replies, receiver) = mpsc::unbounded_channel();
+        let (writer_ended, mut writer_ends) = oneshot::channel();
+        let writing = tokio::spawn(async move {
+            let ended = write_replies(writer, receiver).await;
+            let _ = writer_ended.send(());
+            ended
+        });
+        let ended = tokio::select! {
+            ended = self.read_requests(&mut reader, &identity, &replies) => ended,
+            _ = stopping.wait_for(|stopping| *stopping) => Err(Ended::Stopping),
+            // It said its last word, or the peer does not listen any more.
+            _ = &mut writer_ends => Ok(()),
+        };
+        let last = match &ended {
+            Err(Ended::No(no)) => Some(no.clone()),
+            Err(Ended::Stopping) => Some(no(Refusal::Stopping, "the journal server is stopping")),
+            Err(Ended::Link(LinkError::Message(error))) => Some(no(Refusal::Refused, &error.to_string())),
+            Err(Ended::OutOfTurn) => Some(no(Refusal::Refused, "that is not said here")),
+            _ => None,
+        };
+        if let Some(last) = last {
+            let _ = replies.send(Reply::No(last));
+        }
+        drop(replies);
+        // What is on its way to the store may still be answered; a peer that does not listen is not waited for long.
+        let written = tokio::time::timeout(self.frame_timeout, writing).await;
+        match (ended, written) {
+            (Ok(()), Ok(Ok(result))) => result,
+            (Err(Ended::Stopping | Ended::Link(LinkError::Closed)), _) => Ok(()),
+            (ended, _) => ended,
+        }
+    }
+
+    async fn ask(&self, question: Question) -> Result<Answer, Ended> {
+        let (sender, receiver) = oneshot::channel();
+        let stopped = || Ended::No(no(Refusal::Stopping, "the journal server is stopping"));
+        self.operations.send(Operation::Ask(question, sender)).map_err(|_| stopped())?;
+        receiver.await.map_err(|_| stopped())?.map_err(Ended::No)
+    }
+
+    async fn read_requests(
+        &self,
+        reader: &mut FrameReader,
+        identity: &str,
+        replies: &mpsc::UnboundedSender<Reply>,
+    ) -> Result<(), Ended> {
+        let own = |name: String| format!("{identity}/{name}");
+        let fetches = Arc::new(Semaphore::new(FETCHES_IN_FLIGHT));
+        let mut begun: Option<(u32, u32)> = None;
+        loop {
+            let kind = reader.frame(PAYLOAD_BYTES_MAX, self.idle_timeout, self.frame_timeout).await?;
+            if kind == 6 {
+                let header = BatchHeader::read(reader.payload()).map_err(LinkError::from)?;
+                let Some((journal, block_bytes)) = begun else { return Err(Ended::OutOfTurn) };
+                if header.block_bytes != block_bytes {
+                    return Err(Ended::No(no(Refusal::Refused, "a batch has blocks of another size than its journal")));
+                }
+                let payload = reader.take_payload();
+                let room = Arc::clone(&self.room).acquire_many_owned(payload.len() as u32).await;
+                let Ok(room) = room else { return Err(Ended::Stopping) };
+                let replies = replies.clone();
+                let append = Operation::Append { journal, header, payload, replies, _room: room };
+                self.operations.send(append).map_err(|_| Ended::Stopping)?;
+                continue;
+            }
+            let message = Message::read(kind, reader.payload()).map_err(LinkError::from)?;
+            let question = match message {
+                Message::Ping => {
+                    let _ = replies.send(Reply::Message(Message::Pong));
+                    continue;
+                }
+                Message::Fetch { name, epoch, from } => {
+                    let name = own(name);
+                    let mut sequence = from;
+                    loop {
+                        let question = Question::Fetch { name: name.clone(), epoch, sequence };
+                        let Ok(permit) = Arc::clone(&fetches).acquire_owned().await else {
+                            return Err(Ended::Stopping);
+                        };
+                        match self.ask(question).await? {
+                            Answer::Batch(Some(batch)) => {
+                                let _ = replies.send(Reply::Stored(batch, permit));
+                            }
+                            _ => break,
+                        }
+                        sequence += 1;
+                    }
+                    let _ = replies.send(Reply::Message(Message::Done));
+                    continue;
+                }
+                Message::Begin { .. } if begun.is_some() => return Err(Ended::OutOfTurn),
+                Message::Begin { name, owner, nonce, epoch_min, block_bytes } => {
+                    begun = Some((0, block_bytes));
+                    Question::Begin { name: own(name), owner, nonce, epoch_min, block_bytes }
+                }
+                Message::Close { name, epoch, nonce } => Question::Close { name: own(name), epoch, nonce },
+                Message::Take { name } => Question::Take { name: own(name) },
+                Message::List => Question::List { prefix: format!("{identity}/") },
+                Message::Delete { name, even_live } => Question::Delete { name: own(name), even_live },
+                _ => return Err(Ended::OutOfTurn),
+            };
+            let answer = match self.ask(question).await? {
+                Answer::Begun { journal, epoch } => {
+                    begun = begun.map(|(_, block_bytes)| (journal, block_bytes));
+                    Message::Begun { epoch }
+                }
+                Answer::Done | Answer::Batch(_) => Message::Done,
+                Answer::List(journals) => Message::Journals(journals),
+            };
+            let _ = replies.send(Reply::Message(answer));
+        }
+    }
+
+    pub fn log_end(&self, peer: std::net::SocketAddr, ended: Result<(), Ended>) {
+        match ended {
+            Ok(()) => log::debug!("{peer}: the connection ended"),
+            Err(ended) => {
+                self.metrics.dropped.fetch_add(1, Ordering::Relaxed);
+                if matches!(ended, Ended::Unauthenticated(_)) {
+                    self.metrics.unauthenticated.fetch_add(1, Ordering::Relaxed);
+                }
+                log::warn!("{peer}: the connection was dropped: {ended}");
+            }
+        }
+    }
+}
+
+/// Writes replies until there can be no more, or the last word was said. Of several "durable", the last says it all.
+async fn write_replies(mut writer: FrameWriter, mut replies: mpsc::UnboundedReceiver<Reply>) -> Result<(), Ended> {
+    while let Some(first) = replies.recv().await {
+        let mut messages: Vec<Message> = Vec::new();
+        let mut permits = Vec::new();
+        let mut next = Some(first);
+        let mut last = None;
+        while let Some(reply) = next {
+            match reply {
+                Reply::Durable(sequence) => match messages.last_mut() {
+                    Some(Message::Durable { sequence: of_last }) => *of_last = sequence,
+                    _ => messages.push(Message::Durable { sequence }),
+                },
+                Reply::Message(message) => messages.push(message),
+                Reply::Stored(payload, permit) => {
+                    permits.push(permit);
+                    match Message::read(6, &payload) {
+                        Ok(message) => messages.push(message),
+                        Err(error) => last = Some(no(Refusal::Damaged, &error.to_string())),
+                    }
+                }
+                Reply::No(no) => last = Some(no),
+            }
+            if last.is_some() {
+                break;
+            }
+            next = replies.try_recv().ok();
+        }
+        if let Some(No { refusal, reason }) = &last {
+            messages.push(Message::Refuse { refusal: *refusal, reason: reason.clone() });
+        }
+        writer.send(&messages).await?;
+        if let Some(no) = last {
+            writer.shut_down().await;
+            return Err(Ended::No(no));
+        }
+    }
+    writer.shut_down().await;
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! The one thread that has the store: it takes what connections ask for in groups, makes a group durable with one
+//! `fdatasync`, and only then answers.
+
+use super::metrics::Metrics;
+use crate::message::{BatchHeader, JournalStatus, Refusal};
+use crate::store::{JournalInfo, Medium, Store, StoreError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+/// Operations in one group.
+const GROUP_MAX: usize = 4096;
+/// Bytes in one group after which no more is taken.
+const GROUP_BYTES: usize = 16 << 20;
+
+/// Why the server says no.
+#[derive(Clone, Debug)]
+pub(crate) struct No {
+    pub refusal: Refusal,
+    pub reason: String,
+}
+
+impl From<StoreError> for No {
+    fn from(error: StoreError) -> Self {
+        let refusal = match &error {
+            StoreError::Fenced { .. } => Refusal::Fenced,
+            StoreError::Full(_) => Refusal::Full,
+            StoreError::Damaged(_) => Refusal::Damaged,
+            StoreError::Refused(_) => Refusal::Refused,
+            StoreError::Failed(_) => Refusal::Failed,
+        };
+        No { refusal, reason: error.to_string() }
+    }
+}
+
+/// What goes to a connection's writer.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Durable(u64),
+    Message(crate::message::Message),
+    /// A batch as it was stored, and the right to have so many on their way.
+    Stored(Vec<u8>, OwnedSemaphorePermit),
+    /// The last word.
+    No(No),
+}
+
+/// A question to the store, and what it is answered with.
+#[derive(Debug)]
+pub(crate) enum Question {
+    Begin { name: String, owner: [u8; 16], nonce: [u8; 16], epoch_min: u64, block_bytes: u32 },
+    Close { name: String, epoch: u64, nonce: [u8; 16] },
+    Take { name: String },
+    List { prefix: String },
+    Fetch { name: String, epoch: u64, sequence: u64 },
+    Delete { name: String, even_live: bool },
+}
+
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Begun { journal: u32, epoch: u64 },
+    Done,
+    List(Vec<JournalStatus>),
+    Batch(Option<Vec<u8>>),
+}
+
+pub(crate) enum Operation {
+    Append {
+        journal: u32,
+        header: BatchHeader,
+        payload: Vec<u8>,
+        replies: mpsc::UnboundedSender<Reply>,
+        /// Held until the batch is durable: bounds what is in memory.
+        _room: OwnedSemaphorePermit,
+    },
+    Ask(Question, oneshot::Sender<Result<Answer, No>>),
+    Stop,
+}
+
+pub(crate) fn status_of(info: JournalInfo, prefix: &str) -> JournalStatus {
+    JournalStatus {
+        name: info.name.strip_prefix(prefix).unwrap_or(&info.name).to_owned(),
+        owner: info.owner,
+        nonce: info.nonce,
+        epoch: info.epoch,
+        fence: info.fence,
+        block_bytes: info.block_bytes,
+        is_live: info.is_live,
+        tail: info.tail,
+        last: info.last,
+        batches: info.batches,
+        bytes: info.bytes,
+    }
+}
+
+fn answer<M: Medium>(store: &mut Store<M>, question: Question) -> Result<Answer, No> {
+    Ok(match question {
+        Question::Begin { name, owner, nonce, epoch_min, block_bytes } => {
+            let (journal, epoch) = store.begin(&name, owner, nonce, epoch_min, block_bytes)?;
+            Answer::Begun { journal, epoch }
+        }
+        Question::Close { name, epoch, nonce } => {
+            store.close(&name, epoch, nonce)?;
+            Answer::Done
+        }
+        Question::Take { name } => {
+            store.take(&name)?;
+            Answer::Done
+        }
+        Question::List { prefix } => {
+            Answer::List(store.list(&prefix).into_iter().map(|info| status_of(info, &prefix)).collect())
+        }
+        Question::Fetch { name, epoch, sequence } => Answer::Batch(store.fetch(&name, epoch, sequence)?),
+        Question::Delete { name, even_live } => {
+            store.delete(&name, even_live)?;
+            Answer::Done
+        }
+    })
+}
+
+/// Runs until [`Operation::Stop`], or until nobody can ask any more.
+pub(crate) fn run<M: Medium>(mut store: Store<M>, operations: &Receiver<Operation>, metrics: &Arc<Metrics>) {
+    let mut is_stopping = false;
+    while !is_stopping {
+        let Ok(first) = operations.recv() else { break };
+        let mut appended = Vec::new();
+        let mut answered = Vec::new();
+        let mut bytes = 0;
+        for operation in std::iter::once(first).chain(operations.try_iter().take(GROUP_MAX)) {
+            match operation {
+                Operation::Append { journal, header, payload, replies, _room } => {
+                    bytes += payload.len();
+                    match store.append(journal, header.epoch, header.sequence, header.tail, &payload) {
+                        Ok(()) => appended.push((replies, header.sequence, _room)),
+                        Err(error) => {
+                            let _ = replies.send(Reply::No(error.into()));
+                        }
+                    }
+                }
+                Operation::Ask(question, reply) => answered.push((reply, answer(&mut store, question))),
+                Operation::Stop => is_stopping = true,
+            }
+            if is_stopping || bytes > GROUP_BYTES {
+                break;
+            }
+        }
+        let committed = store.commit().map_err(No::from);
+        for (replies, sequence, _room) in appended {
+            // A connection that is gone needs no answer.
+            let _ = replies.send(match &committed {
+                Ok(()) => Reply::Durable(sequence),
+                Err(no) => Reply::No(no.clone()),
+            });
+        }
+        for (reply, result) in answered {
+            let _ = reply.send(committed.clone().and(result));
+        }
+        if committed.is_ok()
+            && let Err(error) = store.clean()
+        {
+            log::error!("{error}");
+        }
+        let counters = store.counters();
+        let (used, live) = store.space_bytes();
+        for (metric, value) in [
+            (&metrics.groups, counters.groups),
+            (&metrics.batches, counters.batches),
+            (&metrics.payload_bytes, counters.payload_bytes),
+            (&metrics.written_bytes, counters.written_bytes),
+            (&metrics.cleaned_bytes, counters.cleaned_bytes),
+            (&metrics.damaged_places, counters.damaged_places),
+            (&metrics.store_bytes, used),
+            (&metrics.live_bytes, live),
+            (&metrics.store_failed, u64::from(committed.is_err())),
+        ] {
+            metric.store(value, Ordering::Relaxed);
+        }
+    }
+}

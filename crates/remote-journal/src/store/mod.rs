@@ -1,0 +1,496 @@
+//! The log-structured store: batches of all journals, appended to segments, made durable group by group.
+//!
+//! What must always hold:
+//! * Nothing is acknowledged before [`Store::commit`] has returned, which is one write and one `fdatasync` for everything
+//!   that was staged since the last one.
+//! * A segment is deleted only after what made it dead is durable.
+//! * A lost batch is never silent: the batches of an epoch are numbered without gaps, every checkpoint says which was the
+//!   last, and [`Store::fetch`] refuses a journal with a hole in it.
+//! * Only who was given the highest epoch writes: [`Store::append`] compares, and [`Store::take`] raises it.
+//!
+//! Failure story: a full disk is found when a segment is made, before anything of an operation is staged, so that the
+//! operation alone fails ([`StoreError::Full`]). When writing or `fdatasync` fails the store has failed for good: after
+//! that nobody knows what is durable, so everything is refused until the server is started again.
+
+mod clean;
+mod journal;
+mod medium;
+mod open;
+mod record;
+#[cfg(any(test, feature = "simulate"))]
+mod simulated;
+
+pub use journal::{JournalInfo, Location};
+pub use medium::{Directory, Medium, SegmentFile};
+#[cfg(any(test, feature = "simulate"))]
+pub use simulated::{Simulated, SimulatedFile};
+
+use journal::Journal;
+use record::{Header, JournalRecord, Kind, record_bytes};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+
+/// Journals in one store.
+pub const JOURNALS_MAX: usize = 8192;
+/// Journals of one client.
+pub const JOURNALS_OF_CLIENT_MAX: usize = 256;
+/// Room at the end of every segment that batches leave to what frees room.
+const RESERVE_BYTES: u64 = 64 << 10;
+/// The smallest segment that is tried when the disk is nearly full, in bytes.
+const SEGMENT_BYTES_MIN: u64 = 256 << 10;
+
+/// How a store is bounded.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreOptions {
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Bytes of all segments together.
+    pub space_bytes_max: u64,
+    /// Live bytes of one journal.
+    pub journal_bytes_max: u64,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions { segment_bytes: 64 << 20, space_bytes_max: 64 << 30, journal_bytes_max: 2 << 30 }
+    }
+}
+
+/// Why the store refuses.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Somebody else was given a higher epoch.
+    #[error("epoch {given} may not write to {name}: epoch {fence} was given out after it")]
+    Fenced {
+        /// The journal.
+        name: String,
+        /// The writer's epoch.
+        given: u64,
+        /// The highest one.
+        fence: u64,
+    },
+    /// No room.
+    #[error("the journal server is full: {0}")]
+    Full(String),
+    /// A batch is missing or damaged.
+    #[error("{0}")]
+    Damaged(String),
+    /// Not there, or not as asked for.
+    #[error("{0}")]
+    Refused(String),
+    /// Storage failed; sticky.
+    #[error("the journal server's storage failed: {0}")]
+    Failed(String),
+}
+
+struct Segment<F> {
+    file: F,
+    /// Bytes that it takes on the disk.
+    bytes: u64,
+    live_bytes: u64,
+}
+
+/// The store.
+pub struct Store<M: Medium> {
+    medium: M,
+    options: StoreOptions,
+    id: u32,
+    segments: BTreeMap<u64, Segment<M::File>>,
+    /// The segment that is written, and where its next group begins.
+    active: Option<(u64, u64)>,
+    staged: Vec<u8>,
+    group: u64,
+    journals: BTreeMap<u32, Journal>,
+    by_name: HashMap<String, u32>,
+    next_id: u32,
+    is_cleaning: bool,
+    failed: Option<String>,
+    counters: StoreCounters,
+}
+
+/// What a store has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreCounters {
+    /// Groups made durable.
+    pub groups: u64,
+    /// Batches appended.
+    pub batches: u64,
+    /// Bytes of their payloads.
+    pub payload_bytes: u64,
+    /// Bytes written to segments.
+    pub written_bytes: u64,
+    /// Bytes of live batches that cleaning copied.
+    pub cleaned_bytes: u64,
+    /// Damaged places found at start.
+    pub damaged_places: u64,
+}
+
+impl<M: Medium> Store<M> {
+    /// What it has done.
+    pub fn counters(&self) -> StoreCounters {
+        self.counters
+    }
+
+    /// Bytes of all segments, and live bytes in them.
+    pub fn space_bytes(&self) -> (u64, u64) {
+        let live = self.segments.values().map(|segment| segment.live_bytes).sum();
+        (self.segments.values().map(|segment| segment.bytes).sum(), live)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        self.failed.as_ref().map_or(Ok(()), |reason| Err(StoreError::Failed(reason.clone())))
+    }
+
+    fn fail(&mut self, what: &str, error: &io::Error) -> StoreError {
+        let reason = format!("{what}: {error}; everything is refused until the server is started again");
+        log::error!("{reason}");
+        self.failed = Some(reason.clone());
+        StoreError::Failed(reason)
+    }
+
+    /// Stages one record; what it says holds once [`Store::commit`] has returned.
+    fn stage(&mut self, header: Header, payload: &[u8]) -> Result<Location, StoreError> {
+        let needed = record_bytes(payload.len());
+        let reserve = if header.kind == Kind::Batch && !self.is_cleaning { RESERVE_BYTES } else { 0 };
+        let fits = |store: &Self| {
+            store.active.is_some_and(|(number, end)| {
+                end + store.staged.len() as u64 + needed + reserve <= store.segments[&number].bytes
+            })
+        };
+        if !fits(self) {
+            self.roll(needed)?;
+        }
+        let Some((number, end)) = self.active else {
+            return Err(StoreError::Full("there is no segment to write to".to_owned()));
+        };
+        let offset = end + self.staged.len() as u64;
+        let header = Header { segment: number as u32, group: self.group, store: self.id, ..header };
+        header.write(payload, &mut self.staged);
+        Ok(Location { segment: number, offset, payload_bytes: payload.len() as u32 })
+    }
+
+    /// Goes on in a new segment. When there is no room for one, the old one stays, with its reserve.
+    fn roll(&mut self, needed: u64) -> Result<(), StoreError> {
+        self.commit()?;
+        let checkpoint = self.checkpoint();
+        let least = needed + record_bytes(checkpoint.len()) + RESERVE_BYTES;
+        let number = self.segments.last_key_value().map_or(1, |(last, _)| last + 1);
+        let mut bytes = self.options.segment_bytes.max(least);
+        let file = loop {
+            let used = self.space_bytes().0;
+            let made = if used + bytes > self.options.space_bytes_max {
+                Err(io::Error::from(io::ErrorKind::StorageFull))
+            } else {
+                self.medium.create(number, bytes)
+            };
+            match made {
+                Ok(file) => break file,
+                Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                    if bytes / 4 < least.max(SEGMENT_BYTES_MIN.min(self.options.segment_bytes)) {
+                        return Err(StoreError::Full(format!("no room for another {bytes} bytes beside {used}")));
+                    }
+                    bytes /= 4;
+                }
+                Err(error) => return Err(self.fail("making a segment failed", &error)),
+            }
+        };
+        if let Some((old, end)) = self.active.take()
+            && let Some(segment) = self.segments.get_mut(&old)
+        {
+            segment.bytes = end;
+            if let Err(error) = segment.file.truncate(end) {
+                return Err(self.fail("ending a segment failed", &error));
+            }
+        }
+        self.segments.insert(number, Segment { file, bytes, live_bytes: 0 });
+        self.active = Some((number, 0));
+        let header = self.header(Kind::Checkpoint, 0);
+        self.stage(header, &checkpoint)?;
+        // Alone in its group: whatever is read after it was written after it was durable.
+        self.commit()
+    }
+
+    fn header(&self, kind: Kind, journal: u32) -> Header {
+        Header {
+            kind,
+            payload_bytes: 0,
+            payload_crc: 0,
+            journal,
+            segment: 0,
+            epoch: 0,
+            sequence: 0,
+            tail: 0,
+            group: 0,
+            store: 0,
+        }
+    }
+
+    fn checkpoint(&self) -> Vec<u8> {
+        let mut payload = self.next_id.to_le_bytes().to_vec();
+        payload.extend_from_slice(&(self.journals.len() as u32).to_le_bytes());
+        self.journals.values().for_each(|journal| journal.record.write(&mut payload));
+        payload
+    }
+
+    /// Makes everything staged durable.
+    ///
+    /// # Errors
+    /// Then nothing staged may be acknowledged, and the store has failed.
+    pub fn commit(&mut self) -> Result<(), StoreError> {
+        self.check()?;
+        if self.staged.is_empty() {
+            return Ok(());
+        }
+        let Some((number, end)) = self.active else { return Ok(()) };
+        let staged = std::mem::take(&mut self.staged);
+        let Some(segment) = self.segments.get_mut(&number) else { return Ok(()) };
+        let written = segment.file.write_at(end, &staged).and_then(|()| segment.file.sync());
+        if let Err(error) = written {
+            return Err(self.fail("writing a segment failed", &error));
+        }
+        self.active = Some((number, end + staged.len() as u64));
+        self.group += 1;
+        self.counters.groups += 1;
+        self.counters.written_bytes += staged.len() as u64;
+        // The buffer is kept for the next group.
+        self.staged = staged;
+        self.staged.clear();
+        self.sweep()
+    }
+
+    /// Deletes segments in which nothing is live.
+    fn sweep(&mut self) -> Result<(), StoreError> {
+        let active = self.active.map(|(number, _)| number);
+        let dead: Vec<u64> = self
+            .segments
+            .iter()
+            .filter(|(number, segment)| segment.live_bytes == 0 && Some(**number) != active)
+            .map(|(number, _)| *number)
+            .collect();
+        // The newest segment's checkpoint says all that the dead ones say, so there has to be one.
+        if active.is_none() {
+            return Ok(());
+        }
+        for number in dead {
+            if let Err(error) = self.medium.delete(number) {
+                return Err(self.fail("deleting a segment failed", &error));
+            }
+            self.segments.remove(&number);
+        }
+        Ok(())
+    }
+
+    fn journal(&self, name: &str) -> Result<&Journal, StoreError> {
+        let id = self.by_name.get(name).ok_or_else(|| StoreError::Refused(format!("there is no journal {name}")))?;
+        Ok(&self.journals[id])
+    }
+
+    /// Writes a journal's new state down and takes it over.
+    fn change(&mut self, record: JournalRecord) -> Result<(), StoreError> {
+        self.check()?;
+        let mut payload = Vec::new();
+        record.write(&mut payload);
+        let header = self.header(Kind::Journal, record.id);
+        self.stage(header, &payload)?;
+        self.set_journal(record);
+        Ok(())
+    }
+
+    /// Begins a new log in a journal, made if there is none: everything older of it is stale from now on, and whoever
+    /// wrote before is fenced off. Gives the epoch. A journal with a live log of another file system is left alone.
+    ///
+    /// # Errors
+    /// When it is refused or there is no room.
+    pub fn begin(
+        &mut self,
+        name: &str,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+    ) -> Result<(u32, u64), StoreError> {
+        self.check()?;
+        let old = self.by_name.get(name).map(|id| self.journals[id].record.clone());
+        if let Some(old) = &old
+            && old.is_live
+            && old.owner != owner
+        {
+            return Err(StoreError::Refused(format!(
+                "{name} holds the live journal of another file system; use another name, or delete it"
+            )));
+        }
+        let fence = old.as_ref().map_or(0, |old| old.fence);
+        let Some(epoch) = fence.max(epoch_min).checked_add(1) else {
+            return Err(StoreError::Refused(format!("{name} has no epoch left; delete it")));
+        };
+        let id = match &old {
+            Some(old) => old.id,
+            None => {
+                let client = name.split_once('/').map_or("", |(client, _)| client);
+                let of_client = |other: &&String| other.split_once('/').is_some_and(|(other, _)| other == client);
+                if self.journals.len() >= JOURNALS_MAX
+                    || self.by_name.keys().filter(of_client).count() >= JOURNALS_OF_CLIENT_MAX
+                {
+                    return Err(StoreError::Full(format!(
+                        "there are too many journals ({JOURNALS_OF_CLIENT_MAX} a client, {JOURNALS_MAX} in all)"
+                    )));
+                }
+                self.next_id += 1;
+                self.next_id
+            }
+        };
+        self.change(JournalRecord {
+            id,
+            name: name.to_owned(),
+            owner,
+            nonce,
+            epoch,
+            fence: epoch,
+            block_bytes,
+            is_live: true,
+            tail: 1,
+            last: 0,
+        })?;
+        Ok((id, epoch))
+    }
+
+    /// Fences off whoever writes to a journal, for its recovery.
+    ///
+    /// # Errors
+    /// When there is no such journal, or no room.
+    pub fn take(&mut self, name: &str) -> Result<JournalInfo, StoreError> {
+        let mut record = self.journal(name)?.record.clone();
+        record.fence = record.fence.saturating_add(1);
+        self.change(record)?;
+        Ok(self.journal(name)?.info())
+    }
+
+    /// Drops the log of an epoch: nobody needs it any more.
+    ///
+    /// # Errors
+    /// When the journal holds another epoch's, or there is no room.
+    pub fn close(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), StoreError> {
+        let mut record = self.journal(name)?.record.clone();
+        if (record.epoch, record.nonce) != (epoch, nonce) {
+            return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch} but {}", record.epoch)));
+        }
+        record.is_live = false;
+        self.change(record)
+    }
+
+    /// Removes a journal. `even_live`: with a log that somebody may still need.
+    ///
+    /// # Errors
+    /// When it is not there, or live.
+    pub fn delete(&mut self, name: &str, even_live: bool) -> Result<(), StoreError> {
+        self.check()?;
+        let journal = self.journal(name)?;
+        let id = journal.record.id;
+        if journal.record.is_live && !even_live {
+            return Err(StoreError::Refused(format!(
+                "{name} holds a live log ({} batches): recover it, or delete it with --force",
+                journal.batches.len()
+            )));
+        }
+        let header = self.header(Kind::Delete, id);
+        self.stage(header, &[])?;
+        self.remove_journal(id);
+        Ok(())
+    }
+
+    /// Stages a batch.
+    ///
+    /// # Errors
+    /// When the writer is fenced off, the batch is not the next one, or there is no room.
+    pub fn append(
+        &mut self,
+        journal: u32,
+        epoch: u64,
+        sequence: u64,
+        tail: u64,
+        payload: &[u8],
+    ) -> Result<(), StoreError> {
+        self.check()?;
+        let Some(found) = self.journals.get(&journal) else {
+            return Err(StoreError::Refused("the journal was deleted".to_owned()));
+        };
+        let record = &found.record;
+        if !record.is_live || epoch != record.epoch || epoch != record.fence {
+            return Err(StoreError::Fenced { name: record.name.clone(), given: epoch, fence: record.fence });
+        }
+        if found.is_suspect {
+            return Err(StoreError::Damaged(format!(
+                "the store was damaged when the server started; {} has to begin anew",
+                record.name
+            )));
+        }
+        if sequence != record.last + 1 || tail < record.tail || tail > sequence {
+            return Err(StoreError::Refused(format!(
+                "{}: batch {sequence} with tail {tail} cannot follow batch {} with tail {}",
+                record.name, record.last, record.tail
+            )));
+        }
+        let released: u64 = found.batches.range(..tail).map(|(_, location)| u64::from(location.payload_bytes)).sum();
+        if found.bytes - released + payload.len() as u64 > self.options.journal_bytes_max {
+            return Err(StoreError::Full(format!(
+                "{} would hold more than {} bytes",
+                record.name, self.options.journal_bytes_max
+            )));
+        }
+        let header = Header { epoch, sequence, tail, ..self.header(Kind::Batch, journal) };
+        let location = self.stage(header, payload)?;
+        self.counters.batches += 1;
+        self.counters.payload_bytes += payload.len() as u64;
+        self.add_batch(journal, sequence, tail, location);
+        Ok(())
+    }
+
+    /// One batch of a journal's epoch; nothing after the last. Everything staged is made durable first.
+    ///
+    /// # Errors
+    /// When a batch is missing or damaged: it is never passed over.
+    pub fn fetch(&mut self, name: &str, epoch: u64, sequence: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.commit()?;
+        let journal = self.journal(name)?;
+        let record = &journal.record;
+        if !record.is_live || record.epoch != epoch {
+            return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch}")));
+        }
+        if sequence > record.last {
+            return Ok(None);
+        }
+        let Some(location) = journal.batches.get(&sequence) else {
+            return Err(StoreError::Damaged(format!(
+                "{name}: batch {sequence} of {} to {} of epoch {epoch} is missing; nothing after it can be replayed",
+                record.tail, record.last
+            )));
+        };
+        self.read(location).map(Some).map_err(|reason| {
+            StoreError::Damaged(format!("{name}: batch {sequence} of epoch {epoch} cannot be read: {reason}"))
+        })
+    }
+
+    fn read(&self, location: &Location) -> Result<Vec<u8>, String> {
+        let segment = self.segments.get(&location.segment).ok_or("its segment is gone")?;
+        let mut header = [0; record::HEADER_BYTES];
+        segment.file.read_at(location.offset, &mut header).map_err(|error| error.to_string())?;
+        let header = Header::read(&header, Some(self.id), location.segment).ok_or("its header is damaged")?;
+        let mut payload = vec![0; location.payload_bytes as usize];
+        let at = location.offset + record::HEADER_BYTES as u64;
+        segment.file.read_at(at, &mut payload).map_err(|error| error.to_string())?;
+        if header.matches(&payload) { Ok(payload) } else { Err("its checksum does not match".to_owned()) }
+    }
+
+    /// One journal.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn info(&self, name: &str) -> Result<JournalInfo, StoreError> {
+        Ok(self.journal(name)?.info())
+    }
+
+    /// All journals whose names begin with this.
+    pub fn list(&self, prefix: &str) -> Vec<JournalInfo> {
+        self.journals.values().filter(|journal| journal.record.name.starts_with(prefix)).map(Journal::info).collect()
+    }
+}

@@ -1,0 +1,285 @@
+//! Server and clients over real sockets: what is acknowledged is durable, writers are fenced, bad peers are dropped.
+
+use remote_journal::message::{Batch, Block, Message, Refusal};
+use remote_journal::{BlockingClient, Client, ClientError, ClientOptions, ClientSecurity, Server, ServerOptions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn options(store: &Path) -> ServerOptions {
+    let mut options = ServerOptions::new("127.0.0.1:0", store);
+    options.insecure = true;
+    options.bounds.segment_bytes = 1 << 20;
+    options
+}
+
+fn client_of(server: &Server) -> ClientOptions {
+    ClientOptions {
+        address: server.address().to_string(),
+        security: ClientSecurity { insecure: true, ..ClientSecurity::default() },
+        timeout: Duration::from_secs(5),
+    }
+}
+
+fn block(position: u32, byte: u8) -> Block {
+    Block::new(position, vec![byte; 1024].into())
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+async fn write(options: &ClientOptions, name: &str, count: u64) -> Result<u64, ClientError> {
+    let mut client = Client::connect(options).await?;
+    let epoch = client.begin(name, [1; 16], [2; 16], 0, 1024).await?;
+    let (mut sender, mut receiver) = client.into_pipeline();
+    for sequence in 1..=count {
+        let blocks = vec![block(sequence as u32, sequence as u8), block(0, sequence as u8)];
+        sender.send(vec![Batch { epoch, sequence, tail: 1, blocks }]).await?;
+    }
+    let mut durable = 0;
+    while durable < count {
+        if let remote_journal::client::Heard::Durable(sequence) = receiver.hear(Duration::from_secs(5)).await? {
+            durable = sequence;
+        }
+    }
+    Ok(epoch)
+}
+
+#[test]
+fn what_is_acknowledged_is_fetched_from_the_next_server() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let epoch = run(write(&client_of(&server), "disk", 100)).expect("written");
+    server.stop();
+    let server = Server::start(options(store.path())).expect("starts again");
+    let mut client = BlockingClient::connect(&client_of(&server)).expect("connects");
+    let status = client.status("disk").expect("listed").expect("there");
+    assert_eq!((status.epoch, status.tail, status.last, status.is_live), (epoch, 1, 100, true));
+    let log = client.fetch(&status).expect("whole");
+    assert_eq!(log.blocks.len(), 101);
+    assert!(log.blocks.iter().all(|(position, content)| *position == 0 || content[0] == *position as u8));
+    assert_eq!(log.blocks[&0][0], 100, "the newest of a position");
+    assert!(client.delete("disk", false).is_err());
+    let mut client = BlockingClient::connect(&client_of(&server)).expect("connects");
+    client.close("disk", epoch, [2; 16]).expect("closed");
+    client.delete("disk", false).expect("deleted");
+    assert_eq!(client.status("disk").expect("listed"), None);
+    let text = server.metrics_text();
+    assert!(text.contains("amberlog_journal_server_groups_total"), "{text}");
+}
+
+#[test]
+fn only_the_highest_epoch_writes() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    run(async {
+        let mut first = Client::connect(&options).await.expect("connects");
+        let old = first.begin("disk", [1; 16], [2; 16], 0, 1024).await.expect("begun");
+        let mut second = Client::connect(&options).await.expect("connects");
+        let new = second.begin("disk", [1; 16], [3; 16], 0, 1024).await.expect("begun");
+        assert!(new > old);
+        let (mut sender, mut receiver) = first.into_pipeline();
+        let batch = |epoch| vec![Batch { epoch, sequence: 1, tail: 1, blocks: vec![block(1, 1)] }];
+        sender.send(batch(old)).await.expect("sent");
+        let error = receiver.hear(Duration::from_secs(5)).await.expect_err("fenced");
+        assert!(error.is_fenced(), "{error}");
+        // Recovery fences the writer off as well.
+        let mut third = Client::connect(&options).await.expect("connects");
+        third.take("disk").await.expect("taken");
+        let (mut sender, mut receiver) = second.into_pipeline();
+        sender.send(batch(new)).await.expect("sent");
+        let error = receiver.hear(Duration::from_secs(5)).await.expect_err("fenced");
+        assert!(error.is_fenced(), "{error}");
+    });
+}
+
+#[test]
+fn clients_prove_who_they_are_and_see_only_their_own() {
+    let files = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| files.path().join(name);
+    let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
+    std::fs::write(path("cert"), key.cert.pem()).expect("written");
+    std::fs::write(path("key"), key.signing_key.serialize_pem()).expect("written");
+    std::fs::write(path("secrets"), "ann 0123456789abcdef0\n# a comment\nbob abcdefghijklmnop1\n").expect("written");
+    for (name, line) in
+        [("ann", "ann 0123456789abcdef0"), ("bob", "bob abcdefghijklmnop1"), ("eve", "ann abcdefghijklmnop1")]
+    {
+        std::fs::write(path(name), line).expect("written");
+    }
+    let server = Server::start(ServerOptions {
+        certificate: Some((path("cert"), path("key"))),
+        secrets: Some(path("secrets")),
+        insecure: false,
+        ..options(&path("store"))
+    })
+    .expect("starts");
+    let as_who = |secret: Option<&str>| ClientOptions {
+        security: ClientSecurity {
+            ca: Some(path("cert")),
+            server_name: Some("localhost".to_owned()),
+            secret: secret.map(path),
+            ..ClientSecurity::default()
+        },
+        ..client_of(&server)
+    };
+    run(write(&as_who(Some("ann")), "disk", 3)).expect("written");
+    let mut bob = BlockingClient::connect(&as_who(Some("bob"))).expect("connects");
+    assert_eq!(bob.list().expect("listed"), Vec::new());
+    assert!(bob.take("disk").is_err());
+    let refused = |options: &ClientOptions| match BlockingClient::connect(options) {
+        Ok(_) => panic!("let in"),
+        Err(error) => error,
+    };
+    for wrong in [Some("eve"), None] {
+        let error = refused(&as_who(wrong));
+        assert!(matches!(error, ClientError::Refused { refusal: Refusal::Unauthenticated, .. }), "{error}");
+    }
+    // Neither is the server believed without its certificate, nor a client without TLS answered.
+    let mut other = as_who(Some("ann"));
+    other.security.server_name = Some("elsewhere".to_owned());
+    refused(&other);
+    let mut plain = client_of(&server);
+    plain.timeout = Duration::from_secs(2);
+    refused(&plain);
+    assert!(Server::start(ServerOptions { insecure: false, ..options(&path("other")) }).is_err());
+}
+
+#[test]
+fn client_certificates_are_identities() {
+    let files = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| files.path().join(name);
+    let mut parameters = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+    parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_key = rcgen::KeyPair::generate().expect("a key");
+    let ca = parameters.self_signed(&ca_key).expect("signed");
+    std::fs::write(path("ca"), ca.pem()).expect("written");
+    let issuer = rcgen::Issuer::new(parameters, ca_key);
+    for name in ["localhost", "host-a"] {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let certificate = rcgen::CertificateParams::new(vec![name.to_owned()]).expect("parameters");
+        let certificate = certificate.signed_by(&key, &issuer).expect("signed");
+        std::fs::write(path(&format!("{name}.cert")), certificate.pem()).expect("written");
+        std::fs::write(path(&format!("{name}.key")), key.serialize_pem()).expect("written");
+    }
+    let pair = |name: &str| (path(&format!("{name}.cert")), path(&format!("{name}.key")));
+    let server = Server::start(ServerOptions {
+        certificate: Some(pair("localhost")),
+        client_ca: Some(path("ca")),
+        insecure: false,
+        ..options(&path("store"))
+    })
+    .expect("starts");
+    let mut with = client_of(&server);
+    with.security = ClientSecurity {
+        ca: Some(path("ca")),
+        server_name: Some("localhost".to_owned()),
+        certificate: Some(pair("host-a")),
+        ..ClientSecurity::default()
+    };
+    run(write(&with, "disk", 3)).expect("written");
+    with.security.certificate = None;
+    assert!(BlockingClient::connect(&with).is_err());
+}
+
+/// Whether the server closes the connection within a few seconds.
+fn is_dropped(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(8))).expect("set");
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+#[test]
+fn bad_peers_are_dropped_and_good_ones_served_on() {
+    let store = tempfile::tempdir().expect("a directory");
+    let mut limits = options(store.path());
+    limits.hello_timeout = Duration::from_millis(500);
+    limits.frame_timeout = Duration::from_millis(500);
+    limits.idle_timeout = Duration::from_secs(2);
+    let server = Server::start(limits).expect("starts");
+    let connect = || TcpStream::connect(server.address()).expect("connects");
+    let send = |mut stream: &TcpStream, bytes: &[u8]| {
+        let _ = stream.write_all(bytes);
+    };
+    let frame = |message: Message| {
+        let mut bytes = Vec::new();
+        message.write(&mut bytes);
+        bytes
+    };
+    let hello = frame(Message::Hello { identity: "anonymous".to_owned(), proof: [0; 32] });
+
+    let silent: Vec<TcpStream> = (0..70).map(|_| connect()).collect();
+    assert!(silent.iter().all(is_dropped), "those that say nothing, and those too many");
+    let noise = connect();
+    send(&noise, &[0xa5; 100]);
+    assert!(is_dropped(&noise));
+    let oversized = connect();
+    send(&oversized, &[0xff, 0xff, 0xff, 0x7f, 2, 1, 0, 0, 0, 0, 0, 0]);
+    assert!(is_dropped(&oversized));
+    let damaged = connect();
+    let mut bytes = hello.clone();
+    bytes[20] ^= 1;
+    send(&damaged, &bytes);
+    assert!(is_dropped(&damaged));
+    let slow = connect();
+    let started = Instant::now();
+    for byte in &hello {
+        send(&slow, &[*byte]);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    assert!(is_dropped(&slow) && started.elapsed() < Duration::from_secs(8));
+    let out_of_turn = connect();
+    send(&out_of_turn, &[hello.clone(), frame(Message::Welcome { identity: "x".to_owned() })].concat());
+    assert!(is_dropped(&out_of_turn));
+    let half_open = connect();
+    send(&half_open, &hello);
+    assert!(is_dropped(&half_open), "one that says nothing more");
+    let damaged_block = connect();
+    let begin =
+        Message::Begin { name: "x".to_owned(), owner: [0; 16], nonce: [0; 16], epoch_min: 0, block_bytes: 1024 };
+    let bad = Block { crc: 7, ..block(1, 1) };
+    let batch = Message::Batch(Batch { epoch: 1, sequence: 1, tail: 1, blocks: vec![bad] });
+    send(&damaged_block, &[hello, frame(begin), frame(batch)].concat());
+    assert!(is_dropped(&damaged_block));
+    run(write(&client_of(&server), "disk", 5)).expect("others are served");
+    assert!(server.metrics_text().contains("connections_dropped_total"), "{}", server.metrics_text());
+}
+
+#[test]
+fn a_full_server_says_so_and_a_second_one_on_its_store_is_refused() {
+    let store = tempfile::tempdir().expect("a directory");
+    let mut small = options(store.path());
+    small.bounds.journal_bytes_max = 50_000;
+    let server = Server::start(small.clone()).expect("starts");
+    let error = run(write(&client_of(&server), "disk", 100)).expect_err("full");
+    assert!(matches!(error, ClientError::Refused { refusal: Refusal::Full, .. }), "{error}");
+    let second = Server::start(small).err().expect("refused").to_string();
+    assert!(second.contains("in use"), "{second}");
+}
+
+#[test]
+fn a_stopping_server_says_so() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let heard = runtime.block_on(async {
+        let mut client = Client::connect(&options).await.expect("connects");
+        client.begin("disk", [1; 16], [2; 16], 0, 1024).await.expect("begun");
+        let (_sender, mut receiver) = client.into_pipeline();
+        let hearing = tokio::spawn(async move { receiver.hear(Duration::from_secs(10)).await });
+        tokio::task::spawn_blocking(move || server.stop()).await.expect("stopped");
+        hearing.await.expect("heard")
+    });
+    let error = heard.expect_err("refused");
+    assert!(matches!(error, ClientError::Refused { refusal: Refusal::Stopping, .. }), "{error}");
+}
