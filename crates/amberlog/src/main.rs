@@ -2,6 +2,7 @@
 //!
 //! Exit codes are the contract of `docs/`: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
 
+mod disk_model;
 mod exit;
 mod inspect;
 mod progress;
@@ -30,6 +31,8 @@ enum Command {
     Run(run::RunArgs),
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
     Inspect(inspect::InspectArgs),
+    /// Serve a modelled disk that several VMs share, for experiments.
+    DiskModel(disk_model::DiskModelArgs),
     /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
     Ssd(Box<ssd::SsdArgs>),
     /// Summarise and convert block traces.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover::run(args),
         Command::Run(args) => run::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::DiskModel(args) => disk_model::run(args),
         Command::Ssd(args) => ssd::run(*args),
         Command::Trace(args) => trace::run(args),
     }

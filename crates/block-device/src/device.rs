@@ -40,6 +40,8 @@ pub struct DeviceConfig {
     pub drain_timeout: Duration,
     /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
     pub polling_max: Duration,
+    /// A modelled disk whose time this one takes; flushes then go to it, not to the image's storage: for experiments.
+    pub model: Option<Arc<disk_model::Client>>,
 }
 
 impl DeviceConfig {
@@ -58,6 +60,7 @@ impl DeviceConfig {
             write_cache: true,
             drain_timeout: Duration::from_secs(30),
             polling_max: Duration::from_micros(32),
+            model: None,
         }
     }
 
@@ -224,9 +227,10 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let (ready, is_ready) = sync_channel(1);
         let (route_back, route) = sync_channel(1);
         let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
+        let model = config.model.clone();
         let worker_thread = std::thread::Builder::new()
             .name(format!("disk {name}"))
-            .spawn(move || match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters)) {
+            .spawn(move || match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model) {
                 Ok(engine) => {
                     let _ = ready.send(Ok(()));
                     let route = Worker::new(parts, engine, receiver).run();

@@ -1,11 +1,12 @@
 //! The values of `--disk` and `--journal-disk`: `IMAGE[,key=value]...`, a comma in a path written twice.
 
+use super::model::ModelChoice;
 use nvm_journal::medium::{DelayModel, RegionChoice};
 use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip]`.
+/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOption {
     /// The image or block device.
@@ -24,6 +25,8 @@ pub struct DiskOption {
     pub queues: u16,
     /// Its region, for placement `nvm`.
     pub nvm: Option<NvmOptions>,
+    /// The modelled disk whose time it takes.
+    pub model: Option<ModelChoice>,
 }
 
 /// One `--journal-disk IMAGE[,for=NAME][,name=NAME]`.
@@ -35,6 +38,8 @@ pub struct JournalDiskOption {
     pub name: Option<String>,
     /// The disk whose journal it is; found by UUID if not given.
     pub of: Option<String>,
+    /// The modelled disk whose time it takes.
+    pub model: Option<ModelChoice>,
 }
 
 /// Splits at single commas; a doubled comma is one comma of the text.
@@ -115,6 +120,7 @@ impl FromStr for DiskOption {
             honour_flush: false,
             queues: 1,
             nvm: None,
+            model: None,
         };
         let mut nvm_options = NvmOptions::new("");
         let mut nvm_key = None;
@@ -137,6 +143,7 @@ impl FromStr for DiskOption {
                     }
                     disk.serial = Some(serial);
                 }
+                "model" => disk.model = Some(text(key, value)?.parse()?),
                 "readonly" => disk.read_only = switch(key, value)?,
                 "flush" => {
                     disk.honour_flush = match text(key, value)?.as_str() {
@@ -156,8 +163,8 @@ impl FromStr for DiskOption {
                 other if nvm_option(&mut nvm_options, other, value)? => nvm_key = Some(other.to_owned()),
                 other => {
                     return Err(format!(
-                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, and \
-                         those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
+                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, model, \
+                         and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
                          nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
@@ -181,13 +188,16 @@ impl FromStr for JournalDiskOption {
     fn from_str(argument: &str) -> Result<Self, String> {
         let mut parts = split(argument).into_iter();
         let path = parts.next().filter(|path| !path.is_empty()).ok_or("an image or block device is missing")?;
-        let mut disk = JournalDiskOption { path: PathBuf::from(path), name: None, of: None };
+        let mut disk = JournalDiskOption { path: PathBuf::from(path), name: None, of: None, model: None };
         for part in parts {
             let (key, value) = part.split_once('=').map_or((part.as_str(), None), |(key, value)| (key, Some(value)));
             match key {
                 "for" => disk.of = Some(text(key, value)?),
+                "model" => disk.model = Some(text(key, value)?.parse()?),
                 "name" => disk.name = Some(text(key, value)?),
-                other => return Err(format!("'{other}' is no option of a journal disk; there are for and name")),
+                other => {
+                    return Err(format!("'{other}' is no option of a journal disk; there are for, name and model"));
+                }
             }
         }
         Ok(disk)
@@ -200,14 +210,18 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let disk: DiskOption = "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4".parse().expect("valid");
+        let disk: DiskOption =
+            "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme".parse().expect("valid");
         assert_eq!(disk.path, PathBuf::from("/a,b.img"));
         assert_eq!(disk.placement, PlacementKind::Copy);
         assert_eq!(disk.name.as_deref(), Some("x"));
         assert!(disk.read_only && disk.honour_flush);
         assert_eq!(disk.queues, 4);
+        assert_eq!(disk.model, Some(ModelChoice::Own(disk_model::Profile::Nvme)));
         let plain: DiskOption = "a.img".parse().expect("valid");
-        assert_eq!(plain.placement, PlacementKind::Retain);
+        assert_eq!((plain.placement, plain.model), (PlacementKind::Retain, None));
+        let shared: DiskOption = "a.img,model=./socket".parse().expect("valid");
+        assert_eq!(shared.model, Some(ModelChoice::Shared("./socket".into())));
         let nvm: DiskOption =
             "a,placement=nvm=/dev/shm/r,nvm-region=1/2,nvm-latency=300,nvm-bandwidth=1000,nvm-byte-level=off"
                 .parse()
@@ -230,6 +244,7 @@ mod tests {
             "a,queues=0",
             "a,readonly=maybe",
             "a,name=",
+            "a,model=floppy",
             "a,placement=nvm",
             "a,placement=nvm=",
             "a,placement=tape=x",

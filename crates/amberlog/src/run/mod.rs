@@ -6,6 +6,7 @@
 
 mod child;
 mod disk_option;
+mod model;
 mod nvm;
 mod trace;
 mod vmm;
@@ -15,8 +16,10 @@ use crate::takeover::{PATIENCE, take_over};
 use anyhow::Context;
 use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
 use child::Watched;
+use disk_model::Client;
 use disk_option::{DiskOption, JournalDiskOption};
 use guest_memory::{HandoverSocket, PageId, SHIM_SOCKET_VARIABLE, VmMemory};
+use model::{ModelChoice, Models};
 use placement::{
     AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, Route,
 };
@@ -38,10 +41,13 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH][,name=NAME][,readonly][,serial=S][,queues=N]
-    /// [,flush=honour|skip]; a comma in a path is written twice. The first is /dev/vda.
+    /// [,flush=honour|skip][,model=M]; a comma in a path is written twice. The first is /dev/vda. M makes the disk as slow
+    /// as st336753lw (15,000 rpm, 2012), st336753lw-write-through, sata-ssd, nvme or none: disks that name the same one
+    /// share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments: flushes then
+    /// do not reach the image's own storage.
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,
-    /// An external journal device: IMAGE[,for=NAME][,name=NAME]; attached after the disks.
+    /// An external journal device: IMAGE[,for=NAME][,name=NAME][,model=M]; attached after the disks.
     #[arg(long = "journal-disk", value_name = "IMAGE[,OPTIONS]")]
     journal_disks: Vec<JournalDiskOption>,
     /// Write what the disks did to this file, as JSON, when the VM has ended.
@@ -59,6 +65,9 @@ pub struct RunArgs {
     /// Bound on host memory for tables and copied blocks, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory_budget: u64,
+    /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = crate::disk_model::time_scale)]
+    time_scale: f64,
     /// The VMM and its arguments.
     #[arg(last = true, required = true, value_name = "VMM ARGS")]
     vmm: Vec<OsString>,
@@ -135,6 +144,7 @@ struct Attached {
     options: DiskOptions,
     serial: String,
     queues: u16,
+    model: Option<ModelChoice>,
 }
 
 fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
@@ -147,6 +157,7 @@ fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
                 .clone()
                 .unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(20).collect()),
             queues: disk.queues,
+            model: disk.model.clone(),
             options: DiskOptions {
                 name,
                 path: disk.path.clone(),
@@ -168,6 +179,7 @@ fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
         attached.push(Attached {
             serial: name.chars().filter(char::is_ascii_graphic).take(20).collect(),
             queues: 1,
+            model: disk.model.clone(),
             options: DiskOptions {
                 path: disk.path.clone(),
                 placement: of
@@ -233,6 +245,12 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
         );
         images.push(Arc::new(image));
     }
+    let mut models = Models::new(args.time_scale);
+    let mut clients = Vec::new();
+    for (disk, image) in attached.iter().zip(&images) {
+        let client = models.connect(disk.model.as_ref(), image.size_bytes());
+        clients.push(client.with_context(|| format!("--disk {}", disk.options.path.display()))?);
+    }
     let trace = match &args.trace {
         Some(path) => {
             let disks: Vec<(String, u64)> = attached
@@ -269,7 +287,7 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
         journals.directory().remove();
         return Err(error.into());
     }
-    let ended = serve_and_wait(&args, &attached, &images, &memory, &journals);
+    let ended = serve_and_wait(&args, &attached, &images, &clients, &memory, &journals);
     journals.give_back_memory();
     let recovered = journals.recover_all();
     let mut written = trace.map_or(Ok(()), |trace| trace.finish());
@@ -311,6 +329,7 @@ fn serve_and_wait(
     args: &RunArgs,
     attached: &[Attached],
     images: &[Arc<Image>],
+    models: &[Option<Arc<Client>>],
     memory: &Arc<VmMemory>,
     journals: &Arc<Journals>,
 ) -> anyhow::Result<ExitCode> {
@@ -329,6 +348,7 @@ fn serve_and_wait(
         let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
         config.identity.serial.clone_from(&disk.serial);
         config.queues = disk.queues;
+        config.model.clone_from(&models[index]);
         config.write_cache = journals.needs_flushes(index, image.size_bytes());
         let route: Box<dyn Route> = if disk.options.nvm.is_some() {
             let route = NvmRoute::new(Arc::clone(journals), index);

@@ -6,14 +6,17 @@
 
 mod aligned;
 mod direct;
+mod modelled;
 mod transfer;
 
 use crate::counters::{self, Counters};
 use crate::error::Error;
 use crate::image::Image;
 use aligned::AlignedBuffer;
+use disk_model::Client;
 use guest_memory::MemoryTable;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use modelled::Modelled;
 use placement::{DiskOperation, Operation, RequestId, Ticket};
 use std::collections::VecDeque;
 use std::io;
@@ -35,6 +38,8 @@ const TAG_TRANSFER: u64 = 0;
 const TAG_FLUSH: u64 = 1;
 const TAG_WATCH: u64 = 2;
 const TAG_IGNORE: u64 = 3;
+/// The token of the disk model's descriptor, which the engine watches for itself.
+const TOKEN_MODEL: u32 = u32::MAX - 2;
 
 /// What came out of the engine.
 #[derive(Debug)]
@@ -66,6 +71,8 @@ pub(crate) struct Engine {
     table: Option<Arc<MemoryTable>>,
     /// Completions found outside of [`Engine::reap`].
     ready: VecDeque<Event>,
+    /// The disk that this one is to be as slow as.
+    modelled: Option<Modelled>,
 }
 
 impl Engine {
@@ -73,7 +80,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the kernel refuses an io_uring.
-    pub(crate) fn new(image: Arc<Image>, counters: Arc<Counters>) -> Result<Self, Error> {
+    pub(crate) fn new(image: Arc<Image>, counters: Arc<Counters>, model: Option<Arc<Client>>) -> Result<Self, Error> {
         let ring = build_ring().map_err(|e| {
             Error::system(
                 "making an io_uring failed (is it disabled by the sysctl kernel.io_uring_disabled or a container?)",
@@ -83,7 +90,7 @@ impl Engine {
         ring.submitter()
             .register_files(&[image.file().as_raw_fd()])
             .map_err(|e| Error::system("registering the image with io_uring", e))?;
-        Ok(Engine {
+        let mut engine = Engine {
             ring,
             image,
             counters,
@@ -99,7 +106,12 @@ impl Engine {
             zeros: AlignedBuffer::new(transfer::ZEROS_BYTES, 4096),
             table: None,
             ready: VecDeque::new(),
-        })
+            modelled: model.map(Modelled::new),
+        };
+        if let Some(descriptor) = engine.modelled.as_ref().map(Modelled::descriptor) {
+            engine.watch(descriptor, TOKEN_MODEL);
+        }
+        Ok(engine)
     }
 
     /// The guest memory that operations write to from now on.
@@ -107,9 +119,33 @@ impl Engine {
         self.table = Some(table);
     }
 
-    /// Operations that are not done: in the kernel or waiting.
+    /// Operations that are not done: in the kernel, waiting, or under way in the disk model.
     pub(crate) fn pending(&self) -> usize {
-        self.in_kernel + self.waiting.len() + self.flushes_waiting.len()
+        self.in_kernel
+            + self.waiting.len()
+            + self.flushes_waiting.len()
+            + self.modelled.as_ref().map_or(0, Modelled::under_way)
+    }
+
+    /// Waits for no disk model any more: what it delays is done in truth.
+    pub(crate) fn forget_model(&mut self) {
+        if let Some(mut modelled) = self.modelled.take() {
+            self.unwatch(TOKEN_MODEL);
+            self.ready.extend(modelled.release_all());
+        }
+    }
+
+    /// The disk model has something to tell.
+    fn ask_model(&mut self) {
+        if let Some(modelled) = &mut self.modelled
+            && let Err(error) = modelled.take_completed(&mut self.ready)
+        {
+            log::error!(
+                "the disk model of {} is gone ({error}); the disk goes on at its own speed",
+                self.image.path().display()
+            );
+            self.forget_model();
+        }
     }
 
     /// Operations that wait because the kernel has enough.
@@ -121,6 +157,9 @@ impl Engine {
     pub(crate) fn submit(&mut self, operation: DiskOperation) {
         if let Some(error) = self.refusal(&operation) {
             self.finish(operation, Err(error));
+        } else if operation.operation == Operation::Flush && self.modelled.is_some() {
+            // The host's own disk has no say in how long a modelled one takes.
+            self.finish(operation, Ok(()));
         } else if operation.operation == Operation::Flush {
             self.flushes_waiting.push(operation);
         } else {
@@ -330,6 +369,14 @@ impl Engine {
                     self.finish(operation, result);
                 }
             }
+            TAG_WATCH if value as u32 == TOKEN_MODEL => {
+                self.ask_model();
+                if !cqueue::more(entry.flags())
+                    && let Some(descriptor) = self.modelled.as_ref().map(Modelled::descriptor)
+                {
+                    self.watch(descriptor, TOKEN_MODEL);
+                }
+            }
             TAG_WATCH => {
                 if entry.result() >= 0 {
                     self.ready.push_back(Event::Readable(value as u32));
@@ -375,6 +422,23 @@ impl Engine {
                 operation.offset,
                 self.image.path().display()
             ),
+        }
+        if result.is_ok()
+            && let Some(modelled) = &mut self.modelled
+        {
+            match modelled.delay(operation) {
+                Ok(()) => {}
+                Err((operation, error)) => {
+                    log::error!(
+                        "the disk model of {} does not take requests ({error}); the disk goes on at its own speed",
+                        self.image.path().display()
+                    );
+                    self.forget_model();
+                    let DiskOperation { request, ticket, .. } = operation;
+                    self.ready.push_back(Event::Done { request, ticket, result });
+                }
+            }
+            return;
         }
         let DiskOperation { request, ticket, .. } = operation;
         self.ready.push_back(Event::Done { request, ticket, result });

@@ -175,6 +175,7 @@ impl<R: Route + ?Sized> Worker<R> {
     /// Ends the worker when what is under way is done, or after the drain timeout.
     pub(crate) fn quit(&mut self) {
         self.quit_deadline = Some(Instant::now() + self.drain_timeout);
+        self.engine.forget_model();
     }
 
     fn ended(&self) -> bool {

@@ -1,0 +1,195 @@
+//! The face of all models: requests in, completions out, in their own time.
+
+use crate::flash::Flash;
+use crate::profile::{FlashDrive, Profile, SpinningDrive};
+use crate::spinning::Spinning;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads a range.
+    Read,
+    /// Writes a range.
+    Write,
+    /// All writes submitted before are on the medium when it completes.
+    Flush,
+    /// Anything that moves no data: a discard.
+    Command,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Given back with its completion.
+    pub tag: u64,
+    /// What it does.
+    pub kind: Kind,
+    /// Where on the modelled disk, in bytes.
+    pub offset: u64,
+    /// How many bytes; 0 for a flush.
+    pub len: u64,
+}
+
+/// A request is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The request's.
+    pub tag: u64,
+    /// When, in ns.
+    pub at_ns: u64,
+}
+
+/// What a model did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Transfers from or to the medium (fewer than reads and writes where the cache joins or absorbs them).
+    pub transfers: u64,
+    /// Seek and rotation, in ns.
+    pub positioning_ns: u64,
+    /// Seek, rotation and transfer, in ns.
+    pub busy_ns: u64,
+    /// Requests under way at once, at most.
+    pub queue_max: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Inner {
+    Spinning(Box<Spinning>),
+    Flash(Flash),
+    Nothing(Vec<Completion>),
+}
+
+/// A modelled disk. Times are in ns and must not go back; an earlier one than the last counts as the last.
+#[derive(Clone, Debug)]
+pub struct Model {
+    inner: Inner,
+    now_ns: u64,
+    under_way: u64,
+    totals: Totals,
+    capacity_bytes: Option<u64>,
+}
+
+impl Model {
+    /// A disk that has nothing to do. The seed sets the angle of a platter at time 0 and the jitter of flash.
+    pub fn new(profile: Profile, seed: u64) -> Self {
+        match profile {
+            Profile::St336753lw => Self::spinning(SpinningDrive::ST336753LW, seed),
+            Profile::St336753lwWriteThrough => {
+                Self::spinning(SpinningDrive { write_cache_bytes: 0, ..SpinningDrive::ST336753LW }, seed)
+            }
+            Profile::SataSsd => Self::flash(FlashDrive::SATA_SSD, seed),
+            Profile::Nvme => Self::flash(FlashDrive::NVME, seed),
+            Profile::None => Self::with(Inner::Nothing(Vec::new()), None),
+        }
+    }
+
+    /// A drive with an arm.
+    pub fn spinning(drive: SpinningDrive, seed: u64) -> Self {
+        Self::with(Inner::Spinning(Box::new(Spinning::new(drive, seed))), Some(drive.capacity_bytes))
+    }
+
+    /// A drive without one.
+    pub fn flash(drive: FlashDrive, seed: u64) -> Self {
+        Self::with(Inner::Flash(Flash::new(drive, seed)), None)
+    }
+
+    fn with(inner: Inner, capacity_bytes: Option<u64>) -> Self {
+        Model { inner, now_ns: 0, under_way: 0, totals: Totals::default(), capacity_bytes }
+    }
+
+    /// What it holds, in bytes; `None`: as much as is asked for.
+    pub fn capacity_bytes(&self) -> Option<u64> {
+        self.capacity_bytes
+    }
+
+    /// Takes a request that arrives at `now_ns`. Completions due before are kept for [`Model::advance`].
+    pub fn submit(&mut self, now_ns: u64, request: Request) {
+        self.now_ns = self.now_ns.max(now_ns);
+        match request.kind {
+            Kind::Read => {
+                self.totals.reads += 1;
+                self.totals.read_bytes += request.len;
+            }
+            Kind::Write => {
+                self.totals.writes += 1;
+                self.totals.write_bytes += request.len;
+            }
+            Kind::Flush => self.totals.flushes += 1,
+            Kind::Command => {}
+        }
+        self.under_way += 1;
+        self.totals.queue_max = self.totals.queue_max.max(self.under_way);
+        match &mut self.inner {
+            Inner::Spinning(disk) => disk.submit(self.now_ns, request, &mut self.totals),
+            Inner::Flash(disk) => disk.submit(self.now_ns, request, &mut self.totals),
+            Inner::Nothing(done) => done.push(Completion { tag: request.tag, at_ns: self.now_ns }),
+        }
+    }
+
+    /// When something may complete next if nothing else arrives, in ns.
+    pub fn next_event_ns(&self) -> Option<u64> {
+        match &self.inner {
+            Inner::Spinning(disk) => disk.next_event_ns(),
+            Inner::Flash(disk) => disk.next_event_ns(),
+            Inner::Nothing(done) => done.first().map(|completion| completion.at_ns),
+        }
+    }
+
+    /// Lets time pass until `now_ns` and appends what has completed, in order of time.
+    pub fn advance(&mut self, now_ns: u64, completed: &mut Vec<Completion>) {
+        self.now_ns = self.now_ns.max(now_ns);
+        let before = completed.len();
+        match &mut self.inner {
+            Inner::Spinning(disk) => disk.advance(self.now_ns, completed, &mut self.totals),
+            Inner::Flash(disk) => disk.advance(self.now_ns, completed),
+            Inner::Nothing(done) => completed.append(done),
+        }
+        self.under_way -= (completed.len() - before) as u64;
+    }
+
+    /// What it did so far.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Lets time pass until nothing is under way (for arithmetic without a clock); gives the time, in ns, at which the last
+    /// request completed.
+    pub fn drain(&mut self, completed: &mut Vec<Completion>) -> u64 {
+        let first = completed.len();
+        while self.under_way > 0 {
+            let Some(next) = self.next_event_ns() else { break };
+            self.advance(next, completed);
+        }
+        completed[first..].iter().map(|completion| completion.at_ns).max().unwrap_or(self.now_ns)
+    }
+}
+
+/// Random numbers from a seed, the same on every machine (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Dice(seed)
+    }
+
+    /// A number below `limit` (0 if that is 0).
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^= bits >> 31;
+        u64::try_from((u128::from(bits) * u128::from(limit)) >> 64).unwrap_or(0)
+    }
+}

@@ -1,0 +1,160 @@
+//! The drives that can be modelled, and their numbers.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A drive by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Seagate ST336753LW, the data disk of Huang and Chang, 2012: see [`SpinningDrive::ST336753LW`].
+    St336753lw,
+    /// The same with its write cache switched off.
+    St336753lwWriteThrough,
+    /// A SATA SSD: see [`FlashDrive::SATA_SSD`].
+    SataSsd,
+    /// An NVMe drive: see [`FlashDrive::NVME`].
+    Nvme,
+    /// A disk that takes no time.
+    None,
+}
+
+impl Profile {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::St336753lw, Self::St336753lwWriteThrough, Self::SataSsd, Self::Nvme, Self::None];
+
+    /// Its name on command lines and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::St336753lw => "st336753lw",
+            Self::St336753lwWriteThrough => "st336753lw-write-through",
+            Self::SataSsd => "sata-ssd",
+            Self::Nvme => "nvme",
+            Self::None => "none",
+        }
+    }
+
+    /// What it is, in a sentence.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::St336753lw => {
+                "Seagate ST336753LW of 2012's paper: 15,000 rpm, 4 ms seek, 2 ms rotation, 63 MB/s, 8 MiB write cache"
+            }
+            Self::St336753lwWriteThrough => "the same drive with its write cache switched off",
+            Self::SataSsd => "a SATA SSD: 90/40 µs, 540/500 MB/s, a flush 2 ms",
+            Self::Nvme => "an NVMe drive: 80/20 µs, 3.5/2.5 GB/s, a flush 0.5 ms",
+            Self::None => "a disk that takes no time",
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Profile {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("'{name}' is no disk model; there are {names}, or the socket of a shared one (a path with a /)")
+        })
+    }
+}
+
+/// A drive with an arm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpinningDrive {
+    /// What it holds, in bytes.
+    pub capacity_bytes: u64,
+    /// One revolution, in ns.
+    pub revolution_ns: u64,
+    /// From the surface, in bytes per second, track changes included.
+    pub media_bytes_per_second: u64,
+    /// A seek to the next track, in ns.
+    pub seek_track_ns: u64,
+    /// The mean seek between two places that are equally likely everywhere, in ns.
+    pub seek_average_ns: u64,
+    /// Across the cable, in bytes per second.
+    pub bus_bytes_per_second: u64,
+    /// What each command costs beside its bytes, in ns.
+    pub command_ns: u64,
+    /// The cache for writes, in bytes; 0: off.
+    pub write_cache_bytes: u64,
+    /// How far it reads on by itself after a read, in bytes.
+    pub read_ahead_bytes: u64,
+}
+
+impl SpinningDrive {
+    /// Seek, rotation, transfer and capacity as in the paper's Table II (its "1.5K RPM" is 15K: half a turn takes 2 ms).
+    /// What the paper does not say is as such drives were: Ultra320 SCSI, an 8 MiB buffer, write cache on as shipped.
+    pub const ST336753LW: Self = Self {
+        capacity_bytes: 36_700_000_000,
+        revolution_ns: 4_000_000,
+        media_bytes_per_second: 63_000_000,
+        seek_track_ns: 400_000,
+        seek_average_ns: 4_000_000,
+        bus_bytes_per_second: 320_000_000,
+        command_ns: 40_000,
+        write_cache_bytes: 8 << 20,
+        read_ahead_bytes: 512 << 10,
+    };
+}
+
+/// A drive without an arm. The numbers are typical of their class, from data sheets, not those of one product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FlashDrive {
+    /// Commands served at once.
+    pub queue_depth: usize,
+    /// A small read, in ns.
+    pub read_ns: u64,
+    /// A small write into the drive's own memory, in ns.
+    pub write_ns: u64,
+    /// In bytes per second.
+    pub read_bytes_per_second: u64,
+    /// In bytes per second.
+    pub write_bytes_per_second: u64,
+    /// A flush after which something was written since the last one, in ns; one after nothing costs a command.
+    pub flush_ns: u64,
+    /// How far a single latency strays, in per cent of it, both ways.
+    pub jitter_percent: u64,
+}
+
+impl FlashDrive {
+    /// A drive for desktops, without capacitors.
+    pub const SATA_SSD: Self = Self {
+        queue_depth: 32,
+        read_ns: 90_000,
+        write_ns: 40_000,
+        read_bytes_per_second: 540_000_000,
+        write_bytes_per_second: 500_000_000,
+        flush_ns: 2_000_000,
+        jitter_percent: 10,
+    };
+
+    /// Likewise.
+    pub const NVME: Self = Self {
+        queue_depth: 256,
+        read_ns: 80_000,
+        write_ns: 20_000,
+        read_bytes_per_second: 3_500_000_000,
+        write_bytes_per_second: 2_500_000_000,
+        flush_ns: 500_000,
+        jitter_percent: 10,
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for profile in Profile::ALL {
+            assert_eq!(profile.name().parse(), Ok(profile));
+        }
+        assert!("floppy".parse::<Profile>().unwrap_err().contains("sata-ssd"));
+    }
+}
