@@ -195,7 +195,9 @@ impl VmJcb {
                 _ => false,
             };
             let Some(block) = self.home_of(here) else { continue };
-            if !wanted || self.newest(block) != Some(here) || self.in_flight.overlaps(&(block..block + 1), None) {
+            // Rule 3: a version that was superseded is no longer held, so that an older one cannot be found here.
+            debug_assert!(!wanted || self.newest(block) == Some(here), "log block {here} is held though superseded");
+            if !wanted || self.in_flight.overlaps(&(block..block + 1), None) {
                 continue;
             }
             let Some(sequence) = self.sequence_of(here) else { continue };

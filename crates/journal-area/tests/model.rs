@@ -634,3 +634,28 @@ proptest! {
         run(Checksum::V2, Holding::Copy, &steps);
     }
 }
+
+/// A block is revoked and used anew while the host still writes its old version home: what the guest puts there is in no
+/// journal, so that nothing would mend it if the host's write landed last.
+#[test]
+fn a_block_that_the_host_writes_is_not_written_by_the_guest_meanwhile() {
+    let commit = |blocks: Vec<u64>, revokes: Vec<u64>| Step::Commit {
+        blocks,
+        revokes,
+        split: 8,
+        escaped: false,
+        end: End::Commit,
+    };
+    for guest_ends_first in [true, false] {
+        let ends = if guest_ends_first { [1, 0] } else { [0, 0] };
+        let mut steps = vec![
+            commit(vec![1, 2], vec![]),
+            Step::HostWrites(1),
+            commit(vec![3], vec![1]),
+            Step::Modify(vec![1], false, false),
+            Step::BeginHome(1, 1),
+        ];
+        steps.extend(ends.map(|index| Step::EndHome { index, ok: true, late: false }));
+        run(Checksum::V3, Holding::Retain, &steps);
+    }
+}
