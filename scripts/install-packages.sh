@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 packages="
     qemu-system-x86 qemu-utils
+    chromium
     e2fsprogs busybox-static postmark fio
     fdisk util-linux procps
     gcc libc6-dev

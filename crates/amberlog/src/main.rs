@@ -5,6 +5,7 @@
 mod disk_model;
 mod exit;
 mod inspect;
+mod lab;
 mod progress;
 mod recover;
 mod run;
@@ -31,6 +32,8 @@ enum Command {
     Run(run::RunArgs),
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
     Inspect(inspect::InspectArgs),
+    /// Run the papers' experiments on real guests, and report on them.
+    Lab(lab::LabArgs),
     /// Serve a modelled disk that several VMs share, for experiments.
     DiskModel(disk_model::DiskModelArgs),
     /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => recover::run(args),
         Command::Run(args) => run::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Lab(args) => lab::run(args),
         Command::DiskModel(args) => disk_model::run(args),
         Command::Ssd(args) => ssd::run(*args),
         Command::Trace(args) => trace::run(args),

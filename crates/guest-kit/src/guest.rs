@@ -137,6 +137,11 @@ impl Guest {
         self.report.snapshot().acknowledged.get(stream).copied().unwrap_or_default()
     }
 
+    /// Sends a line to the script, which must be reading its serial port: `exec 5</dev/ttyS1; mark ready; read -r line <&5`.
+    pub fn tell(&self, line: &str) -> Result<()> {
+        self.report.tell(line).map_err(|error| self.failure(&format!("it cannot be told '{line}': {error}")))
+    }
+
     /// Waits for a `mark TEXT` of the script.
     pub fn wait_mark(&mut self, text: &str, timeout: Duration) -> Result<()> {
         self.await_report(&format!("the mark '{text}' did not come"), timeout, |reported| {

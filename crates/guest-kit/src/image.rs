@@ -139,7 +139,7 @@ pub fn journal_device(image: &Path, size_mib: u32, block_bytes: u32) -> Result<(
 /// that insists on block devices, so here the two superblocks are edited. Fields as in the kernel's
 /// documentation, filesystems/ext4: `s_uuid` and `s_blocksize`-dependent place of the journal's
 /// superblock; `s_nr_users` and `s_users` of it.
-fn attach_journal(file_system: &FileSystem, device: &Path) -> Result<()> {
+pub fn attach_journal(file_system: &FileSystem, device: &Path) -> Result<()> {
     const SUPERBLOCK: u64 = 1024;
     const UUID: u64 = 0x68;
     const LOG_BLOCK_SIZE: u64 = 0x18;

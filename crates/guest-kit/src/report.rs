@@ -9,7 +9,7 @@
 //! what is beyond the bound is counted and dropped.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -91,6 +91,8 @@ impl Reported {
 #[derive(Clone, Default)]
 pub struct ReportChannel {
     shared: Arc<(Mutex<Reported>, Condvar)>,
+    /// The other direction, once somebody is connected.
+    writer: Arc<Mutex<Option<UnixStream>>>,
 }
 
 impl ReportChannel {
@@ -104,6 +106,7 @@ impl ReportChannel {
             .spawn(move || {
                 if let Ok((stream, _)) = listener.accept() {
                     drop(listener);
+                    *reader.writer.lock().expect("nothing panics while holding the writer") = stream.try_clone().ok();
                     reader.read(stream);
                 }
                 reader.lock().closed = true;
@@ -135,6 +138,14 @@ impl ReportChannel {
         self.shared.0.lock().expect("nothing panics while holding the report")
     }
 
+    /// Sends a line to the guest, whose script reads it from the same serial port.
+    pub(crate) fn tell(&self, line: &str) -> std::io::Result<()> {
+        match &mut *self.writer.lock().expect("nothing panics while holding the writer") {
+            Some(stream) => stream.write_all(format!("{line}\n").as_bytes()),
+            None => Err(std::io::ErrorKind::NotConnected.into()),
+        }
+    }
+
     /// A copy of all that came so far.
     pub fn snapshot(&self) -> Reported {
         self.lock().clone()
@@ -160,7 +171,6 @@ impl ReportChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     #[test]
     fn lines_are_counted_and_a_torn_one_is_not_believed() {

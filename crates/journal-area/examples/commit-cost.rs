@@ -3,6 +3,8 @@
 //! Uses a real userfaultfd on this process's own memory (the VMM's part) and a second mapping of the same file (the
 //! daemon's part), as in a VM. Prints µs per page for the protection alone and per block for the whole commit, and the
 //! ratios that `make bench` asks for: protect cost at most 0.5 µs a page, commit at most 1.0 × copying.
+//!
+//! With a number of MiB as argument: the protection alone, of that much in one call (the 2012 paper's Figure 13).
 
 use guest_memory::{PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
@@ -112,10 +114,10 @@ fn commits(holding: Holding, checksum: Checksum) -> Duration {
     times[ROUNDS / 2]
 }
 
-fn main() {
-    // Protection alone: the calls that one commit makes, batch by batch.
+/// Protects `page_count` written pages, `batch_pages` a call; the median of [`ROUNDS`].
+fn protection(page_count: u32, batch_pages: usize) -> Duration {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in tmpfs");
-    let bytes = u64::from(COMMIT_PAGES) * PAGE_BYTES as u64;
+    let bytes = u64::from(page_count) * PAGE_BYTES as u64;
     file.set_len(bytes).expect("a length");
     // SAFETY: a fresh shared mapping; it is never unmapped.
     let vmm = unsafe {
@@ -136,20 +138,33 @@ fn main() {
         .map(vec![RegionDescriptor { gpa: 0, size: bytes, user_addr: vmm as u64, file, file_offset: 0 }])
         .expect("mapped");
     memory.take_userfaultfd(userfault()).expect("protection");
-    let pages: Vec<PageId> = (0..COMMIT_PAGES).map(PageId).collect();
+    let pages: Vec<PageId> = (0..page_count).map(PageId).collect();
     let mut protect = Vec::new();
     for _ in 0..ROUNDS {
         let started = Instant::now();
-        for batch in pages.chunks(512) {
+        for batch in pages.chunks(batch_pages) {
             memory.protect(batch).expect("protected");
         }
         protect.push(started.elapsed());
         memory.unprotect(&pages);
     }
     protect.sort_unstable();
+    protect[ROUNDS / 2]
+}
+
+fn main() {
+    if let Some(mib) = std::env::args().nth(1) {
+        let mib: u32 = mib.parse().ok().filter(|mib| (1..=1024).contains(mib)).expect("MiB: a number from 1 to 1024");
+        let pages = mib * 256;
+        let time = protection(pages, pages as usize);
+        println!("  protection alone         {:8.3} µs a page", time.as_secs_f64() * 1e6 / f64::from(pages));
+        return;
+    }
     let per_page = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(COMMIT_PAGES);
+    // The calls that one commit makes, batch by batch.
+    let protect = protection(COMMIT_PAGES, 512);
     println!("commit of 32 MiB of file data, median of {ROUNDS} ({COMMIT_PAGES} pages)");
-    println!("  protection alone         {:8.3} µs a page   (limit 0.5)", per_page(protect[ROUNDS / 2]));
+    println!("  protection alone         {:8.3} µs a page   (limit 0.5)", per_page(protect));
     for checksum in [Checksum::None, Checksum::V3] {
         let retained = commits(Holding::Retain, checksum);
         let copied = commits(Holding::Copy, checksum);

@@ -9,6 +9,7 @@
 
 pub mod compile;
 pub mod database;
+pub mod filebench;
 pub mod load;
 pub mod mix;
 pub mod options;
@@ -19,6 +20,7 @@ pub mod report;
 pub mod scribble;
 pub mod table;
 pub mod tree;
+pub mod updates;
 
 /// What tools return: an error is a sentence.
 pub type Result<T> = std::result::Result<T, String>;

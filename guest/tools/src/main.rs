@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use guest_tools::options::Options;
-use guest_tools::{Result, compile, database, load, mix, records, scribble};
+use guest_tools::{Result, compile, database, filebench, load, mix, records, scribble, updates};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -18,9 +18,12 @@ fn main() -> ExitCode {
         "untar" => load::untar,
         "compile" => compile::run,
         "scribble" => scribble::run,
+        "filebench" => filebench::run,
+        "updates" => updates::run,
         _ => {
             eprintln!(
-                "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble"
+                "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble, \
+                 filebench, updates"
             );
             return ExitCode::from(2);
         }

@@ -160,7 +160,7 @@ impl RecordLayout {
     }
 
     /// The record number of a cell, if it is whole: recomputed byte for byte.
-    fn decode_cell(&self, bytes: &[u8], cell: u64) -> Option<u64> {
+    pub(crate) fn decode_cell(&self, bytes: &[u8], cell: u64) -> Option<u64> {
         let record = u64::from_le_bytes(bytes.get(8..16)?.try_into().ok()?);
         (bytes == self.encode_cell(record, cell)).then_some(record)
     }

@@ -1,0 +1,282 @@
+//! The experiments: short texts, embedded, each with keys for the program and sections for the reader.
+//!
+//! A text is `key: value` lines, a blank line, and sections that begin with `## `. Keys: `title`, `kind`
+//! (`load`, `recovery`, `integrity`, `flash`, `protect`, `sizes` or `missing`), `needs` (for what is missing), `workloads`, `modes`, `guests`, `disks`,
+//! `parameter` (a name and values), `plot` (the field to draw) and any number of `claim` lines (see [`crate::claim`]).
+
+use crate::cell::{Cell, Group, Mode};
+use crate::claim::Claim;
+use crate::error::{Error, Result};
+use crate::workload::Workload;
+
+/// How an experiment is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A workload to its end, in every mode.
+    Load,
+    /// A workload cut short by `kill -9` of the VMM; what its recovery takes.
+    Recovery,
+    /// Record updates cut short by a crash of the guest's kernel; what became of the records.
+    Integrity,
+    /// Recorded traces on a simulated SSD; no guest. Its disks are flash translation layers.
+    Flash,
+    /// Protection of pages of this process, without a guest; its parameter is the batch in MiB.
+    Protect,
+    /// Sizes of our own programs; no guest.
+    Sizes,
+    /// Of something that is not there yet.
+    Missing,
+}
+
+/// One experiment, as its text says.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// Its name on the command line.
+    pub id: String,
+    /// One line.
+    pub title: String,
+    /// How it is run.
+    pub kind: Kind,
+    /// What is missing.
+    pub needs: String,
+    /// What runs in the guests.
+    pub workloads: Vec<Workload>,
+    /// In which modes.
+    pub modes: Vec<Mode>,
+    /// In how many guests at once.
+    pub guests: Vec<u32>,
+    /// On which modelled disks.
+    pub disks: Vec<String>,
+    /// The name of its own parameter, and its values.
+    pub parameter: Option<(String, Vec<u64>)>,
+    /// The field that its plot shows.
+    pub plot: String,
+    /// What the paper found.
+    pub claims: Vec<Claim>,
+    /// For the reader: heading and text.
+    pub sections: Vec<(String, String)>,
+}
+
+/// What of an experiment is run.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    /// Small and short: for CI.
+    pub quick: bool,
+    /// How often each cell is measured.
+    pub iterations: u32,
+    /// At most so many guests at once.
+    pub guests_max: u32,
+    /// Sizes of workloads, as a part of the paper's.
+    pub scale: f64,
+}
+
+macro_rules! texts {
+    ($($id:literal),* $(,)?) => {
+        [$(($id, include_str!(concat!("../experiments/", $id, ".md")))),*]
+    };
+}
+
+/// All experiments.
+///
+/// # Errors
+/// Never, unless a text is not well formed, which a test looks for.
+pub fn all() -> Result<Vec<Experiment>> {
+    include!("../experiments/list.in").into_iter().map(|(id, text)| parse(id, text)).collect()
+}
+
+/// The experiments with these names; a name that ends with `*` stands for all that begin so.
+///
+/// # Errors
+/// When there is none of that name.
+pub fn select(names: &[String]) -> Result<Vec<Experiment>> {
+    let all = all()?;
+    let mut chosen: Vec<Experiment> = Vec::new();
+    for name in names {
+        let prefix = name.strip_suffix('*');
+        let fits = |id: &str| prefix.map_or(id == name, |prefix| id.starts_with(prefix));
+        let before = chosen.len();
+        for experiment in all.iter().filter(|experiment| fits(&experiment.id)) {
+            if chosen.iter().all(|other| other.id != experiment.id) {
+                chosen.push(experiment.clone());
+            }
+        }
+        if chosen.len() == before && !all.iter().any(|experiment| fits(&experiment.id)) {
+            return Err(Error::Unknown(name.clone()));
+        }
+    }
+    Ok(chosen)
+}
+
+fn parse(id: &str, text: &str) -> Result<Experiment> {
+    let bad = |reason: String| Error::Description { id: id.to_owned(), reason };
+    let (keys, body) = text.split_once("\n\n").ok_or_else(|| bad("it has no blank line".to_owned()))?;
+    let mut experiment = Experiment {
+        id: id.to_owned(),
+        title: String::new(),
+        kind: Kind::Missing,
+        needs: String::new(),
+        workloads: Vec::new(),
+        modes: Vec::new(),
+        guests: vec![1],
+        disks: vec!["st336753lw".to_owned()],
+        parameter: None,
+        plot: "seconds".to_owned(),
+        claims: Vec::new(),
+        sections: Vec::new(),
+    };
+    for line in keys.lines() {
+        let (key, value) = line.split_once(": ").ok_or_else(|| bad(format!("'{line}' is no key and value")))?;
+        let words = || value.split_whitespace();
+        match key {
+            "title" => value.clone_into(&mut experiment.title),
+            "needs" => value.clone_into(&mut experiment.needs),
+            "plot" => value.clone_into(&mut experiment.plot),
+            "kind" => {
+                experiment.kind = match value {
+                    "load" => Kind::Load,
+                    "recovery" => Kind::Recovery,
+                    "integrity" => Kind::Integrity,
+                    "flash" => Kind::Flash,
+                    "protect" => Kind::Protect,
+                    "sizes" => Kind::Sizes,
+                    "missing" => Kind::Missing,
+                    other => return Err(bad(format!("there is no kind '{other}'"))),
+                }
+            }
+            "workloads" => {
+                experiment.workloads = words()
+                    .map(|word| Workload::by_name(word).ok_or_else(|| bad(format!("no workload '{word}'"))))
+                    .collect::<Result<_>>()?;
+            }
+            "modes" => {
+                experiment.modes = words()
+                    .map(|word| Mode::by_name(word).ok_or_else(|| bad(format!("no mode '{word}'"))))
+                    .collect::<Result<_>>()?;
+            }
+            "guests" => {
+                experiment.guests = words()
+                    .map(|word| word.parse().map_err(|_| bad(format!("guests: {word}"))))
+                    .collect::<Result<_>>()?;
+            }
+            "disks" => experiment.disks = words().map(str::to_owned).collect(),
+            "parameter" => {
+                let (name, values) = value.split_once(' ').ok_or_else(|| bad("parameter without values".to_owned()))?;
+                let values = values.split_whitespace().map(|word| word.parse().map_err(|_| bad(word.to_owned())));
+                experiment.parameter = Some((name.to_owned(), values.collect::<Result<_>>()?));
+            }
+            "claim" => experiment.claims.push(value.parse().map_err(bad)?),
+            other => return Err(bad(format!("there is no key '{other}'"))),
+        }
+    }
+    for section in body.split("\n## ").map(|section| section.trim_start_matches("## ")) {
+        let (heading, text) = section.split_once('\n').unwrap_or((section, ""));
+        experiment.sections.push((heading.trim().to_owned(), text.trim().to_owned()));
+    }
+    if experiment.title.is_empty() || (experiment.kind == Kind::Missing) == experiment.needs.is_empty() {
+        return Err(bad("it has no title, or 'needs' where nothing is missing".to_owned()));
+    }
+    Ok(experiment)
+}
+
+impl Experiment {
+    /// Its measurements, in an order that spreads each mode's iterations over the run.
+    pub fn cells(&self, extent: &Extent) -> Vec<Cell> {
+        let parameters = self.parameter.as_ref().map_or(vec![0], |(_, values)| values.clone());
+        let fits = |guests: &&u32| **guests <= extent.guests_max;
+        let mut guests: Vec<u32> = self.guests.iter().filter(fits).copied().collect();
+        let (mut parameters, mut workloads, mut disks) = (parameters, self.workloads.clone(), self.disks.clone());
+        if guests.is_empty() {
+            guests.push(extent.guests_max.max(1));
+        }
+        if extent.quick {
+            guests.truncate(1);
+            workloads.truncate(1);
+            disks.truncate(1);
+            parameters.truncate(1);
+        }
+        if workloads.is_empty() {
+            workloads.push(Workload::None);
+        }
+        let mut cells = Vec::new();
+        for iteration in 0..extent.iterations {
+            for disk in &disks {
+                for workload in &workloads {
+                    for &parameter in &parameters {
+                        for &guests in &guests {
+                            for &mode in &self.modes {
+                                let workload = workload.name().to_owned();
+                                let group = Group { disk: disk.clone(), parameter, guests, workload, mode };
+                                cells.push(Cell { group, iteration });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        cells
+    }
+
+    /// Roughly how long all cells take, in seconds, on two processors without KVM.
+    pub fn estimate_seconds(&self, extent: &Extent) -> f64 {
+        self.cells(extent).iter().map(|cell| self.cell_seconds(cell, extent)).sum()
+    }
+
+    /// Roughly how long one cell takes, in seconds: boots, then work.
+    pub fn cell_seconds(&self, cell: &Cell, extent: &Extent) -> f64 {
+        let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds);
+        let scale = extent.scale;
+        match self.kind {
+            Kind::Sizes | Kind::Missing => 0.0,
+            Kind::Integrity => 15.0,
+            Kind::Flash => 20.0,
+            Kind::Protect => 3.0,
+            Kind::Load | Kind::Recovery => {
+                let share = f64::from(cell.group.guests.div_ceil(2));
+                (14.0 + work * scale) * share
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_is_well_formed_and_says_what_differs() {
+        let all = all().unwrap();
+        assert!(all.len() > 20, "{} experiments", all.len());
+        for experiment in &all {
+            let has =
+                |heading: &str| experiment.sections.iter().any(|(name, text)| name == heading && !text.is_empty());
+            assert!(has("The paper"), "{}", experiment.id);
+            if experiment.kind != Kind::Missing {
+                assert!(has("Here") && has("What differs"), "{}", experiment.id);
+            }
+            for disk in &experiment.disks {
+                let known = match experiment.kind {
+                    Kind::Flash => crate::flash::LAYERS.contains(&disk.as_str()),
+                    _ => disk.parse::<disk_model::Profile>().is_ok(),
+                };
+                assert!(known, "{}: {disk}", experiment.id);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_found_and_unknown_ones_refused() {
+        let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(select(&names(&["spe2012-fig06", "spe2012-fig06"])).unwrap().len(), 1);
+        assert!(select(&names(&["spe2012-*"])).unwrap().len() > 10);
+        assert!(matches!(select(&names(&["spe2012-fig99"])), Err(Error::Unknown(_))));
+    }
+
+    #[test]
+    fn a_quick_extent_is_one_cell_a_mode() {
+        let experiment = select(&["spe2012-fig06".to_owned()]).unwrap().remove(0);
+        let extent = Extent { quick: true, iterations: 1, guests_max: 8, scale: 0.02 };
+        assert_eq!(experiment.cells(&extent).len(), experiment.modes.len());
+        let full = Extent { quick: false, iterations: 10, guests_max: 8, scale: 1.0 };
+        assert_eq!(experiment.cells(&full).len(), experiment.modes.len() * 4 * 10);
+    }
+}

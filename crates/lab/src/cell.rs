@@ -1,0 +1,135 @@
+//! One measurement: which mode, how many guests, which disk and parameter, and which iteration.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How the guests' file system is journalled, and where the journal lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// data=writeback, journal on storage.
+    Writeback,
+    /// data=ordered, journal on storage.
+    Ordered,
+    /// data=journal, journal on storage.
+    Journal,
+    /// data=journal, journal retained in guest memory: VMA journaling.
+    Vma,
+    /// data=journal, journal writes dropped: the papers' upper bound, without crash safety.
+    Bound,
+    /// data=journal, external journal on a tmpfs file of the host: today's way.
+    Tmpfs,
+    /// data=journal, journal copied to host memory.
+    Copy,
+    /// data=journal, journal kept as NJS does on a region of (slowed) memory that stands for persistent memory.
+    Nvm,
+    /// A file system without a journal.
+    NoJournal,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Writeback,
+        Self::Ordered,
+        Self::Journal,
+        Self::Vma,
+        Self::Bound,
+        Self::Tmpfs,
+        Self::Copy,
+        Self::Nvm,
+        Self::NoJournal,
+    ];
+
+    /// Its name in descriptions, tables and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Writeback => "writeback",
+            Self::Ordered => "ordered",
+            Self::Journal => "journal",
+            Self::Vma => "vma",
+            Self::Bound => "bound",
+            Self::Tmpfs => "tmpfs",
+            Self::Copy => "copy",
+            Self::Nvm => "nvm",
+            Self::NoJournal => "nojournal",
+        }
+    }
+
+    /// The mode of that name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    /// amberlog's placement of the journal, without its options.
+    pub fn placement(self) -> &'static str {
+        match self {
+            Self::Writeback | Self::Ordered | Self::Journal | Self::Tmpfs | Self::NoJournal => "storage",
+            Self::Vma => "retain",
+            Self::Bound => "discard",
+            Self::Copy => "copy",
+            Self::Nvm => "nvm",
+        }
+    }
+
+    /// Options of the guest's mount.
+    pub fn mount_options(self) -> &'static str {
+        match self {
+            Self::Writeback => "data=writeback",
+            Self::Ordered => "data=ordered",
+            Self::Tmpfs => "data=journal,journal_path=/dev/vdb",
+            Self::NoJournal => "rw",
+            Self::Journal | Self::Vma | Self::Bound | Self::Copy | Self::Nvm => "data=journal",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// All iterations of this are averaged.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Group {
+    /// The modelled disk.
+    pub disk: String,
+    /// The experiment's own parameter; 0 where it has none.
+    pub parameter: u64,
+    /// Guests at once.
+    pub guests: u32,
+    /// The workload.
+    pub workload: String,
+    /// The journaling mode.
+    pub mode: Mode,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Cell {
+    /// What it is one of.
+    #[serde(flatten)]
+    pub group: Group,
+    /// Which one, from 0.
+    pub iteration: u32,
+}
+
+impl Cell {
+    /// The name of its file of raw results, without ending.
+    pub fn file_name(&self) -> String {
+        let Group { disk, parameter, guests, workload, mode } = &self.group;
+        format!("{workload}-{mode}-{guests}-{disk}-{parameter}-{}", self.iteration)
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Group { disk, parameter, guests, workload, mode } = &self.group;
+        write!(f, "{workload}, {mode}, {guests} guest{}, {disk}", if *guests == 1 { "" } else { "s" })?;
+        if *parameter != 0 {
+            write!(f, ", {parameter}")?;
+        }
+        write!(f, ", iteration {}", self.iteration + 1)
+    }
+}

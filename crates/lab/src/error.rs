@@ -1,0 +1,69 @@
+//! The one error type of this crate: every variant prints as a sentence.
+
+use std::path::PathBuf;
+
+/// What can go wrong in the lab.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file of results could not be used.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried, in the infinitive.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file holds something else than results of ours.
+    #[error("{} is not what amberlog lab writes: {reason}; remove it, or choose another directory", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No such experiment.
+    #[error("there is no experiment '{0}'; 'amberlog lab list' shows them")]
+    Unknown(String),
+    /// An experiment of something that is not there yet.
+    #[error("{id} cannot be run yet: {needs}")]
+    NotYet {
+        /// The experiment.
+        id: String,
+        /// What it needs.
+        needs: String,
+    },
+    /// An experiment's text is not well formed: a bug.
+    #[error("the description of {id} is not well formed: {reason}")]
+    Description {
+        /// The experiment.
+        id: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A guest, an image or a program of the host.
+    #[error(transparent)]
+    Guest(#[from] guest_kit::Error),
+    /// The modelled disk.
+    #[error(transparent)]
+    Model(#[from] disk_model::Error),
+    /// A guest told something else than was expected.
+    #[error("{0}")]
+    Told(String),
+}
+
+/// The result of everything in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Attaches what was tried, and on which file, to an I/O error.
+pub(crate) trait FileContext<T> {
+    /// `action` is an infinitive: "read", "create".
+    fn at(self, action: &'static str, path: &std::path::Path) -> Result<T>;
+}
+
+impl<T> FileContext<T> for std::io::Result<T> {
+    fn at(self, action: &'static str, path: &std::path::Path) -> Result<T> {
+        self.map_err(|source| Error::File { action, path: path.to_owned(), source })
+    }
+}

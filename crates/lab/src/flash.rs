@@ -1,0 +1,72 @@
+//! The 2010 paper's figures: traces recorded from real guests, eight of each laid on one SSD as its virtual disks, replayed
+//! under each flash translation layer by `amberlog ssd`. See `docs/ssd.md` for the traces and the simulator.
+
+use crate::cell::{Cell, Mode};
+use crate::error::{Error, Result};
+use crate::results::Parameters;
+use guest_kit::program;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// What one request carried in the paper's guests: eleven pages, Xen 2's first block driver.
+const SPLIT_BYTES: &str = "45056";
+/// Seconds between the guests' beginnings.
+const STAGGER_SECONDS: &str = "3";
+/// Every virtual disk's share of the SSD.
+const STRIDE: &str = "stride:4294967296";
+
+/// The flash translation layers that a cell's disk may name.
+pub const LAYERS: [&str; 4] = ["fast", "superblock", "dftl", "page"];
+
+/// Replays a cell's trace; the cell's disk is the translation layer.
+///
+/// # Errors
+/// When there is no such trace, or amberlog refuses it.
+pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, f64>> {
+    let group = &cell.group;
+    let traces = program::workspace().join("crates/ssd-sim/traces/2010");
+    let trace = traces.join(format!("{}-{}.amber", group.workload, group.mode));
+    if !trace.is_file() {
+        return Err(Error::Told(format!("{} is not there; it comes with the checkout", trace.display())));
+    }
+    let temporary = std::env::temp_dir();
+    let directory = TempDir::new_in(&temporary).map_err(|source| Error::File {
+        action: "write in",
+        path: temporary.clone(),
+        source,
+    })?;
+    let merged = directory.path().join("merged.amber");
+    let amberlog = program::workspace_binary("amberlog")?;
+    let mut command = Command::new(&amberlog);
+    command.args(["trace", "convert", "--merge", "--onto-one-disk", STRIDE, "--stagger", STAGGER_SECONDS]);
+    command.args(["--split", SPLIT_BYTES, "-o"]).arg(&merged);
+    let copies: Vec<PathBuf> = (0..group.guests).map(|_| trace.clone()).collect();
+    program::run(command.args(copies), &[0])?;
+
+    let mut command = Command::new(&amberlog);
+    command.args(["ssd", "--compare", "--json", "--precondition", "sequential", "--ftl", &group.disk]);
+    if group.mode == Mode::Vma {
+        // What was retained never reached the device, however it was recorded.
+        command.args(["--without-journal", "vma"]);
+    }
+    command.arg("--trace").arg(format!("{}/{}={}", group.workload, group.mode, merged.display()));
+    let output = program::run(&mut command, &[0])?;
+    let value: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| Error::Told(format!("amberlog ssd printed no JSON ({error})")))?;
+    let run = &value["runs"][0];
+    let mut fields = BTreeMap::new();
+    for (name, value) in [
+        ("requests", &run["requests"]),
+        ("erases", &run["erases"]),
+        ("gc_time_us", &run["gc"]["time_us"]),
+        ("flash_writes", &run["flash_writes"]),
+        ("bytes_to_storage", &run["traffic"]["bytes_written"]),
+    ] {
+        let number = value.as_f64().ok_or_else(|| Error::Told(format!("amberlog ssd tells no '{name}'")))?;
+        fields.insert(name.to_owned(), number);
+    }
+    Ok(fields)
+}

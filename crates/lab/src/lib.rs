@@ -1,0 +1,31 @@
+//! The papers' experiments on real guests: which there are, how each is run, what is kept of it, and a page that holds our
+//! figures against the papers' numbers.
+//!
+//! An experiment is a short text in `experiments/` (what the paper did, what is done here, what differs, what the paper
+//! found) with a few keys that say how to run it. A run is a number of *cells*: one mode, number of guests, disk and
+//! parameter, one iteration. Each cell's raw result is kept as a file of its own, which is also how a run that was
+//! interrupted goes on.
+//!
+//! It must never print a number that was not measured, nor average over what failed. Failure story: a guest that hangs
+//! is killed at its time limit, its console is kept beside the results, and the cell is marked as failed; the others go
+//! on.
+
+#![forbid(unsafe_code)]
+
+pub mod catalogue;
+pub mod cell;
+pub mod claim;
+pub mod crash;
+pub mod error;
+pub mod flash;
+pub mod machine;
+pub mod plot;
+pub mod report;
+pub mod results;
+pub mod rig;
+pub mod run;
+pub mod sizes;
+pub mod statistics;
+pub mod workload;
+
+pub use error::{Error, Result};

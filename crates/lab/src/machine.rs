@@ -1,0 +1,49 @@
+//! What a run was made on, kept with its results.
+
+use guest_kit::{Accelerator, program};
+use std::collections::BTreeMap;
+
+/// The machine's load averages, now.
+pub fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// The commit of the checkout, with `-dirty` where something was changed.
+pub fn commit() -> String {
+    let output = program::command("git").ok().and_then(|mut git| {
+        let git = git.args(["describe", "--always", "--dirty", "--abbrev=12"]).current_dir(program::workspace());
+        program::run(git, &[0]).ok()
+    });
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    text.filter(|text| !text.is_empty()).unwrap_or_else(|| format!("version {}", env!("CARGO_PKG_VERSION")))
+}
+
+/// Processor, memory, kernel, QEMU, accelerator, guests' kernel.
+pub fn describe() -> BTreeMap<String, String> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or_else(|| "unknown".to_owned(), |rest| rest.trim_start_matches(['\t', ' ', ':']).to_owned())
+    };
+    let version = program::command("qemu-system-x86_64")
+        .and_then(|mut qemu| program::run(qemu.arg("--version"), &[0]))
+        .map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let package = std::fs::read_to_string(program::workspace().join("build/guest/kernel/package"));
+    let accelerator = Accelerator::choose().map_or("unknown", Accelerator::name);
+    let guest_kernel = package.unwrap_or_default().split_whitespace().next().unwrap_or("unknown").to_owned();
+    [
+        ("processor", format!("{processors} × {}", field(&read("/proc/cpuinfo"), "model name"))),
+        ("memory", field(&read("/proc/meminfo"), "MemTotal")),
+        ("kernel", read("/proc/sys/kernel/osrelease").trim().to_owned()),
+        ("qemu", version.unwrap_or_else(|error| error.to_string())),
+        ("accelerator", accelerator.to_owned()),
+        ("guest_kernel", guest_kernel),
+        // The programs beside this one were built with it.
+        ("build", if cfg!(debug_assertions) { "development profile" } else { "release profile" }.to_owned()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}

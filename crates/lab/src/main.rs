@@ -1,0 +1,158 @@
+//! `amberlog-lab`, which `amberlog lab` starts: list, run, report.
+
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand};
+use lab::catalogue::{self, Experiment, Extent, Kind};
+use lab::results::Parameters;
+use lab::run::{RunOptions, duration};
+use lab::{Error, Result};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "amberlog lab", version, about = "The papers' experiments on real guests")]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the experiments, what they are, and how long each takes.
+    List(Extents),
+    /// Run experiments: by name, or all whose names begin so (spe2012-*).
+    Run(RunArgs),
+    /// Make one page, DIR/index.html, of the results in DIR.
+    Report {
+        /// A directory that `run` wrote to.
+        directory: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+struct Extents {
+    /// Small and short, for CI: one iteration, one guest; counters mean something, times do not.
+    #[arg(long)]
+    quick: bool,
+    /// Sizes of workloads, as a part of the paper's [default: 1; quick: 0.02].
+    #[arg(long)]
+    scale: Option<f64>,
+    /// How often each cell is measured [default: 10; quick: 1].
+    #[arg(long)]
+    iterations: Option<u32>,
+    /// At most so many guests at once.
+    #[arg(long, default_value_t = 8)]
+    guests: u32,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// Names of experiments.
+    #[arg(required = true)]
+    ids: Vec<String>,
+    #[command(flatten)]
+    extents: Extents,
+    /// Where results go; a run goes on where an earlier one into the same directory was interrupted.
+    #[arg(long, default_value = "lab-results")]
+    out: PathBuf,
+    /// Where images are made [default: where temporary files go].
+    #[arg(long)]
+    images: Option<PathBuf>,
+    /// Seconds for a second of the modelled disk: where guests are emulated, some factor keeps their processors as fast
+    /// beside it as real ones would be.
+    #[arg(long, default_value_t = 1.0)]
+    time_scale: f64,
+    /// Memory of each guest, in MiB: the paper's 128, and what today's kernel and our initramfs take more.
+    #[arg(long, default_value_t = 192)]
+    guest_mib: u32,
+    /// ext3 (as the paper) or ext4; today's kernel mounts both as ext4.
+    #[arg(long, default_value = "ext3", value_parser = ["ext3", "ext4"])]
+    file_system: String,
+    /// From which everything random follows.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn main() -> ExitCode {
+    let outcome = match CommandLine::parse().command {
+        Command::List(extents) => list(&extents),
+        Command::Run(args) => run(args),
+        Command::Report { directory } => report(&directory),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("amberlog lab: {error}");
+            ExitCode::from(match error {
+                Error::Unknown(_) => 2,
+                Error::NotYet { .. } | Error::Damaged { .. } => 3,
+                _ => 1,
+            })
+        }
+    }
+}
+
+fn extent(extents: &Extents) -> Extent {
+    Extent {
+        quick: extents.quick,
+        iterations: extents.iterations.unwrap_or(if extents.quick { 1 } else { 10 }).max(1),
+        guests_max: extents.guests.max(1),
+        scale: extents.scale.unwrap_or(if extents.quick { 0.02 } else { 1.0 }).clamp(0.001, 100.0),
+    }
+}
+
+fn list(extents: &Extents) -> Result<ExitCode> {
+    let extent = extent(extents);
+    let mut all = 0.0;
+    for experiment in catalogue::all()? {
+        let Experiment { id, title, kind, .. } = &experiment;
+        if *kind == Kind::Missing {
+            println!("{id:16} {:>8}  {title}; {}", "-", experiment.needs);
+        } else {
+            let seconds = experiment.estimate_seconds(&extent);
+            all += seconds;
+            println!("{id:16} {:>8}  {title}", duration(seconds));
+        }
+    }
+    println!("{:16} {:>8}  roughly, on two processors without KVM", "all", duration(all));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(args: RunArgs) -> Result<ExitCode> {
+    let experiments = catalogue::select(&args.ids)?;
+    let extent = extent(&args.extents);
+    let parameters = Parameters {
+        quick: extent.quick,
+        scale: extent.scale,
+        time_scale: args.time_scale,
+        guest_mib: args.guest_mib,
+        file_system: args.file_system,
+        seed: args.seed,
+    };
+    let command = format!(
+        "{}--scale {} --iterations {} --guests {} --time-scale {} --guest-mib {} --file-system {} --seed {}",
+        if extent.quick { "--quick " } else { "" },
+        extent.scale,
+        extent.iterations,
+        extent.guests_max,
+        parameters.time_scale,
+        parameters.guest_mib,
+        parameters.file_system,
+        parameters.seed
+    );
+    let options = RunOptions { out: args.out, images: args.images, extent, parameters, command };
+    let failed = lab::run::run(&experiments, &options)?;
+    println!("results are in {}; 'amberlog lab report {0}' makes a page of them", options.out.display());
+    if failed > 0 {
+        eprintln!("amberlog lab: {failed} cells failed; the same command runs them again");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(directory: &std::path::Path) -> Result<ExitCode> {
+    let path = lab::report::write(directory, &catalogue::all()?)?;
+    println!("{}", path.display());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,163 @@
+//! Bars in groups with whiskers, as inline SVG without scripts. Colours come from the page's style sheet; each series also
+//! has a pattern of its own, so that a print in grey can be read.
+
+use crate::claim::grouped;
+use crate::statistics::Summary;
+use std::fmt::Write;
+
+/// Escapes text for HTML and SVG.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Series that can be told apart.
+pub const SERIES_MAX: usize = 8;
+
+const WIDTH: f64 = 620.0;
+const HEIGHT: f64 = 300.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 30.0;
+const BOTTOM: f64 = 44.0;
+
+/// Patterns laid over a series' colour: none, then hatches. One definition serves a whole page.
+pub fn definitions() -> String {
+    let lines = [
+        "",
+        "M0,8 L8,0",
+        "M0,0 L8,8",
+        "M0,4 H8",
+        "M4,0 V8",
+        "M0,8 L8,0 M0,0 L8,8",
+        "M0,4 H8 M4,0 V8",
+        "M2,2 h1 v1 h-1 z M6,6 h1 v1 h-1 z",
+    ];
+    let mut svg = "<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\"><defs>".to_owned();
+    for (index, line) in lines.iter().enumerate() {
+        let _ = write!(
+            svg,
+            "<pattern id=\"p{index}\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\"><rect width=\"8\" height=\"8\" \
+             class=\"f{index}\"/><path d=\"{line}\" class=\"hatch\"/></pattern>"
+        );
+    }
+    svg + "</defs></svg>"
+}
+
+/// A step of 1, 2 or 5 times a power of ten that divides `max` into about five.
+fn step(max: f64) -> f64 {
+    let raw = (max / 5.0).max(1e-12);
+    let power = 10f64.powf(raw.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= raw).unwrap_or(raw)
+}
+
+fn short(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1e9 => format!("{}G", grouped(value / 1e9)),
+        v if v >= 1e6 => format!("{}M", grouped(value / 1e6)),
+        v if v >= 1e4 => format!("{}k", grouped(value / 1e3)),
+        _ => grouped(value),
+    }
+}
+
+/// Groups along the x axis, one bar per series in each; `values[group][series]`. Negative values hang below the axis.
+#[allow(clippy::cast_precision_loss)]
+pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Option<Summary>>]) -> String {
+    let all = || values.iter().flatten().flatten();
+    let highest = all().map(|value| value.mean + value.deviation).fold(0.0, f64::max);
+    let lowest = all().map(|value| value.mean - value.deviation).fold(0.0, f64::min);
+    let step = step((highest - lowest).max(1e-9));
+    let (floor, ceiling) = ((lowest / step).floor() * step, (highest / step).ceil().max(1.0) * step);
+    let y = |value: f64| TOP + (HEIGHT - TOP - BOTTOM) * (ceiling - value) / (ceiling - floor);
+    let mut svg =
+        format!("<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">", escaped(title));
+    let _ = write!(svg, "<text class=\"title\" x=\"{LEFT}\" y=\"16\">{}</text>", escaped(title));
+    let ticks = ((ceiling - floor) / step).round() as usize;
+    for tick in 0..=ticks {
+        let value = floor + tick as f64 * step;
+        let _ = write!(
+            svg,
+            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{1:.1}\" y2=\"{1:.1}\"/>\
+             <text class=\"tick\" x=\"{2:.1}\" y=\"{3:.1}\" text-anchor=\"end\">{4}</text>",
+            WIDTH - RIGHT,
+            y(value),
+            LEFT - 6.0,
+            y(value) + 4.0,
+            short(value)
+        );
+    }
+    let room = (WIDTH - LEFT - RIGHT) / groups.len().max(1) as f64;
+    let bar = (room * 0.84 / series.len().max(1) as f64).min(56.0);
+    for (g, group) in groups.iter().enumerate() {
+        let middle = LEFT + room * (g as f64 + 0.5);
+        let first = middle - bar * series.len() as f64 / 2.0;
+        for (s, name) in series.iter().enumerate().take(SERIES_MAX) {
+            let Some(value) = values.get(g).and_then(|row| row.get(s)).copied().flatten() else { continue };
+            let x = first + bar * s as f64;
+            let (top, base) = (y(value.mean.max(0.0)), y(value.mean.min(0.0)));
+            let _ = write!(
+                svg,
+                "<rect fill=\"url(#p{s})\" class=\"bar\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\">\
+                 <title>{}, {}: {} ± {} (n = {})</title></rect>",
+                x + 1.0,
+                (bar - 2.0).max(1.0),
+                (base - top).max(0.8),
+                escaped(group),
+                escaped(name),
+                grouped(value.mean),
+                grouped(value.deviation),
+                value.count
+            );
+            let centre = x + bar / 2.0;
+            let tip = y(value.mean.max(0.0) + if value.mean < 0.0 { 0.0 } else { value.deviation });
+            if value.deviation > 0.0 {
+                let (low, high) = (y(value.mean - value.deviation), y(value.mean + value.deviation));
+                let _ = write!(
+                    svg,
+                    "<path class=\"whisker\" d=\"M{centre:.1},{low:.1} V{high:.1} M{0:.1},{high:.1} H{1:.1} M{0:.1},{low:.1} H{1:.1}\"/>",
+                    centre - 3.0,
+                    centre + 3.0
+                );
+            }
+            if bar > 22.0 {
+                let _ = write!(
+                    svg,
+                    "<text class=\"value\" x=\"{centre:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                    tip - 4.0,
+                    short(value.mean)
+                );
+            }
+        }
+        let _ = write!(
+            svg,
+            "<text class=\"name\" x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            HEIGHT - BOTTOM + 18.0,
+            escaped(&shortened(group, room / 6.3))
+        );
+    }
+    let _ = write!(
+        svg,
+        "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{1:.1}\" y2=\"{1:.1}\"/>",
+        WIDTH - RIGHT,
+        y(0.0)
+    );
+    svg + "</svg>"
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn shortened(text: &str, characters: f64) -> String {
+    let room = (characters as usize).max(5);
+    if text.chars().count() <= room { text.to_owned() } else { text.chars().take(room - 1).chain(['…']).collect() }
+}
+
+/// The series' names beside their colours and patterns.
+pub fn key(series: &[String]) -> String {
+    let mut html = "<div class=\"key\">".to_owned();
+    for (index, name) in series.iter().enumerate().take(SERIES_MAX) {
+        let _ = write!(
+            html,
+            "<span><svg viewBox=\"0 0 30 12\"><rect fill=\"url(#p{index})\" class=\"bar\" width=\"30\" height=\"12\"/></svg>{}</span>",
+            escaped(name)
+        );
+    }
+    html + "</div>"
+}

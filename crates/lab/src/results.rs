@@ -1,0 +1,211 @@
+//! What is kept of a run: a file for each cell, as measured, and `results.json` with all of them, summarised and judged.
+
+use crate::catalogue::Experiment;
+use crate::cell::{Cell, Group};
+use crate::claim::Verdict;
+use crate::error::{Error, FileContext, Result};
+use crate::statistics::Summary;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Version of the format.
+pub const SCHEMA: u32 = 1;
+
+/// Parameters that all cells of a run share; a result is used again only where they are equal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Parameters {
+    /// Small and short: counters mean something, times do not.
+    pub quick: bool,
+    /// Sizes, as a part of the paper's.
+    pub scale: f64,
+    /// Seconds for a second of the modelled disk.
+    pub time_scale: f64,
+    /// Memory of a guest, in MiB.
+    pub guest_mib: u32,
+    /// `ext3` or `ext4`.
+    pub file_system: String,
+    /// From which everything random follows.
+    pub seed: u64,
+}
+
+/// One cell, measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CellResult {
+    /// Which.
+    pub cell: Cell,
+    /// Under which parameters.
+    pub parameters: Parameters,
+    /// What each guest came to: field and value.
+    pub guests: Vec<BTreeMap<String, f64>>,
+    /// What the modelled disk did.
+    pub model: BTreeMap<String, f64>,
+    /// How long the cell took, boots and all, in seconds of this machine.
+    pub wall_seconds: f64,
+    /// The machine's load averages at its end.
+    pub load: String,
+    /// Why there is no result.
+    pub failure: Option<String>,
+}
+
+impl CellResult {
+    /// The mean of a field over the guests.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn mean(&self, field: &str) -> Option<f64> {
+        let values: Vec<f64> = self.guests.iter().filter_map(|guest| guest.get(field).copied()).collect();
+        Summary::of(&values).map(|summary| summary.mean)
+    }
+}
+
+/// All iterations of a group.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SummaryRow {
+    /// Which.
+    #[serde(flatten)]
+    pub group: Group,
+    /// Iterations that were measured.
+    pub count: usize,
+    /// Iterations that failed.
+    pub failed: usize,
+    /// Mean over the guests, then mean and deviation over the iterations.
+    pub fields: BTreeMap<String, Summary>,
+}
+
+/// `results.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The experiment.
+    pub id: String,
+    /// Its title.
+    pub title: String,
+    /// Of the code: `git describe`, or the version.
+    pub commit: String,
+    /// What it ran on.
+    pub machine: BTreeMap<String, String>,
+    /// The command that reruns it.
+    pub command: String,
+    /// When it ended, in seconds since 1970.
+    pub ended: u64,
+    /// Shared by all cells.
+    pub parameters: Parameters,
+    /// Summaries.
+    pub rows: Vec<SummaryRow>,
+    /// The paper's claims, judged.
+    pub verdicts: Vec<Verdict>,
+    /// The raw results' directory, beside this file.
+    pub raw: String,
+}
+
+/// Summarises cells by group.
+pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
+    let groups: BTreeSet<&Group> = cells.iter().map(|result| &result.cell.group).collect();
+    groups
+        .into_iter()
+        .map(|group| {
+            let of: Vec<&CellResult> = cells.iter().filter(|result| result.cell.group == *group).collect();
+            let good: Vec<&&CellResult> = of.iter().filter(|result| result.failure.is_none()).collect();
+            let names: BTreeSet<&String> =
+                good.iter().flat_map(|result| &result.guests).flat_map(|g| g.keys()).collect();
+            let fields = names
+                .into_iter()
+                .filter_map(|name| {
+                    let values: Vec<f64> = good.iter().filter_map(|result| result.mean(name)).collect();
+                    Some((name.clone(), Summary::of(&values)?))
+                })
+                .collect();
+            SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), fields }
+        })
+        .collect()
+}
+
+/// The verdicts on an experiment's claims.
+pub fn judge(experiment: &Experiment, rows: &[SummaryRow], quick: bool) -> Vec<Verdict> {
+    experiment.claims.iter().map(|claim| claim.judge(rows, quick)).collect()
+}
+
+/// Writes a value as JSON, whole or not at all.
+///
+/// # Errors
+/// When the directory cannot be written to.
+pub fn write<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value)
+        .map_err(|error| Error::Damaged { path: path.to_owned(), reason: error.to_string() })?;
+    let partial = path.with_extension("partial");
+    std::fs::write(&partial, text).at("write", &partial)?;
+    std::fs::rename(&partial, path).at("rename to", path)
+}
+
+/// Reads what [`write`] wrote; `None` if there is no such file.
+///
+/// # Errors
+/// When the file is there and is something else.
+pub fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>> {
+    let bytes = match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.at("read", path)?,
+    };
+    let damaged = |error: serde_json::Error| Error::Damaged { path: path.to_owned(), reason: error.to_string() };
+    serde_json::from_slice(&bytes).map(Some).map_err(damaged)
+}
+
+/// All `results.json` in or below a directory's experiments, sorted by name.
+///
+/// # Errors
+/// When the directory cannot be read, or a file in it is something else.
+pub fn read_all(directory: &Path) -> Result<Vec<Results>> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(directory)
+        .at("read", directory)?
+        .filter_map(|entry| entry.ok().map(|entry| entry.path().join("results.json")))
+        .filter(|path| path.is_file())
+        .collect();
+    paths.sort();
+    paths.iter().map(|path| read(path).map(|results| results.expect("it is a file"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Mode;
+
+    fn cell(iteration: u32, seconds: &[f64], failure: Option<&str>) -> CellResult {
+        let group = Group { disk: "none".into(), parameter: 0, guests: 2, workload: "untar".into(), mode: Mode::Vma };
+        CellResult {
+            cell: Cell { group, iteration },
+            parameters: Parameters {
+                quick: true,
+                scale: 0.1,
+                time_scale: 1.0,
+                guest_mib: 160,
+                file_system: "ext3".into(),
+                seed: 1,
+            },
+            guests: seconds.iter().map(|value| BTreeMap::from([("seconds".to_owned(), *value)])).collect(),
+            model: BTreeMap::new(),
+            wall_seconds: 1.0,
+            load: String::new(),
+            failure: failure.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn failed_cells_are_counted_and_not_averaged() {
+        let cells = [cell(0, &[1.0, 3.0], None), cell(1, &[4.0], None), cell(2, &[100.0], Some("it hung"))];
+        let rows = summarise(&cells);
+        assert_eq!((rows.len(), rows[0].count, rows[0].failed), (1, 2, 1));
+        assert!((rows[0].fields["seconds"].mean - 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn files_round_trip_and_others_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cell.json");
+        assert!(read::<CellResult>(&path).unwrap().is_none());
+        write(&path, &cell(0, &[1.5], None)).unwrap();
+        let back: CellResult = read(&path).unwrap().unwrap();
+        assert_eq!(back.mean("seconds"), Some(1.5));
+        std::fs::write(&path, "{").unwrap();
+        assert!(matches!(read::<CellResult>(&path), Err(Error::Damaged { .. })));
+    }
+}

@@ -1,0 +1,188 @@
+//! Runs experiments: cell after cell, each kept as soon as it is measured, so that a run that was interrupted goes on where
+//! it was; tells what is done and how long the rest will take.
+
+use crate::catalogue::{Experiment, Extent, Kind};
+use crate::cell::Cell;
+use crate::error::{Error, FileContext, Result};
+use crate::results::{self, CellResult, Parameters, Results, SCHEMA};
+use crate::rig::Rig;
+use crate::{flash, machine, sizes};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// What a run is asked for.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// Where results go: a directory for each experiment.
+    pub out: PathBuf,
+    /// Where images are made.
+    pub images: Option<PathBuf>,
+    /// How much of each experiment.
+    pub extent: Extent,
+    /// Shared by all cells.
+    pub parameters: Parameters,
+    /// The words that make this run again.
+    pub command: String,
+}
+
+/// Runs the experiments one after the other; gives how many cells failed.
+///
+/// # Errors
+/// When an experiment needs what is not there yet (before anything is run), or results cannot be kept.
+pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
+    for experiment in experiments {
+        if experiment.kind == Kind::Missing {
+            return Err(Error::NotYet { id: experiment.id.clone(), needs: experiment.needs.clone() });
+        }
+    }
+    let mut progress = Progress::new(experiments, &options.extent);
+    let mut failed = 0;
+    for experiment in experiments {
+        let directory = options.out.join(&experiment.id);
+        let raw = directory.join("raw");
+        std::fs::create_dir_all(&raw).at("make", &raw)?;
+        let mut rig = Rig::new(options.images.as_deref(), directory.join("consoles"))?;
+        let mut cells: Vec<CellResult> = Vec::new();
+        for cell in experiment.cells(&options.extent) {
+            let path = raw.join(format!("{}.json", cell.file_name()));
+            let expected = experiment.cell_seconds(&cell, &options.extent);
+            let kept = results::read::<CellResult>(&path)?
+                .filter(|result| result.parameters == options.parameters && result.failure.is_none());
+            let result = match kept {
+                Some(result) => {
+                    progress.skip(expected);
+                    result
+                }
+                None => {
+                    progress.begin(&experiment.id, &cell);
+                    let begun = Instant::now();
+                    let result = measure(experiment, &cell, &mut rig, options);
+                    let result = result.unwrap_or_else(|error| failure(&cell, options, &error));
+                    results::write(&path, &result)?;
+                    progress.end(expected, begun.elapsed().as_secs_f64(), &result);
+                    result
+                }
+            };
+            failed += usize::from(result.failure.is_some());
+            cells.push(result);
+            keep(experiment, options, &directory, &cells)?;
+        }
+    }
+    Ok(failed)
+}
+
+fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, options: &RunOptions) -> Result<CellResult> {
+    let parameter = experiment.parameter.as_ref().map(|(name, _)| name.as_str());
+    match experiment.kind {
+        Kind::Load => rig.load(cell, &options.parameters, parameter),
+        Kind::Recovery => rig.recovery(cell, &options.parameters),
+        Kind::Integrity => rig.integrity(cell, &options.parameters),
+        Kind::Flash => {
+            let begun = Instant::now();
+            let mut result = empty(cell, options);
+            result.guests.push(flash::replay(cell, &options.parameters)?);
+            result.wall_seconds = begun.elapsed().as_secs_f64();
+            Ok(result)
+        }
+        Kind::Protect => {
+            let mut result = empty(cell, options);
+            result.guests.push(sizes::protect(cell.group.parameter)?);
+            Ok(result)
+        }
+        Kind::Sizes => {
+            let mut result = empty(cell, options);
+            result.guests.push(sizes::measure()?);
+            Ok(result)
+        }
+        Kind::Missing => Err(Error::NotYet { id: experiment.id.clone(), needs: experiment.needs.clone() }),
+    }
+}
+
+fn empty(cell: &Cell, options: &RunOptions) -> CellResult {
+    CellResult {
+        cell: cell.clone(),
+        parameters: options.parameters.clone(),
+        guests: Vec::new(),
+        model: BTreeMap::new(),
+        wall_seconds: 0.0,
+        load: machine::load(),
+        failure: None,
+    }
+}
+
+fn failure(cell: &Cell, options: &RunOptions, error: &Error) -> CellResult {
+    CellResult { failure: Some(crate::rig::first_line(&error.to_string()).to_owned()), ..empty(cell, options) }
+}
+
+fn keep(experiment: &Experiment, options: &RunOptions, directory: &Path, cells: &[CellResult]) -> Result<()> {
+    let rows = results::summarise(cells);
+    let results = Results {
+        schema: SCHEMA,
+        id: experiment.id.clone(),
+        title: experiment.title.clone(),
+        commit: machine::commit(),
+        machine: machine::describe(),
+        command: format!("amberlog lab run {} {}", experiment.id, options.command).trim_end().to_owned(),
+        ended: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        parameters: options.parameters.clone(),
+        verdicts: results::judge(experiment, &rows, options.parameters.quick),
+        rows,
+        raw: "raw".to_owned(),
+    };
+    results::write(&directory.join("results.json"), &results)
+}
+
+/// How far a run is, told on stderr.
+struct Progress {
+    cells: usize,
+    done: usize,
+    expected_left: f64,
+    expected_done: f64,
+    took: f64,
+}
+
+impl Progress {
+    fn new(experiments: &[Experiment], extent: &Extent) -> Self {
+        let cells = experiments.iter().map(|experiment| experiment.cells(extent).len()).sum();
+        let expected_left = experiments.iter().map(|experiment| experiment.estimate_seconds(extent)).sum();
+        Progress { cells, done: 0, expected_left, expected_done: 0.0, took: 0.0 }
+    }
+
+    fn skip(&mut self, expected: f64) {
+        self.done += 1;
+        self.expected_left -= expected;
+    }
+
+    fn begin(&self, id: &str, cell: &Cell) {
+        // Expectations are rough; what was measured so far corrects them.
+        let pace = if self.expected_done > 0.0 { self.took / self.expected_done } else { 1.0 };
+        let left = duration(self.expected_left * pace);
+        eprintln!("[{}/{}, {left} left] {id}: {cell}", self.done + 1, self.cells);
+    }
+
+    fn end(&mut self, expected: f64, took: f64, result: &CellResult) {
+        self.skip(expected);
+        self.expected_done += expected;
+        self.took += took;
+        match &result.failure {
+            Some(failure) => eprintln!("    FAILED after {took:.0} s: {failure}"),
+            None => {
+                let seconds = result.mean("seconds").map(|value| format!("{value:.2} s, ")).unwrap_or_default();
+                let bytes = result.mean("bytes_to_storage").map_or(0.0, |bytes| bytes / 1e6);
+                eprintln!("    {seconds}{bytes:.1} MB to storage; the cell took {took:.0} s");
+            }
+        }
+    }
+}
+
+/// Seconds as people read them.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds.div_ceil(60)),
+        _ => format!("{:.1} h", seconds as f64 / 3600.0),
+    }
+}

@@ -1,0 +1,190 @@
+//! The report in a real browser: Debian's headless Chromium draws it, light and dark, and the picture is looked at.
+//! The numbers on it are made up; that a page is drawn from them is what is tested.
+
+use flate2::read::ZlibDecoder;
+use lab::catalogue::{self, Kind};
+use lab::cell::{Cell, Group};
+use lab::results::{self, CellResult, Parameters, Results, SCHEMA};
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const WIDTH: usize = 1280;
+const HEIGHT: usize = 3000;
+
+/// Results of every experiment, as if they had been measured.
+fn made_up(directory: &Path) {
+    let parameters =
+        Parameters { quick: false, scale: 0.02, time_scale: 1.0, guest_mib: 192, file_system: "ext3".into(), seed: 1 };
+    for experiment in catalogue::all().unwrap().iter().filter(|experiment| experiment.kind != Kind::Missing) {
+        let mut cells = Vec::new();
+        for iteration in 0..3 {
+            for (index, mode) in experiment.modes.iter().enumerate() {
+                for guests in [1, 4] {
+                    let workload = experiment.workloads.first().map_or("none", |workload| workload.name()).to_owned();
+                    let group = Group { disk: "none".into(), parameter: 0, guests, workload, mode: *mode };
+                    let value = f64::from(guests) * (3.0 + index as f64) + f64::from(iteration) * 0.1;
+                    let fields = experiment.plot.split(' ').chain(["seconds", "bytes_to_storage"]);
+                    let guest: BTreeMap<String, f64> = fields.map(|field| (field.to_owned(), value)).collect();
+                    cells.push(CellResult {
+                        cell: Cell { group, iteration },
+                        parameters: parameters.clone(),
+                        guests: vec![guest],
+                        model: BTreeMap::new(),
+                        wall_seconds: 1.0,
+                        load: String::new(),
+                        failure: None,
+                    });
+                }
+            }
+        }
+        let rows = results::summarise(&cells);
+        let verdicts = results::judge(experiment, &rows, false);
+        let results = Results {
+            schema: SCHEMA,
+            id: experiment.id.clone(),
+            title: experiment.title.clone(),
+            commit: "0000".into(),
+            machine: BTreeMap::new(),
+            command: format!("amberlog lab run {}", experiment.id),
+            ended: 0,
+            parameters: parameters.clone(),
+            rows,
+            verdicts,
+            raw: "raw".into(),
+        };
+        let own = directory.join(&experiment.id);
+        std::fs::create_dir_all(&own).unwrap();
+        results::write(&own.join("results.json"), &results).unwrap();
+    }
+}
+
+/// The pixels of an 8-bit PNG without interlacing, as Chromium writes them: three bytes each.
+fn pixels(png: &[u8]) -> (usize, Vec<[u8; 3]>) {
+    assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
+    let (mut at, mut width, mut channels, mut packed) = (8, 0, 0, Vec::new());
+    while at + 8 <= png.len() {
+        let length = u32::from_be_bytes(png[at..at + 4].try_into().unwrap()) as usize;
+        let body = &png[at + 8..at + 8 + length];
+        match &png[at + 4..at + 8] {
+            b"IHDR" => {
+                width = u32::from_be_bytes(body[..4].try_into().unwrap()) as usize;
+                assert_eq!((body[8], body[12]), (8, 0), "8 bits, not interlaced");
+                channels = if body[9] == 6 { 4 } else { 3 };
+            }
+            b"IDAT" => packed.extend_from_slice(body),
+            _ => {}
+        }
+        at += length + 12;
+    }
+    let mut raw = Vec::new();
+    ZlibDecoder::new(packed.as_slice()).read_to_end(&mut raw).unwrap();
+    let stride = width * channels;
+    let mut previous = vec![0u8; stride];
+    let mut all = Vec::new();
+    for line in raw.chunks_exact(stride + 1) {
+        let mut row = line[1..].to_vec();
+        for i in 0..stride {
+            let left = if i >= channels { row[i - channels] } else { 0 };
+            let corner = if i >= channels { previous[i - channels] } else { 0 };
+            let above = previous[i];
+            let add = match line[0] {
+                0 => 0,
+                1 => left,
+                2 => above,
+                3 => ((u16::from(left) + u16::from(above)) / 2) as u8,
+                _ => {
+                    let (a, b, c) = (i16::from(left), i16::from(above), i16::from(corner));
+                    let (pa, pb, pc) = ((b - c).abs(), (a - c).abs(), (a + b - 2 * c).abs());
+                    if pa <= pb && pa <= pc {
+                        left
+                    } else if pb <= pc {
+                        above
+                    } else {
+                        corner
+                    }
+                }
+            };
+            row[i] = row[i].wrapping_add(add);
+        }
+        all.extend(row.chunks_exact(channels).map(|pixel| [pixel[0], pixel[1], pixel[2]]));
+        previous = row;
+    }
+    (width, all)
+}
+
+/// Draws a page; gives how often each colour occurs.
+fn drawn(page: &Path, picture: &Path, dark: bool) -> HashMap<[u8; 3], usize> {
+    let browser = guest_kit::program::find_program("chromium").expect("scripts/install-packages.sh installs chromium");
+    let profile = picture.with_extension("profile");
+    let status = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"])
+        .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("--window-size={WIDTH},{HEIGHT}"))
+        .arg(format!("--screenshot={}", picture.display()))
+        .arg(format!("file://{}", page.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .expect("chromium can be started");
+    assert!(status.success(), "chromium ended with {status}");
+    let (width, all) = pixels(&std::fs::read(picture).expect("chromium wrote a picture"));
+    assert_eq!(width, WIDTH);
+    let mut colours = HashMap::new();
+    for pixel in all {
+        *colours.entry(pixel).or_insert(0) += 1;
+    }
+    colours
+}
+
+#[test]
+fn a_browser_draws_the_report_in_light_and_dark() {
+    let directory = tempfile::tempdir().unwrap();
+    made_up(directory.path());
+    let page = lab::report::write(directory.path(), &catalogue::all().unwrap()).unwrap();
+    let text = std::fs::read_to_string(&page).unwrap();
+    for forbidden in ["<script", "http://", "https://", "@import", "url(data"] {
+        assert!(!text.contains(forbidden), "the page is self-contained and has no {forbidden}");
+    }
+    // Of each: background, the four colours of the first series, text.
+    let light = drawn(&page, &directory.path().join("light.png"), false);
+    let dark = drawn(&page, &directory.path().join("dark.png"), true);
+    for (name, colours, background, bars) in [
+        ("light", &light, [255, 255, 255], [[0x00, 0x72, 0xb2], [0xe6, 0x9f, 0x00], [0x00, 0x9e, 0x73]]),
+        ("dark", &dark, [0x16, 0x18, 0x1b], [[0x4a, 0xa8, 0xe0], [0xf0, 0xb0, 0x30], [0x2f, 0xc7, 0x9b]]),
+    ] {
+        let all: usize = colours.values().sum();
+        let of = |colour: [u8; 3]| colours.get(&colour).copied().unwrap_or(0);
+        assert!(of(background) > all / 3, "{name}: the background is what it should be");
+        assert!(of(background) < all * 98 / 100, "{name}: the page is not blank");
+        assert!(colours.len() > 50, "{name}: text is smoothed into many colours, not {}", colours.len());
+        for bar in bars {
+            assert!(of(bar) > 1000, "{name}: bars of colour {bar:x?} are drawn");
+        }
+    }
+}
+
+#[test]
+fn the_page_says_what_agrees_what_differs_and_how_to_run_it_again() {
+    let directory = tempfile::tempdir().unwrap();
+    made_up(directory.path());
+    let all = results::read_all(directory.path()).unwrap();
+    let page = lab::report::page(&all, &catalogue::all().unwrap());
+    for expected in [
+        "amberlog lab run spe2012-fig06",
+        "What differs",
+        "Paper: vma takes up to 50.9 % less time",
+        "needs placement remote",
+    ] {
+        assert!(page.contains(expected), "{expected}");
+    }
+    assert_eq!(page.matches("<section").count(), page.matches("</section>").count());
+    let broken = directory.path().join("spe2012-fig06/results.json");
+    std::fs::write(broken, "nonsense").unwrap();
+    assert!(
+        lab::report::write(directory.path(), &[]).unwrap_err().to_string().contains("is not what amberlog lab writes")
+    );
+}
