@@ -13,12 +13,12 @@ const STYLE: &str = "
 @media (prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#e8e8e8;--soft:#a8a8a8;--grid:#3a3d42;--c0:#4aa8e0;--c1:#f0b030;--c2:#2fc79b;--c3:#f0803c;--c4:#e09cc4;--c5:#8fd0f5;--c6:#a0a0a0;--c7:#f0e442}}
 @media print{:root{--bg:#ffffff;--fg:#000000;--soft:#444444;--grid:#cccccc;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900}section{break-inside:avoid}}
 *{box-sizing:border-box}
-body{background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em}
-h1{font-size:1.5em;margin-bottom:.2em}h2{font-size:1.12em;margin:1.8em 0 .3em}p{color:var(--soft);margin:.2em 0 .6em}
+body{background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em}
+h1{font-size:1.5em;margin-bottom:.2em}h2{font-size:1.12em;margin:1.8em 0 .3em}h3{font-size:1em;margin:1em 0 0}p{color:var(--soft);margin:.2em 0 .6em}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9em}
-th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left}
+th,td{padding:.25em .55em;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left}
 th{color:var(--soft);font-weight:600}
-svg{width:100%;height:auto;max-width:860px;display:block}svg text{fill:var(--fg);font:11px system-ui,sans-serif}svg .tick{fill:var(--soft)}svg .value{font-size:10px}
+svg{width:100%;height:auto;max-width:900px;display:block}svg text{fill:var(--fg);font:11px system-ui,sans-serif}svg .tick{fill:var(--soft)}svg .value{font-size:10px}
 .grid{stroke:var(--grid);stroke-width:1}polyline{fill:none;stroke-width:2}
 .key{display:flex;flex-wrap:wrap;gap:.2em 1.2em;font-size:.9em;margin:.2em 0}.key span{display:inline-flex;align-items:center;gap:.4em}.key svg{width:30px;height:12px}
 .f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}.f4{fill:var(--c4)}.f5{fill:var(--c5)}.f6{fill:var(--c6)}.f7{fill:var(--c7)}
@@ -83,6 +83,20 @@ pub fn page(reports: &[LabelledReport], figure_lines: &[Line]) -> String {
         );
         let _ = write!(html, "<p>{}</p>", escaped(&text));
     }
+    // The paper's figures have many runs, and the figures say more than the table.
+    if figure_lines.is_empty() {
+        runs(&mut html, reports);
+        comparisons(&mut html, reports);
+    } else {
+        paper_figures(&mut html, figure_lines);
+        runs(&mut html, reports);
+    }
+    distributions(&mut html, reports);
+    html + "</body></html>\n"
+}
+
+/// The table of all runs.
+fn runs(html: &mut String, reports: &[LabelledReport]) {
     let rows: Vec<Vec<String>> = reports
         .iter()
         .map(|l| {
@@ -114,18 +128,11 @@ pub fn page(reports: &[LabelledReport], figure_lines: &[Line]) -> String {
         "evenness",
     ];
     section(
-        &mut html,
+        html,
         "Runs",
         "One row per trace and FTL. Evenness is mean over maximum erases per block.",
         &table(&header, &rows),
     );
-    if figure_lines.is_empty() {
-        comparisons(&mut html, reports);
-    } else {
-        paper_figures(&mut html, figure_lines);
-    }
-    distributions(&mut html, reports);
-    html + "</body></html>\n"
 }
 
 /// Bars over traces, one colour per FTL.
@@ -173,7 +180,8 @@ fn paper_figures(html: &mut String, figure_lines: &[Line]) {
         let rows: Vec<Vec<String>> = of
             .iter()
             .map(|l| {
-                let mut row = vec![l.workload.clone(), l.ftl.map_or(String::new(), |f| f.name().into())];
+                let mut row = vec![l.workload.clone()];
+                row.extend(l.ftl.map(|f| f.name().to_owned()));
                 row.extend(l.values.iter().map(|v| v.map_or("-".into(), |v| figures::shown(figure, v))));
                 row.push(l.change_percent.map_or("-".into(), |c| format!("{c:+.1} %")));
                 row.push(format!("{:+.1} to {:+.1} %", l.paper_percent.1, l.paper_percent.0));
@@ -181,6 +189,11 @@ fn paper_figures(html: &mut String, figure_lines: &[Line]) {
             })
             .collect();
         let mut body = key(&names, false);
+        let (unit, unit_text) = match figure {
+            3 => (f64::from(1 << 20), "MiB. "),
+            5 => (1e6, "Seconds. "),
+            _ => (1.0, ""),
+        };
         // A chart per FTL keeps the groups few.
         let mut ftls: Vec<Option<FtlKind>> = Vec::new();
         for line in &of {
@@ -191,25 +204,25 @@ fn paper_figures(html: &mut String, figure_lines: &[Line]) {
         for ftl in ftls {
             let lines: Vec<&&Line> = of.iter().filter(|l| l.ftl == ftl).collect();
             let groups: Vec<String> = lines.iter().map(|l| l.workload.clone()).collect();
-            let values: Vec<Vec<Option<f64>>> = lines
-                .iter()
-                .map(|l| l.values.iter().map(|v| v.map(|v| if figure == 5 { v / 1e6 } else { v })).collect())
-                .collect();
+            let values: Vec<Vec<Option<f64>>> =
+                lines.iter().map(|l| l.values.iter().map(|v| v.map(|v| v / unit)).collect()).collect();
             if let Some(ftl) = ftl {
-                let _ = write!(body, "<p>{}</p>", ftl.name());
+                let _ = write!(body, "<h3>{}</h3>", ftl.name());
             }
-            let show = |v: f64| if figure == 5 { format!("{v:.2} s") } else { figures::shown(figure, v) };
+            let show = |v: f64| figures::shown(figure, v * unit);
             body.push_str(&bars(&groups, &names, &values, &show));
         }
-        body.push_str(&table(
-            &["workload", "FTL", "writeback", "ordered", "journal", "vma", "vma against journal", "paper"],
-            &rows,
-        ));
-        let unit = if figure == 5 { "Seconds. " } else { "" };
+        let mut header = vec!["workload", "FTL"];
+        if figure <= 3 {
+            header.pop();
+        }
+        header.extend(figures::MODES);
+        header.extend(["vma against journal", "paper"]);
+        body.push_str(&table(&header, &rows));
         section(
             html,
             figures::title(figure, writes_only),
-            &format!("{unit}Per journaling mode, as in the 2010 paper."),
+            &format!("{unit_text}Per journaling mode, as in the 2010 paper."),
             &body,
         );
     }
