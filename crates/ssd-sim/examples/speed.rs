@@ -1,15 +1,17 @@
 //! Prints the simulator's speed: `cargo run --release -p ssd-sim --example speed -- [GB,…] [ftl,…] [shape,…]`.
 //!
-//! Each line is one FTL on one device size and one shape of writes, measured after the device was filled and
-//! garbage collection has set in, in flash page operations (reads and programs) per second of one core: seconds are
-//! those the thread was on a processor, so that a busy machine does not change the figures much.
+//! Each line is one FTL on one device size and one shape of writes, in flash page operations (reads and programs) per
+//! second of one core; seconds are those the thread was on a processor. So that sizes can be compared, the device is
+//! always measured in the same state: filled in order, one and a half times the spare blocks written over in the given
+//! shape, and then the next 1/256 of its pages is what counts. On a small device that is short, and is done again and
+//! again, each time on a new device, until half a second is full.
 
 use io_trace::Kind;
 use ssd_sim::device::{DeviceOptions, PREFETCH_MAX, Precondition, build};
 use ssd_sim::ftl::FtlKind;
 use ssd_sim::geometry::Geometry;
 use ssd_sim::workload::{Shape, Workload};
-use std::time::Instant;
+use std::time::Duration;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -31,29 +33,68 @@ fn main() {
     }
 }
 
-/// Seconds this thread was on a processor so far (wall clock where the kernel does not tell).
-fn processor_seconds(start: Instant) -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let nanoseconds = text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
-    nanoseconds.map_or_else(|| start.elapsed().as_secs_f64(), |n| n as f64 / 1e9)
+/// The processor time of this thread so far.
+fn processor_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
 }
 
+/// What one device was measured to do.
+#[derive(Default)]
+struct Measured {
+    time: Duration,
+    fill: Duration,
+    operations: u64,
+    requests: u64,
+    host_writes: u64,
+    flash_writes: u64,
+    bytes_per_page: f64,
+}
+
+const MEASURE: Duration = Duration::from_millis(500);
+
 fn run(kind: FtlKind, blocks: u32, gigabytes: &str, shape_name: &str) {
+    let mut sum = Measured::default();
+    let mut episodes = 0;
+    while sum.time < MEASURE {
+        let one = episode(kind, blocks, shape_name, 42 + episodes);
+        episodes += 1;
+        sum.time += one.time;
+        sum.fill += one.fill;
+        sum.operations += one.operations;
+        sum.requests += one.requests;
+        sum.host_writes += one.host_writes;
+        sum.flash_writes += one.flash_writes;
+        sum.bytes_per_page = one.bytes_per_page;
+    }
+    println!(
+        "{:<11} {:<10} {:>6} {:>10.2} M {:>10.2} M {:>6.2} {:>9.1} {:>8.2}",
+        kind.name(),
+        shape_name,
+        gigabytes,
+        sum.operations as f64 / sum.time.as_secs_f64() / 1e6,
+        sum.requests as f64 / sum.time.as_secs_f64() / 1e6,
+        sum.flash_writes as f64 / sum.host_writes.max(1) as f64,
+        sum.fill.as_secs_f64() / episodes as f64,
+        sum.bytes_per_page,
+    );
+}
+
+fn episode(kind: FtlKind, blocks: u32, shape_name: &str, seed: u64) -> Measured {
     let mut options = DeviceOptions::new(kind, Geometry::with_blocks(blocks));
     options.precondition = Precondition::Sequential;
     options.check().expect("options that fit");
+    let begin = processor_time();
     let mut device = build(&options);
-    let start = Instant::now();
-    let begin = processor_seconds(start);
     device.precondition(&|| false).expect("a filled device");
-    let fill = processor_seconds(start) - begin;
+    let fill = processor_time() - begin;
     let shape = match shape_name {
         "sequential" => Shape::Sequential,
         "zipf" => Shape::Zipf { exponent: 0.99 },
         _ => Shape::Random,
     };
     let pages = options.geometry.logical_pages();
-    let mut workload = Workload::new(shape, pages, 42);
+    let mut workload = Workload::new(shape, pages, seed);
     // A request is one page, but for "mixed": a third of single-page reads, 8-page writes and single-page writes each.
     let mut turn = 0u32;
     let mut batch: Vec<(Kind, u64, u64)> = Vec::new();
@@ -78,36 +119,25 @@ fn run(kind: FtlKind, blocks: u32, gigabytes: &str, shape_name: &str) {
         }
     };
     let spare = u64::from(options.geometry.extra_blocks) * 64;
-    let collecting = |device: &dyn ssd_sim::device::Device| match kind {
-        // Merges of the sequential log block come early: FAST is in its stride when random log blocks are reclaimed.
-        FtlKind::Fast => device.flash_counters().log_block_erases > 200,
-        // Translation blocks are collected long before data blocks are.
-        _ => device.flash_counters().erases - device.flash_counters().mapping_erases > 20_000,
-    };
-    while device.host_counters().pages_written < spare + spare / 4 && !collecting(&*device) {
+    while device.host_counters().pages_written < spare + spare / 2 {
         step(&mut device);
     }
     device.reset();
-    let begin = processor_seconds(start);
+    let begin = processor_time();
     let mut requests = 0u64;
-    while processor_seconds(start) - begin < 3.0 {
-        for _ in 0..64 {
-            step(&mut device);
-        }
-        requests += 64 * PREFETCH_MAX as u64;
+    while device.host_counters().pages_written < u64::from(pages) / 256 {
+        step(&mut device);
+        requests += PREFETCH_MAX as u64;
     }
-    let seconds = processor_seconds(start) - begin;
+    let time = processor_time() - begin;
     let counters = device.flash_counters();
-    let operations = counters.flash_reads() + counters.flash_writes();
-    println!(
-        "{:<11} {:<10} {:>6} {:>10.2} M {:>10.2} M {:>6.2} {:>9.1} {:>8.2}",
-        kind.name(),
-        shape_name,
-        gigabytes,
-        operations as f64 / seconds / 1e6,
-        requests as f64 / seconds / 1e6,
-        counters.flash_writes() as f64 / counters.host_writes.max(1) as f64,
+    Measured {
+        time,
         fill,
-        device.memory_bytes() as f64 / options.geometry.physical_pages() as f64,
-    );
+        operations: counters.flash_reads() + counters.flash_writes(),
+        requests,
+        host_writes: counters.host_writes,
+        flash_writes: counters.flash_writes(),
+        bytes_per_page: device.memory_bytes() as f64 / options.geometry.physical_pages() as f64,
+    }
 }

@@ -1,6 +1,7 @@
 //! Free blocks and victims: who is programmed next, who is erased next, both in constant time.
 
 use crate::geometry::{BlockNumber, NONE};
+use crate::large_pages::filled;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Blocks that are erased and good.
@@ -140,8 +141,8 @@ impl VictimQueue {
             pages_per_block,
             heads: vec![NONE; lists],
             tails: vec![NONE; lists],
-            links: vec![[NONE; 2]; blocks as usize],
-            changed: if policy == VictimPolicy::CostBenefit { vec![0; blocks as usize] } else { Vec::new() },
+            links: filled(blocks as usize, [NONE; 2]),
+            changed: if policy == VictimPolicy::CostBenefit { filled(blocks as usize, 0) } else { Vec::new() },
             first: lists,
             len: 0,
         }
@@ -240,6 +241,16 @@ impl VictimQueue {
     /// Whether `a` is strictly better to reclaim than `b`, by this queue's policy.
     pub fn is_better(&self, a: &Victim, b: &Victim) -> bool {
         a.is_better(b, self.policy, self.pages_per_block)
+    }
+
+    /// Looks at what [`VictimQueue::page_died`] will look at first for this block, and nothing else. Returns its neighbours,
+    /// which it will look at next.
+    #[inline(always)]
+    pub fn prefetch(&self, block: BlockNumber) -> [BlockNumber; 2] {
+        if let Some(changed) = self.changed.get(block as usize) {
+            std::hint::black_box(*changed);
+        }
+        self.links[block as usize]
     }
 
     /// Bytes of memory used.

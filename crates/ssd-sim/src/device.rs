@@ -10,7 +10,7 @@ use crate::ftl::fast::{Fast, FastOptions};
 use crate::ftl::page::{PageFtl, PageOptions};
 use crate::ftl::superblock::{SuperblockFtl, SuperblockOptions};
 use crate::ftl::{Ftl, FtlKind};
-use crate::geometry::{Geometry, Lpn, NONE, OPERATION_US_MAX, Timing};
+use crate::geometry::{Geometry, Lpn, OPERATION_US_MAX, Timing};
 use crate::random::Permutation;
 use io_trace::Kind;
 use serde::Serialize;
@@ -194,7 +194,7 @@ pub enum ServeError {
 }
 
 /// Most requests that [`Device::prefetch`] looks at together.
-pub const PREFETCH_MAX: usize = 16;
+pub use crate::ftl::PREFETCH_MAX;
 
 /// A device of any FTL.
 pub trait Device: Send {
@@ -363,17 +363,13 @@ impl<F: Ftl<()> + Send> Device for Machine<F> {
     }
 
     fn prefetch(&self, addresses: &[u64]) {
-        let mut pages = [NONE; PREFETCH_MAX];
-        let logical = self.logical_bytes;
-        for (page, &address) in pages.iter_mut().zip(addresses) {
-            if address < logical {
-                *page = self.ftl.prefetch((address >> self.page_shift) as Lpn);
-            }
+        let mut lpns = [0; PREFETCH_MAX];
+        let mut count = 0;
+        for &address in addresses.iter().take(PREFETCH_MAX).filter(|&&address| address < self.logical_bytes) {
+            lpns[count] = (address >> self.page_shift) as Lpn;
+            count += 1;
         }
-        // A second round: where the first one's answers lead.
-        for &page in &pages[..addresses.len().min(PREFETCH_MAX)] {
-            self.flash.prefetch(page);
-        }
+        self.ftl.prefetch(&self.flash, &lpns[..count]);
     }
 
     fn precondition(&mut self, stop: &dyn Fn() -> bool) -> Step {

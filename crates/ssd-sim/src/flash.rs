@@ -6,6 +6,7 @@
 //! bug in an FTL: it comes back as a [`Halt`] and stops the run. This module must never repair one.
 
 use crate::geometry::{BlockNumber, Geometry, Lpn, NONE, Ppn, Timing};
+use crate::large_pages::filled;
 use serde::Serialize;
 
 /// Why a run stops before its trace ends.
@@ -196,11 +197,11 @@ impl<O: Observer> Flash<O> {
             page_bits,
             page_mask: (1 << page_bits) - 1,
             words_per_block,
-            owner: vec![0; blocks << page_bits],
-            live: vec![0; words],
-            programmed: if order == ProgramOrder::Any { vec![0; words] } else { Vec::new() },
+            owner: filled(blocks << page_bits, 0),
+            live: filled(words, 0),
+            programmed: if order == ProgramOrder::Any { filled(words, 0) } else { Vec::new() },
             order,
-            blocks: vec![Block::default(); blocks],
+            blocks: filled(blocks, Block::default()),
             erase_limit: if erase_limit == 0 { u32::MAX } else { erase_limit },
             bad_blocks: 0,
             erase_count_max: 0,
@@ -445,6 +446,19 @@ impl<O: Observer> Flash<O> {
         })
     }
 
+    /// The first live page of the block that lies behind this one, if any.
+    #[inline]
+    pub fn next_live(&self, page: Ppn) -> Option<Ppn> {
+        let (block, after) = (self.block_of(page), self.offset_of(page) + 1);
+        (after as usize / 64..self.words_per_block).find_map(|index| {
+            let mut word = self.live_word(block, index);
+            if index == after as usize / 64 {
+                word &= u64::MAX << (after % 64);
+            }
+            (word != 0).then(|| self.page(block, index as u32 * 64 + word.trailing_zeros()))
+        })
+    }
+
     /// Looks at what an operation on this page will look at first, and nothing else.
     #[inline(always)]
     pub fn prefetch(&self, page: Ppn) {
@@ -522,6 +536,19 @@ mod tests {
         assert!(!flash.can_program(0, 5));
         flash.erase(0).unwrap();
         assert!(flash.can_program(0, 5));
+    }
+
+    #[test]
+    fn live_pages_are_found_one_after_another() {
+        for pages_per_block in [6, 64, 100, 128] {
+            let geometry = Geometry { blocks: 4, pages_per_block, page_bytes: 2048, extra_blocks: 2 };
+            let mut flash: Flash = Flash::new(geometry, ProgramOrder::Ascending, 0, ());
+            let offsets: Vec<u32> = (0..pages_per_block).filter(|o| o % 5 == 3 || o % 64 == 63).collect();
+            offsets.iter().for_each(|&o| flash.write_host(flash.page(2, o), 1).unwrap());
+            let live: Vec<u32> = std::iter::successors(flash.first_live(2), |&page| flash.next_live(page)).collect();
+            assert_eq!(live, offsets.iter().map(|&o| flash.page(2, o)).collect::<Vec<_>>());
+            assert_eq!(flash.first_live(1), None);
+        }
     }
 
     #[test]

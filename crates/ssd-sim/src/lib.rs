@@ -10,7 +10,7 @@
 //!
 //! Failure story: a broken rule, a full device or a worn-out one is a [`flash::Halt`], an impossible option is a
 //! sentence from `check`; nothing panics on a trace's content.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod blocks;
 pub mod cache;
@@ -19,6 +19,7 @@ pub mod flash;
 pub mod ftl;
 pub mod geometry;
 pub mod histogram;
+mod large_pages;
 pub mod random;
 pub mod report;
 pub mod run;

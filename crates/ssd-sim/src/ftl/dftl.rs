@@ -11,12 +11,13 @@
 //! The simulation keeps one array with the current mapping. That is exact: where the array and a translation
 //! page differ, the entry is cached and dirty.
 
-use super::Ftl;
-use super::page::{move_block, out_of_space};
+use super::page::{move_block, out_of_space, prefetch_invalidation};
+use super::{Ftl, PREFETCH_MAX};
 use crate::blocks::{FreeBlocks, Victim, VictimPolicy, VictimQueue};
 use crate::cache::{SegmentedLru, Slot};
 use crate::flash::{Flash, Observer, Step, is_some};
 use crate::geometry::{BlockNumber, Geometry, Lpn, NONE, Ppn};
+use crate::large_pages::filled;
 
 /// Bytes of a mapping entry on flash (DFTL: a 2 KB page holds 512 of them).
 pub const ENTRY_BYTES: u32 = 4;
@@ -170,8 +171,8 @@ impl Dftl {
         let entries_per_page = geometry.page_bytes / ENTRY_BYTES;
         Dftl {
             options,
-            map: vec![NONE; geometry.logical_pages() as usize],
-            directory: vec![Directory { page: NONE, dirty: NONE }; DftlOptions::translation_pages(geometry) as usize],
+            map: filled(geometry.logical_pages() as usize, NONE),
+            directory: filled(DftlOptions::translation_pages(geometry) as usize, Directory { page: NONE, dirty: NONE }),
             cache: SegmentedLru::new(options.cmt_entries, options.cmt_protected),
             dirt: Vec::new(),
             entries_per_page,
@@ -179,7 +180,7 @@ impl Dftl {
             free: FreeBlocks::new(geometry.physical_blocks(), wear_levelling),
             data: Stream::new(geometry, options.victim),
             translation: Stream::new(geometry, options.victim),
-            is_translation: vec![false; geometry.physical_blocks() as usize],
+            is_translation: filled(geometry.physical_blocks() as usize, false),
             moved: Vec::new(),
         }
     }
@@ -363,11 +364,13 @@ impl Dftl {
         moved.sort_unstable();
         moved.dedup();
         // On a large device every one of them is a few cache misses: looked at together first, they overlap.
-        for &number in &moved {
-            std::hint::black_box(self.directory[number as usize].page);
-        }
-        for &number in &moved {
-            flash.prefetch_content(self.directory[number as usize].page);
+        for numbers in moved.chunks(PREFETCH_MAX) {
+            let mut pages = [NONE; PREFETCH_MAX];
+            for (page, &number) in pages.iter_mut().zip(numbers) {
+                *page = self.directory[number as usize].page;
+            }
+            pages.iter().for_each(|&page| flash.prefetch_content(page));
+            prefetch_invalidation(flash, &self.translation.queue, &pages);
         }
         for &number in &moved {
             self.rewrite_translation(flash, number)?;
@@ -459,10 +462,16 @@ impl<O: Observer> Ftl<O> for Dftl {
         Ok(true)
     }
 
-    #[inline(always)]
-    fn prefetch(&self, lpn: Lpn) -> Ppn {
-        std::hint::black_box(self.directory[(lpn >> self.entry_bits) as usize].page);
-        self.map[lpn as usize]
+    fn prefetch(&self, flash: &Flash<O>, lpns: &[Lpn]) {
+        let mut pages = [NONE; PREFETCH_MAX];
+        let mut translation = [NONE; PREFETCH_MAX];
+        for ((page, translation), &lpn) in pages.iter_mut().zip(&mut translation).zip(lpns) {
+            *page = self.map[lpn as usize];
+            *translation = self.directory[(lpn >> self.entry_bits) as usize].page;
+        }
+        // Most of them are misses, which read their translation pages.
+        translation.iter().for_each(|&page| flash.prefetch_content(page));
+        prefetch_invalidation(flash, &self.data.queue, &pages);
     }
 
     fn memory_bytes(&self) -> u64 {

@@ -9,11 +9,12 @@
 //!
 //! Identity, checked by tests: erases = switch + partial + full + 2 × full of SW + reclaimed RW log blocks.
 
-use super::Ftl;
 use super::page::out_of_space;
+use super::{Ftl, PREFETCH_MAX};
 use crate::blocks::FreeBlocks;
 use crate::flash::{Flash, Observer, Step, is_some};
 use crate::geometry::{BlockNumber, Geometry, Lpn, NONE, Ppn};
+use crate::large_pages::filled;
 use std::collections::VecDeque;
 
 /// What happens to a write of the SW log block's owner that does not continue it.
@@ -67,6 +68,9 @@ impl FastOptions {
 /// Blocks that stay free for merges.
 const MERGE_BLOCKS: u32 = 2;
 
+/// Page numbers that lie in 64 bytes.
+const ENTRIES_PER_CACHE_LINE: usize = 16;
+
 #[derive(Clone, Copy)]
 struct SequentialLog {
     block: BlockNumber,
@@ -94,8 +98,8 @@ impl Fast {
         Fast {
             options,
             pages_per_block: geometry.pages_per_block,
-            data: vec![NONE; geometry.blocks as usize],
-            log: vec![NONE; geometry.logical_pages() as usize],
+            data: filled(geometry.blocks as usize, NONE),
+            log: filled(geometry.logical_pages() as usize, NONE),
             sequential: None,
             random: VecDeque::new(),
             free: FreeBlocks::new(geometry.physical_blocks(), wear_levelling),
@@ -266,6 +270,9 @@ impl Fast {
         let Some(victim) = self.random.pop_front() else { return Err(out_of_space(flash)) };
         while let Some(page) = flash.first_live(victim) {
             let (lbn, _) = self.split(flash.owner(page));
+            if let Some(next) = flash.next_live(page) {
+                self.look_ahead(flash, flash.owner(next));
+            }
             flash.counters.gc_runs += 1;
             flash.counters.full_merges += 1;
             let to = self.take_for_merge(flash)?;
@@ -275,6 +282,21 @@ impl Fast {
         }
         flash.counters.log_block_erases += 1;
         self.erase(flash, victim)
+    }
+
+    /// Looks at what a full merge of this page's logical block will look at, and nothing else: while another merge goes
+    /// on, the cache misses of this one overlap.
+    fn look_ahead<O: Observer>(&self, flash: &Flash<O>, lpn: Lpn) {
+        let (lbn, _) = self.split(lpn);
+        let first = (lbn * self.pages_per_block) as usize;
+        let data = self.data[lbn as usize];
+        if !is_some(data) {
+            return;
+        }
+        for offset in (0..self.pages_per_block).step_by(ENTRIES_PER_CACHE_LINE) {
+            std::hint::black_box(self.log[first + offset as usize]);
+            flash.prefetch_content(flash.page(data, offset));
+        }
     }
 
     fn append_random<O: Observer>(&mut self, flash: &mut Flash<O>, lbn: u32, offset: u32) -> Step {
@@ -398,14 +420,17 @@ impl<O: Observer> Ftl<O> for Fast {
         Ok(true)
     }
 
-    #[inline(always)]
-    fn prefetch(&self, lpn: Lpn) -> Ppn {
-        let (lbn, offset) = self.split(lpn);
-        let data = self.data[lbn as usize];
-        match self.log[lpn as usize] {
-            NONE if is_some(data) => data << self.pages_per_block.next_power_of_two().trailing_zeros() | offset,
-            in_log => in_log,
+    fn prefetch(&self, flash: &Flash<O>, lpns: &[Lpn]) {
+        let mut pages = [NONE; PREFETCH_MAX];
+        for (page, &lpn) in pages.iter_mut().zip(lpns) {
+            let (lbn, offset) = self.split(lpn);
+            let data = self.data[lbn as usize];
+            *page = match self.log[lpn as usize] {
+                NONE if is_some(data) => flash.page(data, offset),
+                in_log => in_log,
+            };
         }
+        pages.iter().for_each(|&page| flash.prefetch(page));
     }
 
     fn memory_bytes(&self) -> u64 {

@@ -12,6 +12,9 @@ pub mod superblock;
 use crate::flash::{Flash, Observer, Step};
 use crate::geometry::{BlockNumber, Lpn, Ppn};
 
+/// Most pages that [`Ftl::prefetch`] looks at together.
+pub const PREFETCH_MAX: usize = 16;
+
 /// A flash translation layer.
 pub trait Ftl<O: Observer> {
     /// The host writes a page, whole.
@@ -30,12 +33,10 @@ pub trait Ftl<O: Observer> {
     /// be moved now, because it is being written or there is no room.
     fn relocate(&mut self, flash: &mut Flash<O>, block: BlockNumber) -> Step<bool>;
 
-    /// Looks at what serving this page will look at first, and nothing else: called for several requests before
-    /// they are served, their cache misses overlap. Returns where the page may be, or [`crate::geometry::NONE`].
-    #[inline(always)]
-    fn prefetch(&self, _lpn: Lpn) -> Ppn {
-        crate::geometry::NONE
-    }
+    /// Looks at what serving these pages (at most [`PREFETCH_MAX`]) will look at first, and nothing else: called for
+    /// several requests before they are served, their cache misses overlap. Works in rounds over all pages, each round
+    /// going where the answers of the one before lead.
+    fn prefetch(&self, flash: &Flash<O>, lpns: &[Lpn]);
 
     /// Bytes of memory the simulation of this FTL uses, the flash not counted.
     fn memory_bytes(&self) -> u64;

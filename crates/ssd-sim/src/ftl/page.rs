@@ -3,10 +3,11 @@
 //! Host writes and garbage collection's copies stream into one active block. When it is full and the free
 //! blocks are at or below the threshold, victims are reclaimed until they are above it.
 
-use super::Ftl;
+use super::{Ftl, PREFETCH_MAX};
 use crate::blocks::{FreeBlocks, VictimPolicy, VictimQueue};
 use crate::flash::{Flash, Halt, Observer, Step, is_some};
 use crate::geometry::{BlockNumber, Geometry, Lpn, NONE, Ppn};
+use crate::large_pages::filled;
 
 /// Parameters of the page-mapped FTL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -54,7 +55,7 @@ impl PageFtl {
     pub fn new(geometry: &Geometry, options: PageOptions, wear_levelling: bool) -> PageFtl {
         PageFtl {
             options,
-            map: vec![NONE; geometry.logical_pages() as usize],
+            map: filled(geometry.logical_pages() as usize, NONE),
             free: FreeBlocks::new(geometry.physical_blocks(), wear_levelling),
             queue: VictimQueue::new(options.victim, geometry.physical_blocks(), geometry.pages_per_block),
             active: NONE,
@@ -124,6 +125,22 @@ pub(crate) fn out_of_space<O: Observer>(flash: &Flash<O>) -> Halt {
     match flash.bad_blocks() {
         0 => Halt::NoSpace,
         bad => Halt::WornOut(bad),
+    }
+}
+
+/// Looks at what invalidating these pages will look at.
+pub(crate) fn prefetch_invalidation<O: Observer>(flash: &Flash<O>, queue: &VictimQueue, pages: &[Ppn; PREFETCH_MAX]) {
+    let mut neighbours = [[NONE; 2]; PREFETCH_MAX];
+    for (neighbours, &page) in neighbours.iter_mut().zip(pages) {
+        if is_some(page) {
+            flash.prefetch(page);
+            *neighbours = queue.prefetch(flash.block_of(page));
+        }
+    }
+    for &block in neighbours.as_flattened() {
+        if is_some(block) {
+            std::hint::black_box(queue.prefetch(block));
+        }
     }
 }
 
@@ -203,9 +220,12 @@ impl<O: Observer> Ftl<O> for PageFtl {
         Ok(true)
     }
 
-    #[inline(always)]
-    fn prefetch(&self, lpn: Lpn) -> Ppn {
-        self.map[lpn as usize]
+    fn prefetch(&self, flash: &Flash<O>, lpns: &[Lpn]) {
+        let mut pages = [NONE; PREFETCH_MAX];
+        for (page, &lpn) in pages.iter_mut().zip(lpns) {
+            *page = self.map[lpn as usize];
+        }
+        prefetch_invalidation(flash, &self.queue, &pages);
     }
 
     fn memory_bytes(&self) -> u64 {

@@ -14,12 +14,13 @@
 //! pages is copied out and erased. With hot-cold separation the copies go to a block of their own, so that what
 //! survives collection does not mix with what is being written.
 
-use super::Ftl;
 use super::page::{move_block, out_of_space};
+use super::{Ftl, PREFETCH_MAX};
 use crate::blocks::{FreeBlocks, Victim, VictimPolicy};
 use crate::cache::SegmentedLru;
 use crate::flash::{Flash, Observer, Step, is_some};
 use crate::geometry::{BlockNumber, Geometry, Lpn, NONE, Ppn};
+use crate::large_pages::filled;
 
 /// Entries of a page table: one PT covers 8 pages.
 pub const PAGES_PER_PT: u32 = 8;
@@ -129,16 +130,16 @@ impl SuperblockFtl {
             options,
             pages_per_block: geometry.pages_per_block,
             pages_per_superblock: geometry.pages_per_block * options.superblock_blocks,
-            map: vec![NONE; geometry.logical_pages() as usize],
-            superblocks: vec![empty; geometry.blocks.div_ceil(options.superblock_blocks) as usize],
-            next_block: vec![NONE; geometry.physical_blocks() as usize],
+            map: filled(geometry.logical_pages() as usize, NONE),
+            superblocks: filled(geometry.blocks.div_ceil(options.superblock_blocks) as usize, empty),
+            next_block: filled(geometry.physical_blocks() as usize, NONE),
             oldest: NONE,
             newest: NONE,
             free: FreeBlocks::new(geometry.physical_blocks(), wear_levelling),
             tables: SegmentedLru::new(options.pt_cache_entries, 0),
             changed: match options.victim {
                 VictimPolicy::Greedy => Vec::new(),
-                VictimPolicy::CostBenefit => vec![0; geometry.physical_blocks() as usize],
+                VictimPolicy::CostBenefit => filled(geometry.physical_blocks() as usize, 0),
             },
         }
     }
@@ -474,10 +475,25 @@ impl<O: Observer> Ftl<O> for SuperblockFtl {
         Ok(true)
     }
 
-    #[inline(always)]
-    fn prefetch(&self, lpn: Lpn) -> Ppn {
-        std::hint::black_box(self.superblocks[self.superblock_of(lpn) as usize].current);
-        self.map[lpn as usize]
+    fn prefetch(&self, flash: &Flash<O>, lpns: &[Lpn]) {
+        let mut pages = [NONE; PREFETCH_MAX];
+        let mut chains = [NONE; PREFETCH_MAX];
+        for ((page, chain), &lpn) in pages.iter_mut().zip(&mut chains).zip(lpns) {
+            *page = self.map[lpn as usize];
+            *chain = self.superblocks[self.superblock_of(lpn) as usize].current;
+        }
+        // A superblock that will need another block has all of its blocks looked at, in the order of their list.
+        for ((chain, &page), &lpn) in chains.iter_mut().zip(&pages).zip(lpns) {
+            flash.prefetch(page);
+            let has_room = is_some(*chain) && flash.next_page(*chain) + 1 < self.pages_per_block;
+            *chain = if has_room { NONE } else { self.superblocks[self.superblock_of(lpn) as usize].first };
+        }
+        while chains.iter().any(|&block| is_some(block)) {
+            for block in chains.iter_mut().filter(|block| is_some(**block)) {
+                std::hint::black_box(flash.live_pages(*block));
+                *block = self.next_block[*block as usize];
+            }
+        }
     }
 
     fn memory_bytes(&self) -> u64 {
