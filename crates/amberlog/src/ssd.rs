@@ -156,6 +156,33 @@ fn jobs(args: &SsdArgs) -> Result<Vec<Job>, Failure> {
     Ok(jobs)
 }
 
+/// Says on standard error what a reader of the figures should know of the runs: of each trace once, whatever the FTLs.
+fn tell(reports: &[LabelledReport]) {
+    let mut told: Vec<String> = Vec::new();
+    for LabelledReport { trace, report, .. } in reports {
+        told.extend(report.trace_tail.as_ref().map(|tail| format!("{trace}: {tail}")));
+        if let Some(first) = &report.trace_first_skipped {
+            let count = report.trace_units_skipped;
+            told.push(format!("{trace}: {count} unreadable lines or frames were skipped, the first: {first}"));
+        }
+        if report.disks_overlaid {
+            told.push(format!(
+                "{trace}: it has several disks of unknown size, and they were laid over one another; \
+                 say --layout stride:BYTES to keep them apart"
+            ));
+        }
+        if report.lifetime.worn_out {
+            let ftl = report.ftl.name();
+            told.push(format!("{trace}, {ftl}: the device wore out after {} requests", report.requests));
+        }
+    }
+    for (index, message) in told.iter().enumerate() {
+        if !told[..index].contains(message) {
+            eprintln!("{message}");
+        }
+    }
+}
+
 /// Does all runs and prints them. `true` when they were interrupted.
 fn simulate(args: &SsdArgs) -> Result<bool, Failure> {
     let jobs = jobs(args)?;
@@ -169,23 +196,7 @@ fn simulate(args: &SsdArgs) -> Result<bool, Failure> {
     if reports.len() < jobs.len() {
         eprintln!("amberlog ssd: {} of {} runs were not begun", jobs.len() - reports.len(), jobs.len());
     }
-    for LabelledReport { trace, report, .. } in &reports {
-        if let Some(tail) = &report.trace_tail {
-            eprintln!("{trace}: {tail}");
-        }
-        if report.trace_units_skipped > 0 {
-            eprintln!("{trace}: {} unreadable lines or frames were skipped", report.trace_units_skipped);
-        }
-        if report.disks_overlaid {
-            eprintln!(
-                "{trace}: it has several disks of unknown size, and they were laid over one another; \
-                 say --layout stride:BYTES to keep them apart"
-            );
-        }
-        if report.lifetime.worn_out {
-            eprintln!("{trace}, {}: the device wore out after {} requests", report.ftl.name(), report.requests);
-        }
-    }
+    tell(&reports);
     let lines = figures::lines(&reports);
     if let Some(path) = &args.html {
         std::fs::write(path, html::page(&reports, &lines))

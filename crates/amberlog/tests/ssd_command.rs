@@ -76,7 +76,11 @@ fn exit_codes_are_the_contracts() {
         (&["ssd", "--ftl", "page", "--trace", trace], 3, "--format"),
         (&["ssd", "--ftl", "page", "--trace", trace, "--format", "spc"], 3, "line 1"),
         (&["ssd", "--ftl", "page", "--trace", damaged, "--format", "msr"], 3, "line 2"),
-        (&["ssd", "--ftl", "page", "--trace", damaged, "--format", "msr", "--lenient"], 0, "1 unreadable"),
+        (
+            &["ssd", "--ftl", "page", "--trace", damaged, "--format", "msr", "--lenient"],
+            0,
+            "1 unreadable lines or frames were skipped, the first: line 2: ",
+        ),
         (&["ssd", "--ftl", "page", "--trace", trace, "--format", "msr", "--blocks", "8"], 3, "--blocks"),
         (&["ssd", "--ftl", "page", "--trace", "/nonexistent/trace"], 1, "/nonexistent/trace"),
     ];

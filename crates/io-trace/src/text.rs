@@ -73,6 +73,7 @@ impl<R: BufRead, F: LineFormat> TextReader<R, F> {
                     return Ok(None);
                 }
                 Err(source) => {
+                    let source = std::io::Error::new(source.kind(), format!("after line {}: {source}", self.lines));
                     return Err(Error::Io { name: self.name.clone(), what: "read the trace", source });
                 }
             };

@@ -169,7 +169,8 @@ fn packed_files_are_unpacked_and_cut_ones_are_damaged() {
         assert_eq!((progress.bytes(), progress.total_bytes), (packed.len() as u64, packed.len() as u64));
         let cut = packed[..packed.len() / 2].to_vec();
         let error = read_all(open_reader(Cursor::new(cut.clone()), "t", &options(Format::DiskSim, false)).unwrap());
-        assert!(error.unwrap_err().is_damaged_input());
+        let error = error.unwrap_err();
+        assert!(error.is_damaged_input() && error.to_string().contains("after line "), "{error}");
         let source = open_reader(Cursor::new(cut), "t", &options(Format::DiskSim, true)).unwrap();
         if let Ok((records, notes, _)) = read_all(source) {
             assert!(records.len() < 5000 && notes.tail.is_some());

@@ -287,6 +287,8 @@ pub struct Report {
     pub pages_trimmed: u64,
     /// Unreadable lines or frames that were skipped.
     pub trace_units_skipped: u64,
+    /// The first of them, and what is wrong with it.
+    pub trace_first_skipped: Option<String>,
     /// What the trace's end lacks.
     pub trace_tail: Option<String>,
     /// Journal writes left out on demand.
@@ -430,6 +432,7 @@ impl Report {
             read_modify_write_reads: host.read_modify_write_reads,
             pages_trimmed: host.pages_trimmed,
             trace_units_skipped: inputs.notes.skipped,
+            trace_first_skipped: inputs.notes.first_skipped,
             trace_tail: inputs.notes.tail,
             journal_requests_left_out: inputs.journal_requests_left_out,
             warm_up_requests: inputs.warm_up_requests,
