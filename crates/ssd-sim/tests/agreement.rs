@@ -6,11 +6,11 @@ use proptest::prelude::*;
 use reference::{Model, Totals};
 use ssd_sim::blocks::VictimPolicy;
 use ssd_sim::flash::{Flash, Observer, ProgramOrder, Purpose};
-use ssd_sim::ftl::Ftl;
 use ssd_sim::ftl::dftl::{Dftl, DftlOptions};
 use ssd_sim::ftl::fast::{Fast, FastOptions, SequentialGap};
 use ssd_sim::ftl::page::{PageFtl, PageOptions};
 use ssd_sim::ftl::superblock::{SuperblockFtl, SuperblockOptions};
+use ssd_sim::ftl::{Ftl, PREFETCH_MAX};
 use ssd_sim::geometry::Geometry;
 use std::collections::HashMap;
 
@@ -92,6 +92,9 @@ fn compare<F: Ftl<Watcher>>(geometry: Geometry, order: ProgramOrder, mut ftl: F,
             Op::Run(page, count) => (page % logical, (page % logical + count).min(logical)),
             Op::Write(page) | Op::Read(page) | Op::Trim(page) => (page % logical, page % logical + 1),
         };
+        // Looking ahead must never go astray, whatever is mapped where (it cannot change anything).
+        let ahead: Vec<u32> = (0..PREFETCH_MAX as u32).map(|i| (from + i * 5) % logical).collect();
+        ftl.prefetch(&flash, &ahead);
         for lpn in from..to {
             match op {
                 Op::Write(_) | Op::Run(..) => {
@@ -207,54 +210,61 @@ proptest! {
 
     #[test]
     fn page_agrees(
-        blocks in 1u32..12, spare in 0u32..6, pages in 1u32..12, threshold in 1u32..4, cost_benefit: bool, ops in ops(96)
+        blocks in 1u32..12, spare in 0u32..6, pages in 1u32..12, threshold in 1u32..4, cost_benefit: bool,
+        levelling: bool, ops in ops(96)
     ) {
         let geometry = geometry(blocks, threshold + 2 + spare, pages);
         let options = PageOptions { gc_free_blocks: threshold, victim: policy(cost_benefit) };
         options.check(&geometry).unwrap();
-        let model = reference::page::Page::new(
+        let mut model = reference::page::Page::new(
             geometry.physical_blocks() as usize, pages as usize, threshold as usize, cost_benefit,
         );
-        compare(geometry, ProgramOrder::Ascending, PageFtl::new(&geometry, options, false), model, &ops);
+        model.flash_mut().levelling = levelling;
+        compare(geometry, ProgramOrder::Ascending, PageFtl::new(&geometry, options, levelling), model, &ops);
     }
 
     #[test]
     fn fast_agrees(
-        blocks in 1u32..12, extra in 4u32..9, pages in 1u32..12, random in 1u32..8, in_flight: bool, any: bool, ops in ops(96)
+        blocks in 1u32..12, extra in 4u32..9, pages in 1u32..12, random in 1u32..8, in_flight: bool, any: bool,
+        levelling: bool, ops in ops(96)
     ) {
         let geometry = geometry(blocks, extra, pages);
         let random = random.min(extra - 1);
         let sw_gap = if in_flight { SequentialGap::MergeInFlight } else { SequentialGap::MergeThenAppend };
         let options = FastOptions { rw_log_blocks: random, sw_gap };
         options.check(&geometry).unwrap();
-        let model = reference::fast::Fast::new(
+        let mut model = reference::fast::Fast::new(
             blocks as usize, extra as usize, pages as usize, random as usize, in_flight, any,
         );
         let order = if any { ProgramOrder::Any } else { ProgramOrder::Ascending };
-        compare(geometry, order, Fast::new(&geometry, options, false), model, &ops);
+        model.flash_mut().levelling = levelling;
+        compare(geometry, order, Fast::new(&geometry, options, levelling), model, &ops);
     }
 
     #[test]
     fn superblock_agrees(
         blocks in 1u32..12, spare in 0u32..6, pages in 1u32..12, n in 1u32..5, m in 1u32..5,
-        threshold in 2u32..4, tables in 1u32..6, hot_cold: bool, cost_benefit: bool, ops in ops(96)
+        threshold in 2u32..4, tables in 1u32..6, hot_cold: bool, cost_benefit: bool, levelling: bool,
+        ops in ops(96)
     ) {
         let geometry = geometry(blocks, threshold + 2 + spare, pages);
         let options = SuperblockOptions {
             superblock_blocks: n, update_blocks: m, gc_free_blocks: threshold, pt_cache_entries: tables, hot_cold, victim: policy(cost_benefit),
         };
         options.check(&geometry).unwrap();
-        let model = reference::superblock::SuperblockModel::new(
+        let mut model = reference::superblock::SuperblockModel::new(
             blocks as usize, geometry.extra_blocks as usize, pages as usize, n as usize, m as usize,
             threshold as usize, tables as usize, hot_cold, cost_benefit,
         );
-        compare(geometry, ProgramOrder::Ascending, SuperblockFtl::new(&geometry, options, false), model, &ops);
+        model.flash_mut().levelling = levelling;
+        compare(geometry, ProgramOrder::Ascending, SuperblockFtl::new(&geometry, options, levelling), model, &ops);
     }
 
     #[test]
     fn dftl_agrees(
         blocks in 1u32..48, spare in 0u32..6, pages in 3u32..12, threshold in 2u32..4, cache in 1u32..40,
-        protected in 0u32..40, batch: bool, cost_benefit: bool, ops in ops(512)
+        protected in 0u32..40, batch: bool, cost_benefit: bool, levelling: bool,
+        ops in ops(512)
     ) {
         // 512-byte pages hold 128 entries, so up to five translation pages.
         let mut geometry = geometry(blocks, 0, pages);
@@ -265,11 +275,12 @@ proptest! {
             gc_free_blocks: threshold, victim: policy(cost_benefit),
         };
         options.check(&geometry).unwrap();
-        let model = reference::dftl::Dftl::new(
+        let mut model = reference::dftl::Dftl::new(
             geometry.physical_blocks() as usize, pages as usize, 128, cache as usize, options.cmt_protected as usize,
             batch, threshold as usize, cost_benefit,
         );
-        compare(geometry, ProgramOrder::Ascending, Dftl::new(&geometry, options, false), model, &ops);
+        model.flash_mut().levelling = levelling;
+        compare(geometry, ProgramOrder::Ascending, Dftl::new(&geometry, options, levelling), model, &ops);
     }
 
     #[test]

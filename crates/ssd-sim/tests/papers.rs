@@ -1,6 +1,7 @@
 //! The FTL papers' examples (their mechanisms step by step, on devices small enough to check by hand), and the order of the FTLs on the papers' kinds of workloads.
 
 use io_trace::Kind;
+use ssd_sim::blocks::VictimPolicy;
 use ssd_sim::device::{Device, DeviceOptions, FtlOptions, Precondition, build};
 use ssd_sim::flash::{Flash, ProgramOrder};
 use ssd_sim::ftl::dftl::{Dftl, DftlOptions};
@@ -157,6 +158,104 @@ fn superblock_absorbs_updates_of_neighbouring_blocks_together() {
     // The same again: the first U-block is dead and goes without a copy when the next is needed.
     write_all(&mut ftl, &mut flash, &[0, 4, 8, 12, 0]);
     assert_eq!((flash.counters.copies, flash.counters.erases), (0, 1));
+}
+
+#[test]
+fn dftl_collection_updates_cached_entries_lazily_and_the_others_by_translation_page() {
+    // DFTL's garbage collection of a data block: of its two valid pages one is cached, whose entry is updated in the
+    // cache; the other costs one read and one write of its translation page. 128 entries a translation page, two of them.
+    let geometry = Geometry { blocks: 64, extra_blocks: 6, pages_per_block: 4, page_bytes: 512 };
+    let options = DftlOptions {
+        cmt_entries: 255,
+        cmt_protected: 100,
+        gc_free_blocks: 2,
+        victim: VictimPolicy::Greedy,
+        ..DftlOptions::default()
+    };
+    options.check(&geometry).unwrap();
+    let mut flash: Flash = Flash::new(geometry, ProgramOrder::Ascending, 0, ());
+    let mut ftl = Dftl::new(&geometry, options, false);
+    // The block to be collected: pages 0 and 128 stay valid, 1 and 2 do not. Page 0 is protected by being read.
+    write_all(&mut ftl, &mut flash, &[0, 128, 1, 2]);
+    ftl.read(&mut flash, 0).unwrap();
+    // All other pages; the last one evicts 128, the least recently used, whose translation page is written, and is then
+    // looked for in that translation page.
+    let others: Vec<u32> = (3..256).filter(|&lpn| lpn != 128).collect();
+    write_all(&mut ftl, &mut flash, &others);
+    assert_eq!((flash.counters.mapping_reads, flash.counters.mapping_writes), (1, 1));
+    let victim = flash.block_of(ftl.mapped(&flash, 0).unwrap());
+    // One dead page in each of several blocks, two in that one, until too few blocks are free.
+    write_all(&mut ftl, &mut flash, &[1, 2, 10, 20, 30, 40, 50, 60, 70]);
+    assert_eq!(flash.counters.gc_runs, 0);
+    write_all(&mut ftl, &mut flash, &[80]);
+    let c = flash.counters;
+    assert_eq!((c.gc_runs, c.copies, c.erases, flash.erase_count(victim)), (1, 2, 1, 1));
+    assert_eq!((c.gc_mapping_reads, c.gc_mapping_writes), (1, 1));
+    // Where page 0 went is known without any translation page.
+    ftl.read(&mut flash, 0).unwrap();
+    assert_eq!(flash.counters.mapping_misses, c.mapping_misses);
+    ftl.read(&mut flash, 128).unwrap();
+    assert_eq!(flash.counters.mapping_misses, c.mapping_misses + 1);
+}
+
+#[test]
+fn superblock_collects_the_block_with_the_fewest_valid_pages_and_keeps_what_survives_apart() {
+    // Two D-blocks and one U-block of four pages. Blocks 0-3 and 4-7 are updated by 0, 1, 2 and 4; the next write needs a
+    // U-block more than there may be.
+    let after = |hot_cold| {
+        let geometry = geometry(8, 8, 4);
+        let options =
+            SuperblockOptions { superblock_blocks: 2, update_blocks: 1, hot_cold, ..SuperblockOptions::default() };
+        options.check(&geometry).unwrap();
+        let mut flash: Flash = Flash::new(geometry, ProgramOrder::Ascending, 0, ());
+        let mut ftl = SuperblockFtl::new(&geometry, options, false);
+        write_all(&mut ftl, &mut flash, &[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 4]);
+        assert_eq!((flash.counters.copies, flash.counters.erases), (0, 0));
+        write_all(&mut ftl, &mut flash, &[5]);
+        let [survivor, written] = [3, 5].map(|lpn| flash.block_of(ftl.mapped(&flash, lpn).unwrap()));
+        (flash.counters.copies, flash.counters.erases, survivor == written)
+    };
+    // The first block has one valid page, which is copied before the page written; the full U-block is a D-block now.
+    assert_eq!(after(false), (1, 1, true));
+    // With hot-cold separation the copy gets a block of its own, and the second block's three valid pages join it.
+    assert_eq!(after(true), (4, 2, false));
+}
+
+#[test]
+fn superblock_takes_blocks_from_the_least_recently_written_superblock() {
+    // Four superblocks of two blocks, and a pool that two U-blocks bring down to its threshold.
+    let geometry = geometry(8, 4, 4);
+    let options =
+        SuperblockOptions { superblock_blocks: 2, update_blocks: 2, gc_free_blocks: 2, ..SuperblockOptions::default() };
+    options.check(&geometry).unwrap();
+    let mut flash: Flash = Flash::new(geometry, ProgramOrder::Ascending, 0, ());
+    let mut ftl = SuperblockFtl::new(&geometry, options, false);
+    write_all(&mut ftl, &mut flash, &(0..32).collect::<Vec<_>>());
+    let [first, second] = [0, 8].map(|lpn| flash.block_of(ftl.mapped(&flash, lpn).unwrap()));
+    // A block's worth of each of two superblocks is written again: a block without valid pages in each.
+    write_all(&mut ftl, &mut flash, &[0, 1, 2, 3, 8, 9, 10, 11]);
+    assert_eq!(flash.counters.erases, 0);
+    write_all(&mut ftl, &mut flash, &[16]);
+    assert_eq!((flash.counters.copies, flash.counters.erases), (0, 1));
+    assert_eq!((flash.erase_count(first), flash.erase_count(second)), (1, 0));
+}
+
+#[test]
+fn superblock_reads_two_spare_areas_for_a_page_table_that_is_not_cached() {
+    // PMD and PT lie in spare areas; a page table covers eight pages.
+    let geometry = geometry(8, 8, 4);
+    let options = SuperblockOptions { pt_cache_entries: 1, ..SuperblockOptions::default() };
+    let mut flash: Flash = Flash::new(geometry, ProgramOrder::Ascending, 0, ());
+    let mut ftl = SuperblockFtl::new(&geometry, options, false);
+    write_all(&mut ftl, &mut flash, &(0..16).collect::<Vec<_>>());
+    let spare_reads: Vec<u64> = [15, 0, 7, 8, 0]
+        .map(|lpn| {
+            let before = flash.counters.spare_reads;
+            ftl.read(&mut flash, lpn).unwrap();
+            flash.counters.spare_reads - before
+        })
+        .to_vec();
+    assert_eq!(spare_reads, [0, 2, 0, 2, 2]);
 }
 
 /// Erases (after the fill) of each FTL, in the order page, FAST, Superblock, DFTL.

@@ -65,7 +65,7 @@ impl Dftl {
                 if let Some(block) = full {
                     self.flash.note_change(block);
                 }
-                let block = self.flash.free.pop_front().expect("a free block");
+                let block = self.flash.take();
                 if translation {
                     self.translation_active = Some(block);
                     self.translation_blocks.push(block);
@@ -238,5 +238,8 @@ impl Model for Dftl {
 
     fn flash(&self) -> &Slow {
         &self.flash
+    }
+    fn flash_mut(&mut self) -> &mut Slow {
+        &mut self.flash
     }
 }

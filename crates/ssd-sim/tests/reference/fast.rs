@@ -64,7 +64,7 @@ impl Fast {
         while self.flash.free.len() <= 2 && !self.random.is_empty() {
             self.reclaim_oldest();
         }
-        self.flash.free.pop_front().expect("a free block")
+        self.flash.take()
     }
 
     /// Newest copies into `to`, except those in `spared`.
@@ -88,7 +88,7 @@ impl Fast {
         let (block, owner, ..) = self.sequential.take().unwrap();
         self.flash.totals.gc_runs += 1;
         self.flash.totals.sequential_full += 1;
-        let to = self.flash.free.pop_front().expect("a free block");
+        let to = self.flash.take();
         for offset in 0..self.flash.pages {
             if in_flight == Some(offset) {
                 self.forget(owner, offset);
@@ -132,7 +132,7 @@ impl Fast {
             let lbn = lpn as usize / self.flash.pages;
             self.flash.totals.gc_runs += 1;
             self.flash.totals.full += 1;
-            let to = self.flash.free.pop_front().expect("a free block");
+            let to = self.flash.take();
             self.gather(lbn, 0..self.flash.pages, to, spared(lbn, self));
             self.replace_data(lbn, to);
         }
@@ -216,5 +216,8 @@ impl Model for Fast {
 
     fn flash(&self) -> &Slow {
         &self.flash
+    }
+    fn flash_mut(&mut self) -> &mut Slow {
+        &mut self.flash
     }
 }

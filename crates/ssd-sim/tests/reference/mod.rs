@@ -45,6 +45,8 @@ pub struct Slow {
     pub blocks: Vec<Vec<Slot>>,
     pub erases: Vec<u32>,
     pub free: VecDeque<usize>,
+    // Dynamic wear levelling: the least erased free block is used first.
+    pub levelling: bool,
     pub totals: Totals,
     // For victim choice: when (in order, and in page programs) a block's live count last changed.
     pub changed: Vec<(u64, u64)>,
@@ -58,10 +60,25 @@ impl Slow {
             blocks: vec![vec![Slot::Free; pages]; blocks],
             erases: vec![0; blocks],
             free: (0..blocks).collect(),
+            levelling: false,
             totals: Totals::default(),
             changed: vec![(0, 0); blocks],
             clock: 0,
         }
+    }
+
+    /// The next free block.
+    pub fn take(&mut self) -> usize {
+        let mut at = 0;
+        if self.levelling {
+            for (index, &block) in self.free.iter().enumerate() {
+                let best = self.free[at];
+                if (self.erases[block], block) < (self.erases[best], best) {
+                    at = index;
+                }
+            }
+        }
+        self.free.remove(at).expect("a free block")
     }
 
     pub fn programs(&self) -> u64 {
@@ -150,4 +167,5 @@ pub trait Model {
     fn read(&mut self, lpn: u32) -> bool;
     fn trim(&mut self, lpn: u32) -> bool;
     fn flash(&self) -> &Slow;
+    fn flash_mut(&mut self) -> &mut Slow;
 }

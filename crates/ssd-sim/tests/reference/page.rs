@@ -24,7 +24,7 @@ impl Page {
         if let Some(block) = self.active {
             self.flash.note_change(block);
         }
-        self.active = Some(self.flash.free.pop_front().expect("a free block"));
+        self.active = Some(self.flash.take());
     }
 
     fn next(&mut self) -> Place {
@@ -81,5 +81,8 @@ impl Model for Page {
 
     fn flash(&self) -> &Slow {
         &self.flash
+    }
+    fn flash_mut(&mut self) -> &mut Slow {
+        &mut self.flash
     }
 }

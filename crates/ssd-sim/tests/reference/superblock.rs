@@ -104,7 +104,7 @@ impl SuperblockModel {
     }
 
     fn add_block(&mut self, s: usize) -> usize {
-        let block = self.flash.free.pop_front().expect("a free block");
+        let block = self.flash.take();
         self.superblocks[s].blocks.push(block);
         self.flash.note_change(block);
         block
@@ -221,5 +221,8 @@ impl Model for SuperblockModel {
 
     fn flash(&self) -> &Slow {
         &self.flash
+    }
+    fn flash_mut(&mut self) -> &mut Slow {
+        &mut self.flash
     }
 }
