@@ -12,6 +12,11 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 const BATCH_BYTES: usize = 1 << 20;
 /// Batches that are filled, on their way, or being written.
 const BATCHES: usize = 4;
+/// Bytes that are sent on their way together, while the next are read: as many as a host's file system allocates at once
+/// and a disk sorts.
+const WRITEBACK_BYTES: u64 = 32 << 20;
+/// What lies between blocks that are farther apart than this is not touched by sending them: the log may be there.
+const WRITEBACK_GAP_BYTES: u64 = 1 << 20;
 
 /// What became of the blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,8 +52,9 @@ pub(crate) fn write<L: LogRead + Send, H: HomeWriter>(
             fill(log, plan.blocks(), empty_in, filled_out)
         });
         let mut written = Written::default();
+        let mut writeback = Writeback::default();
         for batch in filled_in {
-            batch.write(home.as_deref_mut(), &mut written)?;
+            batch.write(home.as_deref_mut(), &mut writeback, &mut written)?;
             // The reader has ended when nobody takes it: there is nothing more to fill.
             let _ = empty_out.send(batch);
         }
@@ -84,6 +90,28 @@ fn fill<'a, L: LogRead>(
 
 fn blocks_per_batch(format: &Format) -> usize {
     BATCH_BYTES / format.block_size as usize
+}
+
+/// What was written last and not yet sent on its way to storage. The last of it is left for the flush.
+#[derive(Default)]
+struct Writeback {
+    begin: u64,
+    end: u64,
+    bytes: u64,
+}
+
+impl Writeback {
+    /// Takes what was written from byte `offset` on. Offsets ascend.
+    fn wrote<H: HomeWriter>(&mut self, home: &mut H, offset: u64, length: u64) {
+        if self.bytes >= WRITEBACK_BYTES || offset - self.end > WRITEBACK_GAP_BYTES {
+            if self.bytes > 0 {
+                home.begin_writeback(self.begin, self.end - self.begin);
+            }
+            *self = Writeback { begin: offset, end: offset, bytes: 0 };
+        }
+        self.end = offset + length;
+        self.bytes += length;
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -197,7 +225,12 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    fn write<H: HomeWriter>(&self, mut home: Option<&mut H>, written: &mut Written) -> Result<(), Error> {
+    fn write<H: HomeWriter>(
+        &self,
+        mut home: Option<&mut H>,
+        writeback: &mut Writeback,
+        written: &mut Written,
+    ) -> Result<(), Error> {
         written.damaged += self.damaged;
         let mut first = 0;
         while first < self.slots.len() {
@@ -218,6 +251,7 @@ impl<'a> Batch<'a> {
             if let Some(home) = home.as_deref_mut() {
                 home.write_at(block * self.block_size as u64, data)
                     .map_err(Error::failed(format!("writing {} blocks from block {block} on", end - first)))?;
+                writeback.wrote(home, block * self.block_size as u64, data.len() as u64);
             }
             written.blocks += (end - first) as u64;
             written.bytes += data.len() as u64;

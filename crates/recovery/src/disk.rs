@@ -4,6 +4,7 @@
 //! with the locks that QEMU takes on its images. A block device is opened exclusively, which fails while it is mounted.
 
 use crate::error::Error;
+use crate::writeback::Writeback;
 use extfs::ReadAt;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -11,6 +12,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const HINT_BYTES: u64 = 1 << 20;
@@ -33,7 +35,7 @@ pub enum Access {
 /// An open image or block device. It stays locked until this is dropped.
 #[derive(Debug)]
 pub struct Disk {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     size: u64,
 }
@@ -85,7 +87,7 @@ impl Disk {
             }
         }
         let size = (&file).seek(SeekFrom::End(0)).map_err(Error::failed(format!("finding the size of {shown}")))?;
-        Ok(Disk { file, path: path.to_owned(), size })
+        Ok(Disk { file: Arc::new(file), path: path.to_owned(), size })
     }
 
     /// Where it was opened.
@@ -115,6 +117,11 @@ impl Disk {
     /// Makes what was written durable.
     pub(crate) fn flush(&self) -> io::Result<()> {
         Ok(rustix::fs::fdatasync(&self.file)?)
+    }
+
+    /// What begins the writeback of this disk's page cache.
+    pub(crate) fn writeback(&self) -> Writeback {
+        Writeback::new(Arc::clone(&self.file))
     }
 
     /// Says that a range will be read soon. Only a hint, so its failure does not matter.

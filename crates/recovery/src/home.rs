@@ -1,6 +1,7 @@
 //! Where blocks go home to.
 
 use crate::disk::Disk;
+use crate::writeback::Writeback;
 use extfs::{FileSystem, Journal, ReadAt};
 use std::io;
 
@@ -11,6 +12,10 @@ pub trait HomeWriter: ReadAt {
     /// # Errors
     /// When not all of it was written.
     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Says that what was written in these bytes will not be written again: it may begin its way to storage, while more
+    /// is read. A hint: it promises nothing, and what goes wrong is told by the next flush.
+    fn begin_writeback(&mut self, _offset: u64, _length: u64) {}
 
     /// Makes all that was written durable.
     ///
@@ -25,12 +30,13 @@ pub struct DiskHome<'a> {
     disk: &'a Disk,
     offset: u64,
     length: u64,
+    writeback: Writeback,
 }
 
 impl<'a> DiskHome<'a> {
     /// The `length` bytes of `disk` from `offset` on.
     pub fn new(disk: &'a Disk, offset: u64, length: u64) -> Self {
-        DiskHome { disk, offset, length }
+        DiskHome { disk, offset, length, writeback: disk.writeback() }
     }
 
     fn check(&self, offset: u64, length: usize) -> io::Result<u64> {
@@ -57,7 +63,16 @@ impl HomeWriter for DiskHome<'_> {
         self.disk.write_all_at(self.check(offset, data.len())?, data)
     }
 
+    fn begin_writeback(&mut self, offset: u64, length: u64) {
+        if let Some(length) = usize::try_from(length).ok()
+            && let Ok(offset) = self.check(offset, length)
+        {
+            self.writeback.begin(offset, length as u64);
+        }
+    }
+
     fn flush(&mut self) -> io::Result<()> {
+        self.writeback.wait();
         self.disk.flush()
     }
 }

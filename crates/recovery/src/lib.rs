@@ -24,10 +24,10 @@ mod file_log;
 mod home;
 mod image;
 mod materialise;
-
 mod replay;
 mod report;
 mod superblock;
+mod writeback;
 
 pub use disk::{Access, Disk};
 pub use error::Error;

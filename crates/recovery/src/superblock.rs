@@ -131,6 +131,10 @@ impl<H: HomeWriter> HomeWriter for RestOfHome<'_, H> {
         Ok(())
     }
 
+    fn begin_writeback(&mut self, offset: u64, length: u64) {
+        self.home.begin_writeback(offset, length);
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.home.flush()
     }
