@@ -113,12 +113,13 @@ impl Rig {
         let content = judge::read_file(&file_system, "/records")?
             .ok_or_else(|| Error::Told("the file of records is gone".to_owned()))?;
         let layout = updates::layout(record_kib, RECORDS_MIB, seed);
-        let (corrupted, records) = updates::corrupted(&layout, &content);
+        let updates::Verdict { records, corrupted, cut_by_commit } = updates::judge(&layout, &content);
         #[allow(clippy::cast_precision_loss)]
         fields.extend([
             ("corrupted_records".to_owned(), corrupted as f64),
             ("records".to_owned(), records as f64),
             ("corrupted_runs".to_owned(), f64::from(u8::from(corrupted > 0))),
+            ("corrupted_runs_not_by_commit".to_owned(), f64::from(u8::from(corrupted > cut_by_commit))),
         ]);
         result.guests.push(fields);
         result.wall_seconds = started.elapsed().as_secs_f64();

@@ -84,21 +84,48 @@ fn crash() -> Result<()> {
     std::fs::write(path, "c").map_err(at("write", path))
 }
 
-/// Records of a recovered file whose cells are not all of one version, or are none of ours: (such records, all records).
-pub fn corrupted(layout: &RecordLayout, content: &[u8]) -> (u64, u64) {
+/// What became of the records of a recovered file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// All of them.
+    pub records: u64,
+    /// Those whose cells are not all of one version, or are none of ours.
+    pub corrupted: u64,
+    /// Of those, the one that a commit can cut in two (1 or 0): it begins with cells of the newest version in the file and
+    /// goes on with older ones. ext4 takes a handle for every block of a `write()`, so a transaction can end between two.
+    pub cut_by_commit: u64,
+}
+
+/// Looks at every record of a recovered file.
+pub fn judge(layout: &RecordLayout, content: &[u8]) -> Verdict {
     let record_bytes = usize::try_from(layout.record_bytes).unwrap_or(usize::MAX);
     let cell_bytes = usize::try_from(layout.cell_bytes).unwrap_or(usize::MAX);
-    let mut corrupted = 0;
-    let mut all = 0;
+    let mut verdict = Verdict::default();
+    let mut newest = None;
+    let mut cut = None;
     for record in content.chunks(record_bytes) {
-        all += 1;
-        let mut versions = record.chunks(cell_bytes).zip(0..).map(|(bytes, cell)| layout.decode_cell(bytes, cell));
-        let first = versions.next().flatten();
-        if first.is_none() || record.len() != record_bytes || !versions.all(|version| version == first) {
-            corrupted += 1;
+        verdict.records += 1;
+        let versions: Vec<Option<u64>> =
+            record.chunks(cell_bytes).zip(0..).map(|(bytes, cell)| layout.decode_cell(bytes, cell)).collect();
+        newest = versions.iter().flatten().filter(|version| **version < FIRST_VERSION).max().copied().max(newest);
+        let Some(&first) = versions.first() else { continue };
+        if first.is_some() && record.len() == record_bytes && versions.iter().all(|version| *version == first) {
+            continue;
+        }
+        verdict.corrupted += 1;
+        // A prefix of one version, then one older (the first version of all has the highest numbers).
+        let prefix = versions.iter().take_while(|version| **version == first).count();
+        let rest = versions.get(prefix).copied().flatten();
+        let age = |version: u64| if version >= FIRST_VERSION { 0 } else { version + 1 };
+        if let (Some(first), Some(rest)) = (first, rest)
+            && versions[prefix..].iter().all(|version| *version == Some(rest))
+            && age(rest) < age(first)
+        {
+            cut = Some(first).max(cut);
         }
     }
-    (corrupted, all)
+    verdict.cut_by_commit = u64::from(cut.is_some() && cut == newest);
+    verdict
 }
 
 #[cfg(test)]
@@ -113,15 +140,21 @@ mod tests {
         run(Options::parse(words.split(' ').map(str::to_owned)).unwrap()).unwrap();
         let layout = layout(16, 1, 4);
         let mut content = std::fs::read(&path).unwrap();
-        assert_eq!(corrupted(&layout, &content), (0, 64));
+        let found = |content: &[u8]| {
+            let Verdict { records, corrupted, cut_by_commit } = judge(&layout, content);
+            (records, corrupted, cut_by_commit)
+        };
+        assert_eq!(found(&content), (64, 0, 0));
         let (_, offset) = layout.place(7);
         let offset = usize::try_from(offset).unwrap();
         let newer = layout.encode(7);
+        content[offset..offset + 8192].copy_from_slice(&newer[..8192]);
+        assert_eq!(found(&content), (64, 1, 1), "cut while it was the newest");
         content[offset..offset + 16384].copy_from_slice(&newer);
-        assert_eq!(corrupted(&layout, &content), (0, 64));
+        assert_eq!(found(&content), (64, 0, 0));
         let older = layout.encode(6);
         content[offset + 8192..offset + 12288].copy_from_slice(&older[8192..12288]);
-        assert_eq!(corrupted(&layout, &content), (1, 64));
-        assert_eq!(corrupted(&layout, &content[..content.len() - 1]), (2, 64));
+        assert_eq!(found(&content), (64, 1, 0), "new again behind the old cell: no commit does that");
+        assert_eq!(found(&content[..content.len() - 1]), (64, 2, 0));
     }
 }
