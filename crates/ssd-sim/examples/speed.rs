@@ -7,7 +7,7 @@
 //! again, each time on a new device, until half a second is full.
 
 use io_trace::Kind;
-use ssd_sim::device::{DeviceOptions, PREFETCH_MAX, Precondition, build};
+use ssd_sim::device::{Device, DeviceOptions, PREFETCH_MAX, Precondition, build};
 use ssd_sim::ftl::FtlKind;
 use ssd_sim::geometry::Geometry;
 use ssd_sim::workload::{Shape, Workload};
@@ -80,6 +80,16 @@ fn run(kind: FtlKind, blocks: u32, gigabytes: &str, shape_name: &str) {
     );
 }
 
+/// Requests that are known ahead, as `run` does it: kinds, first bytes and lengths.
+type Batch = [(Kind, u64, u64); PREFETCH_MAX];
+
+fn serve(device: &mut dyn Device, batch: &Batch) {
+    device.prefetch(&batch.map(|(_, address, _)| address));
+    for &(kind, address, length) in batch {
+        device.serve(kind, address, length).expect("a served request");
+    }
+}
+
 fn episode(kind: FtlKind, blocks: u32, shape_name: &str, seed: u64) -> Measured {
     let mut options = DeviceOptions::new(kind, Geometry::with_blocks(blocks));
     options.precondition = Precondition::Sequential;
@@ -97,12 +107,8 @@ fn episode(kind: FtlKind, blocks: u32, shape_name: &str, seed: u64) -> Measured 
     let mut workload = Workload::new(shape, pages, seed);
     // A request is one page, but for "mixed": a third of single-page reads, 8-page writes and single-page writes each.
     let mut turn = 0u32;
-    let mut batch: Vec<(Kind, u64, u64)> = Vec::new();
-    // As `run` does: a few requests are known ahead.
-    let mut step = |device: &mut Box<dyn ssd_sim::device::Device>| {
-        batch.clear();
-        let mut addresses = [0u64; PREFETCH_MAX];
-        for address in &mut addresses {
+    let mut batch = || -> Batch {
+        std::array::from_fn(|_| {
             let page = u64::from(workload.next_page());
             turn = turn.wrapping_add(1);
             let (kind, count) = match (shape_name, turn % 3) {
@@ -110,24 +116,25 @@ fn episode(kind: FtlKind, blocks: u32, shape_name: &str, seed: u64) -> Measured 
                 ("mixed", 1) => (Kind::Home, 8),
                 _ => (Kind::Home, 1),
             };
-            *address = page.min(u64::from(pages) - count) * 2048;
-            batch.push((kind, *address, count * 2048));
-        }
-        device.prefetch(&addresses);
-        for &(kind, address, length) in &batch {
-            device.serve(kind, address, length).expect("a served request");
-        }
+            (kind, page.min(u64::from(pages) - count) * 2048, count * 2048)
+        })
     };
     let spare = u64::from(options.geometry.extra_blocks) * 64;
     while device.host_counters().pages_written < spare + spare / 2 {
-        step(&mut device);
+        serve(&mut *device, &batch());
+    }
+    // Made before the clock runs: drawing from some distributions takes longer than serving a request.
+    let mut batches = Vec::new();
+    let (mut written, enough) = (0, u64::from(pages) / 256 * 2048);
+    while written < enough {
+        let batch = batch();
+        written += batch.iter().filter(|(kind, ..)| *kind == Kind::Home).map(|(.., length)| length).sum::<u64>();
+        batches.push(batch);
     }
     device.reset();
     let begin = processor_time();
-    let mut requests = 0u64;
-    while device.host_counters().pages_written < u64::from(pages) / 256 {
-        step(&mut device);
-        requests += PREFETCH_MAX as u64;
+    for batch in &batches {
+        serve(&mut *device, batch);
     }
     let time = processor_time() - begin;
     let counters = device.flash_counters();
@@ -135,7 +142,7 @@ fn episode(kind: FtlKind, blocks: u32, shape_name: &str, seed: u64) -> Measured 
         time,
         fill,
         operations: counters.flash_reads() + counters.flash_writes(),
-        requests,
+        requests: (batches.len() * PREFETCH_MAX) as u64,
         host_writes: counters.host_writes,
         flash_writes: counters.flash_writes(),
         bytes_per_page: device.memory_bytes() as f64 / options.geometry.physical_pages() as f64,
