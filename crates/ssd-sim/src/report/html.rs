@@ -15,8 +15,8 @@ const STYLE: &str = "
 *{box-sizing:border-box}
 body{background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em}
 h1{font-size:1.5em;margin-bottom:.2em}h2{font-size:1.12em;margin:1.8em 0 .3em}h3{font-size:1em;margin:1em 0 0}p{color:var(--soft);margin:.2em 0 .6em}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9em}
-th,td{padding:.25em .55em;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.84em}
+th,td{padding:.25em .45em;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left}
 th{color:var(--soft);font-weight:600}
 svg{width:100%;height:auto;max-width:900px;display:block}svg text{fill:var(--fg);font:11px system-ui,sans-serif}svg .tick{fill:var(--soft)}svg .value{font-size:10px}
 .grid{stroke:var(--grid);stroke-width:1}polyline{fill:none;stroke-width:2}
