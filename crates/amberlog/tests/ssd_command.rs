@@ -93,6 +93,31 @@ fn exit_codes_are_the_contracts() {
 }
 
 #[test]
+fn every_option_is_in_the_book() {
+    let book = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ssd.md")).unwrap();
+    // As a word: `--trace` is not in the book because `--trace-something` is.
+    let is_there = |option: &str| {
+        book.match_indices(option).any(|(at, _)| {
+            !book[at + option.len()..].starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+        })
+    };
+    for command in [&["ssd"][..], &["trace", "summary"], &["trace", "convert"]] {
+        let help = text(&amberlog(&[command, &["--help"]].concat()).stdout);
+        let options: Vec<&str> = help
+            .lines()
+            .filter(|line| line.trim_start().starts_with('-'))
+            .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")))
+            .map(|word| word.trim_end_matches(','))
+            .filter(|option| *option != "--help")
+            .collect();
+        assert!(options.len() >= 5, "{help}");
+        for option in options {
+            assert!(is_there(option), "docs/ssd.md does not tell of {option} of amberlog {}", command.join(" "));
+        }
+    }
+}
+
+#[test]
 fn traces_come_through_a_pipe_and_packed() {
     let directory = tempfile::tempdir().unwrap();
     let trace = msr(directory.path(), "t.csv", 1_000);
