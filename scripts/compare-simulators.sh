@@ -154,7 +154,7 @@ fi
 
 if [ -n "$mqsim" ]; then
     cp -R "$mqsim" "$work/mqsim"
-    (cd "$work/mqsim" && rm -rf build MQSim && make -j"$(nproc)" >"$work/mqsim-build.log" 2>&1) ||
+    (cd "$work/mqsim" && rm -rf build MQSim && make checkdirs >/dev/null && make -j"$(nproc)" >"$work/mqsim-build.log" 2>&1) ||
         { tail -5 "$work/mqsim-build.log" >&2; exit 1; }
     # 0 is a write, times in ns.
     awk '{ printf "%.0f 0 %d 4 %d\n", $1 * 1000000, $2 * 4, ($3 == "R") }' "$work/pages" >"$work/mqsim.trace"
