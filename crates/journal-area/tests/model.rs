@@ -284,7 +284,7 @@ impl Guest {
             seconds: u64::from(self.serial),
         };
         if self.builder.blocks_needed(&transaction) as u32 + 2 > self.free_blocks() {
-            self.checkpoint();
+            self.checkpoint(usize::MAX);
             // The checkpoint put older versions into the cache; the new ones come back.
             for (block, content) in &transaction.blocks {
                 self.memory.simulated_guest_write(self.cache[block], 0, content);
@@ -430,10 +430,11 @@ impl Guest {
         }
     }
 
-    /// The guest's checkpoint: writes home what its oldest transactions need and moves the tail.
-    fn checkpoint(&mut self) {
+    /// The guest's checkpoint: writes home what its oldest `count` transactions need and moves the tail behind them.
+    fn checkpoint(&mut self, count: usize) {
         self.end_all();
-        for (_, _, blocks) in std::mem::take(&mut self.live) {
+        let oldest: Vec<_> = self.live.drain(..count.min(self.live.len())).collect();
+        for (_, _, blocks) in oldest {
             for block in blocks {
                 // What the guest no longer caches it has written home before it let go of the page.
                 if self.cache.contains_key(&block) {
@@ -442,8 +443,9 @@ impl Guest {
             }
         }
         if self.open {
-            let effect = self.write_superblock(self.builder.position, self.builder.sequence);
-            assert_eq!(effect, SuperblockEffect::GoesOn);
+            let next = (self.builder.sequence, self.builder.position);
+            let (sequence, position) = self.live.first().map_or(next, |(sequence, position, _)| (*sequence, *position));
+            assert_eq!(self.write_superblock(position, sequence), SuperblockEffect::GoesOn);
         }
     }
 
@@ -542,12 +544,23 @@ enum End {
 #[derive(Clone, Debug)]
 enum Step {
     Modify(Vec<u64>, bool, bool),
-    Commit { blocks: Vec<u64>, revokes: Vec<u64>, split: usize, escaped: bool, end: End },
+    Commit {
+        blocks: Vec<u64>,
+        revokes: Vec<u64>,
+        split: usize,
+        escaped: bool,
+        end: End,
+    },
     BeginHome(u64, u64),
-    EndHome { index: usize, ok: bool, late: bool },
+    EndHome {
+        index: usize,
+        ok: bool,
+        late: bool,
+    },
     HostWrites(usize),
     Scribble(u32),
-    Checkpoint,
+    /// Of the oldest so many transactions.
+    Checkpoint(usize),
     Crash(Vec<u64>, End),
 }
 
@@ -568,7 +581,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(index, ok, late)| Step::EndHome { index, ok, late }),
         2 => (1usize..4).prop_map(Step::HostWrites),
         2 => (0..PAGES / 4).prop_map(Step::Scribble),
-        1 => Just(Step::Checkpoint),
+        2 => prop_oneof![1 => 1..4usize, 1 => Just(usize::MAX)].prop_map(Step::Checkpoint),
     ];
     let crash = prop_oneof![Just(End::NoCommit), Just(End::Damaged)];
     (prop::collection::vec(step, 1..60), prop::option::of((blocks(), crash))).prop_map(|(mut steps, crash)| {
@@ -594,7 +607,7 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
             Step::HostWrites(count) => guest.host_writes(*count),
             // A wild write: the block that the page caches, if any, is now dirty.
             Step::Scribble(page) => guest.scribble(PageId(*page), 100, b"wild"),
-            Step::Checkpoint => guest.checkpoint(),
+            Step::Checkpoint(count) => guest.checkpoint(*count),
             Step::Crash(blocks, end) => {
                 blocks.iter().for_each(|block| guest.modify(*block, false, false));
                 guest.commit(blocks, &[], 3, *end);
@@ -607,7 +620,7 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
     }
     guest.compare_found();
     // A clean stop: everything home, the log closed, nothing held.
-    guest.checkpoint();
+    guest.checkpoint(usize::MAX);
     if guest.open {
         assert_eq!(guest.write_superblock(0, guest.builder.sequence), SuperblockEffect::Closed);
         guest.open = false;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Copy, Image, LogShape, Shape, open_log, output, scratch, write_log};
+use common::{Copy, Image, LogShape, Shape, e2fsck, open_log, output, scratch, write_log};
 use extfs::ReadAt;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Checksum, Content, LogRead};
@@ -63,6 +63,31 @@ fn whole_disk() {
     assert_eq!((report.first_sequence, report.last_sequence), (Some(7), Some(9)));
     assert_eq!(report.bytes_written, 16 * 4096);
     assert_recovered(&image, &copy.bytes());
+}
+
+/// A copy whose checksum does not fit is passed over, as e2fsck does: what the transaction before wrote stays.
+#[test]
+fn an_older_copy_takes_the_place_of_a_damaged_one() {
+    let directory = scratch();
+    let image = Image::make(directory.path(), shape(4096));
+    let copies = ["ours", "theirs"].map(|name| crashed(&image, directory.path(), name));
+    // The log begins at 5: a descriptor, ten blocks, a commit block; then the second descriptor and the second copy of
+    // home block 3, the first of its transaction.
+    let (position, home) = (5 + 12 + 1, image.homes[3]);
+    for copy in &copies {
+        let file = copy.log_file();
+        let mut block = vec![0; 4096];
+        file.read_exact_at(&mut block, image.log_offset(position)).expect("a block");
+        assert_eq!(block, vec![2; 4096], "this is the second copy");
+        block[100] ^= 1;
+        file.write_all_at(&block, image.log_offset(position)).expect("room");
+    }
+    let report = copies[0].recover(false).expect("a recovery");
+    assert_eq!((report.status, report.blocks_written), (Status::Damaged, 16));
+    e2fsck(&copies[1].path, None);
+    for bytes in [copies[0].bytes(), copies[1].bytes()] {
+        assert_eq!(bytes[home as usize * 4096..][..4096], [1; 4096], "the first transaction's copy");
+    }
 }
 
 /// A disk with an MBR: one primary partition, one extended with two logical ones.

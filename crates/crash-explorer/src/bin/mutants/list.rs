@@ -58,6 +58,9 @@ pub fn parse(text: &str) -> Result<Vec<Mutant>, String> {
                 mutants.push(mutant);
                 part = Part::Head;
             }
+            (Part::Old | Part::New, "<<<<") => {
+                return Err(format!("line {}: the fault before '{}' does not end", number + 1, current.name));
+            }
             (Part::Old, line) => push(&mut current.old, line),
             (Part::New, line) => push(&mut current.new, line),
             (Part::Head, line) => match line.split_once(": ") {
