@@ -5,14 +5,14 @@
 use crash_explorer::explore::{self, Thoroughness};
 use crash_explorer::scenario::Scenario;
 use crash_explorer::switches::Switches;
-use crash_explorer::{Result, session};
+use crash_explorer::{Error, Result, nvm, session};
 use guest_tools::options::Options;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "crash-explorer explore [--points N] [--seed N] [--recording NAME] [--switches A,B|none] [--until POINT] \
-                     [--points-each N] [--judgements-each N] [--directory D]\n\
+                     [--points-each N] [--judgements-each N] [--directory D] [--nvm]\n\
                      crash-explorer record [--recording NAME] [--directory D]";
 
 struct Request {
@@ -21,12 +21,15 @@ struct Request {
     points: u64,
     seed: u64,
     switches: Option<Switches>,
+    /// Placement `nvm`, with losses of power, instead of held logs.
+    nvm: bool,
     how: Thoroughness,
 }
 
 impl Request {
     fn parse(words: impl Iterator<Item = String>) -> std::result::Result<Self, String> {
         let mut options = Options::parse(words)?;
+        let nvm = options.flag("nvm");
         let own = concat!(env!("CARGO_MANIFEST_DIR"), "/recordings");
         let request = Request {
             only: options.text("recording"),
@@ -34,9 +37,11 @@ impl Request {
             points: options.number("points", 20_000, 1..=u64::MAX)?,
             seed: options.number("seed", 1, 0..=u64::MAX)?,
             switches: options.text("switches").map(|names| Switches::parse(&names)).transpose()?,
+            nvm,
             how: Thoroughness {
-                points_each: options.number("points-each", 1, 1..=1_000_000)?,
-                judgements_each: options.number("judgements-each", 150, 0..=u64::MAX)?,
+                // Steps of a region are many, and each looks at all of the disk.
+                points_each: options.number("points-each", if nvm { 40 } else { 1 }, 1..=1_000_000)?,
+                judgements_each: options.number("judgements-each", if nvm { 600 } else { 150 }, 0..=u64::MAX)?,
                 until: options.number("until", u64::MAX, 0..=u64::MAX)?,
             },
         };
@@ -84,14 +89,22 @@ fn record(request: &Request) -> Result<ExitCode> {
 }
 
 fn explore(request: &Request) -> Result<ExitCode> {
-    let recordings = explore::recordings(&request.directory, request.only.as_deref())?;
+    let mut recordings = explore::recordings(&request.directory, request.only.as_deref())?;
+    if request.nvm {
+        // A journal on a device of its own does not go to NVM.
+        recordings.retain(|recording| recording.disks.len() == 1);
+    }
+    if recordings.is_empty() {
+        return Err(Error::Other("no recording has its journal on the disk of its file system".to_owned()));
+    }
     let started = Instant::now();
     let (mut points, mut judgements, mut seed) = (0, 0, request.seed);
     loop {
         for (number, recording) in recordings.iter().enumerate() {
             let drawn = Switches::of_seed(seed ^ (number as u64) << 32);
             let switches = request.switches.unwrap_or(drawn);
-            let outcome = explore::run(recording, seed, switches, request.how)?;
+            let run = if request.nvm { nvm::run } else { explore::run };
+            let outcome = run(recording, seed, switches, request.how)?;
             points += outcome.points;
             judgements += outcome.judgements;
             let rate = points as f64 / started.elapsed().as_secs_f64();
@@ -102,7 +115,21 @@ fn explore(request: &Request) -> Result<ExitCode> {
             );
             if let Some(finding) = outcome.finding {
                 println!("FOUND {}", finding.what);
-                println!("FOUND {}", explore::minimise(recording, finding)?);
+                if request.nvm {
+                    println!(
+                        "FOUND {}: {}\n    again: crash-explorer explore --nvm --recording {} --seed {} --switches {} \
+                         --points-each {} --judgements-each {} --points 1",
+                        finding.scenario,
+                        finding.what,
+                        finding.scenario,
+                        finding.seed,
+                        finding.switches.names(),
+                        request.how.points_each,
+                        request.how.judgements_each
+                    );
+                } else {
+                    println!("FOUND {}", explore::minimise(recording, finding)?);
+                }
                 return Ok(ExitCode::FAILURE);
             }
             if points >= request.points || request.how.until != u64::MAX {

@@ -7,7 +7,10 @@
 //! Reading changes nothing, and nothing here panics on what a region says.
 
 use crate::error::Error;
-use crate::layout::{Geometry, Header, HeaderKind, HeaderState, Pointer, RESERVED_HEADERS, field, is_later, undoubled};
+use crate::layout::{
+    Geometry, Header, HeaderKind, HeaderState, NO_CHECKSUM, Pointer, RESERVED_HEADERS, checksum_of_content, field,
+    is_later, undoubled,
+};
 use crate::medium::word_of;
 use crate::owner::{self, Owner};
 use std::collections::BTreeMap;
@@ -134,7 +137,7 @@ impl Found {
     /// Whether a version's content is what it was when it was committed, as far as a checksum was kept.
     pub fn is_whole(&self, region: &[u8], header: &Header) -> bool {
         let stored = stored_checksum(region, &self.geometry, header.block);
-        stored == 0 || stored == crc32c::crc32c(self.content(region, header))
+        stored == NO_CHECKSUM || stored == checksum_of_content(self.content(region, header))
     }
 
     /// Verifies the content of every latest version.
@@ -157,7 +160,7 @@ fn damaged(what: &str, index: u32) -> Error {
     Error::refused(format!("the NVM region is damaged: {what} {index} does not match its check"))
 }
 
-/// The checksum that is stored for a journal block; 0 when none is.
+/// The checksum that is stored for a journal block; [`NO_CHECKSUM`] when none is.
 pub(crate) fn stored_checksum(region: &[u8], geometry: &Geometry, block: u32) -> u32 {
     let at = geometry.checksum(block);
     let word = word_of(region, at & !7);

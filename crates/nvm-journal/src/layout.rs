@@ -8,8 +8,10 @@
 //!          journal blocks
 //! ```
 //!
-//! A header is two words. A valid one has both; either word being zero makes it invalid, so that a header can be taken
-//! away by two stores that become durable in any order, and half a header is never taken for a whole one:
+//! A header is two words. A valid one has both; either word being [`GONE`] makes it invalid, so that a header can be taken
+//! away by two stores that become durable in any order, and half a header is never taken for a whole one. A word of zeros
+//! is damage: a medium that has lost a line and reads as zeros must not take a committed version away unnoticed. The same
+//! goes for checksums: that none is kept is a value of its own.
 //!
 //! ```text
 //! word 0   present 1 | check 15 | home block 48
@@ -60,7 +62,21 @@ pub(crate) mod field {
     pub const ATTACHMENTS: [u64; 2] = [0x800, 0xc00];
 }
 
-const VERSION: u64 = 1;
+/// Either word of a header that holds nothing: neither bit that is set in every valid word is set in it.
+pub(crate) const GONE: u64 = u64::from_le_bytes(*b"gonegone");
+
+/// Where a checksum would be, if none is kept.
+pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
+
+/// What is kept of a content to tell damage by: its CRC-32C, which has no value for [`NO_CHECKSUM`].
+pub(crate) fn checksum_of_content(content: &[u8]) -> u32 {
+    match crc32c::crc32c(content) {
+        NO_CHECKSUM => 0,
+        checksum => checksum,
+    }
+}
+
+const VERSION: u64 = 2;
 
 /// Sizes and places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,7 +260,7 @@ impl Header {
 
     /// Reads two words.
     pub fn decode([first, second]: [u64; 2], geometry: &Geometry) -> HeaderState {
-        if first == 0 || second == 0 {
+        if first == GONE || second == GONE {
             return HeaderState::Invalid;
         }
         let home = first & Self::HOME_MASK;
@@ -352,8 +368,11 @@ mod tests {
                 let header = Header { kind, home, transaction, block };
                 let [first, second] = header.encode();
                 assert_eq!(Header::decode([first, second], &geometry), HeaderState::Valid(header));
-                assert_eq!(Header::decode([0, second], &geometry), HeaderState::Invalid);
-                assert_eq!(Header::decode([first, 0], &geometry), HeaderState::Invalid);
+                assert_eq!(Header::decode([GONE, second], &geometry), HeaderState::Invalid);
+                assert_eq!(Header::decode([first, GONE], &geometry), HeaderState::Invalid);
+                for zeroed in [[0, second], [first, 0], [0, 0]] {
+                    assert_eq!(Header::decode(zeroed, &geometry), HeaderState::Damaged);
+                }
                 for bit in 0..64 {
                     for damaged in [[first ^ 1 << bit, second], [first, second ^ 1 << bit]] {
                         assert_ne!(Header::decode(damaged, &geometry), HeaderState::Valid(header));

@@ -78,6 +78,37 @@ fn every_single_flipped_bit_is_refused_or_harmless() {
     assert!(refused > 1000, "only {refused}");
 }
 
+/// A medium that loses a line reads as zeros there: that is refused, or touches nothing that counts.
+#[test]
+fn every_line_that_reads_as_zeros_is_refused_or_harmless() {
+    let (region, model) = region();
+    let mut refused = 0;
+    for line_bytes in [8, 64, 4096] {
+        for start in (0..region.len()).step_by(line_bytes) {
+            let mut damaged = region.clone();
+            let end = damaged.len().min(start + line_bytes);
+            damaged[start..end].fill(0);
+            match Found::read(&damaged).and_then(|found| {
+                if let Some(found) = &found {
+                    found.verify(&damaged)?;
+                }
+                Ok(found)
+            }) {
+                Err(error) => {
+                    assert!(error.is_refusal(), "{error}");
+                    refused += 1;
+                }
+                // The first word is what makes it a region.
+                Ok(None) => assert_eq!(start, 0),
+                Ok(Some(found)) => {
+                    assert_eq!(contents(&damaged, &found), model, "{line_bytes} bytes from byte {start}");
+                }
+            }
+        }
+    }
+    assert!(refused > 500, "only {refused}");
+}
+
 #[test]
 fn what_is_owned_damaged_foreign_or_small_is_not_claimed_and_not_changed() {
     let (owned, _) = region();

@@ -151,6 +151,24 @@ fn what_was_acknowledged_survives_a_loss_of_power() {
     std::fs::write(&damaged, bytes).unwrap();
     let (code, _, stderr) = recover(&image, &damaged, &[]);
     assert!(code == 3 && stderr.contains("damaged"), "{stderr}");
+    let cut = bench.area().join("cut");
+    std::fs::write(&cut, &std::fs::read(&region).unwrap()[..4 << 20]).unwrap();
+    let (code, _, stderr) = recover(&image, &cut, &[]);
+    assert!(code == 3 && stderr.contains("give it its size back"), "{stderr}");
+    // Nor does a run take them, before it has started anything.
+    for (disk, of, words) in [
+        (&other, &region, "another file system"),
+        (stale, &region, "another epoch"),
+        (&image, &damaged, "damaged"),
+        (&image, &cut, "give it its size back"),
+    ] {
+        let before = [disk, of].map(|path| std::fs::read(path).unwrap());
+        let words_of_run = [&on_nvm(disk, of, "")[..], &["--".into(), "true".into()][..]].concat();
+        let refused = amberlog_with([OsString::from("run")].into_iter().chain(words_of_run));
+        assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
+        assert!(text(&refused.stderr).contains(words), "{}", text(&refused.stderr));
+        assert!([disk, of].map(|path| std::fs::read(path).unwrap()) == before, "nothing is changed");
+    }
 
     // The next run brings home what the killed one left, before it serves anything.
     let script = "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
@@ -165,6 +183,72 @@ fn what_was_acknowledged_survives_a_loss_of_power() {
     let evidence = load.check(&file_system, &reported).unwrap();
     assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
     assert_eq!(inspect(&region)["owner"], Value::Null);
+}
+
+/// A guest that resets while blocks are on NVM only, some of them on their way home: all that was committed is at home
+/// before the next kernel reads its first block; and amberlog and QEMU die together in the end.
+#[test]
+fn a_reset_guest_finds_everything_at_home() {
+    let bench = Bench::new();
+    let (image, region) = (bench.path("image"), bench.area().join("region"));
+    let file_system = ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+         dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+         dmesg | grep -i 'ext4.*error' && fail 'the kernel found an error mark'
+         boot=$(ls -d /mnt/boot-* 2>/dev/null | wc -l)
+         : >/mnt/boot-$boot
+         sync
+         {}
+         {}
+         sleep 2
+         case $boot in
+         0) mark reset me;;
+         1) echo b >/proc/sysrq-trigger;;
+         *) mark end me;;
+         esac
+         sleep 1000",
+        record_writer("/mnt/fixed-$boot", "fixed-$boot", &appended(1), "--count 20"),
+        record_writer("/mnt/endless-$boot", "endless-$boot", &overwritten(2), "--forever &"),
+    );
+    let mut spec = bench.spec("nvm reset", script, on_nvm(&image, &region, ",nvm-size=8,nvm-checkpoint=1"));
+    spec.reboots = true;
+    let mut guest = Guest::start(spec).unwrap();
+    let alive = |guest: &mut Guest, mark: &str| {
+        let mark = mark.to_owned();
+        let seen = guest.await_report(&format!("neither '{mark}' nor an end came"), LIMIT, |reported| {
+            let failed = reported.exit_code.map(Err);
+            failed.or_else(|| reported.marks.contains(&mark).then_some(Ok(())))
+        });
+        if seen.unwrap().is_err() {
+            panic!("{}", guest.failure("its script ended"));
+        }
+    };
+    alive(&mut guest, "reset me");
+    guest.qmp().unwrap().system_reset().unwrap();
+    alive(&mut guest, "end me");
+    guest.signal(Signal::KILL).unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    drop(guest);
+    assert_eq!(reported.boots, 3);
+    // The kernel closes what was in a dead process's io_uring after the process has ended.
+    let given_up = std::time::Instant::now() + Duration::from_secs(20);
+    let (code, json, stderr) = loop {
+        let outcome = recover(&image, &region, &[]);
+        if !outcome.2.contains("in use") || std::time::Instant::now() > given_up {
+            break outcome;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert_eq!((code, json["status"].as_str()), (0, Some("recovered")), "{stderr}");
+    assert_consistent(&file_system);
+    for boot in 0..3 {
+        let stream = format!("fixed-{boot}");
+        assert_eq!(assert_records(&file_system, &format!("/{stream}"), &stream, &appended(1), &reported), 20);
+        let stream = format!("endless-{boot}");
+        assert_records(&file_system, &format!("/{stream}"), &stream, &overwritten(2), &reported);
+    }
 }
 
 /// Two disks in two regions of one file, unmounted: everything is home and clean; and a region too small is refused.

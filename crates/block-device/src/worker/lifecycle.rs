@@ -249,8 +249,10 @@ impl<R: Route + ?Sized> Worker<R> {
         if self.started || self.active.is_empty() {
             return self.started;
         }
-        // Requests of an earlier start that storage has not answered yet could change the disk under the new one.
-        let Some(table) = self.table.clone().filter(|_| self.tracker.live_chains() == 0) else { return false };
+        // Requests of an earlier start that storage has not answered yet could change the disk under the new one, and so
+        // could writes of the route's own: what the route recovers now is newer than they are.
+        let is_quiet = self.tracker.live_chains() == 0 && self.engine.pending() == 0;
+        let Some(table) = self.table.clone().filter(|_| is_quiet) else { return false };
         let start = self.origin.unwrap_or_else(|| {
             let fresh = self.running.iter().all(|index| self.rings[usize::from(*index)].base == 0);
             if fresh { Start::Fresh } else { Start::Resumed }

@@ -4,6 +4,7 @@
 //! blocks that no flush covers ([`history`]). [`judge`] says at each step whether recovery would make of it what a
 //! complete journal would; at some of them it is really recovered, and e2fsck and the guest's acknowledged work decide.
 
+mod cut_off;
 pub mod history;
 pub mod judge;
 
@@ -199,6 +200,17 @@ fn region_bytes(base: &Path, random: &mut Random) -> Result<usize> {
     Ok((5 * 4096 + blocks * each).next_multiple_of(4096) as usize)
 }
 
+/// Runs a recovery on files. A region that was never formatted, or is free, is of a log that is closed or was never
+/// opened: a mount would have nothing to replay.
+fn recover_files(image: &Path, region: &Path) -> Result<std::result::Result<(), String>> {
+    let disk = Disk::open(image, Access::Write).map_err(|error| Error::Other(error.to_string()))?;
+    Ok(match placement::recover_image(&disk, OpenOptions::new(region), Access::Write) {
+        Ok(_) => Ok(()),
+        Err(error) if error.to_string().contains("is no NVM region") => Ok(()),
+        Err(error) => Err(error.to_string()),
+    })
+}
+
 /// Recovers the region and a disk that has lost some of what was not flushed, and has e2fsck and the guest's acknowledged
 /// work judge.
 fn recover_really(
@@ -218,16 +230,11 @@ fn recover_really(
     drop(file);
     let Some(bytes) = nvm.look_at_region(|medium| medium.bytes().to_vec()) else { return Ok(()) };
     std::fs::write(&region, bytes).during("writing the region")?;
-    let disk = Disk::open(&image, Access::Write).map_err(|error| Error::Other(error.to_string()))?;
-    let recovered = placement::recover_image(&disk, OpenOptions::new(&region), Access::Write);
-    drop(disk);
-    match recovered {
-        Ok(Some(_)) => {}
-        // Not formatted, or free: the log is closed, or was never opened, and a mount would have nothing to replay.
-        Ok(None) => {}
-        Err(error) if error.to_string().contains("is no NVM region") => {}
-        Err(error) => return finding(format!("recovery from the region fails: {error}")),
+    let before = cut_off::State::read(&image, &region)?;
+    if let Err(error) = recover_files(&image, &region)? {
+        return finding(format!("recovery from the region fails: {error}"));
     }
+    cut_off::check(&before, &simulation.logs[0].log, &image, random)?;
     let file_system = FileSystem::whole(image);
     let verdict = judged_by::check(&file_system).map_err(Error::from)?;
     if verdict.needs_recovery && verdict.problems.is_empty() {

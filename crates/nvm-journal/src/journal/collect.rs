@@ -6,7 +6,7 @@
 
 use super::{Journal, Versions};
 use crate::error::Error;
-use crate::layout::{HEADER_BYTES, Header, Pointer, RESERVED_HEADERS, field};
+use crate::layout::{GONE, HEADER_BYTES, Header, Pointer, RESERVED_HEADERS, field};
 use crate::medium::Medium;
 
 /// A header on its way.
@@ -96,8 +96,8 @@ impl<M: Medium> Journal<M> {
         self.fence()?;
         for index in 0..moves.len() as u32 {
             let at = self.geometry.reserved(index);
-            self.store(at, 0);
-            self.store(at + 8, 0);
+            self.store(at, GONE);
+            self.store(at + 8, GONE);
         }
         self.medium.write_back(self.geometry.reserved(0), moves.len() as u64 * HEADER_BYTES);
         self.counters.headers_moved += moves.len() as u64;

@@ -21,7 +21,7 @@ mod store;
 use crate::error::Error;
 use crate::found::Found;
 use crate::layout::{
-    Geometry, HEADER_BYTES, Header, HeaderKind, HeaderState, MAGIC, MAGIC_UNFINISHED, PAGE_BYTES, Pointer,
+    GONE, Geometry, HEADER_BYTES, Header, HeaderKind, HeaderState, MAGIC, MAGIC_UNFINISHED, PAGE_BYTES, Pointer,
     RESERVED_HEADERS, doubled, field,
 };
 use crate::medium::Medium;
@@ -541,7 +541,7 @@ fn format<M: Medium>(medium: &mut M, geometry: &Geometry) -> Result<(), Error> {
 fn reset<M: Medium>(medium: &mut M, geometry: &Geometry, sequence: u32) -> Result<(), Error> {
     for index in 0..RESERVED_HEADERS {
         for word in 0..2 {
-            medium.store_word(geometry.reserved(index) + word * 8, 0);
+            medium.store_word(geometry.reserved(index) + word * 8, GONE);
         }
     }
     medium.write_back(geometry.reserved(0), u64::from(RESERVED_HEADERS) * HEADER_BYTES);

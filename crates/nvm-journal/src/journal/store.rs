@@ -1,7 +1,7 @@
 //! Storing contents, checksums and headers; the difference between two versions of a block (the paper's section III-D).
 
 use super::Journal;
-use crate::layout::{Header, HeaderKind};
+use crate::layout::{GONE, Header, HeaderKind, NO_CHECKSUM, checksum_of_content};
 use crate::medium::{LINE_BYTES, Medium, WORD_BYTES, word_of};
 
 const LINE: usize = LINE_BYTES as usize;
@@ -50,8 +50,7 @@ impl<M: Medium> Journal<M> {
 
     fn write_checksum(&mut self, block: u32, content: &[u8]) {
         let at = self.geometry.checksum(block);
-        // None is zero; a content whose checksum is zero is not verified, one in 2^32.
-        let checksum = if self.options.checksums { u64::from(crc32c::crc32c(content)) } else { 0 };
+        let checksum = u64::from(if self.options.checksums { checksum_of_content(content) } else { NO_CHECKSUM });
         // A word has the checksums of two blocks; the neighbour's stays as it is.
         let shift = (at & 4) * 8;
         let known = self.medium.word(at & !7);
@@ -84,8 +83,8 @@ impl<M: Medium> Journal<M> {
     /// Takes a header of the checkpoint area away: durably so at the next fence.
     pub(super) fn invalidate(&mut self, index: u32) {
         let at = self.geometry.header(index);
-        self.store(at, 0);
-        self.store(at + 8, 0);
+        self.store(at, GONE);
+        self.store(at + 8, GONE);
         self.medium.write_back(at, 16);
         self.invalid += 1;
     }

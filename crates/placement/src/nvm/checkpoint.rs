@@ -29,6 +29,13 @@ pub(super) struct Checkpoint {
     has_failed: bool,
 }
 
+impl Checkpoint {
+    /// Nothing goes home that is not on its way.
+    pub fn end_soon(&mut self) {
+        self.runs.clear();
+    }
+}
+
 impl NvmRoute {
     /// Begins a checkpoint of everything that can go home. False when nothing can, or one is going on.
     pub(super) fn begin_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) -> bool {

@@ -204,6 +204,19 @@ impl NvmRoute {
         self.forget_work(plan);
     }
 
+    /// Another guest begins; no request and no write of ours is under way.
+    fn forget_earlier_start(&mut self) {
+        self.commit = None;
+        self.checkpoint = None;
+        self.closing = None;
+        self.in_flight = InFlight::default();
+        self.errands.clear();
+        self.behind.clear();
+        self.held.clear();
+        self.pass_requests.clear();
+        self.settled.clear();
+    }
+
     /// Nothing that is under way counts any more; who waits for it is told that it failed.
     fn forget_work(&mut self, plan: &mut Plan) {
         self.commit = None;
@@ -555,9 +568,9 @@ impl Route for NvmRoute {
         self.checkpoint_failed = false;
         if start == Start::Fresh {
             // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
+            self.forget_earlier_start();
             self.journals.recover_disk(self.disk)?;
             self.journals.scan(self.disk)?;
-            self.settled.clear();
         }
         let nvm = Arc::clone(&self.nvm);
         self.refresh_layout(&mut nvm.lock(), &mut Plan::default());
@@ -603,6 +616,13 @@ impl Route for NvmRoute {
         let mut state = nvm.lock();
         self.refresh_layout(&mut state, plan);
         self.drive(&mut state, plan);
+    }
+
+    fn stopped(&mut self) {
+        // What is on its way ends before the next start; no more follows.
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.end_soon();
+        }
     }
 
     fn wake_descriptor(&self) -> Option<RawFd> {

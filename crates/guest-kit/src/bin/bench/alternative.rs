@@ -29,10 +29,41 @@ pub enum Alternative {
     MemoryJournal,
     /// QEMU's own disk, no journal.
     NoJournal,
+    /// As [`Alternative::MemoryJournal`], the second disk taking what the NJS paper's memory takes: 1 GB a second.
+    LimitedMemoryJournal,
+    /// amberlog, data=journal, journal on emulated persistent memory of the NJS paper.
+    Nvm(Njs),
 }
 
+/// NJS, and what its paper leaves out of it for comparisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Njs {
+    /// All of it.
+    Whole,
+    /// NJS-no-BJ: every version written whole.
+    NoByteLevel,
+    /// NJS-no-DC: no home write is absorbed.
+    NoDelayedCheckpoint,
+    /// NJS-all-journal: appends go to the region.
+    LogEverything,
+}
+
+impl Njs {
+    fn option(self) -> &'static str {
+        match self {
+            Self::Whole => "",
+            Self::NoByteLevel => ",nvm-byte-level=off",
+            Self::NoDelayedCheckpoint => ",nvm-delayed-checkpoint=off",
+            Self::LogEverything => ",nvm-log-everything",
+        }
+    }
+}
+
+/// Bytes a second that the NJS paper's memory takes.
+const NVM_BYTES_PER_SECOND: u64 = 1_000_000_000;
+
 impl Alternative {
-    /// All of them.
+    /// Those of the first papers.
     pub const ALL: [Self; 5] = [Self::Retain, Self::FullJournal, Self::Ordered, Self::MemoryJournal, Self::NoJournal];
 
     /// Its name in tables.
@@ -43,14 +74,19 @@ impl Alternative {
             Self::Ordered => "(b) data=ordered",
             Self::MemoryJournal => "(c) tmpfs journal",
             Self::NoJournal => "(d) no journal",
+            Self::LimitedMemoryJournal => "(e) RAM, 1 GB/s",
+            Self::Nvm(Njs::Whole) => "nvm",
+            Self::Nvm(Njs::NoByteLevel) => "nvm, no-BJ",
+            Self::Nvm(Njs::NoDelayedCheckpoint) => "nvm, no-DC",
+            Self::Nvm(Njs::LogEverything) => "nvm, all-journal",
         }
     }
 
     fn mount_options(self) -> &'static str {
         match self {
-            Self::Retain | Self::FullJournal => "-o data=journal",
+            Self::Retain | Self::FullJournal | Self::Nvm(_) => "-o data=journal",
             Self::Ordered => "-o data=ordered",
-            Self::MemoryJournal => "-o data=journal,journal_path=/dev/vdb",
+            Self::MemoryJournal | Self::LimitedMemoryJournal => "-o data=journal,journal_path=/dev/vdb",
             Self::NoJournal => "",
         }
     }
@@ -95,6 +131,11 @@ impl Run {
         self.report["counters"][name].as_u64().unwrap_or(0)
     }
 
+    /// A counter of amberlog's report on a region of NVM.
+    pub fn nvm(&self, name: &str) -> u64 {
+        self.report["nvm"][name].as_u64().unwrap_or(0)
+    }
+
     /// For `--json`.
     pub fn to_json(&self) -> Value {
         json!({
@@ -122,7 +163,7 @@ pub fn run(
     let mut recipe = ExtRecipe::ext4(setting.image_mib, setting.journal_mib);
     match alternative {
         Alternative::NoJournal => recipe.journal = Journal::None,
-        Alternative::MemoryJournal => {
+        Alternative::MemoryJournal | Alternative::LimitedMemoryJournal => {
             image::journal_device(&journal_image, setting.journal_mib, recipe.block_bytes).map_err(sentence)?;
             recipe.journal = Journal::External(journal_image.clone());
         }
@@ -163,10 +204,21 @@ pub fn run(
     spec.boot_timeout = Duration::from_secs(300);
     let report_path = directory.path().join("report.json");
     let spec = match alternative {
-        Alternative::Retain => {
+        Alternative::Retain | Alternative::Nvm(_) => {
             let amberlog = program::workspace_binary("amberlog").map_err(sentence)?;
             let mut disk: OsString = image.clone().into();
-            disk.push(",placement=retain");
+            if let Alternative::Nvm(njs) = alternative {
+                disk.push(",placement=nvm=");
+                disk.push(tmpfs.path().join("region"));
+                disk.push(format!(
+                    ",nvm-size={},nvm-latency=300,nvm-bandwidth={}{}",
+                    setting.journal_mib,
+                    NVM_BYTES_PER_SECOND / 1_000_000,
+                    njs.option()
+                ));
+            } else {
+                disk.push(",placement=retain");
+            }
             spec.wrapper([
                 amberlog.into(),
                 OsString::from("run"),
@@ -176,8 +228,11 @@ pub fn run(
                 report_path.clone().into(),
             ])
         }
-        Alternative::MemoryJournal => {
-            spec.drives(vec![Drive::new(&image, machine.cache()), Drive::new(&journal_image, Cache::Writeback)])
+        Alternative::MemoryJournal | Alternative::LimitedMemoryJournal => {
+            let mut journal = Drive::new(&journal_image, Cache::Writeback);
+            journal.write_bytes_per_second =
+                (alternative == Alternative::LimitedMemoryJournal).then_some(NVM_BYTES_PER_SECOND);
+            spec.drives(vec![Drive::new(&image, machine.cache()), journal])
         }
         _ => spec.drives(vec![Drive::new(&image, machine.cache())]),
     };
@@ -191,7 +246,7 @@ pub fn run(
         report: Value::Null,
         reported,
     };
-    if alternative == Alternative::Retain {
+    if matches!(alternative, Alternative::Retain | Alternative::Nvm(_)) {
         let text = std::fs::read_to_string(&report_path)
             .map_err(|error| format!("amberlog wrote no report to {}: {error}", report_path.display()))?;
         let report: Value = serde_json::from_str(&text).map_err(sentence)?;

@@ -14,11 +14,13 @@ pub enum Stage {
     Commit,
     /// The plain data path against qemu-storage-daemon.
     DataPath,
+    /// NJS on emulated persistent memory, against its paper's baseline.
+    Nvm,
 }
 
 impl Stage {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 4] = [Self::Commit, Self::Fsync, Self::Space, Self::DataPath];
+    pub const ALL: [Self; 5] = [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Nvm];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -27,6 +29,7 @@ impl Stage {
             Self::Fsync => "fsync",
             Self::Commit => "commit",
             Self::DataPath => "data-path",
+            Self::Nvm => "nvm",
         }
     }
 }
@@ -46,6 +49,8 @@ pub struct Options {
     pub stages: Vec<Stage>,
     /// How often times are measured, in turns.
     pub rounds: u64,
+    /// Of the loads of stage `nvm`, those whose names begin so.
+    pub load: String,
 }
 
 impl Options {
@@ -70,6 +75,7 @@ impl Options {
             json: words.text("json").map(PathBuf::from),
             directory: words.text("dir").map_or_else(|| program::workspace().join("build/bench"), PathBuf::from),
             stages,
+            load: words.text("load").unwrap_or_default(),
             rounds: words.number("rounds", if quick { 1 } else { 5 }, 1..=100)?,
         };
         words.finish()?;

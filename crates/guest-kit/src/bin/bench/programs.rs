@@ -55,6 +55,31 @@ pub fn commit_cost() -> Outcome<(Vec<Figure>, Value)> {
     Ok((figures, Value::String(text)))
 }
 
+/// A commit on emulated persistent memory against a copy past the cache, on the same memory (example `nvm-commit-cost`).
+pub fn nvm_commit_cost() -> Outcome<(Vec<Figure>, Value)> {
+    eprintln!("commits to persistent memory, without a guest");
+    let mut command = cargo(&["run", "--release", "--quiet", "-p", "nvm-journal", "--example", "nvm-commit-cost"]);
+    let output = program::run(&mut command, &[0]).map_err(sentence)?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    print!("\n{text}");
+    let mut figures = Vec::new();
+    for line in text.lines().filter(|line| line.contains(" yes ")) {
+        // Name of the medium, yes, blocks, bytes changed, a time, a time, the ratio.
+        let Some((medium, rest)) = line.split_once(" yes ") else { continue };
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let (Some(blocks), Some(changed)) = (words.first(), words.get(1)) else { continue };
+        let ratio = words.last().and_then(|word| word.parse().ok());
+        let ratio = ratio.ok_or("nvm-commit-cost: a line without a ratio")?;
+        let limit = if *changed == "64" { 0.2 } else { 1.3 };
+        let name = format!("nvm commit: {changed} bytes changed, {blocks} blocks, memory {}", medium.trim());
+        figures.push(Figure::new(name, ratio, "of a copy", Limit::AtMost(limit), Basis::Time));
+    }
+    if figures.is_empty() {
+        return Err(format!("nvm-commit-cost printed something else than its figures:\n{text}"));
+    }
+    Ok((figures, Value::String(text)))
+}
+
 fn first_number(text: &str) -> Option<f64> {
     text.split_whitespace().find_map(|word| word.parse().ok())
 }

@@ -1,0 +1,229 @@
+//! Placement `nvm` against the NJS paper's baseline: ext4 with data=journal and its journal on a disk that is the host's
+//! memory, limited to the bandwidth of the paper's NVM. The paper's loads, scaled to what a guest without KVM does in
+//! seconds.
+//!
+//! The paper's latency of 300 ns a write is added to every fence of ours and not to the baseline's requests, which is to our
+//! disadvantage: QEMU has no such delay, and a request takes some hundred times as long anyway.
+
+use crate::Outcome;
+use crate::alternative::{Alternative, Njs, Run, Setting, run};
+use crate::figure::{Basis, Figure, Limit, median};
+use crate::machine::{Machine, load, mib};
+use crate::options::Options;
+use crate::programs;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// A load, and what the paper has for it.
+struct Load {
+    name: &'static str,
+    prepare: String,
+    work: String,
+    /// Throughput over that of the baseline.
+    throughput_min: f64,
+    /// What byte-level updates save of the bytes to NVM, where the paper says so.
+    delta_share: Option<f64>,
+    /// It changes little but metadata.
+    is_metadata: bool,
+}
+
+fn loads(options: &Options) -> Vec<Load> {
+    let file_mib = if options.quick { 16 } else { 96 };
+    let fio = |kind: &str| {
+        format!(
+            "fio --name=over --filename=/mnt/file --rw={kind} --bs=4k --size={file_mib}M --ioengine=psync --thread \
+             --refill_buffers --randrepeat=1 --output=/tmp/fio"
+        )
+    };
+    let append = format!("guest-tools append --file /mnt/file --mib {file_mib} --sync");
+    let (files, transactions) = if options.quick { (200, 500) } else { (500, 6000) };
+    // The personalities of filebench, with as many files and as much work as a guest without KVM does in seconds.
+    let bench = |personality: &str, files: u32, flows: u32| {
+        let tool = format!(
+            "guest-tools filebench --directory /mnt/set --personality {personality} --files {files} --threads 4"
+        );
+        (format!("{tool} --phase create"), format!("{tool} --phase run --flows {flows}"))
+    };
+    let many = |full, quick| if options.quick { quick } else { full };
+    let (file_server, serve) = bench("fileserver", many(400, 60), many(400, 40));
+    let (mail, send) = bench("varmail", many(1000, 100), many(500, 50));
+    let over_write = |name, kind, throughput_min| Load {
+        name,
+        prepare: append.clone(),
+        work: fio(kind),
+        throughput_min,
+        delta_share: None,
+        is_metadata: false,
+    };
+    vec![
+        Load {
+            name: "sequential write",
+            prepare: String::new(),
+            work: append.clone(),
+            throughput_min: 1.244,
+            delta_share: None,
+            is_metadata: false,
+        },
+        over_write("re-write", "write", 1.563),
+        over_write("random write", "randwrite", 2.371),
+        Load {
+            name: "postmark",
+            prepare: String::new(),
+            work: format!(
+                "mkdir /mnt/postmark
+                 printf 'set location /mnt/postmark\\nset number {files}\\nset transactions {transactions}\\nrun\\n' |
+                 postmark"
+            ),
+            throughput_min: 1.539,
+            delta_share: Some(0.417),
+            is_metadata: true,
+        },
+        Load {
+            name: "fileserver",
+            prepare: file_server,
+            work: serve,
+            throughput_min: 1.431,
+            delta_share: Some(0.303),
+            is_metadata: false,
+        },
+        Load {
+            name: "varmail",
+            prepare: mail,
+            work: send,
+            throughput_min: 1.506,
+            delta_share: Some(0.454),
+            is_metadata: true,
+        },
+    ]
+}
+
+/// Runs commits without a guest, then the loads.
+pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcome<(Vec<Figure>, Value)> {
+    let (mut figures, commits) =
+        if options.load.is_empty() { programs::nvm_commit_cost()? } else { (Vec::new(), Value::Null) };
+    let setting = Setting {
+        image_mib: options.image_mib(),
+        // The paper's NVM, and the journal beside it, is as large as ext4 makes a journal: 128 MB.
+        journal_mib: options.journal_mib(),
+        memory_mib: 512,
+        fio: true,
+        flush_us: None,
+    };
+    let mut details = Map::new();
+    details.insert("commits".to_owned(), commits);
+    println!("\n{:18} {:18} {:>9} {:>14} {:>14} {:>12}", "load", "", "seconds", "to storage", "to NVM", "absorbed");
+    for one in loads(options).iter().filter(|one| one.name.starts_with(&options.load)) {
+        let mut detail = Vec::new();
+        let mut once = |alternative: Alternative| -> Outcome<Run> {
+            eprintln!("{}: {} (load {})", one.name, alternative.name(), load());
+            let result = run(alternative, &setting, machine, directory, &one.prepare, &one.work, "")?;
+            println!(
+                "{:18} {:18} {:>9.2} {:>10.1} MiB {:>10.1} MiB {:>8.1} MiB",
+                one.name,
+                alternative.name(),
+                result.seconds,
+                mib(result.bytes_to_storage),
+                mib(result.nvm("bytes_to_nvm")),
+                mib(result.nvm("bytes_absorbed"))
+            );
+            detail.push(json!({ "alternative": alternative.name(), "load": load(), "run": result.to_json() }));
+            Ok(result)
+        };
+        let mut ratios = Vec::new();
+        let mut whole = None;
+        for round in 0..options.rounds.min(3) {
+            let mut turns = [Alternative::LimitedMemoryJournal, Alternative::Nvm(Njs::Whole)];
+            turns.rotate_left((round % 2) as usize);
+            let mut seconds = [0.0; 2];
+            for alternative in turns {
+                let result = once(alternative)?;
+                let is_ours = alternative != Alternative::LimitedMemoryJournal;
+                seconds[usize::from(is_ours)] = result.seconds;
+                if is_ours {
+                    whole = Some(result);
+                }
+            }
+            ratios.push(seconds[0] / seconds[1]);
+        }
+        let name = one.name;
+        figures.push(
+            Figure::new(
+                format!("{name}: throughput, nvm / (e)"),
+                median(&ratios),
+                "",
+                Limit::AtLeast(one.throughput_min),
+                Basis::Time,
+            )
+            .note(format!("rounds {}", ratios.iter().map(|r| format!("{r:.2}")).collect::<Vec<_>>().join(" "))),
+        );
+        let Some(whole) = whole else { continue };
+        if one.is_metadata {
+            let retain = once(Alternative::Retain)?;
+            figures.push(bytes_figure(name, &whole, &retain));
+        }
+        if let Some(share) = one.delta_share {
+            let [plain, undelayed, everything] =
+                [Njs::NoByteLevel, Njs::NoDelayedCheckpoint, Njs::LogEverything].map(|njs| once(Alternative::Nvm(njs)));
+            figures.extend(ablations(name, share, &whole, &plain?, &undelayed?, &everything?));
+        }
+        details.insert(name.to_owned(), Value::Array(detail));
+    }
+    Ok((figures, Value::Object(details)))
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn ratio(one: u64, other: u64) -> f64 {
+    one as f64 / other as f64
+}
+
+fn bytes_figure(name: &str, nvm: &Run, retain: &Run) -> Figure {
+    let name = format!("{name}: bytes to storage, nvm / retain");
+    Figure::new(name, ratio(nvm.bytes_to_storage, retain.bytes_to_storage), "", Limit::AtMost(0.7), Basis::Count).note(
+        format!(
+            "{:.1} / {:.1} MiB; of it appends {:.1}, checkpoints {:.1}",
+            mib(nvm.bytes_to_storage),
+            mib(retain.bytes_to_storage),
+            mib(nvm.nvm("append_bytes_written_home")),
+            mib(nvm.nvm("checkpoint_bytes"))
+        ),
+    )
+}
+
+/// The paper's Figures 9 (b), 10 and 11. Times are of one run each, and not judged.
+fn ablations(name: &str, share: f64, whole: &Run, plain: &Run, undelayed: &Run, everything: &Run) -> [Figure; 4] {
+    let bytes = |run: &Run| run.nvm("bytes_to_nvm");
+    [
+        Figure::new(
+            format!("{name}: bytes to NVM saved by differences"),
+            1.0 - ratio(bytes(whole), bytes(plain)),
+            "",
+            Limit::AtLeast(share),
+            Basis::Count,
+        )
+        .note(format!("{:.1} / {:.1} MiB", mib(bytes(whole)), mib(bytes(plain)))),
+        Figure::new(
+            format!("{name}: bytes to NVM, nvm / log everything"),
+            ratio(bytes(whole), bytes(everything)),
+            "",
+            Limit::AtMost(1.0),
+            Basis::Count,
+        )
+        .note(format!("{:.1} / {:.1} MiB", mib(bytes(whole)), mib(bytes(everything)))),
+        Figure::new(
+            format!("{name}: throughput, nvm / no-DC"),
+            undelayed.seconds / whole.seconds,
+            "",
+            Limit::AtLeast(1.0),
+            Basis::Time,
+        )
+        .not_judged(),
+        Figure::new(
+            format!("{name}: throughput, all-journal / nvm"),
+            whole.seconds / everything.seconds,
+            "",
+            Limit::AtLeast(1.0),
+            Basis::Time,
+        )
+        .not_judged(),
+    ]
+}
