@@ -5,12 +5,12 @@
 #   scripts/fuzz.sh keep                 packs what covers most of what was found (small inputs first) as the new corpus
 #   scripts/fuzz.sh seeds                makes the first inputs anew, for `keep` to add
 #
-# TARGET is journal, ext or chain. `run` needs a nightly compiler and cargo-fuzz (`cargo install cargo-fuzz`); tests on
+# TARGET is journal, ext, chain or wire. `run` needs a nightly compiler and cargo-fuzz (`cargo install cargo-fuzz`); tests on
 # the stable compiler run the same corpus and fixed mutations of it as a part of `make test`.
 set -eu
 cd "$(dirname "$0")/.."
 
-targets="journal ext chain"
+targets="journal ext chain wire"
 # A kept input is no longer than this, in bytes.
 longest=70000
 

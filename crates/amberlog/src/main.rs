@@ -5,9 +5,11 @@
 mod disk_model;
 mod exit;
 mod inspect;
+mod journal_server;
 mod lab;
 mod progress;
 mod recover;
+mod remote_options;
 mod run;
 mod shim;
 mod ssd;
@@ -36,6 +38,8 @@ enum Command {
     Lab(lab::LabArgs),
     /// Serve a modelled disk that several VMs share, for experiments.
     DiskModel(disk_model::DiskModelArgs),
+    /// Run the server of remote journals, or list, inspect and delete what one keeps.
+    JournalServer(Box<journal_server::JournalServerArgs>),
     /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
     Ssd(Box<ssd::SsdArgs>),
     /// Summarise and convert block traces.
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Lab(args) => lab::run(args),
         Command::DiskModel(args) => disk_model::run(args),
+        Command::JournalServer(args) => journal_server::run(*args),
         Command::Ssd(args) => ssd::run(*args),
         Command::Trace(args) => trace::run(args),
     }

@@ -5,7 +5,9 @@
 
 mod area;
 mod nvm;
+mod remote;
 
+use crate::remote_options::{RemoteName, RemoteTrust};
 use clap::Args;
 use nvm_journal::medium::RegionChoice;
 use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status};
@@ -28,6 +30,11 @@ pub struct RecoverArgs {
     /// Which part of it, as 0/2.
     #[arg(long, value_name = "INDEX/COUNT", requires = "nvm", default_value = "0/1")]
     nvm_region: RegionChoice,
+    /// Fetch the live log from a journal server first.
+    #[arg(long, value_name = "HOST:PORT/NAME", conflicts_with_all = ["area", "nvm"])]
+    remote: Option<RemoteName>,
+    #[command(flatten)]
+    trust: RemoteTrust,
     /// Judge and verify everything, write nothing.
     #[arg(long)]
     dry_run: bool,
@@ -49,6 +56,9 @@ pub fn run(args: RecoverArgs) -> ExitCode {
     if let Some(nvm) = &args.nvm {
         return nvm::run(disk, nvm, args.nvm_region, args.dry_run, args.json);
     }
+    if let Some(remote) = &args.remote {
+        return remote::run(disk, args.journal.as_deref(), remote, &args.trust, args.dry_run, args.json);
+    }
     match recover(&args, disk) {
         Ok(reports) => show(&args, disk, &reports),
         Err(error) => {
@@ -63,7 +73,16 @@ pub fn run(args: RecoverArgs) -> ExitCode {
 
 fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
+    let path = disk;
     let disk = Disk::open(disk, access)?;
+    let marked = placement::remote_epoch_of_image(path, args.journal.as_deref());
+    // What cannot be looked at is judged below.
+    if let Ok(Some(epoch)) = marked {
+        return Err(Error::Refused(format!(
+            "the live journal is on a journal server (epoch {epoch}), not on storage; nothing was changed: give --remote \
+             HOST:PORT/NAME"
+        )));
+    }
     let journal = args.journal.as_deref().map(|path| open_journal(path, &disk, access)).transpose()?;
     recovery::recover_disk(&disk, journal.as_ref(), Options { dry_run: args.dry_run })
 }

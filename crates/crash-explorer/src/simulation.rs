@@ -222,6 +222,7 @@ impl<'r> Simulation<'r> {
                 honour_flush: false,
                 read_only: false,
                 nvm: nvm.clone(),
+                remote: None,
             });
             paths.push(path);
         }

@@ -2,6 +2,7 @@
 
 use crate::layout::DiskLayout;
 use crate::nvm::NvmDisk;
+use crate::remote::RemoteOptions;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub enum PlacementKind {
     Discard,
     /// On persistent memory.
     Nvm,
+    /// On a journal server.
+    Remote,
 }
 
 impl PlacementKind {
@@ -32,6 +35,7 @@ impl PlacementKind {
             PlacementKind::Storage => "storage",
             PlacementKind::Discard => "discard",
             PlacementKind::Nvm => "nvm",
+            PlacementKind::Remote => "remote",
         }
     }
 
@@ -49,7 +53,10 @@ impl std::str::FromStr for PlacementKind {
             .into_iter()
             .find(|kind| kind.name() == name)
             .ok_or_else(|| {
-                format!("there is no placement '{name}'; it is one of retain, copy, storage, discard, nvm=PATH")
+                format!(
+                    "there is no placement '{name}'; it is one of retain, copy, storage, discard, nvm=PATH, \
+                     remote=HOST:PORT/NAME"
+                )
             })
     }
 }
@@ -69,6 +76,8 @@ pub struct DiskOptions {
     pub read_only: bool,
     /// Its region, for placement `nvm`.
     pub nvm: Option<Arc<NvmDisk>>,
+    /// Its journal server, for placement `remote`.
+    pub remote: Option<RemoteOptions>,
 }
 
 /// What a disk has done, in bytes and requests.

@@ -106,6 +106,19 @@ pub(crate) fn finish(held: &HeldLog<'_>, place: &FoundLogPlace, home: &File, jou
     replay(&mut LogReader { held, place, journal }, place, home, journal)
 }
 
+/// What [`finish_stored`] would do; nothing is written.
+pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
+    dry_run(&mut StoredLog { place, journal }, place)
+}
+
+/// What a replay of `log` would do; nothing is written.
+pub(crate) fn dry_run<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace) -> Result<Report, Error> {
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
+    let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
+    recovery::Replay::prepare(log, log_bounds, &bounds)?.dry_run(log)
+}
+
 fn replay<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
     let block_bytes = place.block_bytes;
     let superblock_at = offset_of(&place.runs, block_bytes, 0)

@@ -7,6 +7,7 @@ use crate::disk::{DiskCounters, PlacementKind};
 use crate::journals::{Journals, Log, TraceKind};
 use crate::layout::{DiskLayout, HomeRange, LogIndex, LogRange, Piece};
 use crate::plain;
+use crate::remote::Outcome;
 use crate::route::{
     Buffer, DiskOperation, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
 };
@@ -31,6 +32,8 @@ enum Errand {
     Host(Arc<Log>, usize),
     /// A log block for which there was no memory, on its way to its own place.
     Stored(Arc<Log>, u32),
+    /// A block of a log that is shipped elsewhere at other times, on its way to its own place.
+    Remote(Arc<Log>),
     /// A write that nothing of ours covers, and whether it may have changed the layout.
     Plain(bool),
     /// A flush that covers so many writes.
@@ -65,6 +68,8 @@ pub struct JournalRoute {
     for_empty: Vec<Waiting>,
     host_in_flight: usize,
     host_failed: bool,
+    /// Some disk's journals go to a server.
+    has_remote: bool,
     pieces: Vec<Piece>,
 }
 
@@ -73,6 +78,7 @@ impl JournalRoute {
     pub fn new(journals: Arc<Journals>, disk: usize) -> Self {
         let layout = journals.disk(disk).layout();
         let layout_version = journals.disk(disk).layout_version();
+        let has_remote = journals.disks().iter().any(|disk| disk.options.remote.is_some());
         JournalRoute {
             journals,
             disk,
@@ -86,6 +92,7 @@ impl JournalRoute {
             for_empty: Vec::new(),
             host_in_flight: 0,
             host_failed: false,
+            has_remote,
             pieces: Vec::new(),
         }
     }
@@ -282,6 +289,25 @@ impl JournalRoute {
             } else if !log.is_open() || log.placement == PlacementKind::Storage {
                 self.count_commits(&slices, range.block_bytes);
                 to_storage(self, at, at + block_bytes, plan);
+            } else if let Some(remote) = &log.remote {
+                self.count_commits(&slices, range.block_bytes);
+                match remote.write(position, segments::gather(&slices).into(), waiting.request) {
+                    Outcome::Done => {}
+                    Outcome::Held => plan.hold(waiting.request),
+                    Outcome::Fail => plan.fail(waiting.request),
+                    Outcome::Store => {
+                        DiskCounters::add(&self.counters().journal_bytes_to_storage, block_bytes);
+                        let ticket = self.ticket(Errand::Remote(Arc::clone(&log)));
+                        plan.disk(DiskOperation {
+                            request: Some(waiting.request),
+                            ticket: Some(ticket),
+                            operation: Operation::Write,
+                            offset: at,
+                            len: block_bytes,
+                            buffers: slices.into_iter().map(Buffer::Slice).collect(),
+                        });
+                    }
+                }
             } else if log.placement == PlacementKind::Discard {
                 self.count_commits(&slices, range.block_bytes);
             } else {
@@ -417,6 +443,9 @@ impl JournalRoute {
             match piece {
                 Piece::Log(log_range, ..) => match self.journals.log(log_range.log) {
                     Some(log) if log.is_held_open() => self.log_read(&log, &log_range, waiting, plan),
+                    Some(log) if log.remote.is_some() && log.is_open() => {
+                        self.remote_read(&log, &log_range, &waiting, plan);
+                    }
                     _ => self.storage_read(&waiting, plan),
                 },
                 _ => self.storage_read(&waiting, plan),
@@ -492,6 +521,26 @@ impl JournalRoute {
                         plan.fail(part.request);
                     }
                 },
+            }
+        }
+    }
+
+    /// A read inside an open log that may be on a server: what is live is here, the rest is as storage has it.
+    fn remote_read(&self, log: &Log, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
+        let block_bytes = u64::from(range.block_bytes);
+        let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
+        let mut at = start;
+        while at < end {
+            let index = (at - range.start) / block_bytes;
+            let into = (at - range.start) % block_bytes;
+            let stop = end.min(range.start + (index + 1) * block_bytes);
+            let slices = segments::part(&waiting.slices, at - start, stop - at);
+            let piece = Piece::Log(*range, at, stop);
+            let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
+            at = stop;
+            match log.remote.as_ref().and_then(|remote| remote.read(range.first_position + index as u32)) {
+                Some(block) => self.answer(&part, &block[into as usize..]),
+                None => self.storage_read(&part, plan),
             }
         }
     }
@@ -684,6 +733,9 @@ impl Route for JournalRoute {
 
     fn end_of_pass(&mut self, plan: &mut Plan) {
         self.flush_batch(plan);
+        if self.has_remote {
+            self.journals.remote_logs_on(self.disk).iter().for_each(|remote| remote.end_of_pass());
+        }
     }
 
     fn disk_done(&mut self, ticket: Ticket, result: io::Result<()>, plan: &mut Plan) {
@@ -721,6 +773,12 @@ impl Route for JournalRoute {
                     self.journals.area.stored(log.id, position);
                 }
             }
+            Errand::Remote(log) => {
+                self.journals.disk(self.disk).set_dirty();
+                if let Some(remote) = &log.remote {
+                    remote.stored();
+                }
+            }
             Errand::Plain(rescan) => {
                 self.journals.disk(self.disk).set_dirty();
                 if self.journals.take_scan_soon(self.disk) || rescan {
@@ -741,6 +799,13 @@ impl Route for JournalRoute {
 
     fn woken(&mut self, plan: &mut Plan) {
         self.host_failed = false;
+        if self.has_remote {
+            for remote in self.journals.remote_logs_on(self.disk) {
+                for (request, status) in remote.take_done() {
+                    plan.release(request, status);
+                }
+            }
+        }
         self.drive_host_writes(plan);
         self.retry_for_empty(plan);
     }

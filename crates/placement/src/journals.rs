@@ -8,6 +8,7 @@
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::layout::{DiskLayout, LogIndex, LogRun};
+use crate::remote::{RemoteLog, RemoteMark};
 use crate::scan::{self, FoundLogPlace};
 use guest_memory::VmMemory;
 use jbd2::{Superblock, SuperblockEdit};
@@ -58,6 +59,8 @@ pub struct Log {
     pub(crate) place: FoundLogPlace,
     pub(crate) home_disk: usize,
     pub(crate) journal_disk: usize,
+    /// Its way to a journal server, for placement `remote`.
+    pub(crate) remote: Option<Arc<RemoteLog>>,
     is_open: Arc<AtomicBool>,
     was_opened: Arc<AtomicBool>,
     /// Somebody waits until it owes nothing.
@@ -234,6 +237,11 @@ impl Journals {
         self.logs().into_iter().filter(|log| log.home_disk == disk).collect()
     }
 
+    /// Logs on a disk that are shipped to a server.
+    pub(crate) fn remote_logs_on(&self, disk: usize) -> Vec<Arc<RemoteLog>> {
+        self.logs().into_iter().filter(|log| log.journal_disk == disk).filter_map(|log| log.remote.clone()).collect()
+    }
+
     pub(crate) fn trace(&self, disk: usize, kind: TraceKind, offset: u64, len: u64) {
         if let Some(tracer) = &self.tracer {
             tracer(disk, kind, offset, len);
@@ -242,8 +250,11 @@ impl Journals {
 
     /// The guest writes a log's superblock. Says whether the write goes to storage as it is.
     pub(crate) fn superblock_written(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
+        if let Some(remote) = &log.remote {
+            return self.remote_superblock_written(log, remote, block);
+        }
         let effect = match log.placement {
-            PlacementKind::Storage | PlacementKind::Nvm => {
+            PlacementKind::Storage | PlacementKind::Nvm | PlacementKind::Remote => {
                 let open = Superblock::decode(block).is_ok_and(|superblock| !superblock.is_empty());
                 if open {
                     log.set_open();
@@ -294,6 +305,35 @@ impl Journals {
                     self.disks[log.journal_disk].set_dirty();
                 }
                 if effect == SuperblockEffect::NotALog {
+                    self.scan_soon(log.journal_disk);
+                    self.disks[log.journal_disk].wake.wake();
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// The guest writes the superblock of a log that is shipped to a server. Says whether the write goes to storage as it
+    /// is.
+    fn remote_superblock_written(&self, log: &Log, remote: &RemoteLog, block: &[u8]) -> io::Result<bool> {
+        match Superblock::decode(block) {
+            Ok(superblock) if !superblock.is_empty() && log.is_open() => {
+                remote.superblock(&superblock, block).map(|()| false)
+            }
+            Ok(superblock) if !superblock.is_empty() => {
+                remote.open(&superblock, block)?;
+                log.set_open();
+                Ok(false)
+            }
+            other => {
+                if log.is_open.swap(false, Ordering::AcqRel) {
+                    // What was written home is durable before the superblock says that no log is needed any more.
+                    self.disks[log.home_disk].file.sync_data()?;
+                    remote.close();
+                    self.disks[log.home_disk].set_dirty();
+                    self.disks[log.journal_disk].set_dirty();
+                }
+                if other.is_err() {
                     self.scan_soon(log.journal_disk);
                     self.disks[log.journal_disk].wake.wake();
                 }
@@ -435,6 +475,14 @@ impl Journals {
             PlacementKind::Nvm if place.is_external => PlacementKind::Storage,
             placement => placement,
         };
+        self.refuse_marked(&place)?;
+        let remote = match &self.disks[place.home_disk].options.remote {
+            Some(options) if placement == PlacementKind::Remote => {
+                let journal_disk = Arc::clone(&self.disks[place.journal_disk]);
+                Some(Arc::new(RemoteLog::new(options, place.clone(), journal_disk)?))
+            }
+            _ => None,
+        };
         let shape =
             LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
         let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
@@ -446,6 +494,7 @@ impl Journals {
         let log = Arc::new(Log {
             id,
             placement,
+            remote,
             index: LogIndex(logs.len()),
             home_disk: place.home_disk,
             journal_disk: place.journal_disk,
@@ -468,6 +517,22 @@ impl Journals {
             placement.name()
         );
         Ok(log)
+    }
+
+    /// A log whose live part is on a journal server is not to be taken for an empty one.
+    fn refuse_marked(&self, place: &FoundLogPlace) -> io::Result<()> {
+        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(()) };
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        self.disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        match RemoteMark::read(&raw) {
+            None => Ok(()),
+            Some(mark) => Err(io::Error::other(format!(
+                "the journal of {} is on a journal server (epoch {}): run 'amberlog recover --disk IMAGE --remote \
+                 HOST:PORT/NAME' first, or give the disk placement=remote=HOST:PORT/NAME",
+                self.disks[place.home_disk].options.path.display(),
+                mark.epoch
+            ))),
+        }
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.
@@ -544,6 +609,10 @@ impl Journals {
             self.recovered(log, report);
             return Ok(());
         }
+        if let Some(remote) = &log.remote {
+            // Storage has the whole log then, for the guest's next kernel or for us.
+            remote.settle()?;
+        }
         if !log.is_open() {
             if is_vm_gone && self.is_mounted_with_empty_log(log)? {
                 // Mounted, and died before its first commit: nothing to replay, but the flag says so.
@@ -554,7 +623,9 @@ impl Journals {
         }
         if !log.placement.is_held() {
             log.is_open.store(false, Ordering::Release);
-            if matches!(log.placement, PlacementKind::Storage | PlacementKind::Nvm) && is_vm_gone {
+            if matches!(log.placement, PlacementKind::Storage | PlacementKind::Nvm | PlacementKind::Remote)
+                && is_vm_gone
+            {
                 let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
                 self.recovered(log, report);
             }

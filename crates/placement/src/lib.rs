@@ -14,6 +14,7 @@ mod journals;
 mod layout;
 mod nvm;
 mod plain;
+mod remote;
 mod report;
 mod route;
 mod scan;
@@ -26,6 +27,9 @@ pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
 pub use plain::PlainRoute;
+pub use remote::{
+    RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
+};
 pub use report::{DiskReport, VmReport};
 pub use route::{
     Buffer, DiskOperation, Identity, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start,

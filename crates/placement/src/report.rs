@@ -3,6 +3,7 @@
 use crate::journals::Journals;
 use crate::layout::LogIndex;
 use crate::nvm::NvmReport;
+use crate::remote::RemoteReport;
 use recovery::{Report, Status};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,9 @@ pub struct DiskReport {
     /// What was done with its region of NVM, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvm: Option<NvmReport>,
+    /// What was done with its logs on a journal server, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteReport>,
     /// The last recovery of its file systems together.
     pub recovery: Report,
 }
@@ -137,8 +141,13 @@ impl Journals {
             counters.blocks_committed +=
                 nvm.blocks_first + nvm.blocks_second + nvm.blocks_updated + nvm.appends_written_home;
         }
+        let mut remote: Option<RemoteReport> = None;
+        for of_log in logs.iter().filter_map(|log| Some(log.remote.as_ref()?.report())) {
+            remote.get_or_insert_default().add(&of_log);
+        }
         DiskReport {
             nvm,
+            remote,
             name: disk.options.name.clone(),
             placement: disk.options.placement.name(),
             journal,

@@ -108,6 +108,7 @@ impl Rig {
             honour_flush: false,
             read_only: false,
             nvm: None,
+            remote: None,
         };
         let journals = Journals::new(
             &memory,

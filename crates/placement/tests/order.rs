@@ -86,6 +86,7 @@ impl Rig {
             honour_flush: false,
             read_only: false,
             nvm: None,
+            remote: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");

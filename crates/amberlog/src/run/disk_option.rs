@@ -1,6 +1,7 @@
 //! The values of `--disk` and `--journal-disk`: `IMAGE[,key=value]...`, a comma in a path written twice.
 
 use super::model::ModelChoice;
+use crate::remote_options::RemoteName;
 use nvm_journal::medium::{DelayModel, RegionChoice};
 use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ pub struct DiskOption {
     pub nvm: Option<NvmOptions>,
     /// The modelled disk whose time it takes.
     pub model: Option<ModelChoice>,
+    /// The server of its journals, for placement `remote`.
+    pub remote: Option<RemoteName>,
 }
 
 /// One `--journal-disk IMAGE[,for=NAME][,name=NAME]`.
@@ -121,6 +124,7 @@ impl FromStr for DiskOption {
             queues: 1,
             nvm: None,
             model: None,
+            remote: None,
         };
         let mut nvm_options = NvmOptions::new("");
         let mut nvm_key = None;
@@ -132,7 +136,15 @@ impl FromStr for DiskOption {
                         disk.placement = PlacementKind::Nvm;
                         nvm_options.path = PathBuf::from(path);
                     }
-                    Some((name, _)) => return Err(format!("placement={name}=... has no meaning; nvm=PATH has")),
+                    Some(("remote", server)) => {
+                        disk.placement = PlacementKind::Remote;
+                        disk.remote = Some(server.parse()?);
+                    }
+                    Some((name, _)) => {
+                        return Err(format!(
+                            "placement={name}=... has no meaning; nvm=PATH and remote=HOST:PORT/NAME have"
+                        ));
+                    }
                     None => disk.placement = text(key, value)?.parse()?,
                 },
                 "name" => disk.name = Some(text(key, value)?),
@@ -169,6 +181,11 @@ impl FromStr for DiskOption {
                     ));
                 }
             }
+        }
+        if disk.placement != PlacementKind::Remote {
+            disk.remote = None;
+        } else if disk.read_only {
+            return Err("a disk that is only read has no use for placement=remote".to_owned());
         }
         if disk.placement == PlacementKind::Nvm {
             if disk.read_only {
@@ -231,6 +248,10 @@ mod tests {
         assert_eq!(options.delay, Some(DelayModel::PAPER));
         assert_eq!(options.region, RegionChoice { index: 1, count: 2 });
         assert!(!options.byte_level && options.delayed_checkpoint && !options.log_everything);
+        let remote: DiskOption = "a,placement=remote=host:7070/db".parse().expect("valid");
+        let server = remote.remote.expect("a server");
+        assert_eq!((remote.placement, server.address.as_str()), (PlacementKind::Remote, "host:7070"));
+        assert_eq!(server.name.as_deref(), Some("db"));
         let journal: JournalDiskOption = "j.img,for=x".parse().expect("valid");
         assert_eq!(journal.of.as_deref(), Some("x"));
     }
@@ -251,6 +272,10 @@ mod tests {
             "a,placement=nvm=x,nvm-region=2/2",
             "a,nvm-size=3",
             "a,placement=nvm=x,readonly",
+            "a,placement=remote=host",
+            "a,placement=remote=:70/x",
+            "a,placement=remote=host:70/a b",
+            "a,placement=remote=host:70/x,readonly",
         ] {
             assert!(argument.parse::<DiskOption>().is_err(), "{argument}");
         }

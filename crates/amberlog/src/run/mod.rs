@@ -8,6 +8,7 @@ mod child;
 mod disk_option;
 mod model;
 mod nvm;
+mod remote;
 mod trace;
 mod vmm;
 
@@ -40,8 +41,8 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 /// Arguments of `amberlog run`.
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
-    /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH][,name=NAME][,readonly][,serial=S][,queues=N]
-    /// [,flush=honour|skip][,model=M]; a comma in a path is written twice. The first is /dev/vda. M makes the disk as slow
+    /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
+    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]; a comma in a path is written twice. The first is /dev/vda. M makes the disk as slow
     /// as st336753lw (15,000 rpm, 2012), st336753lw-write-through, sata-ssd, nvme or none: disks that name the same one
     /// share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments: flushes then
     /// do not reach the image's own storage.
@@ -68,6 +69,8 @@ pub struct RunArgs {
     /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = crate::disk_model::time_scale)]
     time_scale: f64,
+    #[command(flatten)]
+    trust: crate::remote_options::RemoteTrust,
     /// The VMM and its arguments.
     #[arg(last = true, required = true, value_name = "VMM ARGS")]
     vmm: Vec<OsString>,
@@ -159,6 +162,7 @@ fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
             queues: disk.queues,
             model: disk.model.clone(),
             options: DiskOptions {
+                remote: remote::options(disk, &name, &args.trust),
                 name,
                 path: disk.path.clone(),
                 placement: disk.placement,
@@ -187,6 +191,7 @@ fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
                 honour_flush: of.is_some_and(|of| of.options.honour_flush),
                 read_only: false,
                 nvm: None,
+                remote: None,
                 name,
             },
         });
@@ -233,6 +238,10 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
     finish_earlier(&registry, &attached)?;
     for (option, disk) in args.disks.iter().zip(&mut attached) {
         nvm::open(option, &mut disk.options)?;
+    }
+    let journal_disks: Vec<&Path> = args.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
+    for disk in attached.iter().take(args.disks.len()) {
+        remote::finish_earlier(&disk.options, &journal_disks)?;
     }
     let mut images = Vec::new();
     for disk in &attached {

@@ -1,0 +1,198 @@
+//! `amberlog journal-server`: run the server of remote journals, or look at what one keeps.
+
+use crate::exit;
+use crate::remote_options::{RemoteName, RemoteTrust};
+use clap::{Args, Subcommand};
+use recovery::uuid_text;
+use remote_journal::message::JournalStatus;
+use remote_journal::store::StoreOptions;
+use remote_journal::{BlockingClient, Server, ServerOptions};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run the server of remote journals, or list, inspect and delete what one keeps.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct JournalServerArgs {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: Option<ServeArgs>,
+}
+
+#[derive(Args, Debug)]
+struct ServeArgs {
+    /// ADDRESS:PORT to listen on; port 0 takes a free one, which is printed.
+    #[arg(long, value_name = "ADDR")]
+    listen: String,
+    /// The store's directory, made if there is none.
+    #[arg(long, value_name = "DIR")]
+    store: PathBuf,
+    /// The server's certificate (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Clients may prove who they are by a certificate of this authority (PEM); they then need one.
+    #[arg(long, value_name = "FILE")]
+    client_ca: Option<PathBuf>,
+    /// Clients may prove who they are by a secret: file with lines IDENTITY SECRET.
+    #[arg(long, value_name = "FILE")]
+    secrets: Option<PathBuf>,
+    /// Neither TLS nor proof of who clients are, unless the above ask for it.
+    #[arg(long)]
+    insecure: bool,
+    /// ADDRESS:PORT for Prometheus.
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<String>,
+    /// Bytes of a segment, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4095))]
+    segment_size: u64,
+    /// Bound on the store, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 65536)]
+    space: u64,
+    /// Bound on what one journal keeps, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    journal_space: u64,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// List the client's journals.
+    List(AskArgs),
+    /// Show one journal: --remote HOST:PORT/NAME.
+    Inspect(AskArgs),
+    /// Remove a journal: --remote HOST:PORT/NAME.
+    Delete {
+        #[command(flatten)]
+        ask: AskArgs,
+        /// Even if it holds a live log that may be needed for recovery.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+struct AskArgs {
+    /// The server, and the journal.
+    #[arg(long, value_name = "HOST:PORT[/NAME]")]
+    remote: RemoteName,
+    #[command(flatten)]
+    trust: RemoteTrust,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: JournalServerArgs) -> ExitCode {
+    let result = match (args.command, args.serve) {
+        (Some(command), _) => ask(command),
+        (None, Some(serve)) => serve_until_told(serve),
+        (None, None) => Err(exit::usage("journal-server needs --listen and --store, or one of list, inspect, delete")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn serve_until_told(args: ServeArgs) -> anyhow::Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
+    let options = ServerOptions {
+        bounds: StoreOptions {
+            segment_bytes: args.segment_size << 20,
+            space_bytes_max: args.space << 20,
+            journal_bytes_max: args.journal_space << 20,
+        },
+        certificate: args.tls_cert.zip(args.tls_key),
+        client_ca: args.client_ca,
+        secrets: args.secrets,
+        insecure: args.insecure,
+        metrics: args.metrics,
+        ..ServerOptions::new(args.listen, args.store)
+    };
+    let server = Server::start(options)?;
+    println!("listening on {}", server.address());
+    if let Some(address) = server.metrics_address() {
+        println!("metrics on http://{address}/metrics");
+    }
+    std::io::stdout().flush()?;
+    if let Some(signal) = signals.forever().next() {
+        log::info!("signal {signal}: stopping");
+    }
+    server.stop();
+    Ok(())
+}
+
+fn ask(command: Command) -> anyhow::Result<()> {
+    let (Command::List(ask) | Command::Inspect(ask) | Command::Delete { ask, .. }) = &command;
+    let named = || ask.remote.name.clone().ok_or_else(|| exit::usage("which journal? --remote HOST:PORT/NAME"));
+    let mut client = BlockingClient::connect(&ask.trust.client(&ask.remote.address))?;
+    match &command {
+        Command::List(_) => {
+            let journals = client.list()?;
+            if ask.json {
+                println!("{}", json!({"schema": 1, "journals": journals.iter().map(value).collect::<Vec<_>>()}));
+            } else if journals.is_empty() {
+                println!("no journals");
+            } else {
+                journals.iter().for_each(print);
+            }
+        }
+        Command::Inspect(_) => {
+            let name = named()?;
+            let status = client.status(&name)?.ok_or_else(|| anyhow::anyhow!("there is no journal {name}"))?;
+            // Reads all of it, so that what is shown as whole is whole.
+            let damage = if status.is_live { client.fetch(&status).err().map(|error| error.to_string()) } else { None };
+            if ask.json {
+                let mut object = value(&status);
+                object["schema"] = json!(1);
+                object["damage"] = json!(damage);
+                println!("{object}");
+            } else {
+                print(&status);
+                println!("  owner {}, block size {}", uuid_text(&status.owner), status.block_bytes);
+                println!("  batches {} to {}, highest epoch given out {}", status.tail, status.last, status.fence);
+            }
+            if let Some(damage) = damage {
+                return Err(recovery::Error::Refused(damage).into());
+            }
+        }
+        Command::Delete { force, .. } => {
+            let name = named()?;
+            client.delete(&name, *force)?;
+            println!("{name} is deleted");
+        }
+    }
+    Ok(())
+}
+
+fn value(status: &JournalStatus) -> Value {
+    json!({
+        "name": status.name,
+        "owner": uuid_text(&status.owner),
+        "epoch": status.epoch,
+        "fence": status.fence,
+        "live": status.is_live,
+        "block_size": status.block_bytes,
+        "tail": status.tail,
+        "last": status.last,
+        "batches": status.batches,
+        "bytes": status.bytes,
+    })
+}
+
+fn print(status: &JournalStatus) {
+    println!(
+        "{}: epoch {}, {}, {} batches, {} bytes",
+        status.name,
+        status.epoch,
+        if status.is_live { "live" } else { "over" },
+        status.batches,
+        status.bytes
+    );
+}

@@ -1,0 +1,72 @@
+//! `amberlog recover --disk IMAGE --remote HOST:PORT/NAME`: fetch the live log from a journal server and replay it.
+
+use super::{code_of, refusal_json, sentence, value};
+use crate::remote_options::{RemoteName, RemoteTrust};
+use placement::{RemoteOptions, RemoteRecovered, recover_remote_image};
+use recovery::{Access, Disk, Error, Report, Status};
+use serde_json::json;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs the command.
+pub fn run(
+    disk: &Path,
+    journal: Option<&Path>,
+    remote: &RemoteName,
+    trust: &RemoteTrust,
+    dry_run: bool,
+    as_json: bool,
+) -> ExitCode {
+    match recover(disk, journal, remote, trust, dry_run) {
+        Ok(recovered) => {
+            let mut total = Report::default();
+            for one in &recovered {
+                total.add(&one.report);
+                for note in &one.report.notes {
+                    eprintln!("amberlog recover: {}: {note}", disk.display());
+                }
+                if !as_json {
+                    let from = one.epoch.map_or("from storage".to_owned(), |epoch| format!("epoch {epoch}"));
+                    println!("{}, journal {}, {from}: {}", disk.display(), one.name, sentence(&one.report, dry_run));
+                }
+            }
+            if as_json {
+                let mut object = value(&total);
+                object["schema"] = json!(1);
+                object["epochs"] = json!(recovered.iter().map(|one| one.epoch).collect::<Vec<_>>());
+                if dry_run {
+                    object["dry_run"] = json!(true);
+                }
+                println!("{object}");
+            } else if recovered.is_empty() {
+                println!("{}: no journal", disk.display());
+            }
+            if total.status == Status::Damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+        Err(error) => {
+            eprintln!("amberlog recover: {}: {error}", disk.display());
+            if as_json {
+                println!("{}", refusal_json(&error));
+            }
+            ExitCode::from(code_of(&error))
+        }
+    }
+}
+
+fn recover(
+    disk: &Path,
+    journal: Option<&Path>,
+    remote: &RemoteName,
+    trust: &RemoteTrust,
+    dry_run: bool,
+) -> Result<Vec<RemoteRecovered>, Error> {
+    let Some(name) = &remote.name else {
+        return Err(Error::Refused("which journal? --remote HOST:PORT/NAME; nothing was changed".to_owned()));
+    };
+    let access = if dry_run { Access::Read } else { Access::Write };
+    // Locked until all is done.
+    let image = Disk::open(disk, access)?;
+    let _journal = journal.map(|path| super::open_journal(path, &image, access)).transpose()?;
+    let options = RemoteOptions { client: trust.client(&remote.address), name: name.clone() };
+    recover_remote_image(disk, journal, &options, dry_run, false)
+}

@@ -1,0 +1,408 @@
+//! The thread that ships a log: connects, sends, hears, falls back, comes back.
+
+use super::Shared;
+use super::mark::RemoteMark;
+use super::report::RemoteCounters;
+use super::state::Mode;
+use remote_journal::client::Heard;
+use remote_journal::{Client, ClientError};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// After a failure the next attempt comes after this, then after twice as long, and so on.
+const BACK_OFF_MIN: Duration = Duration::from_millis(200);
+const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+/// A connection that held this long did not fail at once.
+const STEADY: Duration = Duration::from_secs(10);
+/// Log blocks written to storage before the lock is let go for a moment.
+const CHUNK_BLOCKS: usize = 64;
+
+/// Why shipping ended.
+enum Ended {
+    /// The guest closed the log, or opened another.
+    Over,
+    /// Somebody waits for the log on storage.
+    Settle,
+    /// The server cannot be used.
+    Failed(ClientError),
+    /// Storage failed.
+    Storage(io::Error),
+}
+
+impl From<ClientError> for Ended {
+    fn from(error: ClientError) -> Self {
+        Ended::Failed(error)
+    }
+}
+
+/// Runs until the log is dropped.
+pub(super) async fn run(shared: &Arc<Shared>) {
+    let mut back_off = BACK_OFF_MIN;
+    loop {
+        let generation = loop {
+            {
+                let mut state = shared.lock();
+                if state.is_shut_down {
+                    return;
+                }
+                if state.wants_settling && state.mode != Mode::Closed {
+                    // Only `ship` leaves this thread with another mode, and it settles itself.
+                    state.close();
+                    shared.changed.notify_all();
+                    shared.disk.wake.wake();
+                }
+                if state.mode == Mode::Storage && !state.is_local_only {
+                    break state.generation;
+                }
+            }
+            shared.work.notified().await;
+        };
+        let started = Instant::now();
+        let ended = ship(shared, generation).await;
+        let error = match ended {
+            Ended::Over => {
+                back_off = BACK_OFF_MIN;
+                continue;
+            }
+            ended => ended,
+        };
+        let was_remote = {
+            let mut state = shared.lock();
+            if state.generation != generation {
+                continue;
+            }
+            let mode = state.mode;
+            match mode {
+                Mode::Returning => state.give_up_return(),
+                Mode::Switching | Mode::Remote => state.begin_fall_back(),
+                _ => {}
+            }
+            state.has_failed_to_connect = true;
+            mode == Mode::Remote
+        };
+        shared.changed.notify_all();
+        match &error {
+            Ended::Failed(error) if error.is_fenced() => {
+                log::error!(
+                    "{}: {error}; somebody else has taken this journal, so nothing is written to it here any more",
+                    shared.name
+                );
+                give_up(shared);
+                continue;
+            }
+            Ended::Failed(error) if was_remote => {
+                RemoteCounters::add(&shared.counters.fall_backs, 1);
+                log::warn!("{}: {error}; the journal falls back to its own place on storage", shared.name);
+            }
+            Ended::Failed(error) => {
+                log::warn!(
+                    "{}: {error}; the journal stays on storage, next attempt in {} ms",
+                    shared.name,
+                    back_off.as_millis()
+                );
+            }
+            Ended::Storage(error) => log::error!("{}: {error}", shared.name),
+            Ended::Over | Ended::Settle => {}
+        }
+        if let Err(error) = fall_back(shared, generation) {
+            log::error!(
+                "{}: completing the journal on storage failed: {error}; the guest's journal writes fail",
+                shared.name
+            );
+            give_up(shared);
+            continue;
+        }
+        if matches!(error, Ended::Settle) {
+            let (epoch, nonce, had_log) = {
+                let mut state = shared.lock();
+                let log = (state.epoch, state.nonce);
+                if state.generation == generation {
+                    state.close();
+                }
+                (log.0, log.1, log.0 != 0)
+            };
+            if had_log {
+                tell_closed(shared, epoch, nonce).await;
+            }
+            shared.changed.notify_all();
+            shared.disk.wake.wake();
+            continue;
+        }
+        if started.elapsed() > STEADY {
+            back_off = BACK_OFF_MIN;
+        }
+        // Somebody who wants the log settled does not wait for the next attempt.
+        let until = tokio::time::Instant::now() + back_off;
+        while tokio::time::Instant::now() < until {
+            let state_is_urgent = {
+                let state = shared.lock();
+                state.is_shut_down || state.wants_settling || state.generation != generation
+            };
+            if state_is_urgent {
+                break;
+            }
+            let _ = tokio::time::timeout_at(until, shared.work.notified()).await;
+        }
+        back_off = (back_off * 2).min(BACK_OFF_MAX);
+    }
+}
+
+fn give_up(shared: &Shared) {
+    shared.lock().fail();
+    shared.changed.notify_all();
+    shared.disk.wake.wake();
+}
+
+/// Tells the server that a log is over. Nothing depends on it: storage says so already.
+async fn tell_closed(shared: &Shared, epoch: u64, nonce: [u8; 16]) {
+    let telling = async {
+        let mut client = Client::connect(&shared.client).await?;
+        client.close(&shared.name, epoch, nonce).await
+    };
+    match tokio::time::timeout(Duration::from_secs(2), telling).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => log::info!("{}: the server was not told that the log is over: {error}", shared.name),
+        Err(_) => log::info!("{}: the server was not told that the log is over: it did not answer", shared.name),
+    }
+}
+
+/// Ships one log for as long as that goes well.
+async fn ship(shared: &Arc<Shared>, generation: u64) -> Ended {
+    match ship_log(shared, generation).await {
+        Ok(ended) | Err(ended) => ended,
+    }
+}
+
+fn interruption(shared: &Shared, generation: u64) -> Option<Ended> {
+    let state = shared.lock();
+    if state.generation != generation || state.is_shut_down {
+        Some(Ended::Over)
+    } else {
+        state.wants_settling.then_some(Ended::Settle)
+    }
+}
+
+/// Waits for something, unless the log ends meanwhile.
+async fn unless_over<T>(
+    shared: &Shared,
+    generation: u64,
+    waiting: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, Ended> {
+    tokio::pin!(waiting);
+    loop {
+        if let Some(ended) = interruption(shared, generation) {
+            return Err(ended);
+        }
+        tokio::select! {
+            result = &mut waiting => return Ok(result?),
+            () = shared.work.notified() => {}
+        }
+    }
+}
+
+async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended> {
+    let patience = shared.client.timeout;
+    let mut client = unless_over(shared, generation, Client::connect(&shared.client)).await?;
+    RemoteCounters::add(&shared.counters.connects, 1);
+    let nonce = remote_journal::random();
+    let place = &shared.place;
+    let epoch_min = shared.lock().epoch;
+    let beginning = client.begin(&shared.name, place.file_system_uuid, nonce, epoch_min, place.block_bytes);
+    let epoch = unless_over(shared, generation, beginning).await?;
+    let (mut sender, mut receiver) = client.into_pipeline();
+    let (heard_sender, mut heard) = mpsc::unbounded_channel();
+    let hearing = tokio::spawn(async move {
+        loop {
+            let result = receiver.hear(patience).await;
+            let is_end = result.is_err();
+            if heard_sender.send(result).is_err() || is_end {
+                return;
+            }
+        }
+    });
+    // A connection that ends takes its ear along.
+    let _hearing = AbortOnDrop(hearing);
+    let mut until = {
+        let mut state = shared.lock();
+        if state.generation != generation || state.mode != Mode::Storage {
+            return Ok(Ended::Over);
+        }
+        state.begin_return(epoch, nonce)
+    };
+    let mut last_sent = Instant::now();
+    let mut last_progress = Instant::now();
+    let mut wire_bytes = 0;
+    loop {
+        if let Some(ended) = interruption(shared, generation) {
+            if matches!(ended, Ended::Over) {
+                let _ = sender.close(&shared.name, epoch, nonce).await;
+                let closed = tokio::time::timeout(patience.min(Duration::from_secs(1)), async {
+                    while !matches!(heard.recv().await, Some(Ok(Heard::Closed)) | None | Some(Err(_))) {}
+                });
+                let _ = closed.await;
+            }
+            return Ok(ended);
+        }
+        let (batches, is_waiting) = {
+            let mut state = shared.lock();
+            let batches: Vec<_> = state.outbox.drain(..).collect();
+            (batches, state.is_waiting())
+        };
+        if !batches.is_empty() {
+            RemoteCounters::add(&shared.counters.batches, batches.len() as u64);
+            for batch in &batches {
+                RemoteCounters::add(&shared.counters.blocks, batch.blocks.len() as u64);
+                let bytes: usize = batch.blocks.iter().map(|block| block.content.len()).sum();
+                RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
+            }
+            // In parts: while a large log is sent, the server's progress has to be seen.
+            for part in batches.chunks(8) {
+                sender.send(part.to_vec()).await?;
+            }
+            last_sent = Instant::now();
+            let sent = sender.sent_bytes();
+            RemoteCounters::add(&shared.counters.wire_bytes, sent - wire_bytes);
+            wire_bytes = sent;
+        }
+        if !is_waiting {
+            last_progress = Instant::now();
+        } else if last_progress.elapsed() > patience {
+            return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
+        }
+        if last_sent.elapsed() > patience / 3 {
+            sender.ping().await?;
+            last_sent = Instant::now();
+        }
+        advance(shared, generation, epoch, nonce, &mut until)?;
+        tokio::select! {
+            result = heard.recv() => match result {
+                Some(Ok(Heard::Durable(sequence))) => {
+                    last_progress = Instant::now();
+                    if shared.lock().acknowledge(sequence) {
+                        shared.disk.wake.wake();
+                    }
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error.into()),
+                None => return Err(Ended::Failed(remote_journal::LinkError::Closed.into())),
+            },
+            () = shared.work.notified() => {}
+            () = tokio::time::sleep(patience / 4) => {}
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Goes on from `Returning` to `Switching` to `Remote` as soon as that may be.
+fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until: &mut u64) -> Result<(), Ended> {
+    {
+        let mut state = shared.lock();
+        if state.generation != generation {
+            return Ok(());
+        }
+        if state.mode == Mode::Returning && state.acknowledged >= *until {
+            *until = state.begin_switch();
+        }
+        if state.mode != Mode::Switching || state.acknowledged < *until || state.stored_in_flight > 0 {
+            return Ok(());
+        }
+    }
+    let _storage = shared.storage.lock().expect("no panic under this lock");
+    let superblock = {
+        let state = shared.lock();
+        if state.generation != generation || state.mode != Mode::Switching {
+            return Ok(());
+        }
+        state.mirror.get(&0).cloned()
+    };
+    // From the moment it is on storage the server counts; everything that anybody was told of is there.
+    let marked = superblock.ok_or_else(|| io::Error::other("the log has no superblock")).and_then(|block| {
+        let bytes = RemoteMark { epoch, nonce }.write_into(&block)?;
+        shared.write_block(0, &bytes)?;
+        shared.disk.file.sync_data()
+    });
+    let mut state = shared.lock();
+    if let Err(error) = marked {
+        // Whether the mark arrived is not known. Nobody was told of anything since the switch began, so both places have
+        // all that counts, and completing the log on storage takes the mark away.
+        return Err(Ended::Storage(io::Error::new(
+            error.kind(),
+            format!("marking the journal on storage failed: {error}"),
+        )));
+    }
+    state.mode = Mode::Remote;
+    if state.release_held() {
+        shared.disk.wake.wake();
+    }
+    drop(state);
+    shared.changed.notify_all();
+    RemoteCounters::add(&shared.counters.returns, 1);
+    log::info!("{}: the journal goes to {}, epoch {epoch}", shared.name, shared.client.address);
+    Ok(())
+}
+
+/// Completes the log on storage, if it is not: blocks, flush, superblock, flush; then storage counts.
+fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
+    let file = &shared.disk.file;
+    loop {
+        let _storage = shared.storage.lock().expect("no panic under this lock");
+        let (superblock, blocks, storage_counts) = {
+            let mut state = shared.lock();
+            if state.generation != generation || state.mode != Mode::FallingBack {
+                return Ok(());
+            }
+            let positions: Vec<u32> = state.dirty.iter().take(CHUNK_BLOCKS).copied().collect();
+            let blocks: Vec<_> = positions
+                .into_iter()
+                .map(|position| {
+                    state.dirty.remove(&position);
+                    (position, state.mirror.get(&position).cloned())
+                })
+                .collect();
+            (state.mirror.get(&0).cloned(), blocks, state.storage_counts())
+        };
+        let superblock = superblock.ok_or_else(|| io::Error::other("the log has no superblock"))?;
+        if storage_counts {
+            // Blocks may go where the superblock on storage still has a tail: the one that let go of them comes first.
+            shared.write_block(0, &superblock)?;
+            file.sync_data()?;
+        }
+        for (position, content) in &blocks {
+            if let Some(content) = content {
+                shared.write_block(*position, content)?;
+            }
+        }
+        if !blocks.is_empty() {
+            continue;
+        }
+        file.sync_data()?;
+        // Everything is there; nothing may be added while storage is told that it counts.
+        let mut state = shared.lock();
+        if state.generation != generation || state.mode != Mode::FallingBack {
+            return Ok(());
+        }
+        if !state.dirty.is_empty() {
+            continue;
+        }
+        if let Some(superblock) = state.mirror.get(&0) {
+            shared.write_block(0, superblock)?;
+            file.sync_data()?;
+        }
+        state.end_fall_back();
+        drop(state);
+        shared.disk.set_dirty();
+        shared.disk.wake.wake();
+        shared.changed.notify_all();
+        log::info!("{}: the journal is complete in its own place on storage", shared.name);
+        return Ok(());
+    }
+}

@@ -1,0 +1,191 @@
+//! A guest that writes its journal round and round, a server that keeps any prefix of what it is sent: whatever the prefix,
+//! what the superblock in it needs is there.
+
+use super::mark::RemoteMark;
+use super::state::{Mode, Outcome, State};
+use crate::route::{RequestId, Status};
+use jbd2::Superblock;
+use remote_journal::message::Batch;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const FIRST: u32 = 1;
+const END: u32 = 24;
+
+fn superblock(start: u32, number: u32) -> Arc<[u8]> {
+    let mut block = vec![0; 1024];
+    for (offset, value) in
+        [(0, 0xc03b_3998), (4, 4), (0x0c, 1024), (0x10, END), (0x14, FIRST), (0x18, number), (0x1c, start)]
+    {
+        block[offset..offset + 4].copy_from_slice(&u32::to_be_bytes(value));
+    }
+    block.into()
+}
+
+fn log_block(number: u32, is_commit: bool) -> Arc<[u8]> {
+    let mut block = vec![0; 1024];
+    block[12..16].copy_from_slice(&number.to_le_bytes());
+    if is_commit {
+        block[..8].copy_from_slice(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2]);
+    }
+    block.into()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % u64::from(bound)) as u32
+    }
+}
+
+fn opened(start: u32) -> State {
+    let mut state = State::new();
+    let block = superblock(start, 0);
+    state.open(&Superblock::decode(&block).expect("a superblock"), block);
+    state
+}
+
+fn next(position: u32) -> u32 {
+    if position + 1 == END { FIRST } else { position + 1 }
+}
+
+/// The newest content of each position.
+type Kept = BTreeMap<u32, Arc<[u8]>>;
+
+/// What a server has that was sent these batches, and what it would have that kept everything.
+fn server_of(batches: &[Batch]) -> (Kept, Kept) {
+    let tail = batches.last().map_or(1, |batch| batch.tail);
+    let map = |from: u64| {
+        batches
+            .iter()
+            .filter(|batch| batch.sequence >= from)
+            .flat_map(|batch| batch.blocks.iter().map(|block| (block.position, Arc::clone(&block.content))))
+            .collect()
+    };
+    (map(tail), map(1))
+}
+
+#[test]
+fn every_prefix_of_what_is_sent_has_all_that_its_superblock_needs() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let mut state = opened(FIRST);
+        let mut batches: Vec<Batch> = Vec::new();
+        state.begin_return(1, [1; 16]);
+        let (mut head, mut tail, mut starts) = (FIRST, FIRST, vec![FIRST]);
+        let mut number = 0;
+        // After each write: which log positions are live, for prefixes that end there.
+        let mut live_of: BTreeMap<Vec<u8>, Vec<u32>> = BTreeMap::new();
+        for _pass in 0..60 {
+            for _write in 0..=random.below(5) {
+                number += 1;
+                let room = next(head) != tail;
+                if room && random.below(4) > 0 {
+                    let is_commit = random.below(3) == 0;
+                    let outcome = state.write(head, log_block(number, is_commit), RequestId(number));
+                    assert_ne!(outcome, Outcome::Fail);
+                    head = next(head);
+                    if is_commit {
+                        starts.push(head);
+                    }
+                } else if starts.len() > 1 {
+                    // The tail moves to where some transaction began.
+                    let passed = 1 + random.below(starts.len() as u32 - 1) as usize;
+                    starts.drain(..passed);
+                    tail = starts[0];
+                    let block = superblock(tail, number);
+                    state.superblock(&Superblock::decode(&block).expect("a superblock"), Arc::clone(&block));
+                    let mut live = Vec::new();
+                    let mut at = tail;
+                    while at != head {
+                        live.push(at);
+                        at = next(at);
+                    }
+                    live_of.insert(block.to_vec(), live);
+                }
+            }
+            state.form_batches();
+            batches.extend(state.outbox.drain(..));
+            if state.mode == Mode::Returning && random.below(3) == 0 {
+                state.begin_switch();
+                state.mode = Mode::Remote;
+            }
+        }
+        for count in 1..=batches.len() {
+            let (kept, all) = server_of(&batches[..count]);
+            assert_eq!(batches[count - 1].sequence, count as u64, "numbered without gaps");
+            let block = kept.get(&0).expect("the superblock is always there");
+            assert_eq!(block, &all[&0]);
+            for position in live_of.get(block.as_ref()).into_iter().flatten() {
+                assert_eq!(kept.get(position), all.get(position), "seed {seed}, {count} batches, position {position}");
+            }
+        }
+        // And the copy for falling back is what the server would have.
+        let (kept, _) = server_of(&batches);
+        let mut at = tail;
+        while at != head {
+            assert_eq!(state.mirror.get(&at), kept.get(&at));
+            at = next(at);
+        }
+        assert!(state.mirror.len() <= END as usize);
+    }
+}
+
+#[test]
+fn commits_wait_for_the_place_that_counts() {
+    let mut state = opened(FIRST);
+    let commit = |state: &mut State, number| state.write(number, log_block(number, true), RequestId(number));
+    assert_eq!(commit(&mut state, 1), Outcome::Store);
+    let snapshot = state.begin_return(5, [0; 16]);
+    assert_eq!(commit(&mut state, 2), Outcome::Store, "storage counts until the server has everything");
+    state.form_batches();
+    let until = state.begin_switch();
+    assert!(until > snapshot && state.stored_in_flight == 2);
+    assert_eq!(state.write(3, log_block(3, false), RequestId(3)), Outcome::Done);
+    assert_eq!(commit(&mut state, 4), Outcome::Held);
+    state.form_batches();
+    assert!(!state.acknowledge(until + 1), "not before storage says that the server counts");
+    state.mode = Mode::Remote;
+    assert!(state.release_held());
+    assert_eq!(state.take_done(), [(RequestId(4), Status::Ok)]);
+    assert_eq!(commit(&mut state, 5), Outcome::Held);
+    state.form_batches();
+    // The server is gone: the commit waits until all of it is on storage.
+    state.begin_fall_back();
+    assert!(!state.storage_counts());
+    assert_eq!(commit(&mut state, 6), Outcome::Held);
+    assert_eq!(state.dirty, (1..=6).collect());
+    assert_eq!(state.take_done(), []);
+    state.dirty.clear();
+    state.end_fall_back();
+    assert_eq!(state.take_done(), [(RequestId(5), Status::Ok), (RequestId(6), Status::Ok)]);
+    assert_eq!(commit(&mut state, 7), Outcome::Store);
+    // Fenced off: nothing more is taken, and whoever waits is told.
+    state.fail();
+    assert_eq!(commit(&mut state, 8), Outcome::Fail);
+}
+
+#[test]
+fn a_mark_is_there_exactly_while_the_log_on_storage_is_empty() {
+    let block = superblock(7, 1);
+    let mark = RemoteMark { epoch: 9, nonce: [3; 16] };
+    assert_eq!(RemoteMark::read(&block), None);
+    let marked = mark.write_into(&block).expect("a superblock");
+    assert_eq!(RemoteMark::read(&marked), Some(mark));
+    let decoded = Superblock::decode(&marked).expect("still a superblock");
+    assert_eq!((decoded.start, decoded.errno), (0, -5));
+    let mut open = marked.clone();
+    open[0x1c..0x20].copy_from_slice(&7u32.to_be_bytes());
+    assert_eq!(RemoteMark::read(&open), None, "a log on storage is the one that counts");
+    for byte in [0xc0, 0xc9, 0xd5, 0xe2] {
+        let mut damaged = marked.clone();
+        damaged[byte] ^= 1;
+        assert_eq!(RemoteMark::read(&damaged), None);
+    }
+    let mut removed = marked;
+    RemoteMark::remove_from(&mut removed);
+    assert_eq!(RemoteMark::read(&removed), None);
+    assert!(mark.write_into(&[0; 1024]).is_err());
+}

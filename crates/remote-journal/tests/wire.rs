@@ -1,0 +1,104 @@
+//! The fuzz target `wire` on the stable compiler: every message, damaged in every way that a seed gives.
+
+#[path = "../../../fuzz/src/wire.rs"]
+mod wire;
+
+use remote_journal::message::{
+    Batch, Block, FRAME_HEADER_BYTES, JournalStatus, Message, MessageError, Refusal, read_all,
+};
+
+fn messages() -> Vec<Message> {
+    let name = || "disk@1048576".to_owned();
+    let status = JournalStatus {
+        name: name(),
+        owner: [1; 16],
+        nonce: [2; 16],
+        epoch: 3,
+        fence: 4,
+        block_bytes: 1024,
+        is_live: true,
+        tail: 5,
+        last: 6,
+        batches: 2,
+        bytes: 7,
+    };
+    let blocks = vec![Block::new(9, vec![7; 1024].into()), Block::new(0, vec![8; 1024].into())];
+    vec![
+        Message::Challenge { nonce: [9; 32] },
+        Message::Hello { identity: name(), proof: [1; 32] },
+        Message::Welcome { identity: name() },
+        Message::Begin { name: name(), owner: [1; 16], nonce: [2; 16], epoch_min: 3, block_bytes: 1024 },
+        Message::Begun { epoch: 4 },
+        Message::Batch(Batch { epoch: 4, sequence: 1, tail: 1, blocks }),
+        Message::Durable { sequence: 1 },
+        Message::Close { name: name(), epoch: 4, nonce: [2; 16] },
+        Message::Done,
+        Message::Take { name: name() },
+        Message::List,
+        Message::Journals(vec![status.clone(), status]),
+        Message::Fetch { name: name(), epoch: 4, from: 1 },
+        Message::Delete { name: name(), even_live: true },
+        Message::Ping,
+        Message::Pong,
+        Message::Refuse { refusal: Refusal::Fenced, reason: "no".to_owned() },
+    ]
+}
+
+#[test]
+fn every_message_is_read_as_it_was_written() {
+    let mut bytes = Vec::new();
+    messages().iter().for_each(|message| message.write(&mut bytes));
+    assert_eq!(read_all(&bytes, usize::MAX), Ok(messages()));
+    for cut in 0..bytes.len() {
+        assert!(read_all(&bytes[..cut], usize::MAX).is_ok_and(|read| read.len() < messages().len()));
+    }
+}
+
+#[test]
+fn damage_anywhere_is_found() {
+    for message in messages() {
+        let mut bytes = Vec::new();
+        message.write(&mut bytes);
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x40;
+            let read = read_all(&damaged, 1 << 20);
+            assert!(read.is_err() || read.is_ok_and(|read| read.is_empty()), "byte {at} of {message:?}");
+        }
+    }
+    let mut batch = Vec::new();
+    let bad = Block { crc: 1, ..Block::new(9, vec![7; 1024].into()) };
+    Message::Batch(Batch { epoch: 1, sequence: 1, tail: 1, blocks: vec![bad] }).write(&mut batch);
+    assert_eq!(read_all(&batch, usize::MAX), Err(MessageError::BlockChecksum(9)), "the block's own checksum counts");
+}
+
+#[test]
+fn no_input_makes_it_panic() {
+    let mut state = 1u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as usize
+    };
+    for message in messages() {
+        let mut frame = Vec::new();
+        message.write(&mut frame);
+        let payload = frame.split_off(FRAME_HEADER_BYTES);
+        for round in 0..400 {
+            let mut input = vec![1, frame[4]];
+            input.extend_from_slice(&payload);
+            for _ in 0..round % 5 {
+                let at = 1 + random() % (input.len() - 1);
+                match random() % 3 {
+                    0 => input[at] = random() as u8,
+                    1 => input.truncate(at + 1),
+                    _ => input.extend_from_slice(&random().to_le_bytes()),
+                }
+            }
+            wire::run(&input);
+            input[0] = 0;
+            wire::run(&input);
+        }
+    }
+}
