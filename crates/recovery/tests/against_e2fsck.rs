@@ -19,6 +19,7 @@ use common::{Copy, Image, LogShape, Shape, cases, differing_blocks, e2fsck, open
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Checksum, MAGIC};
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use recovery::Status;
 use std::os::unix::fs::FileExt;
@@ -304,10 +305,14 @@ fn check(image: &Image, case: &Case, directory: &Path) -> Result<(), TestCaseErr
     }
     let before = (ours.bytes(), ours.journal_bytes());
     let (code, said) = e2fsck(&theirs.path, theirs.journal_path.as_deref());
+    // A tag may name a block terabytes beyond the end: e2fsck writes there, and an image file grows. A disk would not.
+    let file = std::fs::File::options().write(true).open(&theirs.path).expect("an image");
+    file.set_len(before.0.len() as u64).expect("it was as long before");
     let dry = ours.recover(true);
     prop_assert_eq!(&(ours.bytes(), ours.journal_bytes()), &before, "a dry run writes nothing");
     let result = ours.recover(false);
     prop_assert_eq!(dry.is_ok(), result.is_ok());
+    prop_assert_eq!(ours.length(), before.0.len() as u64, "nothing is written beyond the end");
     let after = ours.bytes();
     let judged = theirs.bytes();
     let size = image.shape.block_size;
@@ -357,6 +362,44 @@ fn check(image: &Image, case: &Case, directory: &Path) -> Result<(), TestCaseErr
         }
     }
     Ok(())
+}
+
+/// Without checksums, a damaged tag can name any block.
+#[test]
+fn a_tag_that_names_a_block_far_beyond_the_disk() {
+    let directory = scratch();
+    let shape = Shape { block_size: 1024, external: false, ext3: false, wide: false };
+    let image = Image::make(directory.path(), shape);
+    let change = |is_first| Change { home: index(is_first), value: 0, is_magic: false };
+    // The high halves of the two tags' block numbers are bytes 20 to 24 of the descriptor block, and 48 to 52.
+    for bit in [20 * 8 + 7, 22 * 8, 23 * 8, 23 * 8 + 3, 51 * 8, 51 * 8 + 1, 51 * 8 + 4] {
+        let case = Case {
+            image: 0,
+            checksum: Checksum::None,
+            wide: true,
+            async_commit: false,
+            version_1: false,
+            start: index(true),
+            near_end: false,
+            sequence: 0,
+            errno: false,
+            tags_max: 0,
+            omit_transaction_checksum: false,
+            steps: vec![Step { changes: vec![change(true), change(false)], revokes: Vec::new(), seconds: 0 }],
+            last_uncommitted: false,
+            stale_lap: false,
+            damage: vec![Damage::HeadBit(index(true), bit)],
+            with_superblock: false,
+        };
+        check(&image, &case, directory.path()).expect("the same outcome");
+    }
+}
+
+/// The first of anything, or another one.
+fn index(is_first: bool) -> prop::sample::Index {
+    let mut tree = any::<prop::sample::Index>().new_tree(&mut TestRunner::deterministic()).expect("an index");
+    while is_first && tree.simplify() {}
+    tree.current()
 }
 
 #[test]

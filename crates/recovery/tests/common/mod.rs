@@ -173,6 +173,10 @@ impl Copy {
         recovery::recover_disk(&disk, journal.as_ref(), recovery::Options { dry_run })?.remove(0).result
     }
 
+    pub fn length(&self) -> u64 {
+        std::fs::metadata(&self.path).expect("an image").len()
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         std::fs::read(&self.path).expect("an image")
     }
