@@ -1,0 +1,136 @@
+//! Placement `nvm` against a model: a simulated guest with a journal, a disk with a volatile cache in the test's hands, and
+//! a region that loses what no fence covers.
+//!
+//! Beside the route there is an ideal disk, which takes every request as it is, log and all. At every step, and inside the
+//! region's own steps, recovery from the region has to leave in each block what jbd2's replay of the ideal disk's complete
+//! journal leaves there, whatever either disk has lost. Blocks that are free in the committed bitmap are nobody's business.
+
+#[path = "nvm_model/disk.rs"]
+mod disk;
+#[path = "nvm_model/guest.rs"]
+mod guest;
+
+use guest::{Guest, Random};
+
+/// A seed's run: random work, then a loss of power and a real recovery.
+fn run(image: &[u8], seed: u64) {
+    let mut guest = Guest::new(image, seed);
+    for _ in 0..guest.random.below(120) {
+        let block = guest.any_metadata();
+        match guest.random.below(16) {
+            0..5 => guest.random_commit(),
+            5..8 => guest.write_home(block),
+            8 => guest.overwrite(block),
+            9 => guest.overwrite_part(block),
+            10 => guest.read(block),
+            11 => guest.write_data(),
+            12 => guest.flush(),
+            13 => guest.move_tail(),
+            14 => guest.checkpoint(),
+            _ => guest.storage_works(),
+        }
+        if guest.random.below(24) == 0 {
+            guest.recover();
+        }
+    }
+    guest.recover();
+    guest.settle();
+    guest.recover();
+}
+
+#[test]
+fn recovery_leaves_what_a_complete_journal_would() {
+    let image = guest::image();
+    for seed in 0..SEEDS {
+        let outcome = std::panic::catch_unwind(|| run(&image, seed));
+        if let Err(problem) = outcome {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(problem);
+        }
+    }
+}
+
+const SEEDS: u64 = 60;
+
+#[test]
+fn what_the_guest_wrote_past_its_journal_stays_when_its_log_is_gone() {
+    let image = guest::image();
+    for is_checkpointed in [false, true] {
+        let mut guest = Guest::new(&image, 1);
+        let block = guest.metadata[0];
+        guest.commit_one(block);
+        guest.overwrite(block);
+        guest.settle();
+        guest.read(block);
+        if is_checkpointed {
+            guest.checkpoint();
+            guest.settle();
+            guest.read(block);
+        }
+        guest.recover();
+        guest.pass_everything();
+        guest.read(block);
+        guest.recover();
+    }
+}
+
+#[test]
+fn a_part_that_is_overwritten_keeps_the_rest() {
+    let image = guest::image();
+    for is_at_home in [false, true] {
+        let mut guest = Guest::new(&image, 2);
+        let block = guest.metadata[0];
+        guest.commit_one(block);
+        guest.write_home(block);
+        guest.settle();
+        if is_at_home {
+            guest.checkpoint();
+            guest.settle();
+        }
+        guest.overwrite_part(block);
+        guest.settle();
+        guest.read(block);
+        guest.recover();
+        guest.pass_everything();
+        guest.read(block);
+        guest.recover();
+    }
+}
+
+#[test]
+fn a_revoked_block_that_is_data_now_stays_as_it_is() {
+    let image = guest::image();
+    for times in 1..3 {
+        let mut guest = Guest::new(&image, 3);
+        let block = guest.dynamic[0];
+        for _ in 0..times {
+            guest.commit_one(block);
+        }
+        guest.free(block);
+        guest.recover();
+        guest.reuse_as_data(block);
+        guest.recover();
+        guest.pass_everything();
+        guest.recover();
+    }
+}
+
+#[test]
+fn a_block_that_looks_like_the_journals_own_comes_back() {
+    let image = guest::image();
+    let mut guest = Guest::new(&image, 4);
+    let block = guest.metadata[0];
+    guest.commit_escaped(block);
+    guest.recover();
+    guest.write_home(block);
+    guest.settle();
+    guest.read(block);
+    guest.pass_everything();
+    guest.recover();
+}
+
+#[test]
+fn the_generator_is_not_constant() {
+    let mut random = Random::new(5);
+    assert!((0..100).map(|_| random.below(10)).collect::<std::collections::HashSet<_>>().len() == 10);
+}
