@@ -1,21 +1,20 @@
-//! The simulated guest: jbd2's rules, storage that works when the test says so, and the judge.
+//! The simulated guest, by jbd2's rules.
+
+mod judge;
+mod storage;
 
 use super::disk::Disk;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
-use jbd2::{Content, Format, LogRead, Plan as Replay, Superblock, SuperblockEdit};
-use nvm_journal::Found;
+use jbd2::{Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
 use placement::{
-    AreaDirectory, Buffer, DiskOperation, DiskOptions, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmRoute,
-    Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+    AreaDirectory, DiskOptions, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport, NvmRoute, PlacementKind,
+    Plan, RequestKind, Route, Start,
 };
-use recovery::Access;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::convert::Infallible;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
+use storage::Pending;
 
 const BLOCK: usize = 1024;
 const IMAGE_BLOCKS: u64 = 4096;
@@ -55,26 +54,6 @@ pub fn image() -> Vec<u8> {
     std::fs::read(&path).expect("the image")
 }
 
-/// A log as it was written, but for a transaction that may not be committed yet.
-struct CompleteLog<'a> {
-    blocks: &'a HashMap<u32, Vec<u8>>,
-    hidden: u32,
-}
-
-impl LogRead for CompleteLog<'_> {
-    type Error = Infallible;
-
-    fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Infallible> {
-        match self.blocks.get(&position) {
-            Some(block) if jbd2::peek(block).is_none_or(|header| header.sequence != self.hidden) => {
-                buffer.copy_from_slice(block);
-            }
-            _ => buffer.fill(0),
-        }
-        Ok(Content::Present)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Free,
@@ -93,13 +72,6 @@ struct Committing {
     logged: Logged,
     requests: Vec<u32>,
     becomes: Vec<(u64, Use)>,
-}
-
-struct Pending {
-    number: u64,
-    operation: DiskOperation,
-    bytes: Vec<u8>,
-    covered: u64,
 }
 
 pub struct Guest {
@@ -257,152 +229,9 @@ impl Guest {
         self.memory.page(page).expect("a page").sub(0, content.len())
     }
 
-    /// Sends a request; what it writes may be on the ideal disk from now on.
-    fn send(&mut self, kind: RequestKind, offset: u64, slice: Option<MemorySlice>) -> u32 {
-        self.next_request += 1;
-        let request = self.next_request;
-        self.holds.insert(request, 0);
-        if kind == RequestKind::Flush {
-            self.flushes.insert(request, self.ideal.now());
-        }
-        let segments: Vec<MemorySlice> = slice.into_iter().collect();
-        let len = segments.iter().map(|slice| slice.len() as u64).sum();
-        let mut plan = Plan::default();
-        self.images.lock().expect("no panic under this lock").clear();
-        self.route.route(&Request { id: RequestId(request), kind, offset, len, segments: &segments }, &mut plan);
-        self.route.end_of_pass(&mut plan);
-        self.carry_out(plan);
-        self.check();
-        request
-    }
-
-    /// Sends a write of a home block, or of a part of it.
-    fn send_home(&mut self, block: u64, from: usize, bytes: &[u8]) -> u32 {
-        let offset = block * BLOCK as u64 + from as u64;
-        let slice = self.page(bytes);
-        // The name of the request that comes next.
-        self.ideal.write(u64::from(self.next_request + 1), offset, bytes);
-        self.cache.get_mut(&block).expect("known")[from..from + bytes.len()].copy_from_slice(bytes);
-        self.clean.insert(block);
-        let request = self.send(RequestKind::Write, offset, Some(slice));
-        if self.holds.contains_key(&request) {
-            self.busy.insert(block, request);
-        }
-        request
-    }
-
-    fn carry_out(&mut self, plan: Plan) {
-        // What the region went through before storage was told anything.
-        for region in std::mem::take(&mut *self.images.lock().expect("no panic under this lock")) {
-            self.judge(&region);
-        }
-        for action in plan.actions {
-            match action {
-                PlanAction::Disk(operation) => {
-                    if let Some(request) = operation.request {
-                        *self.holds.get_mut(&request.0).expect("a live request") += 1;
-                    }
-                    self.next_operation += 1;
-                    let number = self.next_operation;
-                    let bytes = bytes_of(&operation);
-                    if operation.operation == Operation::Write {
-                        self.ours.write(number, operation.offset, &bytes);
-                    }
-                    self.pending.push(Pending { number, operation, bytes, covered: self.ours.now() });
-                }
-                PlanAction::Hold(request) => *self.holds.get_mut(&request.0).expect("a live request") += 1,
-                PlanAction::Release(request, status) => {
-                    assert_eq!(status, Status::Ok);
-                    *self.holds.get_mut(&request.0).expect("a live request") -= 1;
-                }
-            }
-        }
-        let done: Vec<u32> = self.holds.iter().filter(|(_, holds)| **holds == 0).map(|(id, _)| *id).collect();
-        for request in done {
-            self.holds.remove(&request);
-            self.ideal.ended(u64::from(request));
-            if let Some(covered) = self.flushes.remove(&request) {
-                self.ideal.flushed(covered);
-            }
-            self.busy.retain(|_, by| *by != request);
-        }
-        let is_committed = self
-            .committing
-            .as_ref()
-            .is_some_and(|committing| committing.requests.iter().all(|request| !self.holds.contains_key(request)));
-        if is_committed && let Some(committing) = self.committing.take() {
-            self.committed = committing.logged.sequence;
-            for (block, becomes) in committing.becomes {
-                self.used_as.insert(block, becomes);
-            }
-            self.live.push(committing.logged);
-        }
-    }
-
-    /// One operation of storage ends, whichever.
-    fn end_one(&mut self) {
-        if self.pending.is_empty() {
-            return;
-        }
-        let index = self.random.below(self.pending.len() as u64) as usize;
-        let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
-        match operation.operation {
-            Operation::Write => {
-                self.file.write_all_at(&bytes, operation.offset).expect("written");
-                self.ours.ended(number);
-            }
-            Operation::Flush => self.ours.flushed(covered),
-            Operation::Read => {
-                let mut at = operation.offset;
-                for buffer in &operation.buffers {
-                    let Buffer::Slice(slice) = buffer else { panic!("reads fill guest memory") };
-                    let mut content = vec![0; slice.len()];
-                    self.file.read_exact_at(&mut content, at).expect("read");
-                    slice.copy_in(0, &content);
-                    at += slice.len() as u64;
-                }
-            }
-            other => panic!("{other:?} was not asked for"),
-        }
-        let mut plan = Plan::default();
-        if let Some(request) = operation.request {
-            plan.release(request, Status::Ok);
-        }
-        let mut more = Plan::default();
-        self.images.lock().expect("no panic under this lock").clear();
-        if let Some(ticket) = operation.ticket {
-            self.route.disk_done(ticket, Ok(()), &mut more);
-        }
-        // Holds first: the request must not end between.
-        more.actions.append(&mut plan.actions);
-        self.carry_out(more);
-        self.check();
-    }
-
-    fn wait_for(&mut self, request: u32) {
-        for _ in 0..10_000 {
-            if !self.holds.contains_key(&request) {
-                return;
-            }
-            assert!(!self.pending.is_empty(), "request {request} waits, and storage has nothing to do");
-            self.end_one();
-        }
-        panic!("request {request} does not end");
-    }
-
-    /// Some of what is on its way ends.
-    pub fn storage_works(&mut self) {
-        for _ in 0..self.random.below(6) {
-            self.end_one();
-        }
-    }
-
-    /// All of it.
-    pub fn settle(&mut self) {
-        while !self.pending.is_empty() {
-            self.end_one();
-        }
-        assert!(self.holds.is_empty(), "requests wait for nothing: {:?}", self.holds);
+    /// What was done with the region.
+    pub fn report(&self) -> NvmReport {
+        self.nvm.report()
     }
 
     pub fn flush(&mut self) {
@@ -548,7 +377,9 @@ impl Guest {
             self.log.insert(position, block.clone());
             let slice = self.page(&block);
             let next = self.next_request + 1;
-            if index == last && let Some(committing) = &mut self.committing {
+            if index == last
+                && let Some(committing) = &mut self.committing
+            {
                 self.holds.remove(&u32::MAX);
                 committing.requests = vec![next];
                 self.holds.insert(next, 0);
@@ -704,120 +535,8 @@ impl Guest {
         self.flush();
         let next = self.live.get(count).map(|logged| (logged.position, logged.sequence));
         let committing = || self.committing.as_ref().map(|of| (of.logged.position, of.logged.sequence));
-        let (start, sequence) =
-            next.or_else(committing).unwrap_or((self.builder.position, self.builder.sequence));
+        let (start, sequence) = next.or_else(committing).unwrap_or((self.builder.position, self.builder.sequence));
         self.live.drain(..count);
         self.write_superblock(start, sequence);
     }
-
-    /// What recovery would leave now.
-    fn check(&mut self) {
-        self.nvm.check().expect("the books are right");
-        let region = self.nvm.look_at_region(|medium| medium.bytes().to_vec()).expect("it has not failed");
-        self.judge(&region);
-    }
-
-    fn replayed(&self, superblock: &[u8], last: u32) -> BTreeMap<u64, Vec<u8>> {
-        let (superblock, format): (Superblock, Format) = Superblock::parse(superblock).expect("a superblock");
-        let mut log = CompleteLog { blocks: &self.log, hidden: last.wrapping_add(1) };
-        let plan = Replay::new(&mut log, &superblock, &format, &|_| true).expect("a good log");
-        let mut replayed = BTreeMap::new();
-        for block in plan.blocks() {
-            let copy = block.newest();
-            let mut data = vec![0; BLOCK];
-            let Ok(_) = log.read(copy.position, &mut data);
-            assert!(copy.restore(plan.format(), &mut data));
-            replayed.insert(block.home(), data);
-        }
-        replayed
-    }
-
-    /// Whether a block may hold this: in one of the readings, the block being in use.
-    fn is_allowed(&self, block: u64, content: &[u8], readings: &[BTreeMap<u64, Vec<u8>>]) -> bool {
-        let (byte, bit) = ((block - 1) as usize / 8, (block - 1) % 8);
-        readings.iter().any(|replayed| match replayed.get(&block) {
-            Some(replayed) => replayed[..] == *content,
-            None => self.ideal.possible(block).iter().any(|possible| possible[..] == *content),
-        }) || readings.iter().any(|replayed| match replayed.get(&self.bitmap) {
-            Some(bitmap) => bitmap[byte] >> bit & 1 == 0,
-            None => self.ideal.possible(self.bitmap).iter().any(|bitmap| bitmap[byte] >> bit & 1 == 0),
-        })
-    }
-
-    fn readings(&self, found: &Found) -> Vec<BTreeMap<u64, Vec<u8>>> {
-        assert!(
-            !jbd2::sequence::is_after(self.committed, found.sequence),
-            "the guest was told that {} is committed, and the region ends with {}",
-            self.committed,
-            found.sequence
-        );
-        self.superblocks.iter().map(|superblock| self.replayed(superblock, found.sequence)).collect()
-    }
-
-    fn judge(&self, region: &[u8]) {
-        let Some(found) = Found::read(region).expect("a region").filter(|found| found.owner.is_some()) else {
-            assert!(self.next_request <= 1, "the region has no owner");
-            return;
-        };
-        found.verify(region).expect("a good region");
-        let readings = self.readings(&found);
-        for block in self.metadata.iter().chain(&self.dynamic).copied() {
-            let in_region = found.latest.get(&block).map(|header| found.content(region, header).to_vec());
-            let (place, possible) = match in_region {
-                Some(content) => ("in the region", vec![Arc::from(content)]),
-                None => ("at home", self.ours.possible(block)),
-            };
-            for content in possible {
-                assert!(
-                    self.is_allowed(block, &content, &readings),
-                    "block {block} {place} is not what a complete journal would leave there (transaction {})",
-                    found.sequence
-                );
-            }
-        }
-        let known = |block: &u64| self.metadata.contains(block) || self.dynamic.contains(block);
-        assert!(found.latest.keys().all(known), "the region holds what the guest never wrote");
-    }
-
-    /// The power fails, and what is left is really recovered, in copies.
-    pub fn recover(&mut self) {
-        let region = self.nvm.look_at_region(|medium| medium.bytes().to_vec()).expect("it has not failed");
-        let found = Found::read(&region).expect("a region").expect("a region");
-        let path: PathBuf = self.directory.path().join("recovered");
-        std::fs::copy(self.directory.path().join("image"), &path).expect("copied");
-        let copy = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the copy");
-        for block in self.ours.written().collect::<Vec<_>>() {
-            let possible = self.ours.possible(block);
-            let content = &possible[self.random.below(possible.len() as u64) as usize];
-            copy.write_all_at(content, block * BLOCK as u64).expect("written");
-        }
-        let medium = SimulatedMedium::from_image(region);
-        let nvm = NvmDisk::with_medium(NvmOptions::new("left"), 0, Box::new(medium)).expect("a good region");
-        let image = recovery::Disk::open(&path, Access::Write).expect("the copy");
-        nvm.finish_earlier(&image).expect("recovered");
-        let readings = self.readings(&found);
-        for block in self.metadata.iter().chain(&self.dynamic).copied() {
-            let mut content = vec![0; BLOCK];
-            copy.read_exact_at(&mut content, block * BLOCK as u64).expect("read");
-            assert!(self.is_allowed(block, &content, &readings), "block {block} is not as a complete journal has it");
-        }
-        std::fs::remove_file(&path).expect("removed");
-    }
-}
-
-fn bytes_of(operation: &DiskOperation) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if operation.operation == Operation::Write {
-        for buffer in &operation.buffers {
-            match buffer {
-                Buffer::Slice(slice) => {
-                    let at = bytes.len();
-                    bytes.resize(at + slice.len(), 0);
-                    slice.copy_out(0, &mut bytes[at..]);
-                }
-                Buffer::Bytes(more) => bytes.extend_from_slice(more),
-            }
-        }
-    }
-    bytes
 }

@@ -1,0 +1,181 @@
+//! What lies between the guest and its disks: requests, their holds, and storage that works when it is told to.
+
+use super::{BLOCK, Guest};
+use guest_memory::MemorySlice;
+use placement::{Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
+use std::os::unix::fs::FileExt;
+
+/// An operation on its way.
+pub(super) struct Pending {
+    number: u64,
+    operation: DiskOperation,
+    bytes: Vec<u8>,
+    covered: u64,
+}
+
+impl Guest {
+    /// Sends a request; what it writes may be on the ideal disk from now on.
+    pub(super) fn send(&mut self, kind: RequestKind, offset: u64, slice: Option<MemorySlice>) -> u32 {
+        self.next_request += 1;
+        let request = self.next_request;
+        self.holds.insert(request, 0);
+        if kind == RequestKind::Flush {
+            self.flushes.insert(request, self.ideal.now());
+        }
+        let segments: Vec<MemorySlice> = slice.into_iter().collect();
+        let len = segments.iter().map(|slice| slice.len() as u64).sum();
+        let mut plan = Plan::default();
+        self.images.lock().expect("no panic under this lock").clear();
+        self.route.route(&Request { id: RequestId(request), kind, offset, len, segments: &segments }, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        self.carry_out(plan);
+        self.check();
+        request
+    }
+
+    /// Sends a write of a home block, or of a part of it.
+    pub(super) fn send_home(&mut self, block: u64, from: usize, bytes: &[u8]) -> u32 {
+        let offset = block * BLOCK as u64 + from as u64;
+        let slice = self.page(bytes);
+        // The name of the request that comes next.
+        self.ideal.write(u64::from(self.next_request + 1), offset, bytes);
+        self.cache.get_mut(&block).expect("known")[from..from + bytes.len()].copy_from_slice(bytes);
+        self.clean.insert(block);
+        let request = self.send(RequestKind::Write, offset, Some(slice));
+        if self.holds.contains_key(&request) {
+            self.busy.insert(block, request);
+        }
+        request
+    }
+
+    pub(super) fn carry_out(&mut self, plan: Plan) {
+        // What the region went through before storage was told anything.
+        for region in std::mem::take(&mut *self.images.lock().expect("no panic under this lock")) {
+            self.judge(&region);
+        }
+        for action in plan.actions {
+            match action {
+                PlanAction::Disk(operation) => {
+                    if let Some(request) = operation.request {
+                        *self.holds.get_mut(&request.0).expect("a live request") += 1;
+                    }
+                    self.next_operation += 1;
+                    let number = self.next_operation;
+                    let bytes = bytes_of(&operation);
+                    if operation.operation == Operation::Write {
+                        self.ours.write(number, operation.offset, &bytes);
+                    }
+                    self.pending.push(Pending { number, operation, bytes, covered: self.ours.now() });
+                }
+                PlanAction::Hold(request) => *self.holds.get_mut(&request.0).expect("a live request") += 1,
+                PlanAction::Release(request, status) => {
+                    assert_eq!(status, Status::Ok);
+                    *self.holds.get_mut(&request.0).expect("a live request") -= 1;
+                }
+            }
+        }
+        let done: Vec<u32> = self.holds.iter().filter(|(_, holds)| **holds == 0).map(|(id, _)| *id).collect();
+        for request in done {
+            self.holds.remove(&request);
+            self.ideal.ended(u64::from(request));
+            if let Some(covered) = self.flushes.remove(&request) {
+                self.ideal.flushed(covered);
+            }
+            self.busy.retain(|_, by| *by != request);
+        }
+        let is_committed = self
+            .committing
+            .as_ref()
+            .is_some_and(|committing| committing.requests.iter().all(|request| !self.holds.contains_key(request)));
+        if is_committed && let Some(committing) = self.committing.take() {
+            self.committed = committing.logged.sequence;
+            for (block, becomes) in committing.becomes {
+                self.used_as.insert(block, becomes);
+            }
+            self.live.push(committing.logged);
+        }
+    }
+
+    /// One operation of storage ends, whichever.
+    pub(super) fn end_one(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.pending.len() as u64) as usize;
+        let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
+        match operation.operation {
+            Operation::Write => {
+                self.file.write_all_at(&bytes, operation.offset).expect("written");
+                self.ours.ended(number);
+            }
+            Operation::Flush => self.ours.flushed(covered),
+            Operation::Read => {
+                let mut at = operation.offset;
+                for buffer in &operation.buffers {
+                    let Buffer::Slice(slice) = buffer else { panic!("reads fill guest memory") };
+                    let mut content = vec![0; slice.len()];
+                    self.file.read_exact_at(&mut content, at).expect("read");
+                    slice.copy_in(0, &content);
+                    at += slice.len() as u64;
+                }
+            }
+            other => panic!("{other:?} was not asked for"),
+        }
+        let mut plan = Plan::default();
+        if let Some(request) = operation.request {
+            plan.release(request, Status::Ok);
+        }
+        let mut more = Plan::default();
+        self.images.lock().expect("no panic under this lock").clear();
+        if let Some(ticket) = operation.ticket {
+            self.route.disk_done(ticket, Ok(()), &mut more);
+        }
+        // Holds first: the request must not end between.
+        more.actions.append(&mut plan.actions);
+        self.carry_out(more);
+        self.check();
+    }
+
+    pub(super) fn wait_for(&mut self, request: u32) {
+        for _ in 0..10_000 {
+            if !self.holds.contains_key(&request) {
+                return;
+            }
+            assert!(!self.pending.is_empty(), "request {request} waits, and storage has nothing to do");
+            self.end_one();
+        }
+        panic!("request {request} does not end");
+    }
+
+    /// Some of what is on its way ends.
+    pub fn storage_works(&mut self) {
+        for _ in 0..self.random.below(6) {
+            self.end_one();
+        }
+    }
+
+    /// All of it.
+    pub fn settle(&mut self) {
+        while !self.pending.is_empty() {
+            self.end_one();
+        }
+        assert!(self.holds.is_empty(), "requests wait for nothing: {:?}", self.holds);
+    }
+}
+
+fn bytes_of(operation: &DiskOperation) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if operation.operation == Operation::Write {
+        for buffer in &operation.buffers {
+            match buffer {
+                Buffer::Slice(slice) => {
+                    let at = bytes.len();
+                    bytes.resize(at + slice.len(), 0);
+                    slice.copy_out(0, &mut bytes[at..]);
+                }
+                Buffer::Bytes(more) => bytes.extend_from_slice(more),
+            }
+        }
+    }
+    bytes
+}
