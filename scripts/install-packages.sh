@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 packages="
     qemu-system-x86 qemu-utils
     chromium
-    e2fsprogs busybox-static postmark fio
+    e2fsprogs busybox-static postmark fio sqlite3
     fdisk util-linux procps
     gcc libc6-dev
     zstd xz-utils

@@ -8,9 +8,10 @@ use crate::error::{Error, FileContext, Result};
 use crate::modules::ModuleTree;
 use crate::program;
 use crate::tree::FileTree;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The parts that guests boot from.
 pub struct Assets {
@@ -48,18 +49,21 @@ impl Assets {
         &self.base
     }
 
-    /// Debian's fio with its many libraries (about 90 MB), as an archive to append.
-    pub fn fio() -> Result<&'static [u8]> {
-        static FIO: OnceLock<std::result::Result<Vec<u8>, String>> = OnceLock::new();
-        FIO.get_or_init(|| {
-            let mut tree = FileTree::new();
-            program::find_program("fio")
-                .and_then(|fio| tree.program(&fio, "bin/fio"))
-                .map(|()| tree.archive())
-                .map_err(|error| error.to_string())
-        })
-        .as_deref()
-        .map_err(|text| Error::Assets(text.clone()))
+    /// A program of the host with its libraries, as an archive to append. Prepared once per process.
+    ///
+    /// # Errors
+    /// When it is not installed; scripts/install-packages.sh has the list.
+    pub fn program(name: &'static str) -> Result<Arc<[u8]>> {
+        static ARCHIVES: Mutex<BTreeMap<&'static str, Arc<[u8]>>> = Mutex::new(BTreeMap::new());
+        let mut archives = ARCHIVES.lock().expect("no panic under this lock");
+        if let Some(archive) = archives.get(name) {
+            return Ok(archive.clone());
+        }
+        let mut tree = FileTree::new();
+        tree.program(&program::find_program(name)?, &format!("bin/{name}"))?;
+        let archive: Arc<[u8]> = tree.archive().into();
+        archives.insert(name, archive.clone());
+        Ok(archive)
     }
 
     fn prepare() -> Result<Self> {

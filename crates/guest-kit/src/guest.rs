@@ -58,8 +58,8 @@ impl Guest {
         let initramfs = path.join("initramfs");
         let mut archive = File::create(&initramfs).at("create", &initramfs)?;
         archive.write_all(assets.initramfs()).at("write", &initramfs)?;
-        if spec.fio {
-            archive.write_all(Assets::fio()?).at("write", &initramfs)?;
+        for name in &spec.programs {
+            archive.write_all(&Assets::program(name)?).at("write", &initramfs)?;
         }
         archive.write_all(&spec.run_archive()).at("write", &initramfs)?;
         drop(archive);

@@ -97,8 +97,9 @@ pub struct GuestSpec {
     pub root_options: String,
     /// A reset restarts the machine; otherwise it ends QEMU.
     pub reboots: bool,
-    /// Gives the guest Debian's fio: 90 MB of libraries, so ask for 512 MiB of memory at least.
-    pub fio: bool,
+    /// Further programs of the host that the guest gets, with their libraries: "sqlite3", or "fio", whose libraries are 90 MB,
+    /// so that its guest needs 512 MiB of memory at least.
+    pub programs: Vec<&'static str>,
     /// Appended to the kernel's command line.
     pub kernel_arguments: String,
     /// Appended to QEMU's command line.
@@ -125,7 +126,7 @@ impl GuestSpec {
             root: None,
             root_options: "rw".to_owned(),
             reboots: false,
-            fio: false,
+            programs: Vec::new(),
             kernel_arguments: String::new(),
             qemu_arguments: Vec::new(),
             environment: Vec::new(),

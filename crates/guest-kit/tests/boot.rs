@@ -112,7 +112,7 @@ fn fio_runs_when_asked_for() {
     image::create_sparse(&image, 16 * image::MIB).unwrap();
     let script = "fio --name=a --filename=/dev/vda --rw=randwrite --bs=4k --size=1M --fsync=1 --minimal >/dev/null";
     let mut spec = GuestSpec::new("fio", script).drives(vec![Drive::new(&image, Cache::Writeback)]);
-    spec.fio = true;
+    spec.programs.push("fio");
     spec.memory_mib = 512;
     Guest::run(spec, LIMIT).unwrap();
     let written =

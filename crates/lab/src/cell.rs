@@ -23,13 +23,22 @@ pub enum Mode {
     Copy,
     /// data=journal, journal kept as NJS does on a region of (slowed) memory that stands for persistent memory.
     Nvm,
+    /// NJS-no-BJ: as `nvm`, every version written whole.
+    #[serde(rename = "nvm-no-bj")]
+    NvmNoByteLevel,
+    /// NJS-no-DC: as `nvm`, the guest's checkpoints not delayed.
+    #[serde(rename = "nvm-no-dc")]
+    NvmNoDelayedCheckpoint,
+    /// NJS-all-journal: as `nvm`, appends logged too.
+    #[serde(rename = "nvm-all-journal")]
+    NvmLogEverything,
     /// A file system without a journal.
     NoJournal,
 }
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
@@ -38,6 +47,9 @@ impl Mode {
         Self::Tmpfs,
         Self::Copy,
         Self::Nvm,
+        Self::NvmNoByteLevel,
+        Self::NvmNoDelayedCheckpoint,
+        Self::NvmLogEverything,
         Self::NoJournal,
     ];
 
@@ -52,6 +64,9 @@ impl Mode {
             Self::Tmpfs => "tmpfs",
             Self::Copy => "copy",
             Self::Nvm => "nvm",
+            Self::NvmNoByteLevel => "nvm-no-bj",
+            Self::NvmNoDelayedCheckpoint => "nvm-no-dc",
+            Self::NvmLogEverything => "nvm-all-journal",
             Self::NoJournal => "nojournal",
         }
     }
@@ -68,7 +83,18 @@ impl Mode {
             Self::Vma => "retain",
             Self::Bound => "discard",
             Self::Copy => "copy",
-            Self::Nvm => "nvm",
+            Self::Nvm | Self::NvmNoByteLevel | Self::NvmNoDelayedCheckpoint | Self::NvmLogEverything => "nvm",
+        }
+    }
+
+    /// For the modes on persistent memory: what amberlog's disk option says of NJS beyond the region's place and size.
+    pub fn nvm_options(self) -> Option<&'static str> {
+        match self {
+            Self::Nvm => Some(""),
+            Self::NvmNoByteLevel => Some(",nvm-byte-level=off"),
+            Self::NvmNoDelayedCheckpoint => Some(",nvm-delayed-checkpoint=off"),
+            Self::NvmLogEverything => Some(",nvm-log-everything"),
+            _ => None,
         }
     }
 
@@ -79,7 +105,14 @@ impl Mode {
             Self::Ordered => "data=ordered",
             Self::Tmpfs => "data=journal,journal_path=/dev/vdb",
             Self::NoJournal => "rw",
-            Self::Journal | Self::Vma | Self::Bound | Self::Copy | Self::Nvm => "data=journal",
+            Self::Journal
+            | Self::Vma
+            | Self::Bound
+            | Self::Copy
+            | Self::Nvm
+            | Self::NvmNoByteLevel
+            | Self::NvmNoDelayedCheckpoint
+            | Self::NvmLogEverything => "data=journal",
         }
     }
 }
@@ -131,5 +164,19 @@ impl fmt::Display for Cell {
             write!(f, ", {parameter}")?;
         }
         write!(f, ", iteration {}", self.iteration + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_same_in_texts_and_in_results() {
+        for mode in Mode::ALL {
+            assert_eq!(Mode::by_name(mode.name()), Some(mode));
+            assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{mode}\""));
+            assert_eq!(mode.nvm_options().is_some(), mode.placement() == "nvm");
+        }
     }
 }

@@ -105,6 +105,11 @@ pub fn field_words(field: &str) -> (&'static str, &'static str) {
         "corrupted_runs" => ("runs with corrupted records", ""),
         "fsync_p50_us" => ("fsync, median", "µs"),
         "fsync_p99_us" => ("fsync, 99th percentile", "µs"),
+        "journal_write_bytes" => ("bytes written to the journal, wherever it is", "bytes"),
+        "nvm_bytes_absorbed" => ("bytes of the guest's checkpoints that were absorbed", "bytes"),
+        "transaction_p50_us" => ("transaction, median", "µs"),
+        "transaction_p99_us" => ("transaction, 99th percentile", "µs"),
+        "transactions_per_second" => ("transactions a second", "1/s"),
         "flows_per_second" => ("flows a second", "1/s"),
         _ => ("another field", ""),
     }

@@ -3,7 +3,7 @@
 use crate::cell::{Cell, Mode};
 use crate::error::{Error, Result};
 use crate::results::{CellResult, Parameters};
-use crate::rig::{BLOCK_BYTES, Rig, Running, guest_seed, time_limit, workload_of};
+use crate::rig::{BLOCK_BYTES, Rig, Running, guest_seed, sizes, time_limit, workload_of};
 use disk_model::{Kind, Model, Profile, Request};
 use guest_kit::image::{FileSystem, copy_image};
 use guest_kit::{judge, program};
@@ -38,7 +38,7 @@ impl Rig {
             format!(
                 "{}\n{} >/tmp/result\nwhile :; do sleep 1; done",
                 Self::preamble(cell, workload, parameters, number),
-                workload.load(parameters.scale, guest_seed(parameters, cell, number))
+                workload.load(sizes(parameters, cell, number))
             )
         })?;
         running.guests.iter().try_for_each(|guest| guest.tell("go"))?;

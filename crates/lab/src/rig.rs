@@ -9,7 +9,7 @@
 use crate::cell::{Cell, Mode};
 use crate::error::{Error, FileContext, Result};
 use crate::results::{CellResult, Parameters};
-use crate::workload::Workload;
+use crate::workload::{Sizes, Workload};
 use disk_model::{Profile, Server, ServerOptions, Totals};
 use guest_kit::image::{self, ExtRecipe, FileSystem, Journal};
 use guest_kit::{Guest, GuestSpec, Reported, program};
@@ -20,16 +20,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The paper's virtual data disks, in MiB.
-const IMAGE_MIB: u32 = 4096;
 /// ext3's journal on such a disk, in MiB.
 const JOURNAL_MIB: u64 = 128;
 /// The smallest that jbd2 takes with room to spare, in MiB.
 const JOURNAL_MIB_MIN: u64 = 8;
 /// Bytes of a block of the guests' file systems.
 pub const BLOCK_BYTES: u64 = 4096;
-/// The smallest region of persistent memory, in MiB.
-const NVM_MIB_MIN: u64 = 32;
 /// How often a cell's guests are booted at most.
 const BOOTS_MAX: u32 = 3;
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
@@ -37,7 +33,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Where images are made, and fresh ones to copy.
 pub struct Rig {
     directory: TempDir,
-    fresh: BTreeMap<(u64, bool), PathBuf>,
+    fresh: BTreeMap<(u32, u64, bool), PathBuf>,
     /// Where consoles of failed guests go.
     consoles: PathBuf,
 }
@@ -77,15 +73,23 @@ impl Rig {
     }
 
     /// A fresh file system, made once and then copied (sparse).
-    fn image(&mut self, to: &Path, journal_mib: u64, internal: bool, parameters: &Parameters) -> Result<()> {
-        let key = (journal_mib, internal);
+    fn image(
+        &mut self,
+        to: &Path,
+        cell: &Cell,
+        journal_mib: u64,
+        internal: bool,
+        parameters: &Parameters,
+    ) -> Result<()> {
+        let image_mib = workload_of(cell)?.image_mib();
+        let key = (image_mib, journal_mib, internal);
         if !self.fresh.contains_key(&key) {
-            let path = self.directory.path().join(format!("fresh-{journal_mib}-{internal}.img"));
+            let path = self.directory.path().join(format!("fresh-{image_mib}-{journal_mib}-{internal}.img"));
             let journal = u32::try_from(journal_mib).unwrap_or(u32::MAX);
             let mut recipe = if parameters.file_system == "ext3" {
-                ExtRecipe::ext3(IMAGE_MIB, journal)
+                ExtRecipe::ext3(image_mib, journal)
             } else {
-                ExtRecipe::ext4(IMAGE_MIB, journal)
+                ExtRecipe::ext4(image_mib, journal)
             };
             if !internal {
                 recipe.journal = Journal::None;
@@ -151,15 +155,15 @@ impl Rig {
             let report = running.directory.path().join(format!("report-{number}.json"));
             let external = group.mode == Mode::Tmpfs;
             let internal = !matches!(group.mode, Mode::Tmpfs | Mode::NoJournal);
-            self.image(&image, journal_mib, internal, parameters)?;
+            self.image(&image, cell, journal_mib, internal, parameters)?;
             let mut words: Vec<OsString> = vec![amberlog.clone().into(), "run".into(), "--disk".into()];
             let mut disk = image.clone().into_os_string();
             disk.push(format!(",name=data,placement={}", group.mode.placement()));
-            if group.mode == Mode::Nvm {
+            if let Some(options) = group.mode.nvm_options() {
                 disk.push("=");
                 disk.push(running.tmpfs.path().join(format!("nvm-{number}")));
                 // The paper's memory: 300 ns a write, 1 GB/s.
-                disk.push(format!(",nvm-size={},nvm-latency=300,nvm-bandwidth=1000", journal_mib.max(NVM_MIB_MIN)));
+                disk.push(format!(",nvm-size={journal_mib},nvm-latency=300,nvm-bandwidth=1000{options}"));
             }
             disk.push(",model=");
             disk.push(&socket);
@@ -179,6 +183,7 @@ impl Rig {
             running.areas.push(area);
             let mut spec = GuestSpec::new(format!("{cell}, guest {number}"), script(number)).wrapper(words);
             spec.memory_mib = parameters.guest_mib;
+            spec.programs = workload_of(cell)?.programs().to_vec();
             // The kernel's test of its timer fails where the emulator was kept from running for a moment.
             spec.kernel_arguments = "no_timer_check".to_owned();
             spec.environment = vec![("AMBERLOG_LOG".into(), "warn".into())];
@@ -208,7 +213,7 @@ impl Rig {
              read -r go <&5
              read -r begin rest </proc/uptime",
             options = cell.group.mode.mount_options(),
-            prepare = workload.prepare(parameters.scale, guest_seed(parameters, cell, number)),
+            prepare = workload.prepare(sizes(parameters, cell, number)),
         )
     }
 
@@ -232,7 +237,7 @@ impl Rig {
                  mark times $begin $loaded $synced $ended
                  grep -e phase= /tmp/result | sed 's/^/mark result /' >/dev/ttyS1 || true",
                 preamble = Self::preamble(cell, workload, parameters, number),
-                load = workload.load(parameters.scale, guest_seed(parameters, cell, number)),
+                load = workload.load(sizes(parameters, cell, number)),
             )
         })?;
         let before = running.server.totals();
@@ -283,6 +288,12 @@ pub(crate) fn guest_seed(parameters: &Parameters, cell: &Cell, number: u32) -> u
     parameters.seed * 1_000_003 + u64::from(cell.iteration) * 1009 + u64::from(number)
 }
 
+/// What a guest's workload follows from.
+pub(crate) fn sizes(parameters: &Parameters, cell: &Cell, number: u32) -> Sizes {
+    let seed = guest_seed(parameters, cell, number);
+    Sizes { scale: parameters.scale, seed, parameter: cell.group.parameter }
+}
+
 pub(crate) fn workload_of(cell: &Cell) -> Result<Workload> {
     let name = &cell.group.workload;
     Workload::by_name(name).ok_or_else(|| Error::Told(format!("there is no workload '{name}'")))
@@ -331,13 +342,6 @@ fn measured(mode: Mode, reported: &Reported, report: &Path) -> Result<BTreeMap<S
             let (name, value) = word.split_once('=')?;
             Some((if name == "seconds" { "run_seconds".to_owned() } else { name.to_owned() }, value.parse().ok()?))
         }));
-        if let (Some(flows), Some(seconds)) = (fields.get("flows"), fields.get("run_seconds")) {
-            let rate = flows / seconds.max(1e-3);
-            fields.insert("flows_per_second".to_owned(), rate);
-        } else if let Some(seconds) = fields.get("run_seconds").copied() {
-            // A deletion's own clock, as filebench's.
-            fields.insert("delete_seconds".to_owned(), seconds);
-        }
     }
     Ok(fields)
 }
@@ -359,9 +363,15 @@ pub(crate) fn counters(mode: Mode, report: &Path) -> Result<BTreeMap<String, f64
     for (name, value) in disk["recovery"].as_object().into_iter().flatten() {
         fields.extend(value.as_f64().map(|value| (format!("recovery_{name}"), value)));
     }
+    for (name, value) in disk["nvm"].as_object().into_iter().flatten() {
+        fields.extend(value.as_u64().map(|value| (format!("nvm_{name}"), value as f64)));
+    }
     let of = |name: &str| fields.get(name).copied().unwrap_or(0.0);
+    // Where the journal is, be it storage, a RAM disk or persistent memory.
+    let journal = if mode.nvm_options().is_some() { of("nvm_bytes_to_nvm") } else { of("journal_bytes_to_storage") };
     let bytes = of("journal_bytes_to_storage") + of("home_bytes_to_storage") + of("recovery_bytes_written");
     fields.insert("bytes_to_storage".to_owned(), bytes);
+    fields.insert("journal_write_bytes".to_owned(), journal);
     Ok(fields)
 }
 

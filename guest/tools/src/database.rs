@@ -1,6 +1,8 @@
 //! The database load: transactions over a table of pages, each made durable in a write-ahead log
-//! and then acknowledged, with a checkpoint now and then. The format is [`crate::table`]'s.
+//! and then acknowledged, with a checkpoint now and then. The format is [`crate::table`]'s. At the end it tells how long
+//! the transactions took, checkpoints included.
 
+use crate::latency::Latencies;
 use crate::options::Options;
 use crate::report::{CHANNEL, Report};
 use crate::table::{FRAME, PAGE, Table};
@@ -9,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Instant;
 
 /// The names of table and log in the directory of the database.
 pub const FILES: [&str; 2] = ["table", "log"];
@@ -38,10 +41,13 @@ pub fn run(mut options: Options) -> Result<()> {
     }
 
     let table = Table { seed, pages };
+    let started = Instant::now();
+    let mut latencies = Latencies::new();
     let mut salt = 1u32;
     let mut log_end = 0u64;
     let mut owed: BTreeMap<u64, u64> = BTreeMap::new();
     for transaction in 1..=count {
+        let begun = Instant::now();
         let touched = table.touched(transaction);
         let mut frames = Vec::with_capacity(touched.len() * FRAME);
         for (index, &page) in touched.iter().enumerate() {
@@ -60,7 +66,18 @@ pub fn run(mut options: Options) -> Result<()> {
             table_file.sync_all().map_err(at("fsync", &table_path))?;
             (log_end, salt) = (0, salt.wrapping_add(1));
         }
+        // A load that goes on for ever is killed, and must not grow with its time.
+        if count != u64::MAX {
+            latencies.add(begun.elapsed());
+        }
     }
+    let seconds = started.elapsed().as_secs_f64();
+    #[allow(clippy::cast_precision_loss)]
+    let rate = count as f64 / seconds.max(1e-6);
+    println!(
+        "phase=run transactions={count} seconds={seconds:.3} transactions_per_second={rate:.2}{}",
+        latencies.words("transaction")
+    );
     Ok(())
 }
 

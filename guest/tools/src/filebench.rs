@@ -1,9 +1,12 @@
 //! filebench's personalities, with its names and parameters, written anew: file_delete (the 2012 paper's), fileserver and
 //! varmail. What they print is one line of `name=value` words, for the host to read.
 //!
-//! A file's size is gamma-distributed with shape 1.5 (filebench's `cvar-gamma`, gamma=1500) about a mean. They promise
+//! Numbers are those of filebench's own `fileserver.f`, `varmail.f` and `filemicro_delete.f`. A file's size is gamma-distributed
+//! with shape 1.5 about a mean (filebench's default for a file set), an append is uniform up to `meanappendsize`
+//! (`appendfilerand`), directories hold `meandirwidth` entries each and are nested. A number of flows takes the place of a time. They promise
 //! nothing and acknowledge nothing; varmail's fsyncs are timed one by one.
 
+use crate::latency::Latencies;
 use crate::options::Options;
 use crate::random::Random;
 use crate::{Result, at};
@@ -24,7 +27,7 @@ struct Personality {
     files: u64,
     directory_width: u64,
     mean_file_kib: u64,
-    mean_append_kib: u64,
+    append_kib_max: u64,
     threads: u64,
     /// Which part of the files is there at the start, in per cent.
     preallocated_percent: u64,
@@ -37,7 +40,7 @@ const PERSONALITIES: [Personality; 3] = [
         files: 40_000,
         directory_width: 400,
         mean_file_kib: 16,
-        mean_append_kib: 0,
+        append_kib_max: 0,
         threads: 16,
         preallocated_percent: 100,
     },
@@ -46,7 +49,7 @@ const PERSONALITIES: [Personality; 3] = [
         files: 10_000,
         directory_width: 20,
         mean_file_kib: 128,
-        mean_append_kib: 16,
+        append_kib_max: 16,
         threads: 50,
         preallocated_percent: 80,
     },
@@ -55,7 +58,7 @@ const PERSONALITIES: [Personality; 3] = [
         files: 1_000,
         directory_width: 1_000_000,
         mean_file_kib: 16,
-        mean_append_kib: 16,
+        append_kib_max: 16,
         threads: 16,
         preallocated_percent: 80,
     },
@@ -118,15 +121,28 @@ impl FileSet {
         }
     }
 
+    /// Files lie in directories of `directory_width` files, these in directories of as many, until one is enough.
     fn path(&self, file: u64) -> PathBuf {
-        self.directory.join(format!("{}/{file}", file / self.personality.directory_width))
+        self.directory_of(file).join(file.to_string())
+    }
+
+    fn directory_of(&self, file: u64) -> PathBuf {
+        let width = self.personality.directory_width;
+        let mut numbers = vec![file / width];
+        let mut last = (self.personality.files - 1) / width;
+        while last >= width {
+            last /= width;
+            numbers.push(numbers[numbers.len() - 1] / width);
+        }
+        numbers.iter().rev().fold(self.directory.clone(), |path, number| path.join(format!("d{number}")))
     }
 
     fn create(&self) -> Result<()> {
         let started = Instant::now();
         let mut written = 0;
-        for directory in 0..=(self.personality.files - 1) / self.personality.directory_width {
-            let path = self.directory.join(directory.to_string());
+        for file in (0..self.personality.files).step_by(usize::try_from(self.personality.directory_width).unwrap_or(1))
+        {
+            let path = self.directory_of(file);
             std::fs::create_dir_all(&path).map_err(at("create", &path))?;
         }
         for file in 0..self.personality.files * self.personality.preallocated_percent / 100 {
@@ -168,17 +184,18 @@ impl FileSet {
                 std::fs::remove_file(&path).map_err(at("remove", &path))?;
             }
         })?;
-        println!("phase=run operations={} seconds={:.3}", self.personality.files, started.elapsed().as_secs_f64());
+        let seconds = started.elapsed().as_secs_f64();
+        println!("phase=run operations={} seconds={seconds:.3} delete_seconds={seconds:.3}", self.personality.files);
         Ok(())
     }
 
     fn flow(&self, flows: u64) -> Result<()> {
         let started = Instant::now();
         let next = AtomicU64::new(0);
-        let (fsyncs, operations) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+        let (fsyncs, operations) = (Mutex::new(Latencies::new()), AtomicU64::new(0));
         self.in_threads(|thread| {
             let mut random = Random::of(self.seed, 1 << 40 | thread);
-            let mut times = Vec::new();
+            let mut times = Latencies::new();
             while next.fetch_add(1, Ordering::Relaxed) < flows {
                 let count = match self.personality.name {
                     "varmail" => self.varmail(&mut random, &mut times)?,
@@ -186,39 +203,40 @@ impl FileSet {
                 };
                 operations.fetch_add(count, Ordering::Relaxed);
             }
-            fsyncs.lock().expect("no panic under this lock").extend(times);
+            fsyncs.lock().expect("no panic under this lock").merge(times);
             Ok(())
         })?;
         let seconds = started.elapsed().as_secs_f64();
-        let mut times = fsyncs.into_inner().expect("no panic under this lock");
-        times.sort_unstable();
-        let percentile = |percent: usize| times.get((times.len() * percent / 100).min(times.len().max(1) - 1)).copied();
-        print!("phase=run flows={flows} operations={} seconds={seconds:.3}", operations.into_inner());
-        for (name, percent) in [("fsync_p50_us", 50), ("fsync_p95_us", 95), ("fsync_p99_us", 99)] {
-            if let Some(time) = percentile(percent) {
-                print!(" {name}={time}");
-            }
-        }
-        println!();
+        #[allow(clippy::cast_precision_loss)]
+        let rate = flows as f64 / seconds.max(1e-6);
+        println!(
+            "phase=run flows={flows} operations={} seconds={seconds:.3} flows_per_second={rate:.2}{}",
+            operations.into_inner(),
+            fsyncs.into_inner().expect("no panic under this lock").words("fsync")
+        );
         Ok(())
+    }
+
+    /// What `appendfilerand` appends: anything from one byte to its size.
+    fn append_bytes(&self, random: &mut Random) -> u64 {
+        1 + random.below(self.personality.append_kib_max * KIB)
     }
 
     /// deletefile; createfile, appendfilerand, fsync; openfile, readwholefile, appendfilerand, fsync; openfile,
     /// readwholefile.
-    fn varmail(&self, random: &mut Random, fsyncs: &mut Vec<u64>) -> Result<u64> {
+    fn varmail(&self, random: &mut Random, fsyncs: &mut Latencies) -> Result<u64> {
         self.delete_one(random)?;
-        let append = |random: &mut Random| gamma_bytes(self.personality.mean_append_kib, random);
         self.with_one(State::Absent, random, |random, path| {
             let mut file = File::create(path).map_err(at("create", path))?;
-            self.append(&mut file, append(random), path)?;
-            fsyncs.push(fsync(&file, path)?);
+            self.append(&mut file, self.append_bytes(random), path)?;
+            fsync(&file, path, fsyncs)?;
             Ok(State::There)
         })?;
         self.with_one(State::There, random, |random, path| {
             read_whole(path)?;
             let mut file = OpenOptions::new().append(true).open(path).map_err(at("open", path))?;
-            self.append(&mut file, append(random), path)?;
-            fsyncs.push(fsync(&file, path)?);
+            self.append(&mut file, self.append_bytes(random), path)?;
+            fsync(&file, path, fsyncs)?;
             Ok(State::There)
         })?;
         self.with_one(State::There, random, |_, path| read_whole(path).map(|()| State::There))?;
@@ -235,7 +253,7 @@ impl FileSet {
         })?;
         self.with_one(State::There, random, |random, path| {
             let mut file = OpenOptions::new().append(true).open(path).map_err(at("open", path))?;
-            self.append(&mut file, gamma_bytes(self.personality.mean_append_kib, random), path)?;
+            self.append(&mut file, self.append_bytes(random), path)?;
             Ok(State::There)
         })?;
         self.with_one(State::There, random, |_, path| read_whole(path).map(|()| State::There))?;
@@ -290,10 +308,8 @@ impl FileSet {
     }
 }
 
-fn fsync(file: &File, path: &Path) -> Result<u64> {
-    let started = Instant::now();
-    file.sync_all().map_err(at("fsync", path))?;
-    Ok(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX))
+fn fsync(file: &File, path: &Path, latencies: &mut Latencies) -> Result<()> {
+    latencies.time(|| file.sync_all()).map_err(at("fsync", path))
 }
 
 fn read_whole(path: &Path) -> Result<()> {
@@ -330,19 +346,53 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_filebenchs_own() {
+        let of = |name: &str| PERSONALITIES.into_iter().find(|personality| personality.name == name).unwrap();
+        let numbers = |name: &str| {
+            let Personality {
+                files,
+                directory_width,
+                mean_file_kib,
+                append_kib_max,
+                threads,
+                preallocated_percent,
+                ..
+            } = of(name);
+            [files, directory_width, mean_file_kib, append_kib_max, threads, preallocated_percent]
+        };
+        // $nfiles, $meandirwidth, $meanfilesize, $meanappendsize, $nthreads, prealloc
+        assert_eq!(numbers("fileserver"), [10_000, 20, 128, 16, 50, 80]);
+        assert_eq!(numbers("varmail"), [1_000, 1_000_000, 16, 16, 16, 80]);
+        // The 2012 paper: 40,000 files in 100 directories, 16 KB, 16 threads.
+        assert_eq!(numbers("file_delete"), [40_000, 400, 16, 0, 16, 100]);
+        let set = FileSet::new(Path::new("/set"), of("fileserver"), 1);
+        assert_eq!(set.path(0), Path::new("/set/d0/d0/d0/0"));
+        assert_eq!(set.path(9_999), Path::new("/set/d1/d24/d499/9999"));
+        let mut random = Random::new(3);
+        let total: u64 = (0..10_000).map(|_| set.append_bytes(&mut random)).sum();
+        assert!(
+            (8_000..8_400).contains(&(total / 10_000)),
+            "appends are uniform up to 16 KiB: a mean of {}",
+            total / 10_000
+        );
+    }
+
+    #[test]
     fn every_personality_runs_and_deletion_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().display();
         call(&format!("--personality file_delete --directory {root}/d --phase create --files 500")).unwrap();
         let count = |name: &str| std::fs::read_dir(directory.path().join(name)).unwrap().count();
-        assert_eq!((count("d"), count("d/0"), count("d/1")), (2, 400, 100));
+        assert_eq!((count("d"), count("d/d0"), count("d/d1")), (2, 400, 100));
         call(&format!("--personality file_delete --directory {root}/d --phase run --files 500")).unwrap();
-        assert_eq!((count("d/0"), count("d/1")), (0, 0));
+        assert_eq!((count("d/d0"), count("d/d1")), (0, 0));
         for name in ["varmail", "fileserver"] {
             let words = format!("--personality {name} --directory {root}/{name} --files 40 --threads 8");
             call(&format!("{words} --phase create")).unwrap();
             call(&format!("{words} --phase run --flows 50")).unwrap();
         }
+        // 40 files in directories of 20.
+        assert_eq!(count("fileserver"), 2);
         assert!(call(&format!("--personality webserver --directory {root} --phase run")).is_err());
     }
 }

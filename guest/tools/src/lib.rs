@@ -10,6 +10,8 @@
 pub mod compile;
 pub mod database;
 pub mod filebench;
+pub mod iozone;
+pub mod latency;
 pub mod load;
 pub mod mix;
 pub mod options;
@@ -18,6 +20,7 @@ pub mod record;
 pub mod records;
 pub mod report;
 pub mod scribble;
+pub mod sqlite;
 pub mod table;
 pub mod tree;
 pub mod updates;

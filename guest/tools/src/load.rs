@@ -70,9 +70,19 @@ pub fn random_write(mut options: Options) -> Result<()> {
     Ok(())
 }
 
+/// The paper's Linux 2.6.11 tree: files, directories (the tree's own among them), and bytes of all files.
+pub const TREE_FILES: u64 = 17_090;
+const TREE_DIRECTORIES: u64 = 1_083;
+const TREE_BYTES: u64 = 231_000_000;
+/// Its smallest and its largest file.
+const FILE_BYTES_MIN: u64 = 6;
+const FILE_BYTES_MAX: u64 = 853 << 10;
+/// From so many files on, the smallest and the largest are among them; fewer would be little else.
+const FILES_WITH_EXTREMES: usize = 1000;
+
 /// `guest-tools untar --directory D [--files N] [--seed N] [--sync]`: a tree like the paper's Linux
-/// 2.6.11 sources (17,090 files of 6 bytes to 853 KB, 231 MB, in 1,083 directories), scaled: the
-/// sizes are log-normal with that mean and those bounds.
+/// 2.6.11 sources (17,090 files of 6 bytes to 853 KB, 231 MB, in 1,083 directories), scaled: sizes are log-normal within those
+/// bounds, and come to just as many bytes a file.
 pub fn untar(mut options: Options) -> Result<()> {
     let root = PathBuf::from(options.required("directory")?);
     let files = options.number("files", 1000, 1..=1_000_000)?;
@@ -84,20 +94,20 @@ pub fn untar(mut options: Options) -> Result<()> {
     let mut directories = vec![root];
     let root = directories[0].clone();
     std::fs::create_dir_all(&root).map_err(at("create", &root))?;
-    let mut bytes = vec![0; 853 << 10];
+    let mut bytes = vec![0; usize::try_from(FILE_BYTES_MAX).unwrap_or(0)];
     Random::new(seed).fill(&mut bytes);
     let mut last = None;
-    for number in 0..files {
+    for (number, size) in (0..files).zip(source_file_bytes(files, seed)) {
         let mut random = Random::of(seed, number);
-        // 16 files a directory, as in that tree.
-        if number % 16 == 15 {
+        // Directories come evenly among the files.
+        if directories.len() as u64 <= number * directory_count(files) / files {
             let parent = pick(&directories, &mut random);
             let path = parent.join(format!("directory-{number}"));
             std::fs::create_dir(&path).map_err(at("create", &path))?;
             directories.push(path);
         }
         let path = pick(&directories, &mut random).join(format!("file-{number}"));
-        let size = source_file_bytes(&mut random);
+        let size = usize::try_from(size).unwrap_or(bytes.len()).min(bytes.len());
         let start = usize::try_from(random.below((bytes.len() - size + 1) as u64)).unwrap_or(0);
         let mut file = File::create(&path).map_err(at("create", &path))?;
         file.write_all(&bytes[start..start + size]).map_err(at("write", &path))?;
@@ -119,13 +129,47 @@ fn pick<'a>(directories: &'a [PathBuf], random: &mut Random) -> &'a Path {
     &directories[index]
 }
 
-/// Log-normal with median 5.3 KB and sigma 1.39, hence a mean of 13.9 KB; the normal is the sum of
-/// twelve uniforms.
+/// Directories of a tree with so many files, its own among them.
+fn directory_count(files: u64) -> u64 {
+    ((files * TREE_DIRECTORIES + TREE_FILES / 2) / TREE_FILES).max(1)
+}
+
+/// Sizes of a tree's files: log-normal with sigma 1.39, brought to the paper's sum exactly.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn source_file_bytes(random: &mut Random) -> usize {
-    let normal: f64 = (0..12).map(|_| random.below(1 << 32) as f64 / 4_294_967_296.0).sum::<f64>() - 6.0;
-    let bytes = 5300.0 * (normal * 1.39).exp();
-    bytes.clamp(6.0, f64::from(853 << 10)) as usize
+fn source_file_bytes(files: u64, seed: u64) -> Vec<u64> {
+    // The normal is the sum of twelve uniforms. Sizes are drawn apart from names, so that each file's choices stay its own.
+    let drawn = (0..files).map(|number| {
+        let mut random = Random::of(!seed, number);
+        let normal: f64 = (0..12).map(|_| random.below(1 << 32) as f64 / 4_294_967_296.0).sum::<f64>() - 6.0;
+        (normal * 1.39).exp()
+    });
+    let drawn: Vec<f64> = drawn.collect();
+    let fixed: &[u64] = if drawn.len() >= FILES_WITH_EXTREMES { &[FILE_BYTES_MIN, FILE_BYTES_MAX] } else { &[] };
+    let target = TREE_BYTES * files / TREE_FILES - fixed.iter().sum::<u64>();
+    let factor = target as f64 / drawn[fixed.len()..].iter().sum::<f64>();
+    let scaled = drawn.iter().map(|size| ((size * factor) as u64).clamp(FILE_BYTES_MIN, FILE_BYTES_MAX));
+    let mut sizes: Vec<u64> = scaled.collect();
+    sizes[..fixed.len()].copy_from_slice(fixed);
+    // What rounding and the bounds took away or gave is made good, a little in every file.
+    let (mut less, mut more) = (0, 0);
+    match sizes[fixed.len()..].iter().sum::<u64>() {
+        sum if sum > target => more = sum - target,
+        sum => less = target - sum,
+    }
+    while less + more > 0 {
+        let before = less + more;
+        let share = before.div_ceil(files);
+        for size in &mut sizes[fixed.len()..] {
+            let add = share.min(less).min(FILE_BYTES_MAX - *size);
+            let cut = share.min(more).min(*size - FILE_BYTES_MIN);
+            *size = *size + add - cut;
+            (less, more) = (less - add, more - cut);
+        }
+        if less + more == before {
+            break;
+        }
+    }
+    sizes
 }
 
 fn finish(file: &File, path: &Path, sync: bool) -> Result<()> {
@@ -142,11 +186,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_like_the_papers() {
-        let mut random = Random::new(1);
-        let sizes: Vec<usize> = (0..17_090).map(|_| source_file_bytes(&mut random)).collect();
-        let mean = sizes.iter().sum::<usize>() / sizes.len();
-        assert!((12_000..16_000).contains(&mean), "231 MB in 17090 files is 13.9 KB a file, not {mean}");
+    fn the_tree_at_full_size_is_the_papers() {
+        for seed in [1, 2, 1_000_003] {
+            let sizes = source_file_bytes(TREE_FILES, seed);
+            assert_eq!((sizes.len(), sizes.iter().sum::<u64>()), (17_090, 231_000_000));
+            assert_eq!((sizes.iter().min(), sizes.iter().max()), (Some(&6), Some(&(853 << 10))));
+            assert_eq!(directory_count(TREE_FILES), 1_083);
+            let mut sorted = sizes;
+            sorted.sort_unstable();
+            let median = sorted[sorted.len() / 2];
+            assert!((4_500..6_500).contains(&median), "most sources are small: a median of {median}");
+        }
+        for files in [1, 2, 85, 999, 1000, 1709] {
+            let bytes: u64 = source_file_bytes(files, 7).iter().sum();
+            let expected = (231_000_000 * files / 17_090).min(files * FILE_BYTES_MAX);
+            assert_eq!(bytes, expected, "{files} files");
+        }
+    }
+
+    #[test]
+    fn a_tree_has_the_files_directories_and_bytes_of_its_plan() {
+        fn count(directory: &Path) -> (u64, u64, u64) {
+            let (mut files, mut directories, mut bytes) = (0, 1, 0);
+            for entry in std::fs::read_dir(directory).unwrap() {
+                let entry = entry.unwrap();
+                let metadata = entry.metadata().unwrap();
+                if metadata.is_dir() {
+                    let inner = count(&entry.path());
+                    (files, directories, bytes) = (files + inner.0, directories + inner.1, bytes + inner.2);
+                } else {
+                    (files, bytes) = (files + 1, bytes + metadata.len());
+                }
+            }
+            (files, directories, bytes)
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
+        let words = format!("--directory {} --files 1709", tree.display());
+        untar(Options::parse(words.split(' ').map(str::to_owned)).unwrap()).unwrap();
+        assert_eq!(count(&tree), (1709, 108, 23_100_000));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use guest_tools::options::Options;
-use guest_tools::{Result, compile, database, filebench, load, mix, records, scribble, updates};
+use guest_tools::{Result, compile, database, filebench, iozone, load, mix, records, scribble, sqlite, updates};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -20,10 +20,12 @@ fn main() -> ExitCode {
         "scribble" => scribble::run,
         "filebench" => filebench::run,
         "updates" => updates::run,
+        "iozone" => iozone::run,
+        "sqlite" => sqlite::run,
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates"
+                 filebench, updates, iozone, sqlite"
             );
             return ExitCode::from(2);
         }

@@ -200,7 +200,9 @@ pub fn run(
     );
     let mut spec = GuestSpec::new(format!("bench {}", alternative.name()), script);
     spec.memory_mib = setting.memory_mib;
-    spec.fio = setting.fio;
+    if setting.fio {
+        spec.programs.push("fio");
+    }
     spec.boot_timeout = Duration::from_secs(300);
     let report_path = directory.path().join("report.json");
     let spec = match alternative {
