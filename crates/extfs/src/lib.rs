@@ -1,4 +1,5 @@
-//! What must be known of ext2, ext3 and ext4 from outside a guest: partitions, superblocks, and where the journal is.
+//! What must be known of ext2, ext3 and ext4 from outside a guest: partitions, superblocks, where the journal is, and how
+//! files lie.
 //!
 //! Everything is read through [`ReadAt`]; nothing is ever written here. What is read was written by a guest, which may be
 //! hostile: nothing here panics on it, walks further than a fixed bound, or keeps more than a bounded number of pieces.
@@ -20,6 +21,7 @@ mod group;
 mod indirect;
 mod inode;
 mod journal;
+mod layout;
 mod partition;
 mod read;
 mod superblock;
@@ -29,6 +31,7 @@ pub use discover::{FileSystem, discover, file_system};
 pub use edit::SuperblockEdit;
 pub use group::{Group, group, group_flag};
 pub use journal::{Journal, JournalExtent, is_inside};
+pub use layout::{LayoutScore, layout_score};
 pub use partition::{Partition, partitions};
 pub use read::{ReadAt, Window};
 pub use superblock::{

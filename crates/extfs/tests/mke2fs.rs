@@ -1,6 +1,6 @@
 //! File systems that the real mke2fs made, read by us and by the real debugfs.
 
-use extfs::{Allocation, FileSystem, Journal, JournalExtent, discover, group};
+use extfs::{Allocation, FileSystem, Journal, JournalExtent, LayoutScore, discover, group, layout_score};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -131,6 +131,88 @@ fn a_journal_in_many_pieces() {
             let header = debugfs(&image, "extents <8>");
             assert!(header.contains("1/ 1") || header.contains("/ 2"), "the tree has levels: {header}");
         }
+    }
+}
+
+/// Runs debugfs on a list of commands; gives what it printed.
+fn debugfs_all(image: &Path, commands: &str) -> String {
+    let list = image.with_extension("commands");
+    std::fs::write(&list, commands).expect("a list of commands");
+    run(Command::new("debugfs").arg("-w").arg("-f").arg(&list).arg(image))
+}
+
+/// The layout score of the root directory's files, by debugfs's own account of every block of theirs.
+fn score_by_debugfs(image: &Path, files: &[(String, u64)]) -> LayoutScore {
+    let mut score = LayoutScore::default();
+    for (name, blocks) in files {
+        let commands: String = (0..*blocks).map(|block| format!("bmap /{name} {block}\n")).collect();
+        let text = debugfs_all(image, &commands);
+        let physical: Vec<u64> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        assert_eq!(physical.len() as u64, *blocks, "{name}");
+        let there = physical.iter().filter(|block| **block != 0).count() as u64;
+        let pairs = || physical.windows(2).filter(|pair| pair[0] != 0 && pair[1] != 0);
+        score.files += u64::from(there > 0);
+        score.blocks += there;
+        score.pairs += pairs().count() as u64;
+        score.adjacent += pairs().filter(|pair| pair[1] == pair[0] + 1).count() as u64;
+    }
+    score
+}
+
+#[test]
+fn layout_scores_are_what_debugfs_says() {
+    let directory = scratch();
+    for options in
+        [["-t", "ext4", "-b", "1024"].as_slice(), &["-t", "ext3", "-b", "1024"], &["-t", "ext4", "-b", "4096"]]
+    {
+        let image = mke2fs(directory.path(), options, "24M");
+        let block_bytes: u64 = options[3].parse().expect("a number");
+        let bytes = std::fs::read(&image).expect("an image");
+        let superblock = only(&image).superblock;
+        assert_eq!(
+            layout_score(&bytes, &superblock).expect("memory").score(),
+            None,
+            "{options:?}: an empty one has none"
+        );
+
+        // One file in one piece (600 blocks: into the double indirect map of 1 KB blocks), then a comb whose holes are one and
+        // two blocks, files into that, one with a hole of its own, and a directory, which does not count.
+        let source = directory.path().join("source");
+        let files: Vec<(String, u64)> =
+            [600, 1, 13, 100, 400].iter().zip(0..).map(|(n, i)| (format!("f{i}"), *n)).collect();
+        let write = |name: &str, blocks: u64| {
+            std::fs::write(&source, vec![7; usize::try_from(blocks * block_bytes).expect("small")]).expect("a file");
+            debugfs_all(&image, &format!("write {} {name}\n", source.display()));
+        };
+        write(&files[0].0, files[0].1);
+        let whole = std::fs::read(&image).expect("an image");
+        let score = layout_score(&whole, &superblock).expect("memory");
+        let first = score_by_debugfs(&image, &files[..1]);
+        assert_eq!(score, first, "{options:?}");
+        assert_eq!((score.files, score.blocks, score.pairs), (1, 600, 599));
+        assert!(score.score() > Some(0.99), "{options:?}: in one piece but for blocks of its map, {score:?}");
+
+        let comb: String = (superblock.blocks_count / 4..superblock.blocks_count - 8)
+            .step_by(5)
+            .map(|block| format!("setb {block} 2\nsetb {} 1\n", block + 3))
+            .collect();
+        debugfs_all(&image, &format!("setb 1 {}\n{comb}", superblock.blocks_count / 4 - 1));
+        for (name, blocks) in &files[1..] {
+            write(name, *blocks);
+        }
+        debugfs_all(&image, "mkdir /a\npunch /f3 40 49\n");
+        let bytes = std::fs::read(&image).expect("an image");
+        let score = layout_score(&bytes, &superblock).expect("memory");
+        assert_eq!(score, score_by_debugfs(&image, &files), "{options:?}");
+        assert_eq!((score.files, score.blocks), (5, 600 + 1 + 13 + 90 + 400), "{options:?}");
+        assert!(score.score() < Some(0.8), "{options:?}: {score:?}");
+
+        // Whatever a map says, it is an error or a score.
+        let mut hostile = bytes.clone();
+        for at in (0..hostile.len()).step_by(997) {
+            hostile[at] ^= 0x81;
+        }
+        let _ = layout_score(&hostile, &superblock);
     }
 }
 

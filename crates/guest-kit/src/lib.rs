@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accelerator;
+pub mod aged;
 pub mod assets;
 mod cpio;
 pub mod error;
