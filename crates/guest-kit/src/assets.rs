@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The parts that guests boot from.
 pub struct Assets {
     kernel: PathBuf,
+    modules: PathBuf,
     base: FileTree,
     initramfs: Vec<u8>,
 }
@@ -37,6 +38,18 @@ impl Assets {
     /// The kernel image for QEMU's `-kernel`.
     pub fn kernel(&self) -> &Path {
         &self.kernel
+    }
+
+    /// A module of the guests' kernel that not every guest loads, for [`crate::GuestSpec::files`]; it must depend on no
+    /// other one.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it is built in, or needs others.
+    pub fn module(&self, name: &str) -> Result<Vec<u8>> {
+        match ModuleTree::read(&self.modules)?.load_order(&[name])?.as_slice() {
+            [only] => std::fs::read(only).at("read", only),
+            other => Err(Error::Assets(format!("the module {name} is {} files, not one", other.len()))),
+        }
     }
 
     /// The initramfs that all guests share; a run appends its own small archive.
@@ -86,7 +99,7 @@ impl Assets {
             list.push_str(&format!("/lib/modules/{name}\n"));
         }
         boot.file("etc/load-modules", 0o644, list);
-        Ok(Self { kernel, initramfs: boot.archive(), base })
+        Ok(Self { kernel, modules: modules_directory, initramfs: boot.archive(), base })
     }
 }
 

@@ -28,6 +28,9 @@ pub enum Error {
         /// The end of what it printed.
         output: String,
     },
+    /// No guest is started any more: see [`crate::interrupt`].
+    #[error("interrupted")]
+    Interrupted,
     /// The guest's kernel, modules or binaries cannot be prepared.
     #[error("{0}")]
     Assets(String),

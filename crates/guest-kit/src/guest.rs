@@ -7,11 +7,12 @@
 use crate::accelerator::Accelerator;
 use crate::assets::Assets;
 use crate::error::{Error, FileContext, Result};
+use crate::interrupt;
 use crate::program;
 use crate::qmp::Qmp;
 use crate::report::{Acknowledged, ReportChannel, Reported};
 use crate::spec::{Disks, GuestSpec};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
@@ -46,6 +47,9 @@ impl Guest {
 
     /// Starts QEMU (or the wrapper) and waits for nothing.
     pub fn launch(spec: GuestSpec) -> Result<Self> {
+        if interrupt::is_requested() {
+            return Err(Error::Interrupted);
+        }
         let assets = Assets::get()?;
         let accelerator = match spec.accelerator {
             Some(accelerator) => accelerator,
@@ -93,6 +97,7 @@ impl Guest {
                 return Err(error).at("start", &qemu);
             }
         };
+        interrupt::enter(child.id(), directory.path());
         Ok(Self {
             name: spec.name,
             directory: Some(directory),
@@ -185,7 +190,7 @@ impl Guest {
                 return Ok(value);
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                self.ended = Some(status);
+                self.note_end(status);
                 // All that it wrote is in the socket: one more look.
                 if let Some(value) = self.report.wait(Duration::from_secs(1), &mut found) {
                     return Ok(value);
@@ -210,7 +215,7 @@ impl Guest {
                 return Ok(status);
             }
             match self.child.try_wait() {
-                Ok(Some(status)) => self.ended = Some(status),
+                Ok(Some(status)) => self.note_end(status),
                 Ok(None) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -239,6 +244,18 @@ impl Guest {
     pub fn kill_qemu(&mut self) -> Result<()> {
         let pid = self.qemu_pid()?;
         self.signal_process(pid, Signal::KILL)
+    }
+
+    /// Stops QEMU where it is (`SIGSTOP`), its wrapper goes on: what the guest has asked for is still done, and nothing else.
+    pub fn freeze(&mut self) -> Result<()> {
+        let pid = self.qemu_pid()?;
+        self.signal_process(pid, Signal::STOP)
+    }
+
+    /// Lets QEMU go on after [`Self::freeze`].
+    pub fn thaw(&mut self) -> Result<()> {
+        let pid = self.qemu_pid()?;
+        self.signal_process(pid, Signal::CONT)
     }
 
     /// Sends a signal to what was started: the wrapper, or QEMU itself.
@@ -287,9 +304,15 @@ impl Guest {
         }
     }
 
-    /// Failures of this guest are an answer, not a fault: nothing is kept or shown.
-    pub(crate) fn forgive(&mut self) {
+    /// Failures of this guest are an answer, not a fault, or were kept elsewhere: nothing is kept or shown.
+    pub fn forgive(&mut self) {
         self.quiet = true;
+    }
+
+    fn note_end(&mut self, status: ExitStatus) {
+        self.ended = Some(status);
+        // Its number may be given to a stranger from now on.
+        interrupt::leave(self.child.id());
     }
 
     fn signal_process(&self, pid: u32, signal: Signal) -> Result<()> {
@@ -302,25 +325,12 @@ impl Guest {
     }
 
     fn kill_everything(&mut self) {
-        // The group first: QEMU is in it too, unless the wrapper gave it one of its own. Once
-        // QEMU has ended its pid file is gone or names a stranger, hence the look at its name.
-        if self.ended.is_none()
-            && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
-        {
-            let _ = kill_process_group(group, Signal::KILL);
+        // The group first: QEMU is in it too, unless the wrapper gave it one of its own.
+        if self.ended.is_none() {
+            interrupt::kill(self.child.id(), self.directory());
+        } else {
+            interrupt::kill_qemu(self.directory());
         }
-        if let Ok(pid) = self.qemu_pid()
-            && self.is_our_qemu(pid)
-            && let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw)
-        {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-    }
-
-    fn is_our_qemu(&self, pid: u32) -> bool {
-        let own = self.directory().join("initramfs").into_os_string().into_encoded_bytes();
-        std::fs::read(format!("/proc/{pid}/cmdline"))
-            .is_ok_and(|line| line.windows(own.len()).any(|window| window == own))
     }
 }
 
@@ -330,6 +340,7 @@ impl Drop for Guest {
         if self.ended.is_none() {
             let _ = self.child.wait();
         }
+        interrupt::leave(self.child.id());
         // Lets the report thread end if QEMU never connected.
         let _ = UnixStream::connect(self.directory().join("report"));
         let panicking = std::thread::panicking();
@@ -339,6 +350,7 @@ impl Drop for Guest {
         if let Some(directory) = self.directory.take()
             && (panicking || self.failed.get())
             && !self.quiet
+            && !interrupt::is_requested()
         {
             let kept = directory.keep();
             let _ = std::fs::remove_file(kept.join("initramfs"));

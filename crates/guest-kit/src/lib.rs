@@ -18,6 +18,7 @@ pub mod error;
 pub mod evidence;
 pub mod guest;
 pub mod image;
+pub mod interrupt;
 pub mod judge;
 mod modules;
 pub mod program;

@@ -61,7 +61,10 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Starts a child from the one thread that outlives every caller, so that a parent-death signal
 /// means the death of this process and not of, say, a test's thread.
-pub(crate) fn spawn(mut command: Command) -> std::io::Result<Child> {
+///
+/// # Errors
+/// When the program cannot be started.
+pub fn spawn(mut command: Command) -> std::io::Result<Child> {
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
     let jobs = JOBS.get_or_init(|| {
         let (sender, receiver) = channel::<Job>();

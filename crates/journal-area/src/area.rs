@@ -434,7 +434,7 @@ impl JournalArea {
 
     /// The counters of a log.
     pub fn counters(&self, id: LogId) -> Counters {
-        self.lock().log(id).map(|(_, jcb)| jcb.counters).unwrap_or_default()
+        self.lock().log(id).map(|(_, jcb)| jcb.counters_now()).unwrap_or_default()
     }
 
     /// Checks the invariants of every log; what is wrong, as a sentence. Costs time.

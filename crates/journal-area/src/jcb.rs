@@ -56,6 +56,8 @@ pub struct Counters {
     pub blocks_retained_max: u64,
     pub area_bytes_max: u64,
     pub pool_bytes_max: u64,
+    /// Bytes of copied blocks in use at this moment.
+    pub pool_bytes_now: u64,
     /// Blocks whose home write was seen, so that they were let go.
     pub released_home: u64,
     /// Blocks that a newer committed version made unneeded.
@@ -464,6 +466,11 @@ impl VmJcb {
     /// Whether a newest version is only at its own place in the log on storage, where it was put for want of memory.
     pub(crate) fn has_stored_versions(&self) -> bool {
         self.by_block.iter().any(|position| self.location(position) == Location::Storage)
+    }
+
+    /// The counters, with those of this moment.
+    pub(crate) fn counters_now(&self) -> Counters {
+        Counters { pool_bytes_now: self.pool.used_bytes(), ..self.counters }
     }
 
     /// Bytes of memory the books take: tuples and their tables, not the copied blocks.

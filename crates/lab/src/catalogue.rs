@@ -2,12 +2,15 @@
 //!
 //! A text is `key: value` lines, a blank line, and sections that begin with `## `. Keys: `title`, `kind`
 //! (`load`, `recovery`, `integrity`, `flash`, `protect`, `sizes` or `missing`), `needs` (for what is missing), `workloads`, `modes`, `guests`, `disks`,
-//! `parameter` (a name and values), `plot` (the field to draw) and any number of `claim` lines (see [`crate::claim`]).
+//! `parameter` (a name and values), `iterations` (where the paper needs more than the usual few), `plot` (the fields to draw), `curves`
+//! (what to draw over time) and any number of `claim` lines (see [`crate::claim`]).
 
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
 use crate::error::{Error, Result};
+use crate::integrity::CRASHES_A_BOOT;
 use crate::workload::Workload;
+use std::collections::BTreeSet;
 
 /// How an experiment is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,9 @@ pub enum Kind {
     /// Of something that is not there yet.
     Missing,
 }
+
+/// How often a cell is measured unless it is said otherwise.
+pub const ITERATIONS: u32 = 3;
 
 /// One experiment, as its text says.
 #[derive(Clone, Debug)]
@@ -49,8 +55,12 @@ pub struct Experiment {
     pub disks: Vec<String>,
     /// The name of its own parameter, and its values.
     pub parameter: Option<(String, Vec<u64>)>,
-    /// The field that its plot shows.
+    /// How often it is measured if the command does not say.
+    pub iterations: Option<u32>,
+    /// The fields that its plots show.
     pub plot: String,
+    /// What is drawn over time.
+    pub curves: String,
     /// What the paper found.
     pub claims: Vec<Claim>,
     /// For the reader: heading and text.
@@ -62,8 +72,8 @@ pub struct Experiment {
 pub struct Extent {
     /// Small and short: for CI.
     pub quick: bool,
-    /// How often each cell is measured.
-    pub iterations: u32,
+    /// How often each cell is measured; as often as the experiment says, or [`ITERATIONS`] times, if it is not said.
+    pub iterations: Option<u32>,
     /// At most so many guests at once.
     pub guests_max: u32,
     /// Sizes of workloads, as a part of the paper's.
@@ -120,7 +130,9 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         guests: vec![1],
         disks: vec!["st336753lw".to_owned()],
         parameter: None,
+        iterations: None,
         plot: "seconds".to_owned(),
+        curves: String::new(),
         claims: Vec::new(),
         sections: Vec::new(),
     };
@@ -131,6 +143,10 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
             "title" => value.clone_into(&mut experiment.title),
             "needs" => value.clone_into(&mut experiment.needs),
             "plot" => value.clone_into(&mut experiment.plot),
+            "curves" => value.clone_into(&mut experiment.curves),
+            "iterations" => {
+                experiment.iterations = Some(value.parse().map_err(|_| bad(format!("iterations: {value}")))?)
+            }
             "kind" => {
                 experiment.kind = match value {
                     "load" => Kind::Load,
@@ -178,8 +194,28 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
     Ok(experiment)
 }
 
+/// Roughly how long all experiments take, in seconds: what several of them need is measured once.
+pub fn estimate_all_seconds(experiments: &[Experiment], extent: &Extent) -> f64 {
+    let mut seen = BTreeSet::new();
+    let mut seconds = 0.0;
+    for experiment in experiments {
+        for cell in experiment.cells(extent) {
+            if !experiment.is_plain_load() || seen.insert(cell.clone()) {
+                seconds += experiment.cell_seconds(&cell, extent);
+            }
+        }
+    }
+    seconds
+}
+
 impl Experiment {
-    /// Its measurements, in an order that spreads each mode's iterations over the run.
+    /// Whether its cells are the same as equally named ones of other experiments.
+    pub fn is_plain_load(&self) -> bool {
+        self.kind == Kind::Load && self.parameter.is_none()
+    }
+
+    /// Its measurements, in an order that spreads each mode's iterations over the run (but for records: there, a boot serves
+    /// many iterations).
     pub fn cells(&self, extent: &Extent) -> Vec<Cell> {
         let parameters = self.parameter.as_ref().map_or(vec![0], |(_, values)| values.clone());
         let fits = |guests: &&u32| **guests <= extent.guests_max;
@@ -198,7 +234,8 @@ impl Experiment {
             workloads.push(Workload::None);
         }
         let mut cells = Vec::new();
-        for iteration in 0..extent.iterations {
+        let usual = if extent.quick { 1 } else { self.iterations.unwrap_or(ITERATIONS) };
+        for iteration in 0..extent.iterations.unwrap_or(usual) {
             for disk in &disks {
                 for workload in &workloads {
                     for &parameter in &parameters {
@@ -213,6 +250,11 @@ impl Experiment {
                 }
             }
         }
+        if self.kind == Kind::Integrity {
+            // A boot serves so many iterations of one group.
+            let boot = |cell: &Cell| cell.iteration / CRASHES_A_BOOT;
+            cells.sort_by(|a, b| boot(a).cmp(&boot(b)).then_with(|| a.cmp(b)));
+        }
         cells
     }
 
@@ -221,19 +263,21 @@ impl Experiment {
         self.cells(extent).iter().map(|cell| self.cell_seconds(cell, extent)).sum()
     }
 
-    /// Roughly how long one cell takes, in seconds: boots, then work.
+    /// Roughly how long one cell takes, in seconds, as measured on two processors without KVM: guests boot two at a time, and
+    /// then share the drive.
     pub fn cell_seconds(&self, cell: &Cell, extent: &Extent) -> f64 {
-        let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds);
-        let scale = extent.scale;
+        let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds) * extent.scale;
+        let guests = cell.group.guests;
+        let boot = 2.0 + 6.0 * f64::from(guests.div_ceil(2));
         match self.kind {
-            Kind::Sizes | Kind::Missing => 0.0,
-            Kind::Integrity => 15.0,
-            Kind::Flash => 20.0,
-            Kind::Protect => 3.0,
-            Kind::Load | Kind::Recovery => {
-                let share = f64::from(cell.group.guests.div_ceil(2));
-                (14.0 + work * scale) * share
-            }
+            Kind::Missing => 0.0,
+            Kind::Sizes => 1.0,
+            Kind::Integrity => 2.5,
+            Kind::Flash => 4.0,
+            Kind::Protect => 1.0,
+            Kind::Load => boot + work * f64::from(guests).max(1.5),
+            // Half of a run, and now and then a whole one, to know what half of it is.
+            Kind::Recovery => 1.3 * boot + work * f64::from(guests).max(1.5),
         }
     }
 }
@@ -274,9 +318,9 @@ mod tests {
     #[test]
     fn a_quick_extent_is_one_cell_a_mode() {
         let experiment = select(&["spe2012-fig06".to_owned()]).unwrap().remove(0);
-        let extent = Extent { quick: true, iterations: 1, guests_max: 8, scale: 0.02 };
+        let extent = Extent { quick: true, iterations: None, guests_max: 8, scale: 0.02 };
         assert_eq!(experiment.cells(&extent).len(), experiment.modes.len());
-        let full = Extent { quick: false, iterations: 10, guests_max: 8, scale: 1.0 };
+        let full = Extent { quick: false, iterations: Some(10), guests_max: 8, scale: 1.0 };
         assert_eq!(experiment.cells(&full).len(), experiment.modes.len() * 4 * 10);
     }
 }

@@ -34,11 +34,28 @@ pub enum Mode {
     NvmLogEverything,
     /// A file system without a journal.
     NoJournal,
+    /// data=journal, external journal on a RAM disk in the guest's own memory: RAM-disk journaling as in the papers.
+    Ramdisk,
+    /// data=writeback, journal writes dropped.
+    #[serde(rename = "bound-writeback")]
+    BoundWriteback,
+    /// data=ordered, journal writes dropped.
+    #[serde(rename = "bound-ordered")]
+    BoundOrdered,
+    /// data=writeback, journal shipped to a journal server.
+    #[serde(rename = "remote-writeback")]
+    RemoteWriteback,
+    /// data=ordered, journal shipped to a journal server.
+    #[serde(rename = "remote-ordered")]
+    RemoteOrdered,
+    /// data=journal, journal shipped to a journal server.
+    #[serde(rename = "remote-journal")]
+    RemoteJournal,
 }
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 18] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
@@ -51,6 +68,12 @@ impl Mode {
         Self::NvmNoDelayedCheckpoint,
         Self::NvmLogEverything,
         Self::NoJournal,
+        Self::Ramdisk,
+        Self::BoundWriteback,
+        Self::BoundOrdered,
+        Self::RemoteWriteback,
+        Self::RemoteOrdered,
+        Self::RemoteJournal,
     ];
 
     /// Its name in descriptions, tables and files.
@@ -68,6 +91,12 @@ impl Mode {
             Self::NvmNoDelayedCheckpoint => "nvm-no-dc",
             Self::NvmLogEverything => "nvm-all-journal",
             Self::NoJournal => "nojournal",
+            Self::Ramdisk => "ramdisk",
+            Self::BoundWriteback => "bound-writeback",
+            Self::BoundOrdered => "bound-ordered",
+            Self::RemoteWriteback => "remote-writeback",
+            Self::RemoteOrdered => "remote-ordered",
+            Self::RemoteJournal => "remote-journal",
         }
     }
 
@@ -79,11 +108,14 @@ impl Mode {
     /// amberlog's placement of the journal, without its options.
     pub fn placement(self) -> &'static str {
         match self {
-            Self::Writeback | Self::Ordered | Self::Journal | Self::Tmpfs | Self::NoJournal => "storage",
+            Self::Writeback | Self::Ordered | Self::Journal | Self::Tmpfs | Self::NoJournal | Self::Ramdisk => {
+                "storage"
+            }
             Self::Vma => "retain",
-            Self::Bound => "discard",
+            Self::Bound | Self::BoundWriteback | Self::BoundOrdered => "discard",
             Self::Copy => "copy",
             Self::Nvm | Self::NvmNoByteLevel | Self::NvmNoDelayedCheckpoint | Self::NvmLogEverything => "nvm",
+            Self::RemoteWriteback | Self::RemoteOrdered | Self::RemoteJournal => "remote",
         }
     }
 
@@ -98,21 +130,31 @@ impl Mode {
         }
     }
 
-    /// Options of the guest's mount.
+    /// Whether amberlog finds a journal on the data disk when the guest starts.
+    pub fn has_journal_on_image(self) -> bool {
+        !matches!(self, Self::NoJournal | Self::Ramdisk)
+    }
+
+    /// Options of the guest's mount. The bound's kernel asks for no flush, as the papers' did not: what has no journal has
+    /// nothing that must come first.
     pub fn mount_options(self) -> &'static str {
         match self {
-            Self::Writeback => "data=writeback",
-            Self::Ordered => "data=ordered",
+            Self::Writeback | Self::RemoteWriteback => "data=writeback",
+            Self::Ordered | Self::RemoteOrdered => "data=ordered",
             Self::Tmpfs => "data=journal,journal_path=/dev/vdb",
+            Self::Ramdisk => "data=journal,journal_path=/dev/ram0",
             Self::NoJournal => "rw",
+            Self::Bound => "data=journal,barrier=0",
+            Self::BoundWriteback => "data=writeback,barrier=0",
+            Self::BoundOrdered => "data=ordered,barrier=0",
             Self::Journal
             | Self::Vma
-            | Self::Bound
             | Self::Copy
             | Self::Nvm
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
-            | Self::NvmLogEverything => "data=journal",
+            | Self::NvmLogEverything
+            | Self::RemoteJournal => "data=journal",
         }
     }
 }

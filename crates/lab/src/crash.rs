@@ -1,22 +1,18 @@
-//! Guests that die in the middle: what their recovery takes, and what became of their records.
+//! Guests that die in the middle: what their recovery takes.
 
 use crate::cell::{Cell, Mode};
 use crate::error::{Error, Result};
 use crate::results::{CellResult, Parameters};
-use crate::rig::{BLOCK_BYTES, Rig, Running, guest_seed, sizes, time_limit, workload_of};
+use crate::rig::{BLOCK_BYTES, Plan, Rig, Running, sizes, workload_of};
 use disk_model::{Kind, Model, Profile, Request};
-use guest_kit::image::{FileSystem, copy_image};
-use guest_kit::{judge, program};
-use guest_tools::updates;
+use guest_kit::image::copy_image;
+use guest_kit::{interrupt, judge, program};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// The size of the file of records, in MiB (not scaled: what counts is what is written until the crash).
-const RECORDS_MIB: u64 = 32;
-/// What a guest has sent to its disk when it crashes, as in the paper, in KiB.
-const CRASH_KIB: u64 = 4096;
+const POLL: Duration = Duration::from_millis(20);
 /// Blocks that one transfer of a recovery carries at most.
 const RUN_BLOCKS_MAX: u64 = 256;
 
@@ -27,102 +23,44 @@ impl Rig {
     /// # Errors
     /// When a guest fails, or recovery does.
     pub fn recovery(&mut self, cell: &Cell, parameters: &Parameters) -> Result<CellResult> {
-        let whole = self.load(cell, parameters, None)?;
-        if whole.failure.is_some() {
-            return Ok(whole);
-        }
-        let half = whole.mean("seconds_unsynced").unwrap_or(0.0) / 2.0;
         let started = Instant::now();
+        // How long a whole run takes is measured once.
+        let half = match self.halves.get(&cell.group) {
+            Some(half) => *half,
+            None => {
+                let whole = self.load(cell, parameters, None)?;
+                let half = match whole.mean("seconds_unsynced") {
+                    Some(seconds) if whole.failure.is_none() => seconds / 2.0,
+                    _ => return Ok(whole),
+                };
+                self.halves.insert(cell.group.clone(), half);
+                half
+            }
+        };
         let workload = workload_of(cell)?;
-        let mut running = self.start(cell, parameters, None, |number| {
+        let plan = Plan::new(cell, parameters, None);
+        let mut running = self.start(&plan, |number| {
             format!(
                 "{}\n{} >/tmp/result\nwhile :; do sleep 1; done",
-                Self::preamble(cell, workload, parameters, number),
+                plan.preamble(workload, number),
                 workload.load(sizes(parameters, cell, number))
             )
         })?;
-        running.guests.iter().try_for_each(|guest| guest.tell("go"))?;
-        std::thread::sleep(std::time::Duration::from_secs_f64(half));
+        running.go()?;
+        let begun = Instant::now();
+        while begun.elapsed().as_secs_f64() < half && !interrupt::is_requested() {
+            std::thread::sleep(POLL);
+        }
         for guest in &mut running.guests {
             guest.kill_all()?;
         }
-        let mut result = CellResult { guests: Vec::new(), model: BTreeMap::new(), ..whole };
+        let mut result = CellResult::empty(cell, parameters);
         for index in 0..running.guests.len() {
             result.guests.push(recovered(cell, &running, index)?);
         }
-        result.wall_seconds += started.elapsed().as_secs_f64();
-        Ok(result)
-    }
-
-    /// Crashes the guest's kernel in the midst of record updates, recovers, and looks at every record.
-    ///
-    /// # Errors
-    /// When the guest does not crash, or recovery or e2fsck fails.
-    pub fn integrity(&mut self, cell: &Cell, parameters: &Parameters) -> Result<CellResult> {
-        let started = Instant::now();
-        let workload = workload_of(cell)?;
-        let record_kib = cell.group.parameter.max(1);
-        let seed = guest_seed(parameters, cell, 0);
-        let words = format!("--file /mnt/records --record-kib {record_kib} --file-mib {RECORDS_MIB} --seed {seed}");
-        let mut running = self.start(cell, parameters, None, |number| {
-            format!(
-                "mount -t ext4 -o {} /dev/vda /mnt || fail mount
-                 guest-tools updates {words} --phase create
-                 umount /mnt
-                 {}
-                 echo 1048576 >/proc/sys/vm/dirty_background_bytes
-                 guest-tools updates {words} --phase run --crash-kib {CRASH_KIB}
-                 fail 'the crash did not come'",
-                cell.group.mode.mount_options(),
-                Self::preamble(cell, workload, parameters, number),
-            )
-        })?;
-        running.guests.iter().try_for_each(|guest| guest.tell("go"))?;
-        let limit = time_limit(workload, cell, parameters);
-        let mut result = CellResult {
-            cell: cell.clone(),
-            parameters: parameters.clone(),
-            guests: Vec::new(),
-            model: BTreeMap::new(),
-            wall_seconds: 0.0,
-            load: crate::machine::load(),
-            failure: None,
-        };
-        let guest = &mut running.guests[0];
-        if let Err(error) = guest.wait_end(limit) {
-            let console = self.keep_console(&running.guests[0], cell, 0);
-            result.failure = Some(format!("{}{console}", crate::rig::first_line(&error.to_string())));
-            return Ok(result);
-        }
-        if guest.final_report().exit_code.is_some() {
-            let console = self.keep_console(&running.guests[0], cell, 0);
-            result.failure = Some(format!("the guest ended without a crash{console}"));
-            return Ok(result);
-        }
-        let mut fields = crate::rig::counters(cell.group.mode, &running.reports[0])?;
-        let image = &running.images[0];
-        if cell.group.mode != Mode::Vma {
-            fields.extend(recover_disk(image)?);
-        }
-        let file_system = FileSystem::whole(image);
-        let verdict = judge::check(&file_system)?;
-        if !verdict.problems.is_empty() || verdict.needs_recovery {
-            result.failure = Some(format!("e2fsck found: {}", verdict.problems.join("; ")));
-            return Ok(result);
-        }
-        let content = judge::read_file(&file_system, "/records")?
-            .ok_or_else(|| Error::Told("the file of records is gone".to_owned()))?;
-        let layout = updates::layout(record_kib, RECORDS_MIB, seed);
-        let updates::Verdict { records, corrupted, cut_by_commit } = updates::judge(&layout, &content);
-        #[allow(clippy::cast_precision_loss)]
-        fields.extend([
-            ("corrupted_records".to_owned(), corrupted as f64),
-            ("records".to_owned(), records as f64),
-            ("corrupted_runs".to_owned(), f64::from(u8::from(corrupted > 0))),
-            ("corrupted_runs_not_by_commit".to_owned(), f64::from(u8::from(corrupted > cut_by_commit))),
-        ]);
-        result.guests.push(fields);
+        result.phases = std::mem::take(&mut running.phases);
         result.wall_seconds = started.elapsed().as_secs_f64();
+        result.load = crate::machine::load();
         Ok(result)
     }
 }
@@ -185,12 +123,12 @@ fn recovery_fields(value: &Value) -> BTreeMap<String, f64> {
     numbers.filter_map(|(name, value)| Some((format!("recovery_{name}"), value.as_f64()?))).collect()
 }
 
-fn recover_disk(image: &Path) -> Result<BTreeMap<String, f64>> {
+pub(crate) fn recover_disk(image: &Path) -> Result<BTreeMap<String, f64>> {
     amberlog_json(&["recover".as_ref(), "--json".as_ref(), "--disk".as_ref(), image.as_os_str()])
         .map(|value| recovery_fields(&value))
 }
 
-fn recover_area(area: &Path) -> Result<BTreeMap<String, f64>> {
+pub(crate) fn recover_area(area: &Path) -> Result<BTreeMap<String, f64>> {
     amberlog_json(&["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), area.as_os_str()])
         .map(|value| recovery_fields(&value))
 }

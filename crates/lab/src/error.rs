@@ -48,6 +48,9 @@ pub enum Error {
     /// The modelled disk.
     #[error(transparent)]
     Model(#[from] disk_model::Error),
+    /// The run was told to end.
+    #[error("interrupted; the same command goes on where it was")]
+    Interrupted,
     /// A guest told something else than was expected.
     #[error("{0}")]
     Told(String),

@@ -7,8 +7,11 @@ use lab::catalogue::{self, Experiment, Extent, Kind};
 use lab::results::Parameters;
 use lab::run::{RunOptions, duration};
 use lab::{Error, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[derive(Parser)]
 #[command(name = "amberlog lab", version, about = "The papers' experiments on real guests")]
@@ -35,10 +38,10 @@ struct Extents {
     /// Small and short, for CI: one iteration, one guest; counters mean something, times do not.
     #[arg(long)]
     quick: bool,
-    /// Sizes of workloads, as a part of the paper's [default: 1; quick: 0.02].
+    /// Sizes of workloads, as a part of the paper's [default: 0.1; quick: 0.02].
     #[arg(long)]
     scale: Option<f64>,
-    /// How often each cell is measured [default: 10; quick: 1].
+    /// How often each cell is measured [default: 3, or what the experiment says; quick: 1].
     #[arg(long)]
     iterations: Option<u32>,
     /// At most so many guests at once.
@@ -61,8 +64,11 @@ struct RunArgs {
     images: Option<PathBuf>,
     /// Seconds for a second of the modelled disk: where guests are emulated, some factor keeps their processors as fast
     /// beside it as real ones would be.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 5.0)]
     time_scale: f64,
+    /// Seconds that a cell's load may take before its guests are killed [default: many times what is expected].
+    #[arg(long)]
+    limit: Option<u64>,
     /// Memory of each guest, in MiB: the paper's 128, and what today's kernel and our initramfs take more.
     #[arg(long, default_value_t = 192)]
     guest_mib: u32,
@@ -87,6 +93,7 @@ fn main() -> ExitCode {
             ExitCode::from(match error {
                 Error::Unknown(_) => 2,
                 Error::NotYet { .. } | Error::Damaged { .. } => 3,
+                Error::Interrupted => 130,
                 _ => 1,
             })
         }
@@ -96,26 +103,25 @@ fn main() -> ExitCode {
 fn extent(extents: &Extents) -> Extent {
     Extent {
         quick: extents.quick,
-        iterations: extents.iterations.unwrap_or(if extents.quick { 1 } else { 10 }).max(1),
+        iterations: extents.iterations.map(|iterations| iterations.max(1)),
         guests_max: extents.guests.max(1),
-        scale: extents.scale.unwrap_or(if extents.quick { 0.02 } else { 1.0 }).clamp(0.001, 100.0),
+        scale: extents.scale.unwrap_or(if extents.quick { 0.02 } else { 0.1 }).clamp(0.001, 100.0),
     }
 }
 
 fn list(extents: &Extents) -> Result<ExitCode> {
     let extent = extent(extents);
-    let mut all = 0.0;
-    for experiment in catalogue::all()? {
-        let Experiment { id, title, kind, .. } = &experiment;
+    let experiments = catalogue::all()?;
+    for experiment in &experiments {
+        let Experiment { id, title, kind, .. } = experiment;
         if *kind == Kind::Missing {
             println!("{id:16} {:>8}  {title}; {}", "-", experiment.needs);
         } else {
-            let seconds = experiment.estimate_seconds(&extent);
-            all += seconds;
-            println!("{id:16} {:>8}  {title}", duration(seconds));
+            println!("{id:16} {:>8}  {title}", duration(experiment.estimate_seconds(&extent)));
         }
     }
-    println!("{:16} {:>8}  roughly, on two processors without KVM", "all", duration(all));
+    let all = duration(catalogue::estimate_all_seconds(&experiments, &extent));
+    println!("{:16} {all:>8}  roughly, on two processors without KVM; what several need is measured once", "all");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -131,17 +137,19 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         seed: args.seed,
     };
     let command = format!(
-        "{}--scale {} --iterations {} --guests {} --time-scale {} --guest-mib {} --file-system {} --seed {}",
+        "{}--scale {}{} --guests {} --time-scale {} --guest-mib {} --file-system {} --seed {}",
         if extent.quick { "--quick " } else { "" },
         extent.scale,
-        extent.iterations,
+        extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
         extent.guests_max,
         parameters.time_scale,
         parameters.guest_mib,
         parameters.file_system,
         parameters.seed
     );
-    let options = RunOptions { out: args.out, images: args.images, extent, parameters, command };
+    let limit = args.limit.map(Duration::from_secs);
+    let options = RunOptions { out: args.out, images: args.images, limit, extent, parameters, command };
+    end_by_signals()?;
     let failed = lab::run::run(&experiments, &options)?;
     println!("results are in {}; 'amberlog lab report {0}' makes a page of them", options.out.display());
     if failed > 0 {
@@ -149,6 +157,26 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The first SIGTERM or SIGINT kills all guests and lets the run end in order, without anything left of it but its results; a
+/// second one ends it at once.
+fn end_by_signals() -> Result<()> {
+    let told = |error: std::io::Error| Error::Told(format!("signals cannot be watched for: {error}"));
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(told)?;
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            for signal in signals.forever() {
+                if guest_kit::interrupt::is_requested() {
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+                eprintln!("amberlog lab: ending");
+                guest_kit::interrupt::request();
+            }
+        })
+        .map(drop)
+        .map_err(told)
 }
 
 fn report(directory: &std::path::Path) -> Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! Bars in groups with whiskers, as inline SVG without scripts. Colours come from the page's style sheet; each series also
+//! Bars in groups with whiskers, and curves over time, as inline SVG without scripts. Colours come from the page's style sheet; each series also
 //! has a pattern of its own, so that a print in grey can be read.
 
 use crate::claim::grouped;
@@ -11,7 +11,7 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// Series that can be told apart.
-pub const SERIES_MAX: usize = 8;
+pub const SERIES_MAX: usize = 9;
 
 const WIDTH: f64 = 620.0;
 const HEIGHT: f64 = 300.0;
@@ -31,6 +31,7 @@ pub fn definitions() -> String {
         "M0,8 L8,0 M0,0 L8,8",
         "M0,4 H8 M4,0 V8",
         "M2,2 h1 v1 h-1 z M6,6 h1 v1 h-1 z",
+        "M0,2 H8 M0,6 H8",
     ];
     let mut svg = "<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\"><defs>".to_owned();
     for (index, line) in lines.iter().enumerate() {
@@ -59,14 +60,9 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Groups along the x axis, one bar per series in each; `values[group][series]`. Negative values hang below the axis.
-#[allow(clippy::cast_precision_loss)]
-pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Option<Summary>>]) -> String {
-    let all = || values.iter().flatten().flatten();
-    let highest = all().map(|value| value.mean + value.deviation).fold(0.0, f64::max);
-    let lowest = all().map(|value| value.mean - value.deviation).fold(0.0, f64::min);
-    let step = step((highest - lowest).max(1e-9));
-    let (floor, ceiling) = ((lowest / step).floor() * step, (highest / step).ceil().max(1.0) * step);
+/// The beginning of a plot: its title, and lines with numbers from `floor` to `ceiling`.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn frame(title: &str, floor: f64, ceiling: f64, step: f64) -> String {
     let y = |value: f64| TOP + (HEIGHT - TOP - BOTTOM) * (ceiling - value) / (ceiling - floor);
     let mut svg =
         format!("<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">", escaped(title));
@@ -85,6 +81,74 @@ pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Opt
             short(value)
         );
     }
+    svg
+}
+
+/// Curves over seconds from 0; each series has a colour and a dash of its own.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub fn curves(title: &str, series: &[(String, &[(f64, f64)])]) -> String {
+    const DASHES: [&str; SERIES_MAX] = ["", "6 3", "2 2", "8 2 2 2", "1 3", "10 4", "4 1", "2 5", "7 1 1 1"];
+    let all = || series.iter().flat_map(|(_, points)| points.iter());
+    let highest = all().map(|(_, value)| *value).fold(0.0, f64::max);
+    let last = all().map(|(at, _)| *at).fold(1e-9, f64::max);
+    let step_y = step(highest.max(1e-9));
+    let ceiling = (highest / step_y).ceil().max(1.0) * step_y;
+    let x = |at: f64| LEFT + (WIDTH - LEFT - RIGHT) * at / last;
+    let y = |value: f64| TOP + (HEIGHT - TOP - BOTTOM) * (ceiling - value) / ceiling;
+    let mut svg = frame(title, 0.0, ceiling, step_y);
+    let step_x = step(last);
+    for tick in 0..=(last / step_x) as usize {
+        let at = tick as f64 * step_x;
+        let _ = write!(
+            svg,
+            "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} s</text>",
+            x(at),
+            HEIGHT - BOTTOM + 16.0,
+            short(at)
+        );
+    }
+    for (index, (name, points)) in series.iter().enumerate().take(SERIES_MAX) {
+        let mut line = String::new();
+        for (at, value) in *points {
+            let _ = write!(line, "{}{:.1},{:.1}", if line.is_empty() { "M" } else { " L" }, x(*at), y(*value));
+        }
+        let _ = write!(
+            svg,
+            "<path class=\"curve s{index}\" stroke-dasharray=\"{}\" d=\"{line}\"><title>{}</title></path>",
+            DASHES[index],
+            escaped(name)
+        );
+        // The name at its peak, where it can be told from the others without a key.
+        if let Some((at, value)) = points.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)) {
+            let anchor = if at > last / 2.0 { "end" } else { "start" };
+            let _ = write!(
+                svg,
+                "<text class=\"value\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>",
+                x(at),
+                (y(value) - 3.0).max(TOP + 6.0),
+                escaped(name)
+            );
+        }
+    }
+    let _ = write!(
+        svg,
+        "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{1:.1}\" y2=\"{1:.1}\"/>",
+        WIDTH - RIGHT,
+        y(0.0)
+    );
+    svg + "</svg>"
+}
+
+/// Groups along the x axis, one bar per series in each; `values[group][series]`. Negative values hang below the axis.
+#[allow(clippy::cast_precision_loss)]
+pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Option<Summary>>]) -> String {
+    let all = || values.iter().flatten().flatten();
+    let highest = all().map(|value| value.mean + value.deviation).fold(0.0, f64::max);
+    let lowest = all().map(|value| value.mean - value.deviation).fold(0.0, f64::min);
+    let step = step((highest - lowest).max(1e-9));
+    let (floor, ceiling) = ((lowest / step).floor() * step, (highest / step).ceil().max(1.0) * step);
+    let y = |value: f64| TOP + (HEIGHT - TOP - BOTTOM) * (ceiling - value) / (ceiling - floor);
+    let mut svg = frame(title, floor, ceiling, step);
     let room = (WIDTH - LEFT - RIGHT) / groups.len().max(1) as f64;
     let bar = (room * 0.84 / series.len().max(1) as f64).min(56.0);
     for (g, group) in groups.iter().enumerate() {
@@ -160,4 +224,17 @@ pub fn key(series: &[String]) -> String {
         );
     }
     html + "</div>"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_stay_inside_and_an_empty_one_is_no_accident() {
+        let points = [(0.0, 0.0), (1.0, 5e6), (2.0, 1e6)];
+        let svg = curves("memory", &[("a & b".to_owned(), &points), ("none".to_owned(), &[])]);
+        assert!(svg.contains("a &amp; b") && svg.ends_with("</svg>"));
+        assert!(svg.contains(&format!("M{LEFT:.1},")) && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
 }

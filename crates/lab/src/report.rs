@@ -5,7 +5,7 @@ use crate::catalogue::{Experiment, Kind};
 use crate::cell::Group;
 use crate::claim::{Agreement, field_words, grouped};
 use crate::error::{FileContext, Result};
-use crate::plot::{bars, definitions, escaped, key};
+use crate::plot::{bars, curves, definitions, escaped, key};
 use crate::results::{Results, SummaryRow, read_all};
 use crate::statistics::Summary;
 use std::collections::BTreeSet;
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart.
 const STYLE: &str = "
-:root{--bg:#fff;--fg:#1c1c1c;--soft:#555;--grid:#ddd;--hatch:#ffffffb0;--good:#00664d;--bad:#a33c00;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900}
-@media (prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#e8e8e8;--soft:#a8a8a8;--grid:#3a3d42;--hatch:#16181bb0;--good:#4fd0a8;--bad:#ff9a60;--c0:#4aa8e0;--c1:#f0b030;--c2:#2fc79b;--c3:#f0803c;--c4:#e09cc4;--c5:#8fd0f5;--c6:#a0a0a0;--c7:#f0e442}}
-@media print{:root{--bg:#fff;--fg:#000;--soft:#444;--grid:#ccc;--hatch:#ffffffc0;--good:#000;--bad:#000;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900}section{break-inside:avoid}body{max-width:none}}
+:root{--bg:#fff;--fg:#1c1c1c;--soft:#555;--grid:#ddd;--hatch:#ffffffb0;--good:#00664d;--bad:#a33c00;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900;--c8:#8a5a2b}
+@media (prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#e8e8e8;--soft:#a8a8a8;--grid:#3a3d42;--hatch:#16181bb0;--good:#4fd0a8;--bad:#ff9a60;--c0:#4aa8e0;--c1:#f0b030;--c2:#2fc79b;--c3:#f0803c;--c4:#e09cc4;--c5:#8fd0f5;--c6:#a0a0a0;--c7:#f0e442;--c8:#c89a6a}}
+@media print{:root{--bg:#fff;--fg:#000;--soft:#444;--grid:#ccc;--hatch:#ffffffc0;--good:#000;--bad:#000;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900;--c8:#8a5a2b}section{break-inside:avoid}body{max-width:none}}
 *{box-sizing:border-box}
 body{background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;max-width:1320px;margin:2em auto;padding:0 1em}
 h1{font-size:1.5em;margin-bottom:.2em}h2{font-size:1.15em;margin:2em 0 .3em;border-top:1px solid var(--grid);padding-top:.8em}h3{font-size:.95em;margin:.8em 0 .1em}
@@ -28,7 +28,8 @@ th{color:var(--soft);font-weight:600}#claims td:nth-child(2),#claims th:nth-chil
 .agrees{color:var(--good);font-weight:600}.differs{color:var(--bad);font-weight:600}
 svg.plot{width:100%;height:auto;max-width:720px;display:block}svg text{fill:var(--fg);font:11px system-ui,sans-serif}svg .title{font-size:12px;font-weight:600}svg .tick{fill:var(--soft)}svg .value{font-size:9.5px}
 .grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}.whisker{stroke:var(--fg);stroke-width:1.2;fill:none}.bar{stroke:var(--fg);stroke-width:.5}.hatch{stroke:var(--hatch);stroke-width:1.4;fill:none}
-.f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}.f4{fill:var(--c4)}.f5{fill:var(--c5)}.f6{fill:var(--c6)}.f7{fill:var(--c7)}
+.f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}.f4{fill:var(--c4)}.f5{fill:var(--c5)}.f6{fill:var(--c6)}.f7{fill:var(--c7)}.f8{fill:var(--c8)}
+.curve{fill:none;stroke-width:1.8}.s0{stroke:var(--c0)}.s1{stroke:var(--c1)}.s2{stroke:var(--c2)}.s3{stroke:var(--c3)}.s4{stroke:var(--c4)}.s5{stroke:var(--c5)}.s6{stroke:var(--c6)}.s7{stroke:var(--c7)}.s8{stroke:var(--c8)}
 .key{display:flex;flex-wrap:wrap;gap:.2em 1.2em;font-size:.9em;margin:.2em 0}.key span{display:inline-flex;align-items:center;gap:.4em}.key svg{width:30px;height:12px}
 code{background:color-mix(in srgb,var(--grid) 45%,transparent);padding:.1em .35em;border-radius:3px;font-size:.92em;overflow-wrap:anywhere}
 .note{border-left:4px solid var(--c1);padding:.2em .8em}details{margin:.4em 0}summary{cursor:pointer;color:var(--soft)}
@@ -125,6 +126,7 @@ fn section(results: &Results, experiment: Option<&Experiment>) -> String {
     for field in &fields {
         html.push_str(&ours(results, field, parameter));
     }
+    html.push_str(&over_time(results));
     html.push_str("</div><div>");
     html.push_str(&beside(results));
     html.push_str("</div></div>");
@@ -212,6 +214,20 @@ fn ours(results: &Results, field: &str, parameter: Option<&str>) -> String {
     let (words, unit) = field_words(field);
     let title = if unit.is_empty() { format!("Here: {words}") } else { format!("Here: {words} ({unit})") };
     key(&series) + &bars(&title, &groups, &series, &values)
+}
+
+/// What journals held over time, one plot for each field.
+fn over_time(results: &Results) -> String {
+    let fields: BTreeSet<&str> = results.curves.iter().map(|curve| curve.field.as_str()).collect();
+    let mut html = String::new();
+    for field in fields {
+        let of = results.curves.iter().filter(|curve| curve.field == field);
+        let series: Vec<_> =
+            of.map(|curve| (place(&curve.group, &results.rows, None), curve.points.as_slice())).collect();
+        let (words, unit) = field_words(field);
+        html += &curves(&format!("Here, over time: {words} ({unit})"), &series);
+    }
+    html
 }
 
 /// The paper's numbers beside ours, for what has the same unit.

@@ -42,13 +42,38 @@ pub struct CellResult {
     pub model: BTreeMap<String, f64>,
     /// How long the cell took, boots and all, in seconds of this machine.
     pub wall_seconds: f64,
+    /// Of that: making images, booting, preparing, running, ending.
+    #[serde(default)]
+    pub phases: BTreeMap<String, f64>,
+    /// What the first guest's journal held over time: seconds since the beginning, and a value.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub curves: BTreeMap<String, Vec<(f64, f64)>>,
     /// The machine's load averages at its end.
     pub load: String,
+    /// The experiment that measured it, if it was another one: the same cell is measured once for all that need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_for: Option<String>,
     /// Why there is no result.
     pub failure: Option<String>,
 }
 
 impl CellResult {
+    /// One that nothing was measured of yet.
+    pub fn empty(cell: &Cell, parameters: &Parameters) -> Self {
+        CellResult {
+            cell: cell.clone(),
+            parameters: parameters.clone(),
+            guests: Vec::new(),
+            model: BTreeMap::new(),
+            wall_seconds: 0.0,
+            phases: BTreeMap::new(),
+            curves: BTreeMap::new(),
+            load: String::new(),
+            measured_for: None,
+            failure: None,
+        }
+    }
+
     /// The mean of a field over the guests.
     #[allow(clippy::cast_precision_loss)]
     pub fn mean(&self, field: &str) -> Option<f64> {
@@ -69,6 +94,18 @@ pub struct SummaryRow {
     pub failed: usize,
     /// Mean over the guests, then mean and deviation over the iterations.
     pub fields: BTreeMap<String, Summary>,
+}
+
+/// A value over time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Curve {
+    /// Of what.
+    #[serde(flatten)]
+    pub group: Group,
+    /// Its name.
+    pub field: String,
+    /// Seconds since the beginning, and values.
+    pub points: Vec<(f64, f64)>,
 }
 
 /// `results.json`.
@@ -92,6 +129,9 @@ pub struct Results {
     pub parameters: Parameters,
     /// Summaries.
     pub rows: Vec<SummaryRow>,
+    /// Of each group, what its first iteration's journal held over time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curves: Vec<Curve>,
     /// The paper's claims, judged.
     pub verdicts: Vec<Verdict>,
     /// The raw results' directory, beside this file.
@@ -118,6 +158,21 @@ pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
             SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), fields }
         })
         .collect()
+}
+
+/// The curves of an experiment's fields, of each group's first iteration that has them.
+pub fn curves(experiment: &Experiment, cells: &[CellResult]) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for result in cells.iter().filter(|result| result.failure.is_none()) {
+        for field in experiment.curves.split_whitespace() {
+            let group = &result.cell.group;
+            let Some(points) = result.curves.get(field) else { continue };
+            if !curves.iter().any(|curve| curve.group == *group && curve.field == field) {
+                curves.push(Curve { group: group.clone(), field: field.to_owned(), points: points.clone() });
+            }
+        }
+    }
+    curves
 }
 
 /// The verdicts on an experiment's claims.
@@ -171,21 +226,19 @@ mod tests {
 
     fn cell(iteration: u32, seconds: &[f64], failure: Option<&str>) -> CellResult {
         let group = Group { disk: "none".into(), parameter: 0, guests: 2, workload: "untar".into(), mode: Mode::Vma };
+        let parameters = Parameters {
+            quick: true,
+            scale: 0.1,
+            time_scale: 1.0,
+            guest_mib: 160,
+            file_system: "ext3".into(),
+            seed: 1,
+        };
         CellResult {
-            cell: Cell { group, iteration },
-            parameters: Parameters {
-                quick: true,
-                scale: 0.1,
-                time_scale: 1.0,
-                guest_mib: 160,
-                file_system: "ext3".into(),
-                seed: 1,
-            },
             guests: seconds.iter().map(|value| BTreeMap::from([("seconds".to_owned(), *value)])).collect(),
-            model: BTreeMap::new(),
             wall_seconds: 1.0,
-            load: String::new(),
             failure: failure.map(str::to_owned),
+            ..CellResult::empty(&Cell { group, iteration }, &parameters)
         }
     }
 

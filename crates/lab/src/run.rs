@@ -1,15 +1,18 @@
 //! Runs experiments: cell after cell, each kept as soon as it is measured, so that a run that was interrupted goes on where
 //! it was; tells what is done and how long the rest will take.
 
-use crate::catalogue::{Experiment, Extent, Kind};
+use crate::catalogue::{self, Experiment, Extent, Kind};
 use crate::cell::Cell;
 use crate::error::{Error, FileContext, Result};
 use crate::results::{self, CellResult, Parameters, Results, SCHEMA};
 use crate::rig::Rig;
 use crate::{flash, machine, sizes};
-use std::collections::BTreeMap;
+use guest_kit::interrupt;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often `results.json` is made anew while an experiment runs.
+const KEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What a run is asked for.
 #[derive(Clone, Debug)]
@@ -18,6 +21,8 @@ pub struct RunOptions {
     pub out: PathBuf,
     /// Where images are made.
     pub images: Option<PathBuf>,
+    /// What a cell's load may take at most; many times what is expected, if it is not said.
+    pub limit: Option<Duration>,
     /// How much of each experiment.
     pub extent: Extent,
     /// Shared by all cells.
@@ -29,26 +34,32 @@ pub struct RunOptions {
 /// Runs the experiments one after the other; gives how many cells failed.
 ///
 /// # Errors
-/// When an experiment needs what is not there yet (before anything is run), or results cannot be kept.
+/// When an experiment needs what is not there yet (before anything is run), results cannot be kept, or the run was told to
+/// end ([`interrupt::request`]).
 pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     for experiment in experiments {
         if experiment.kind == Kind::Missing {
             return Err(Error::NotYet { id: experiment.id.clone(), needs: experiment.needs.clone() });
         }
     }
+    let all = catalogue::all()?;
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
     for experiment in experiments {
         let directory = options.out.join(&experiment.id);
         let raw = directory.join("raw");
         std::fs::create_dir_all(&raw).at("make", &raw)?;
-        let mut rig = Rig::new(options.images.as_deref(), directory.join("consoles"))?;
+        let mut rig = Rig::new(options.images.as_deref(), directory.join("consoles"), options.limit)?;
         let mut cells: Vec<CellResult> = Vec::new();
+        let mut kept_at: Option<Instant> = None;
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
             let expected = experiment.cell_seconds(&cell, &options.extent);
-            let kept = results::read::<CellResult>(&path)?
-                .filter(|result| result.parameters == options.parameters && result.failure.is_none());
+            let mut kept = kept_result(&path, options)?;
+            if kept.is_none() {
+                kept = measured_elsewhere(experiment, &cell, &all, options)?;
+                kept.iter().try_for_each(|result| results::write(&path, result))?;
+            }
             let result = match kept {
                 Some(result) => {
                     progress.skip(expected);
@@ -58,6 +69,9 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                     progress.begin(&experiment.id, &cell);
                     let begun = Instant::now();
                     let result = measure(experiment, &cell, &mut rig, options);
+                    if interrupt::is_requested() {
+                        return Err(Error::Interrupted);
+                    }
                     let result = result.unwrap_or_else(|error| failure(&cell, options, &error));
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
@@ -66,10 +80,41 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
             };
             failed += usize::from(result.failure.is_some());
             cells.push(result);
-            keep(experiment, options, &directory, &cells)?;
+            // All of them are looked at each time: not after every short one.
+            if kept_at.is_none_or(|at| at.elapsed() > KEEP_INTERVAL) {
+                keep(experiment, options, &directory, &cells)?;
+                kept_at = Some(Instant::now());
+            }
         }
+        keep(experiment, options, &directory, &cells)?;
     }
     Ok(failed)
+}
+
+/// A cell that was measured before under the same parameters, and did not fail.
+fn kept_result(path: &Path, options: &RunOptions) -> Result<Option<CellResult>> {
+    let kept = results::read::<CellResult>(path)?;
+    Ok(kept.filter(|result| result.parameters == options.parameters && result.failure.is_none()))
+}
+
+/// The same cell, if another experiment has measured it: a load whose only parameters are those of every cell.
+fn measured_elsewhere(
+    experiment: &Experiment,
+    cell: &Cell,
+    all: &[Experiment],
+    options: &RunOptions,
+) -> Result<Option<CellResult>> {
+    if !experiment.is_plain_load() {
+        return Ok(None);
+    }
+    for other in all.iter().filter(|other| other.id != experiment.id && other.is_plain_load()) {
+        let path = options.out.join(&other.id).join("raw").join(format!("{}.json", cell.file_name()));
+        if let Some(mut result) = kept_result(&path, options)? {
+            result.measured_for.get_or_insert_with(|| other.id.clone());
+            return Ok(Some(result));
+        }
+    }
+    Ok(None)
 }
 
 fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, options: &RunOptions) -> Result<CellResult> {
@@ -100,15 +145,7 @@ fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, options: &RunOpt
 }
 
 fn empty(cell: &Cell, options: &RunOptions) -> CellResult {
-    CellResult {
-        cell: cell.clone(),
-        parameters: options.parameters.clone(),
-        guests: Vec::new(),
-        model: BTreeMap::new(),
-        wall_seconds: 0.0,
-        load: machine::load(),
-        failure: None,
-    }
+    CellResult { load: machine::load(), ..CellResult::empty(cell, &options.parameters) }
 }
 
 fn failure(cell: &Cell, options: &RunOptions, error: &Error) -> CellResult {
@@ -127,6 +164,7 @@ fn keep(experiment: &Experiment, options: &RunOptions, directory: &Path, cells: 
         ended: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         parameters: options.parameters.clone(),
         verdicts: results::judge(experiment, &rows, options.parameters.quick),
+        curves: results::curves(experiment, cells),
         rows,
         raw: "raw".to_owned(),
     };
@@ -145,7 +183,7 @@ struct Progress {
 impl Progress {
     fn new(experiments: &[Experiment], extent: &Extent) -> Self {
         let cells = experiments.iter().map(|experiment| experiment.cells(extent).len()).sum();
-        let expected_left = experiments.iter().map(|experiment| experiment.estimate_seconds(extent)).sum();
+        let expected_left = catalogue::estimate_all_seconds(experiments, extent);
         Progress { cells, done: 0, expected_left, expected_done: 0.0, took: 0.0 }
     }
 

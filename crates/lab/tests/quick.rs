@@ -1,19 +1,20 @@
-//! A quick run with real guests: structure and counters, never times. Then the same again, which finds everything done.
+//! Quick runs with real guests: structure and counters, never times. Two guests share one modelled drive; one that hangs is
+//! killed and its console kept; a run that is told to end leaves nothing behind.
 
-use lab::catalogue::{self, Extent};
+use lab::catalogue::{self, Experiment, Extent};
 use lab::cell::Mode;
-use lab::results::{self, Parameters, Results};
+use lab::results::{self, CellResult, Parameters, Results};
 use lab::run::{RunOptions, run};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-#[test]
-fn a_quick_run_keeps_its_results_goes_on_and_counts_what_the_paper_says() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut experiments = catalogue::select(&["spe2012-fig06".to_owned()]).unwrap();
-    experiments[0].modes = vec![Mode::Journal, Mode::Vma];
-    let options = RunOptions {
-        out: directory.path().to_owned(),
-        images: None,
-        extent: Extent { quick: true, iterations: 1, guests_max: 1, scale: 0.02 },
+fn options(directory: &Path) -> RunOptions {
+    RunOptions {
+        out: directory.join("out"),
+        images: Some(directory.to_owned()),
+        limit: None,
+        extent: Extent { quick: true, iterations: Some(1), guests_max: 2, scale: 0.02 },
         parameters: Parameters {
             quick: true,
             scale: 0.02,
@@ -23,9 +24,33 @@ fn a_quick_run_keeps_its_results_goes_on_and_counts_what_the_paper_says() {
             seed: 1,
         },
         command: "--quick".into(),
-    };
+    }
+}
+
+fn experiment(id: &str, modes: &[Mode], guests: u32) -> Vec<Experiment> {
+    let mut experiments = catalogue::select(&[id.to_owned()]).unwrap();
+    experiments[0].modes = modes.to_vec();
+    experiments[0].guests = vec![guests];
+    experiments
+}
+
+/// Processes with these words in their command line.
+fn processes_with(words: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let line =
+        |path: &Path| String::from_utf8_lossy(&std::fs::read(path.join("cmdline")).unwrap_or_default()).into_owned();
+    let lines =
+        entries.filter(|entry| entry.file_name() != *std::process::id().to_string()).map(|entry| line(&entry.path()));
+    lines.filter(|line| line.contains(words)).collect()
+}
+
+#[test]
+fn two_guests_share_a_drive_and_a_second_run_finds_everything_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path());
+    let experiments = experiment("spe2012-fig06", &[Mode::Journal, Mode::Vma], 2);
     assert_eq!(run(&experiments, &options).unwrap(), 0, "no cell fails");
-    let path = directory.path().join("spe2012-fig06/results.json");
+    let path = options.out.join("spe2012-fig06/results.json");
     let first: Results = results::read(&path).unwrap().unwrap();
     assert_eq!(first.rows.len(), 2);
     let of = |mode: Mode, field: &str| first.rows.iter().find(|row| row.group.mode == mode).unwrap().fields[field].mean;
@@ -45,10 +70,96 @@ fn a_quick_run_keeps_its_results_goes_on_and_counts_what_the_paper_says() {
     );
     assert!(first.verdicts.iter().any(|verdict| verdict.ours.is_some()));
 
+    let raw = |name: &str| options.out.join("spe2012-fig06/raw").join(name);
+    let name = |mode: Mode| format!("seq_write-{mode}-2-st336753lw-0-0.json");
+    for mode in [Mode::Journal, Mode::Vma] {
+        let cell: CellResult = results::read(&raw(&name(mode))).unwrap().unwrap();
+        assert_eq!(cell.guests.len(), 2, "{mode}: both are measured");
+        let homes = cell.guests.iter().map(|guest| guest["home_bytes_to_storage"]).sum::<f64>();
+        let drive = cell.model["write_bytes"];
+        assert!(
+            drive > 0.9 * homes && drive > 1.9 * written,
+            "{mode}: one drive sees what both write: {drive} of {homes}"
+        );
+        for phase in ["images", "boot", "prepare", "run", "end"] {
+            assert!(cell.phases.contains_key(phase), "{mode}: {phase}");
+        }
+    }
+    let held: CellResult = results::read(&raw(&name(Mode::Vma))).unwrap().unwrap();
+    let highest = held.curves["tuple_bytes"].iter().map(|(_, value)| *value).fold(0.0, f64::max);
+    assert!(highest > 18.0 * 1000.0 && highest <= held.guests[0]["tuple_bytes_max"], "{highest}");
+
     // Raw results are there and are used again: a second run measures nothing.
-    let raw = |name: &str| directory.path().join("spe2012-fig06/raw").join(name);
-    let kept = raw("seq_write-vma-1-st336753lw-0-0.json");
+    let kept = raw(&name(Mode::Vma));
     let before = std::fs::metadata(&kept).unwrap().modified().unwrap();
     assert_eq!(run(&experiments, &options).unwrap(), 0);
     assert_eq!(std::fs::metadata(&kept).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn a_guest_that_hangs_is_killed_and_its_console_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(directory.path());
+    // A drive on which a second lasts 500: a mount takes a second or two, the load many more than it may.
+    options.parameters.time_scale = 500.0;
+    options.limit = Some(Duration::from_secs(1));
+    let mut experiments = experiment("spe2012-fig06", &[Mode::Ordered], 1);
+    experiments[0].disks = vec!["nvme".to_owned()];
+    let begun = Instant::now();
+    assert_eq!(run(&experiments, &options).unwrap(), 1, "the cell fails");
+    assert!(begun.elapsed() < Duration::from_secs(400));
+    let raw = options.out.join("spe2012-fig06/raw/seq_write-ordered-1-nvme-0-0.json");
+    let cell: CellResult = results::read(&raw).unwrap().unwrap();
+    assert!(
+        cell.guests.is_empty() && cell.failure.as_ref().unwrap().contains("its console is in"),
+        "{:?}",
+        cell.failure
+    );
+    let console = options.out.join("spe2012-fig06/consoles/seq_write-ordered-1-nvme-0-0-guest0.log");
+    let console = std::fs::read_to_string(console).unwrap();
+    assert!(console.contains("lab: the load begins") && console.contains("--- stderr"), "{console}");
+    assert_eq!(processes_with(&directory.path().to_string_lossy()), Vec::<String>::new());
+    let rest: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(rest, ["out"], "images are gone");
+}
+
+#[test]
+fn a_run_that_is_told_to_end_leaves_no_process_and_no_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let temporary = directory.path().join("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let program = guest_kit::program::workspace_binary("amberlog-lab").unwrap();
+    let mut lab = Command::new(program)
+        .args(["run", "spe2012-fig06", "--quick", "--time-scale", "1000", "--out"])
+        .arg(directory.path().join("out"))
+        .env("TMPDIR", &temporary)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let words = temporary.to_string_lossy().into_owned();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let is_up = || processes_with(&words).iter().any(|line| line.contains("qemu-system") && line.contains("initramfs"));
+    while !is_up() {
+        assert!(Instant::now() < deadline && lab.try_wait().unwrap().is_none(), "no guest is started");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let pid = rustix::process::Pid::from_raw(i32::try_from(lab.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, guest_kit::Signal::TERM).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let status = loop {
+        if let Some(status) = lab.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "it ends in time");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(130));
+    while !processes_with(&words).is_empty() {
+        assert!(Instant::now() < deadline, "{:?}", processes_with(&words));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let rest: Vec<_> = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(rest.is_empty(), "{rest:?}");
+    assert!(!directory.path().join("out/spe2012-fig06/results.json").exists(), "no result of a cell that was cut off");
 }

@@ -30,7 +30,7 @@ pub use plain::PlainRoute;
 pub use remote::{
     RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
-pub use report::{DiskReport, VmReport};
+pub use report::{CountersReport, DiskReport, VmReport};
 pub use route::{
     Buffer, DiskOperation, Identity, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start,
     Status, Ticket,

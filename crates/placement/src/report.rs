@@ -69,6 +69,7 @@ pub struct CountersReport {
     pub blocks_retained_max: u64,
     pub area_bytes_max: u64,
     pub pool_bytes_max: u64,
+    pub pool_bytes_now: u64,
     pub released_home: u64,
     pub released_superseded: u64,
     pub released_revoked: u64,
@@ -111,6 +112,7 @@ impl Journals {
             counters.blocks_retained_max += held.blocks_retained_max;
             counters.area_bytes_max += held.area_bytes_max;
             counters.pool_bytes_max += held.pool_bytes_max;
+            counters.pool_bytes_now += held.pool_bytes_now;
             counters.released_home += held.released_home;
             counters.released_superseded += held.released_superseded;
             counters.released_revoked += held.released_revoked;

@@ -6,6 +6,7 @@
 
 use crate::options::Options;
 use crate::record::{Order, RecordLayout};
+use crate::report::{CHANNEL, Report};
 use crate::{Result, at};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -28,9 +29,10 @@ pub fn layout(record_kib: u64, file_mib: u64, seed: u64) -> RecordLayout {
     }
 }
 
-/// `guest-tools updates --file F [--record-kib N] [--file-mib N] [--seed N] --phase create|run [--disk vda] [--crash-kib N]`: `create`
-/// writes every record once; `run` updates random ones, each by one `write()`, and crashes the system when N KiB (4096) have
-/// been sent to the disk since.
+/// `guest-tools updates --file F [--record-kib N] [--file-mib N] [--seed N] --phase create|run [--disk vda] [--crash-kib N]
+/// [--first N] [--tell] [--report FILE]`: `create` writes every record once; `run` updates random ones, beginning with update
+/// number `first` (0), each by one `write()`. When N KiB (4096) have been sent to the disk since, it crashes the system, or
+/// with `--tell` acknowledges `first` on the stream `limit` and goes on, so that the host can stop the machine in its midst.
 pub fn run(mut options: Options) -> Result<()> {
     let path = options.required("file")?;
     let record_kib = options.number("record-kib", 4, 1..=1 << 16)?;
@@ -39,6 +41,9 @@ pub fn run(mut options: Options) -> Result<()> {
     let phase = options.required("phase")?;
     let disk = options.text("disk").unwrap_or_else(|| "vda".to_owned());
     let crash_bytes = options.number("crash-kib", 4096, 1..=1 << 24)? * 1024;
+    let first = options.number("first", 0, 0..=FIRST_VERSION - 1)?;
+    let tell = options.flag("tell");
+    let channel = options.text("report").unwrap_or_else(|| CHANNEL.to_owned());
     options.finish()?;
     let layout = layout(record_kib, file_mib, seed);
     let Order::Overwrite { slots } = layout.order else { return Err("the layout has no slots".to_owned()) };
@@ -55,11 +60,16 @@ pub fn run(mut options: Options) -> Result<()> {
         "run" => {
             let file = OpenOptions::new().write(true).open(path).map_err(at("open", path))?;
             let begin = sent_bytes(&disk)?;
-            for record in 0..FIRST_VERSION {
+            let mut is_limit_ahead = true;
+            for record in first..FIRST_VERSION {
                 let (_, offset) = layout.place(record);
                 file.write_all_at(&layout.encode(record), offset).map_err(at("write", path))?;
-                if record % 8 == 0 && sent_bytes(&disk)? - begin >= crash_bytes {
-                    return crash();
+                if is_limit_ahead && record % 8 == 0 && sent_bytes(&disk)? - begin >= crash_bytes {
+                    if !tell {
+                        return crash();
+                    }
+                    Report::open(&channel, "limit")?.acknowledge(first)?;
+                    is_limit_ahead = false;
                 }
             }
             Ok(())
@@ -89,6 +99,8 @@ fn crash() -> Result<()> {
 pub struct Verdict {
     /// All of them.
     pub records: u64,
+    /// Those with an update in at least one cell.
+    pub updated: u64,
     /// Those whose cells are not all of one version, or are none of ours.
     pub corrupted: u64,
     /// Of those, the one that a commit can cut in two (1 or 0): it begins with cells of the newest version in the file and
@@ -107,6 +119,7 @@ pub fn judge(layout: &RecordLayout, content: &[u8]) -> Verdict {
         verdict.records += 1;
         let versions: Vec<Option<u64>> =
             record.chunks(cell_bytes).zip(0..).map(|(bytes, cell)| layout.decode_cell(bytes, cell)).collect();
+        verdict.updated += u64::from(versions.iter().flatten().any(|version| *version < FIRST_VERSION));
         newest = versions.iter().flatten().filter(|version| **version < FIRST_VERSION).max().copied().max(newest);
         let Some(&first) = versions.first() else { continue };
         if first.is_some() && record.len() == record_bytes && versions.iter().all(|version| *version == first) {
@@ -141,7 +154,7 @@ mod tests {
         let layout = layout(16, 1, 4);
         let mut content = std::fs::read(&path).unwrap();
         let found = |content: &[u8]| {
-            let Verdict { records, corrupted, cut_by_commit } = judge(&layout, content);
+            let Verdict { records, corrupted, cut_by_commit, .. } = judge(&layout, content);
             (records, corrupted, cut_by_commit)
         };
         assert_eq!(found(&content), (64, 0, 0));

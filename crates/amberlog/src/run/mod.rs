@@ -9,6 +9,7 @@ mod disk_option;
 mod model;
 mod nvm;
 mod remote;
+mod samples;
 mod trace;
 mod vmm;
 
@@ -54,6 +55,9 @@ pub struct RunArgs {
     /// Write what the disks did to this file, as JSON, when the VM has ended.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Append what is held at each moment to this file, ten times a second, a line of JSON each.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
     /// Record every request to this file.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -296,7 +300,12 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
         journals.directory().remove();
         return Err(error.into());
     }
-    let ended = serve_and_wait(&args, &attached, &images, &clients, &memory, &journals);
+    let samples = args.samples.as_deref().map(|path| samples::Samples::start(path, &journals)).transpose();
+    let ended = samples.and_then(|samples| {
+        let ended = serve_and_wait(&args, &attached, &images, &clients, &memory, &journals);
+        drop(samples);
+        ended
+    });
     journals.give_back_memory();
     let recovered = journals.recover_all();
     let mut written = trace.map_or(Ok(()), |trace| trace.finish());

@@ -1,0 +1,72 @@
+//! What a VM's journals hold, over time: lines of JSON in a file, for curves.
+//!
+//! It must never wait for a guest nor make one wait for longer than a look at counters takes. Failure story: a file that
+//! cannot be written to any more ends the samples, with a warning, and nothing else.
+
+use anyhow::Context;
+use placement::Journals;
+use serde_json::json;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const INTERVAL: Duration = Duration::from_millis(100);
+/// Samples of one run: what is beyond is not kept (some 28 hours).
+const SAMPLES_MAX: u32 = 1_000_000;
+
+/// Ends when it is dropped.
+pub struct Samples {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Samples {
+    /// Begins a file.
+    pub fn start(path: &Path, journals: &Arc<Journals>) -> anyhow::Result<Self> {
+        let mut file = File::create(path).with_context(|| format!("creating {} for samples", path.display()))?;
+        let (stop, stopped) = channel::<()>();
+        let journals = Arc::clone(journals);
+        let path = path.to_owned();
+        let thread = std::thread::Builder::new().name("samples".to_owned()).spawn(move || {
+            let begun = Instant::now();
+            for _ in 0..SAMPLES_MAX {
+                if !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout)) {
+                    return;
+                }
+                if let Err(error) = writeln!(file, "{}", line(&journals, begun)) {
+                    log::warn!("no more samples: writing {}: {error}", path.display());
+                    return;
+                }
+            }
+        })?;
+        Ok(Samples { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+/// One moment; seconds since the beginning, blocks and bytes summed over the VM's disks.
+fn line(journals: &Journals, begun: Instant) -> serde_json::Value {
+    let report = journals.report("");
+    let sum = |field: fn(&placement::CountersReport) -> u64| -> u64 {
+        report.disks.iter().map(|disk| field(&disk.counters)).sum()
+    };
+    json!({
+        "seconds": begun.elapsed().as_secs_f64(),
+        "blocks_retained": sum(|counters| counters.blocks_retained_now),
+        "pool_bytes": sum(|counters| counters.pool_bytes_now),
+        "cow_faults": sum(|counters| counters.cow_faults),
+        "transactions": sum(|counters| counters.transactions),
+    })
+}
+
+impl Drop for Samples {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

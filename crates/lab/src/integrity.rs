@@ -1,0 +1,254 @@
+//! Record updates cut short, and what became of the records: the 2012 paper's section 5.5, 120 times for each mode and size.
+//!
+//! A boot serves many crashes. The guest updates records until 4 MB have been sent to its disk; then the host stops QEMU in
+//! its midst (`SIGSTOP`), lets amberlog end what it was asked for, and copies the disk, and for a held journal the guest's
+//! memory and amberlog's tables: what a `kill -9` of both would leave. The copy is recovered and judged; the guest goes on,
+//! synchronises, and the next crash begins. The last one of each boot is a real crash of the guest's kernel (sysrq).
+//!
+//! Failure story: a guest that does not come so far fails its cell and is booted anew for the next; its console is kept.
+
+use crate::cell::{Cell, Group, Mode};
+use crate::crash::{recover_area, recover_disk};
+use crate::error::{Error, FileContext, Result};
+use crate::results::{CellResult, Parameters};
+use crate::rig::{Plan, Rig, Running, first_line, guest_seed, workload_of};
+use guest_kit::image::{FileSystem, copy_image};
+use guest_kit::{judge, program};
+use guest_tools::updates;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The size of the file of records, in MiB (not scaled: what counts is what is written until the crash).
+const RECORDS_MIB: u64 = 32;
+/// What a guest has sent to its disk when it crashes, as in the paper, in KiB.
+const CRASH_KIB: u64 = 4096;
+/// The disk and its journal, in MiB: room for the records and for all that is sent until a crash.
+const IMAGE_MIB: u32 = 256;
+const JOURNAL_MIB: u64 = 32;
+/// Seconds for a second of the modelled disk, at most: bytes decide when the crash comes, and no time is measured.
+const TIME_SCALE_MAX: f64 = 0.25;
+/// Crashes of one boot; the last one is the kernel's.
+pub(crate) const CRASHES_A_BOOT: u32 = 20;
+/// Numbers of updates that one crash can use up.
+const UPDATES_A_CRASH: u64 = 10_000_000;
+/// amberlog has ended what it was asked for when the modelled disk did nothing for so long.
+const QUIET: Duration = Duration::from_millis(150);
+const QUIET_LIMIT: Duration = Duration::from_secs(30);
+
+/// A guest that serves one crash after the other.
+pub(crate) struct Session {
+    running: Running,
+    group: Group,
+    seed: u64,
+    record_kib: u64,
+    /// What the guest says when it is ready for the next crash.
+    awaited: Option<String>,
+}
+
+impl Rig {
+    /// Crashes a guest in the midst of record updates, recovers, and looks at every record.
+    ///
+    /// # Errors
+    /// When the guest cannot be started. What fails later fails the cell's result.
+    pub fn integrity(&mut self, cell: &Cell, parameters: &Parameters) -> Result<CellResult> {
+        let started = Instant::now();
+        let mut session = match self.session.take().filter(|session| session.group == cell.group) {
+            Some(session) => session,
+            None => self.begin_session(cell, parameters)?,
+        };
+        let mut result = CellResult::empty(cell, parameters);
+        let is_last = parameters.quick || cell.iteration % CRASHES_A_BOOT == CRASHES_A_BOOT - 1;
+        let limit = self.time_limit(workload_of(cell)?, cell, parameters);
+        let outcome = if is_last { session.kernel_crash(cell, limit) } else { session.power_cut(cell, limit) };
+        match outcome.and_then(|(image, fields)| session.judge(&image, fields)) {
+            Ok(fields) => {
+                result.guests.push(fields);
+                self.session = (!is_last).then_some(session);
+            }
+            Err(error) => {
+                let console = self.keep_console(&mut session.running.guests[0], cell, 0);
+                result.failure = Some(format!("{}{console}", first_line(&error.to_string())));
+            }
+        }
+        result.wall_seconds = started.elapsed().as_secs_f64();
+        result.load = crate::machine::load();
+        Ok(result)
+    }
+
+    fn begin_session(&mut self, cell: &Cell, parameters: &Parameters) -> Result<Session> {
+        let record_kib = cell.group.parameter.max(1);
+        let seed = guest_seed(parameters, cell, 0);
+        let words = format!("--file /mnt/records --record-kib {record_kib} --file-mib {RECORDS_MIB} --seed {seed}");
+        let plan = Plan {
+            image_mib: IMAGE_MIB,
+            journal_mib: JOURNAL_MIB,
+            time_scale: parameters.time_scale.min(TIME_SCALE_MAX),
+            ..Plan::new(cell, parameters, None)
+        };
+        let running = self.start(&plan, |_| {
+            format!(
+                "{mount}
+                 guest-tools updates {words} --phase create || fail create
+                 sync
+                 echo 3 >/proc/sys/vm/drop_caches
+                 echo 1048576 >/proc/sys/vm/dirty_background_bytes
+                 exec 5</dev/ttyS1
+                 mark ready
+                 while read -r how first <&5; do
+                     if [ $how = crash ]; then
+                         guest-tools updates {words} --phase run --crash-kib {CRASH_KIB} --first $first
+                         fail 'the crash did not come'
+                     fi
+                     guest-tools updates {words} --phase run --crash-kib {CRASH_KIB} --first $first --tell &
+                     read -r next <&5
+                     kill $!
+                     wait $! || true
+                     sync
+                     mark again $first
+                 done",
+                mount = plan.mount(),
+            )
+        })?;
+        Ok(Session { running, group: cell.group.clone(), seed, record_kib, awaited: None })
+    }
+}
+
+impl Session {
+    /// What is left when host or VM stop at some instant: a copy, recovered; gives the copy and what recovery told.
+    fn power_cut(&mut self, cell: &Cell, limit: Duration) -> Result<(PathBuf, BTreeMap<String, f64>)> {
+        let first = self.begin(cell, limit)?;
+        self.running.guests[0].tell(&format!("cut {first}"))?;
+        self.running.guests[0].await_report("4 MB were not sent", limit, |reported| {
+            let last = reported.acknowledged.get("limit")?.last?;
+            (last == first).then_some(())
+        })?;
+        self.running.guests[0].freeze()?;
+        self.wait_until_quiet()?;
+        let left = self.copy_what_is_left();
+        self.running.guests[0].thaw()?;
+        self.running.guests[0].tell("next")?;
+        // It synchronises while the copy is judged.
+        self.awaited = Some(format!("again {first}"));
+        let (image, area) = left?;
+        let fields = match &area {
+            Some(area) => recover_area(area.path())?,
+            None => recover_disk(&image)?,
+        };
+        Ok((image, fields))
+    }
+
+    /// Waits until the guest is ready for the next crash; gives the number of its first update.
+    fn begin(&mut self, cell: &Cell, limit: Duration) -> Result<u64> {
+        if let Some(mark) = self.awaited.take() {
+            self.running.guests[0].wait_mark(&mark, limit)?;
+        }
+        Ok(u64::from(cell.iteration) * UPDATES_A_CRASH)
+    }
+
+    /// A crash of the guest's kernel, which ends QEMU; amberlog recovers a journal that it holds by itself.
+    fn kernel_crash(&mut self, cell: &Cell, limit: Duration) -> Result<(PathBuf, BTreeMap<String, f64>)> {
+        let first = self.begin(cell, limit)?;
+        let guest = &mut self.running.guests[0];
+        guest.tell(&format!("crash {first}"))?;
+        guest.wait_end(limit)?;
+        if guest.final_report().exit_code.is_some() {
+            return Err(guest.failure("it ended without a crash").into());
+        }
+        let mut fields = crate::load::counters(self.group.mode, &self.running.reports[0])?;
+        let image = self.running.images[0].clone();
+        if self.group.mode != Mode::Vma {
+            fields.extend(recover_disk(&image)?);
+        }
+        fields.insert("kernel_crashes".to_owned(), 1.0);
+        Ok((image, fields))
+    }
+
+    fn wait_until_quiet(&self) -> Result<()> {
+        let deadline = Instant::now() + QUIET_LIMIT;
+        let mut before = self.running.server.totals();
+        loop {
+            std::thread::sleep(QUIET);
+            let now = self.running.server.totals();
+            if now == before {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Told("the modelled disk did not come to rest with the guest stopped".to_owned()));
+            }
+            before = now;
+        }
+    }
+
+    /// Copies the disk, and the memory and tables of a held journal, so that the copies belong to each other.
+    fn copy_what_is_left(&self) -> Result<(PathBuf, Option<TempDir>)> {
+        let image = &self.running.images[0];
+        let copy = image.with_extension("crash");
+        copy_image(image, &copy)?;
+        if self.group.mode != Mode::Vma {
+            return Ok((copy, None));
+        }
+        let area = &self.running.areas[0];
+        let target = TempDir::new_in(self.running.tmpfs.path()).at("write in", self.running.tmpfs.path())?;
+        let mut command = program::command("cp")?;
+        command.args(["--recursive", "--sparse=always", "--"]).arg(area.join(".")).arg(target.path());
+        program::run(&mut command, &[0])?;
+        for entry in std::fs::read_dir(target.path()).at("read", target.path())? {
+            let path = entry.at("read", target.path())?.path().join("area.json");
+            if path.is_file() {
+                redirect(&path, &[(area.as_path(), target.path()), (image.as_path(), copy.as_path())])?;
+            }
+        }
+        Ok((copy, Some(target)))
+    }
+
+    /// What became of the records.
+    #[allow(clippy::cast_precision_loss)]
+    fn judge(&self, image: &Path, mut fields: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
+        let file_system = FileSystem::whole(image);
+        let verdict = judge::check(&file_system)?;
+        if !verdict.problems.is_empty() || verdict.needs_recovery {
+            return Err(Error::Told(format!("e2fsck found: {}", verdict.problems.join("; "))));
+        }
+        let content = judge::read_file(&file_system, "/records")?
+            .ok_or_else(|| Error::Told("the file of records is gone".to_owned()))?;
+        let layout = updates::layout(self.record_kib, RECORDS_MIB, self.seed);
+        let updates::Verdict { records, updated, corrupted, cut_by_commit } = updates::judge(&layout, &content);
+        fields.extend([
+            ("corrupted_records".to_owned(), corrupted as f64),
+            ("records".to_owned(), records as f64),
+            ("updated_records".to_owned(), updated as f64),
+            ("corrupted_runs".to_owned(), f64::from(u8::from(corrupted > 0))),
+            ("corrupted_runs_not_by_commit".to_owned(), f64::from(u8::from(corrupted > cut_by_commit))),
+        ]);
+        Ok(fields)
+    }
+}
+
+/// Makes a copied area name the copies instead of what they are copies of. Its own keys of the images would tell them apart.
+fn redirect(description: &Path, paths: &[(&Path, &Path)]) -> Result<()> {
+    let damaged = |reason: String| Error::Damaged { path: description.to_owned(), reason };
+    let text = std::fs::read(description).at("read", description)?;
+    let mut value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+    let moved = |old: &mut serde_json::Value| {
+        let Some(path) = old.as_str().map(PathBuf::from) else { return };
+        for (from, to) in paths {
+            if let Ok(rest) = path.strip_prefix(from) {
+                let new = if rest.as_os_str().is_empty() { (*to).to_owned() } else { to.join(rest) };
+                *old = new.to_string_lossy().into_owned().into();
+                return;
+            }
+        }
+    };
+    for ram in value["ram"].as_array_mut().into_iter().flatten() {
+        moved(&mut ram["path"]);
+    }
+    for log in value["logs"].as_array_mut().into_iter().flatten() {
+        for name in ["home", "journal"] {
+            moved(&mut log[format!("{name}_image")]);
+            log[format!("{name}_key")] = serde_json::Value::Null;
+        }
+    }
+    std::fs::write(description, value.to_string()).at("write", description)
+}
