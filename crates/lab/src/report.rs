@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const STYLE: &str = "
 :root{--bg:#fff;--fg:#1c1c1c;--soft:#555;--grid:#ddd;--hatch:#ffffffb0;--good:#00664d;--bad:#a33c00;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900;--c8:#8a5a2b}
 @media (prefers-color-scheme:dark){:root{--bg:#16181b;--fg:#e8e8e8;--soft:#a8a8a8;--grid:#3a3d42;--hatch:#16181bb0;--good:#4fd0a8;--bad:#ff9a60;--c0:#4aa8e0;--c1:#f0b030;--c2:#2fc79b;--c3:#f0803c;--c4:#e09cc4;--c5:#8fd0f5;--c6:#a0a0a0;--c7:#f0e442;--c8:#c89a6a}}
-@media print{:root{--bg:#fff;--fg:#000;--soft:#444;--grid:#ccc;--hatch:#ffffffc0;--good:#000;--bad:#000;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900;--c8:#8a5a2b}section{break-inside:avoid}body{max-width:none}}
+@media print{:root{--bg:#fff;--fg:#000;--soft:#444;--grid:#ccc;--hatch:#ffffffc0;--good:#000;--bad:#000;--c0:#0072b2;--c1:#e69f00;--c2:#009e73;--c3:#d55e00;--c4:#cc79a7;--c5:#56b4e9;--c6:#7a7a7a;--c7:#b8a900;--c8:#8a5a2b}figure,tr{break-inside:avoid}h2,h3{break-after:avoid}thead{display:table-header-group}details>*{display:block}svg.plot{max-width:520px}body{max-width:none}}
 *{box-sizing:border-box}
 body{background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;max-width:1320px;margin:2em auto;padding:0 1em}
 h1{font-size:1.5em;margin-bottom:.2em}h2{font-size:1.15em;margin:2em 0 .3em;border-top:1px solid var(--grid);padding-top:.8em}h3{font-size:.95em;margin:.8em 0 .1em}
@@ -26,7 +26,7 @@ p{margin:.25em 0 .6em;max-width:78em}.soft{color:var(--soft)}
 th,td{padding:.2em .7em;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}th:first-child,td:first-child{text-align:left}
 th{color:var(--soft);font-weight:600}#claims td:nth-child(2),#claims th:nth-child(2){text-align:left}td.text{white-space:normal;text-align:left;min-width:26em}
 .agrees{color:var(--good);font-weight:600}.differs{color:var(--bad);font-weight:600}
-svg.plot{width:100%;height:auto;max-width:720px;display:block}svg text{fill:var(--fg);font:11px system-ui,sans-serif}svg .title{font-size:12px;font-weight:600}svg .tick{fill:var(--soft)}svg .value{font-size:9.5px}
+figure{margin:0 0 .6em}svg.plot{width:100%;height:auto;max-width:720px;display:block}svg text{fill:var(--fg);font:11px system-ui,sans-serif}svg .title{font-size:12px;font-weight:600}svg .tick{fill:var(--soft)}svg .value{font-size:9.5px}
 .grid{stroke:var(--grid);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}.whisker{stroke:var(--fg);stroke-width:1.2;fill:none}.bar{stroke:var(--fg);stroke-width:.5}.hatch{stroke:var(--hatch);stroke-width:1.4;fill:none}
 .f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}.f4{fill:var(--c4)}.f5{fill:var(--c5)}.f6{fill:var(--c6)}.f7{fill:var(--c7)}.f8{fill:var(--c8)}
 .curve{fill:none;stroke-width:1.8}.s0{stroke:var(--c0)}.s1{stroke:var(--c1)}.s2{stroke:var(--c2)}.s3{stroke:var(--c3)}.s4{stroke:var(--c4)}.s5{stroke:var(--c5)}.s6{stroke:var(--c6)}.s7{stroke:var(--c7)}.s8{stroke:var(--c8)}
@@ -213,7 +213,12 @@ fn ours(results: &Results, field: &str, parameter: Option<&str>) -> String {
     }
     let (words, unit) = field_words(field);
     let title = if unit.is_empty() { format!("Here: {words}") } else { format!("Here: {words} ({unit})") };
-    key(&series) + &bars(&title, &groups, &series, &values)
+    figure(&(key(&series) + &bars(&title, &groups, &series, &values)))
+}
+
+/// A plot with its key: never on two pages of a print.
+fn figure(content: &str) -> String {
+    format!("<figure>{content}</figure>")
 }
 
 /// What journals held over time, one plot for each field.
@@ -225,7 +230,7 @@ fn over_time(results: &Results) -> String {
         let series: Vec<_> =
             of.map(|curve| (place(&curve.group, &results.rows, None), curve.points.as_slice())).collect();
         let (words, unit) = field_words(field);
-        html += &curves(&format!("Here, over time: {words} ({unit})"), &series);
+        html += &figure(&curves(&format!("Here, over time: {words} ({unit})"), &series));
     }
     html
 }
@@ -245,8 +250,7 @@ fn beside(results: &Results) -> String {
         } else {
             format!("The paper's numbers and ours ({unit})")
         };
-        html += &key(&series);
-        html += &bars(&title, &groups, &series, &values);
+        html += &figure(&(key(&series) + &bars(&title, &groups, &series, &values)));
     }
     if html.is_empty() { "<p class=\"soft\">The paper's text gives no numbers for this.</p>".to_owned() } else { html }
 }
