@@ -2,13 +2,15 @@
 //!
 //! A text is `key: value` lines, a blank line, and sections that begin with `## `. Keys: `title`, `kind`
 //! (`load`, `recovery`, `integrity`, `flash`, `protect`, `sizes` or `missing`), `needs` (for what is missing), `workloads`, `modes`, `guests`, `disks`,
-//! `parameter` (a name and values), `iterations` (where the paper needs more than the usual few), `plot` (the fields to draw), `curves`
+//! `parameter` (a name and values), `iterations` (where the paper needs more than the usual few), `part` (of a run's scale, where a paper's
+//! sizes are many times the others'), `plot` (the fields to draw), `curves`
 //! (what to draw over time) and any number of `claim` lines (see [`crate::claim`]).
 
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::integrity::CRASHES_A_BOOT;
+use crate::results::Parameters;
 use crate::workload::Workload;
 use std::collections::BTreeSet;
 
@@ -57,6 +59,8 @@ pub struct Experiment {
     pub parameter: Option<(String, Vec<u64>)>,
     /// How often it is measured if the command does not say.
     pub iterations: Option<u32>,
+    /// What part of a run's scale its sizes have.
+    pub part: f64,
     /// The fields that its plots show.
     pub plot: String,
     /// What is drawn over time.
@@ -131,6 +135,7 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         disks: vec!["st336753lw".to_owned()],
         parameter: None,
         iterations: None,
+        part: 1.0,
         plot: "seconds".to_owned(),
         curves: String::new(),
         claims: Vec::new(),
@@ -144,6 +149,10 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
             "needs" => value.clone_into(&mut experiment.needs),
             "plot" => value.clone_into(&mut experiment.plot),
             "curves" => value.clone_into(&mut experiment.curves),
+            "part" => {
+                let part = value.parse().ok().filter(|part| (0.001..=1.0).contains(part));
+                experiment.part = part.ok_or_else(|| bad(format!("part: {value}")))?;
+            }
             "iterations" => {
                 experiment.iterations = Some(value.parse().map_err(|_| bad(format!("iterations: {value}")))?)
             }
@@ -209,6 +218,11 @@ pub fn estimate_all_seconds(experiments: &[Experiment], extent: &Extent) -> f64 
 }
 
 impl Experiment {
+    /// The parameters that its cells get in a run with these.
+    pub fn parameters(&self, of_run: &Parameters) -> Parameters {
+        Parameters { scale: of_run.scale * self.part, ..of_run.clone() }
+    }
+
     /// Whether its cells are the same as equally named ones of other experiments.
     pub fn is_plain_load(&self) -> bool {
         self.kind == Kind::Load && self.parameter.is_none()
@@ -266,7 +280,7 @@ impl Experiment {
     /// Roughly how long one cell takes, in seconds, as measured on two processors without KVM: guests boot two at a time, and
     /// then share the drive.
     pub fn cell_seconds(&self, cell: &Cell, extent: &Extent) -> f64 {
-        let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds) * extent.scale;
+        let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds) * extent.scale * self.part;
         let guests = cell.group.guests;
         let boot = 2.0 + 6.0 * f64::from(guests.div_ceil(2));
         match self.kind {

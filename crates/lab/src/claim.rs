@@ -93,6 +93,7 @@ pub fn field_words(field: &str) -> (&'static str, &'static str) {
         "pool_bytes_max" => ("copied blocks (copy-on-write)", "bytes"),
         "tuple_bytes_max" | "tuple_bytes" => ("tuples in use, 18 bytes a held block", "bytes"),
         "pool_bytes" => ("copied blocks (copy-on-write)", "bytes"),
+        "seconds_unmounted" => ("time until everything is home and unmounted", "s"),
         "cpu_seconds" => ("processor time of guest and amberlog", "s"),
         "guest_cpu_seconds" => ("processor time in the guest", "s"),
         "amberlog_cpu_seconds" => ("processor time of amberlog", "s"),

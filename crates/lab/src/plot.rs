@@ -20,28 +20,58 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 44.0;
 
-/// Patterns laid over a series' colour: none, then hatches. One definition serves a whole page.
-pub fn definitions() -> String {
-    let lines = [
-        "",
-        "M0,8 L8,0",
-        "M0,0 L8,8",
-        "M0,4 H8",
-        "M4,0 V8",
-        "M0,8 L8,0 M0,0 L8,8",
-        "M0,4 H8 M4,0 V8",
-        "M2,2 h1 v1 h-1 z M6,6 h1 v1 h-1 z",
-        "M0,2 H8 M0,6 H8",
-    ];
-    let mut svg = "<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\"><defs>".to_owned();
-    for (index, line) in lines.iter().enumerate() {
-        let _ = write!(
-            svg,
-            "<pattern id=\"p{index}\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\"><rect width=\"8\" height=\"8\" \
-             class=\"f{index}\"/><path d=\"{line}\" class=\"hatch\"/></pattern>"
-        );
+/// The lines that are laid over a series' colour. They are drawn one by one: browsers print SVG patterns as large pictures.
+#[derive(Clone, Copy)]
+enum Line {
+    Up,
+    Down,
+    Across,
+    Upright,
+}
+
+/// What each series has: nothing, or lines.
+const HATCHES: [&[Line]; SERIES_MAX] = [
+    &[],
+    &[Line::Up],
+    &[Line::Down],
+    &[Line::Across],
+    &[Line::Upright],
+    &[Line::Up, Line::Down],
+    &[Line::Across, Line::Upright],
+    &[Line::Across, Line::Up],
+    &[Line::Upright, Line::Down],
+];
+/// Between two lines.
+const HATCH_STEP: f64 = 8.0;
+
+/// A bar with its series' colour and lines, and words that a pointer brings up.
+fn filled(series: usize, x: f64, top: f64, width: f64, height: f64, title: &str) -> String {
+    let mut lines = String::new();
+    for line in HATCHES[series.min(SERIES_MAX - 1)] {
+        let length = match line {
+            Line::Across => height,
+            Line::Upright => width,
+            Line::Up | Line::Down => width + height,
+        };
+        let mut at = HATCH_STEP / 2.0;
+        while at < length {
+            // A slanted line enters where the distance from the upper left corner, along two sides, is `at`.
+            let (x0, y0) = ((at - height).max(0.0), at.min(height));
+            let (x1, y1) = (at.min(width), (at - width).max(0.0));
+            let (from, to) = match line {
+                Line::Across => ((0.0, at), (width, at)),
+                Line::Upright => ((at, 0.0), (at, height)),
+                Line::Up => ((x0, y0), (x1, y1)),
+                Line::Down => ((width - x0, y0), (width - x1, y1)),
+            };
+            let _ = write!(lines, "M{:.1},{:.1}L{:.1},{:.1}", x + from.0, top + from.1, x + to.0, top + to.1);
+            at += HATCH_STEP;
+        }
     }
-    svg + "</defs></svg>"
+    format!(
+        "<g>{title}<rect class=\"bar f{series}\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>\
+         <path class=\"hatch\" d=\"{lines}\"/></g>"
+    )
 }
 
 /// A step of 1, 2 or 5 times a power of ten that divides `max` into about five.
@@ -158,19 +188,15 @@ pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Opt
             let Some(value) = values.get(g).and_then(|row| row.get(s)).copied().flatten() else { continue };
             let x = first + bar * s as f64;
             let (top, base) = (y(value.mean.max(0.0)), y(value.mean.min(0.0)));
-            let _ = write!(
-                svg,
-                "<rect fill=\"url(#p{s})\" class=\"bar\" x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{:.1}\">\
-                 <title>{}, {}: {} ± {} (n = {})</title></rect>",
-                x + 1.0,
-                (bar - 2.0).max(1.0),
-                (base - top).max(0.8),
+            let words = format!(
+                "<title>{}, {}: {} ± {} (n = {})</title>",
                 escaped(group),
                 escaped(name),
                 grouped(value.mean),
                 grouped(value.deviation),
                 value.count
             );
+            svg += &filled(s, x + 1.0, top, (bar - 2.0).max(1.0), (base - top).max(0.8), &words);
             let centre = x + bar / 2.0;
             let tip = y(value.mean.max(0.0) + if value.mean < 0.0 { 0.0 } else { value.deviation });
             if value.deviation > 0.0 {
@@ -219,7 +245,8 @@ pub fn key(series: &[String]) -> String {
     for (index, name) in series.iter().enumerate().take(SERIES_MAX) {
         let _ = write!(
             html,
-            "<span><svg viewBox=\"0 0 30 12\"><rect fill=\"url(#p{index})\" class=\"bar\" width=\"30\" height=\"12\"/></svg>{}</span>",
+            "<span><svg viewBox=\"0 0 30 12\">{}</svg>{}</span>",
+            filled(index, 0.0, 0.0, 30.0, 12.0, ""),
             escaped(name)
         );
     }
@@ -229,6 +256,20 @@ pub fn key(series: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_stay_inside_their_bar() {
+        for series in 0..SERIES_MAX {
+            let svg = filled(series, 10.0, 20.0, 30.0, 50.0, "");
+            let path = svg.split("d=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+            assert_eq!(path.is_empty(), series == 0);
+            for point in path.split(['M', 'L']).filter(|point| !point.is_empty()) {
+                let (x, y) = point.split_once(',').unwrap();
+                let (x, y): (f64, f64) = (x.parse().unwrap(), y.parse().unwrap());
+                assert!((10.0..=40.0).contains(&x) && (20.0..=70.0).contains(&y), "series {series}: {point}");
+            }
+        }
+    }
 
     #[test]
     fn curves_stay_inside_and_an_empty_one_is_no_accident() {

@@ -5,7 +5,7 @@ use crate::catalogue::{Experiment, Kind};
 use crate::cell::Group;
 use crate::claim::{Agreement, field_words, grouped};
 use crate::error::{FileContext, Result};
-use crate::plot::{bars, curves, definitions, escaped, key};
+use crate::plot::{bars, curves, escaped, key};
 use crate::results::{Results, SummaryRow, read_all};
 use crate::statistics::Summary;
 use std::collections::BTreeSet;
@@ -50,9 +50,8 @@ pub fn write(directory: &Path, catalogue: &[Experiment]) -> Result<PathBuf> {
 pub fn page(all: &[Results], catalogue: &[Experiment]) -> String {
     let mut html = format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-         <meta name=\"color-scheme\" content=\"light dark\"><title>amberlog lab</title><style>{STYLE}</style></head><body>{}\
-         <h1>amberlog lab: the papers' experiments, run again</h1>",
-        definitions()
+         <meta name=\"color-scheme\" content=\"light dark\"><title>amberlog lab</title><style>{STYLE}</style></head><body>\
+         <h1>amberlog lab: the papers' experiments, run again</h1>"
     );
     html.push_str(&summary(all));
     for results in all {

@@ -51,13 +51,14 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         std::fs::create_dir_all(&raw).at("make", &raw)?;
         let mut rig = Rig::new(options.images.as_deref(), directory.join("consoles"), options.limit)?;
         let mut cells: Vec<CellResult> = Vec::new();
+        let parameters = experiment.parameters(&options.parameters);
         let mut kept_at: Option<Instant> = None;
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
             let expected = experiment.cell_seconds(&cell, &options.extent);
-            let mut kept = kept_result(&path, options)?;
+            let mut kept = kept_result(&path, &parameters)?;
             if kept.is_none() {
-                kept = measured_elsewhere(experiment, &cell, &all, options)?;
+                kept = measured_elsewhere(experiment, &cell, &all, &options.out, &parameters)?;
                 kept.iter().try_for_each(|result| results::write(&path, result))?;
             }
             let result = match kept {
@@ -68,11 +69,14 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                 None => {
                     progress.begin(&experiment.id, &cell);
                     let begun = Instant::now();
-                    let result = measure(experiment, &cell, &mut rig, options);
+                    let result = measure(experiment, &cell, &mut rig, &parameters);
                     if interrupt::is_requested() {
+                        if !cells.is_empty() {
+                            keep(experiment, options, &parameters, &directory, &cells)?;
+                        }
                         return Err(Error::Interrupted);
                     }
-                    let result = result.unwrap_or_else(|error| failure(&cell, options, &error));
+                    let result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
                     result
@@ -82,19 +86,19 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
             cells.push(result);
             // All of them are looked at each time: not after every short one.
             if kept_at.is_none_or(|at| at.elapsed() > KEEP_INTERVAL) {
-                keep(experiment, options, &directory, &cells)?;
+                keep(experiment, options, &parameters, &directory, &cells)?;
                 kept_at = Some(Instant::now());
             }
         }
-        keep(experiment, options, &directory, &cells)?;
+        keep(experiment, options, &parameters, &directory, &cells)?;
     }
     Ok(failed)
 }
 
 /// A cell that was measured before under the same parameters, and did not fail.
-fn kept_result(path: &Path, options: &RunOptions) -> Result<Option<CellResult>> {
+fn kept_result(path: &Path, parameters: &Parameters) -> Result<Option<CellResult>> {
     let kept = results::read::<CellResult>(path)?;
-    Ok(kept.filter(|result| result.parameters == options.parameters && result.failure.is_none()))
+    Ok(kept.filter(|result| result.parameters == *parameters && result.failure.is_none()))
 }
 
 /// The same cell, if another experiment has measured it: a load whose only parameters are those of every cell.
@@ -102,14 +106,15 @@ fn measured_elsewhere(
     experiment: &Experiment,
     cell: &Cell,
     all: &[Experiment],
-    options: &RunOptions,
+    out: &Path,
+    parameters: &Parameters,
 ) -> Result<Option<CellResult>> {
     if !experiment.is_plain_load() {
         return Ok(None);
     }
     for other in all.iter().filter(|other| other.id != experiment.id && other.is_plain_load()) {
-        let path = options.out.join(&other.id).join("raw").join(format!("{}.json", cell.file_name()));
-        if let Some(mut result) = kept_result(&path, options)? {
+        let path = out.join(&other.id).join("raw").join(format!("{}.json", cell.file_name()));
+        if let Some(mut result) = kept_result(&path, parameters)? {
             result.measured_for.get_or_insert_with(|| other.id.clone());
             return Ok(Some(result));
         }
@@ -117,26 +122,26 @@ fn measured_elsewhere(
     Ok(None)
 }
 
-fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, options: &RunOptions) -> Result<CellResult> {
+fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, parameters: &Parameters) -> Result<CellResult> {
     let parameter = experiment.parameter.as_ref().map(|(name, _)| name.as_str());
     match experiment.kind {
-        Kind::Load => rig.load(cell, &options.parameters, parameter),
-        Kind::Recovery => rig.recovery(cell, &options.parameters),
-        Kind::Integrity => rig.integrity(cell, &options.parameters),
+        Kind::Load => rig.load(cell, parameters, parameter),
+        Kind::Recovery => rig.recovery(cell, parameters),
+        Kind::Integrity => rig.integrity(cell, parameters),
         Kind::Flash => {
             let begun = Instant::now();
-            let mut result = empty(cell, options);
-            result.guests.push(flash::replay(cell, &options.parameters)?);
+            let mut result = empty(cell, parameters);
+            result.guests.push(flash::replay(cell, parameters)?);
             result.wall_seconds = begun.elapsed().as_secs_f64();
             Ok(result)
         }
         Kind::Protect => {
-            let mut result = empty(cell, options);
+            let mut result = empty(cell, parameters);
             result.guests.push(sizes::protect(cell.group.parameter)?);
             Ok(result)
         }
         Kind::Sizes => {
-            let mut result = empty(cell, options);
+            let mut result = empty(cell, parameters);
             result.guests.push(sizes::measure()?);
             Ok(result)
         }
@@ -144,15 +149,21 @@ fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, options: &RunOpt
     }
 }
 
-fn empty(cell: &Cell, options: &RunOptions) -> CellResult {
-    CellResult { load: machine::load(), ..CellResult::empty(cell, &options.parameters) }
+fn empty(cell: &Cell, parameters: &Parameters) -> CellResult {
+    CellResult { load: machine::load(), ..CellResult::empty(cell, parameters) }
 }
 
-fn failure(cell: &Cell, options: &RunOptions, error: &Error) -> CellResult {
-    CellResult { failure: Some(crate::rig::first_line(&error.to_string()).to_owned()), ..empty(cell, options) }
+fn failure(cell: &Cell, parameters: &Parameters, error: &Error) -> CellResult {
+    CellResult { failure: Some(crate::rig::first_line(&error.to_string()).to_owned()), ..empty(cell, parameters) }
 }
 
-fn keep(experiment: &Experiment, options: &RunOptions, directory: &Path, cells: &[CellResult]) -> Result<()> {
+fn keep(
+    experiment: &Experiment,
+    options: &RunOptions,
+    parameters: &Parameters,
+    directory: &Path,
+    cells: &[CellResult],
+) -> Result<()> {
     let rows = results::summarise(cells);
     let results = Results {
         schema: SCHEMA,
@@ -162,7 +173,7 @@ fn keep(experiment: &Experiment, options: &RunOptions, directory: &Path, cells: 
         machine: machine::describe(),
         command: format!("amberlog lab run {} {}", experiment.id, options.command).trim_end().to_owned(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
-        parameters: options.parameters.clone(),
+        parameters: parameters.clone(),
         verdicts: results::judge(experiment, &rows, options.parameters.quick),
         curves: results::curves(experiment, cells),
         rows,

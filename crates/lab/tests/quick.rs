@@ -124,6 +124,30 @@ fn a_guest_that_hangs_is_killed_and_its_console_kept() {
 }
 
 #[test]
+fn one_boot_serves_several_crashes_and_what_a_kill_leaves_is_recovered() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(directory.path());
+    // Not quick: a quick one crashes the guest's kernel at once.
+    (options.extent.quick, options.parameters.quick) = (false, false);
+    options.extent.iterations = Some(2);
+    let mut experiments = experiment("spe2012-fig19", &[Mode::Vma], 1);
+    experiments[0].parameter = Some(("record_kib".to_owned(), vec![16]));
+    assert_eq!(run(&experiments, &options).unwrap(), 0, "no cell fails");
+    let raw = options.out.join("spe2012-fig19/raw");
+    let cell = |number: u32| -> CellResult {
+        results::read(&raw.join(format!("updates-vma-1-st336753lw-16-{number}.json"))).unwrap().unwrap()
+    };
+    for number in 0..2 {
+        let fields = &cell(number).guests[0];
+        assert_eq!((fields["records"], fields["corrupted_runs_not_by_commit"]), (2048.0, 0.0), "{fields:?}");
+        assert!(!fields.contains_key("kernel_crashes"));
+    }
+    // What the first crash interrupted went on and was synchronised before the second.
+    let second = &cell(1).guests[0];
+    assert!(second["updated_records"] > 100.0 && second["recovery_blocks_written"] > 0.0, "{second:?}");
+}
+
+#[test]
 fn a_run_that_is_told_to_end_leaves_no_process_and_no_directory() {
     let directory = tempfile::tempdir().unwrap();
     let temporary = directory.path().join("temporary");
