@@ -79,6 +79,11 @@ impl Assets {
         Ok(archive)
     }
 
+    /// Our own tools, built for the guest.
+    pub(crate) fn guest_tools() -> Result<&'static Path> {
+        guest_tools()
+    }
+
     fn prepare() -> Result<Self> {
         let kernel_directory = fetch_kernel()?;
         let kernel = first_with_prefix(&kernel_directory.join("boot"), "vmlinuz-")?;

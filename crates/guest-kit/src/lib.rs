@@ -25,6 +25,7 @@ pub mod program;
 pub mod qmp;
 pub mod report;
 pub mod spec;
+pub mod toolchain;
 pub mod tree;
 pub mod workload;
 

@@ -2,7 +2,7 @@
 //! run to its end, and those that tell figures must tell them. What they do to a disk's time is the experiments' to find.
 
 use guest_kit::image::ExtRecipe;
-use guest_kit::{Guest, GuestSpec, program};
+use guest_kit::{Guest, GuestSpec, program, toolchain};
 use lab::cell::Mode;
 use lab::workload::{Sizes, Workload};
 use std::collections::BTreeMap;
@@ -19,6 +19,7 @@ fn told(workload: Workload) -> &'static [&'static str] {
             &["transactions_per_second", "transaction_p50_us", "transaction_p95_us", "transaction_p99_us"]
         }
         Workload::FileDelete => &["delete_seconds"],
+        Workload::KernelCompile => &["object_bytes"],
         _ => &[],
     }
 }
@@ -49,7 +50,9 @@ fn every_load_runs_in_a_real_guest_and_tells_its_figures() {
     let amberlog = program::workspace_binary("amberlog").unwrap();
     let mut disk = OsString::from(&image);
     disk.push(format!(",placement={}", Mode::Vma.placement()));
-    let words: [OsString; 4] = [amberlog.into(), "run".into(), "--disk".into(), disk];
+    let mut tools = OsString::from(toolchain::image(directory.path()).unwrap());
+    tools.push(",readonly,name=tools");
+    let words: [OsString; 6] = [amberlog.into(), "run".into(), "--disk".into(), disk, "--disk".into(), tools];
     let mut spec = GuestSpec::new("every load", script).wrapper(words);
     spec.programs = loads().flat_map(Workload::programs).copied().collect();
     spec.programs.dedup();

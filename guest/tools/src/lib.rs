@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod build;
 pub mod compile;
 pub mod database;
 pub mod filebench;
@@ -20,6 +21,7 @@ pub mod record;
 pub mod records;
 pub mod report;
 pub mod scribble;
+pub mod sources;
 pub mod sqlite;
 pub mod table;
 pub mod tree;

@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use guest_tools::options::Options;
-use guest_tools::{Result, compile, database, filebench, iozone, load, mix, records, scribble, sqlite, updates};
+use guest_tools::{
+    Result, build, compile, database, filebench, iozone, load, mix, records, scribble, sources, sqlite, updates,
+};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -22,10 +24,12 @@ fn main() -> ExitCode {
         "updates" => updates::run,
         "iozone" => iozone::run,
         "sqlite" => sqlite::run,
+        "sources" => sources::run,
+        "build" => build::run,
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite"
+                 filebench, updates, iozone, sqlite, sources, build"
             );
             return ExitCode::from(2);
         }
