@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aged;
 pub mod catalogue;
 pub mod cell;
 pub mod claim;

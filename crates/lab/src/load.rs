@@ -76,6 +76,7 @@ impl Rig {
                     let guest_cpu = fields.get("guest_cpu_seconds").copied().unwrap_or(0.0);
                     fields.insert("amberlog_cpu_seconds".to_owned(), amberlog_cpu);
                     fields.insert("cpu_seconds".to_owned(), guest_cpu + amberlog_cpu);
+                    fields.extend(self.aged_fields(&plan));
                     result.guests.push(fields);
                 }
                 Err(error) => {

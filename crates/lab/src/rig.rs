@@ -13,9 +13,10 @@ use crate::journal_server::JournalServer;
 use crate::results::Parameters;
 use crate::workload::{Sizes, Workload};
 use disk_model::{Profile, Server, ServerOptions};
+use guest_kit::aged::Aged;
 use guest_kit::assets::Assets;
 use guest_kit::image::{self, ExtRecipe, FileSystem, Journal};
-use guest_kit::{Guest, GuestSpec, interrupt, program};
+use guest_kit::{Guest, GuestSpec, interrupt, program, toolchain};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,9 @@ pub struct Rig {
     /// Guests that serve one cell after the other; they end before the images do.
     pub(crate) session: Option<Session>,
     pub(crate) directory: TempDir,
-    fresh: BTreeMap<(u32, u64, bool), PathBuf>,
+    fresh: BTreeMap<(u32, u64, bool, u64), PathBuf>,
+    /// Of the fresh images that are full and old: how much so.
+    aged: BTreeMap<PathBuf, Aged>,
     /// Half of the time that a whole run of a group takes.
     pub(crate) halves: BTreeMap<Group, f64>,
     /// Where consoles of failed guests go.
@@ -80,6 +83,11 @@ impl<'a> Plan<'a> {
 
     fn mode(&self) -> Mode {
         self.cell.group.mode
+    }
+
+    /// How much of the disk is in use from the start, in per cent; 0 for an empty one.
+    fn used_percent(&self) -> u64 {
+        if self.parameter == Some("used_percent") { self.cell.group.parameter } else { 0 }
     }
 
     pub(crate) fn mount_options(&self) -> String {
@@ -150,7 +158,15 @@ impl Rig {
     pub fn new(images: Option<&Path>, consoles: PathBuf, limit: Option<Duration>) -> Result<Self> {
         let parent = images.map_or_else(std::env::temp_dir, Path::to_owned);
         let directory = tempfile::Builder::new().prefix("amberlog-lab-").tempdir_in(&parent).at("write in", &parent)?;
-        Ok(Rig { session: None, directory, fresh: BTreeMap::new(), halves: BTreeMap::new(), consoles, limit })
+        Ok(Rig {
+            session: None,
+            directory,
+            fresh: BTreeMap::new(),
+            aged: BTreeMap::new(),
+            halves: BTreeMap::new(),
+            consoles,
+            limit,
+        })
     }
 
     /// Many times what it should take: a guest beyond it hangs.
@@ -162,7 +178,7 @@ impl Rig {
 
     /// A fresh file system, made once and then copied (sparse).
     fn image(&mut self, to: &Path, plan: &Plan<'_>, internal: bool) -> Result<()> {
-        let key = (plan.image_mib, plan.journal_mib, internal);
+        let key = (plan.image_mib, plan.journal_mib, internal, plan.used_percent());
         if !self.fresh.contains_key(&key) {
             let path = self.directory.path().join(format!("fresh-{}-{}-{internal}.img", key.0, key.1));
             let journal = u32::try_from(plan.journal_mib).unwrap_or(u32::MAX);
@@ -174,6 +190,12 @@ impl Rig {
             if !internal {
                 recipe.journal = Journal::None;
             }
+            if key.3 > 0 {
+                let (path, aged) = crate::aged::template(recipe, key.3, plan.parameters.seed)?;
+                self.aged.insert(path.clone(), aged);
+                self.fresh.insert(key, path.clone());
+                return Ok(image::copy_image(&path, to)?);
+            }
             // mke2fs writes zeros over journal and inode tables: without them a copy takes no time.
             let full = path.with_extension("full");
             recipe.make(&full)?;
@@ -182,6 +204,17 @@ impl Rig {
             self.fresh.insert(key, path);
         }
         Ok(image::copy_image(&self.fresh[&key], to)?)
+    }
+
+    /// What is known of an aged disk, as fields of a result.
+    pub(crate) fn aged_fields(&self, plan: &Plan<'_>) -> Vec<(String, f64)> {
+        let of = |key: &&(u32, u64, bool, u64)| {
+            (key.0, key.1, key.3) == (plan.image_mib, plan.journal_mib, plan.used_percent())
+        };
+        let aged = self.fresh.iter().find(|(key, _)| of(key)).and_then(|(_, path)| self.aged.get(path));
+        let Some(aged) = aged else { return Vec::new() };
+        let score = aged.layout.score().map(|score| ("layout_score".to_owned(), score));
+        score.into_iter().chain([("used_percent".to_owned(), aged.used_percent)]).collect()
     }
 
     /// Boots the cell's guests with a script each; returns when all have told `mark ready`. Nothing has been measured by
@@ -237,7 +270,12 @@ impl Rig {
         running.note_phase("images", started);
         let booting = Instant::now();
         for number in 0..group.guests {
-            let words = running.words(plan, number)?;
+            let mut words = running.words(plan, number)?;
+            if workload_of(cell)?.needs_toolchain() {
+                let mut disk = toolchain::image(self.directory.path())?.into_os_string();
+                disk.push(",readonly,name=toolchain");
+                words.extend(["--disk".into(), disk]);
+            }
             let mut spec = GuestSpec::new(format!("{cell}, guest {number}"), script(number)).wrapper(words);
             spec.memory_mib = parameters.guest_mib;
             spec.programs = workload_of(cell)?.programs().to_vec();
