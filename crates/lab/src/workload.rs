@@ -18,7 +18,7 @@ pub enum Workload {
     Postmark,
     /// A tree like Linux 2.6.11's sources: 17,090 files in 1,083 directories, 231 MB.
     Untar,
-    /// 900 C files of a freestanding program, compiled and linked by Debian's GCC into 25 MB of objects and images.
+    /// 400 C files of a freestanding program, compiled and linked by Debian's GCC.
     KernelCompile,
     /// filebench: a mail server, two fsyncs a flow.
     Varmail,
@@ -130,7 +130,7 @@ impl Workload {
             Self::RndWrite | Self::Postmark | Self::IozoneChange => 45.0,
             Self::FileDelete => 90.0,
             Self::Fileserver | Self::Sqlite | Self::SqliteWal => 120.0,
-            Self::KernelCompile => 1800.0,
+            Self::KernelCompile => 1400.0,
             Self::Varmail | Self::Database => 60.0,
             Self::IozoneWrite => 400.0,
             Self::IozoneRewrite | Self::IozoneRandomWrite => 900.0,
@@ -183,7 +183,7 @@ impl Workload {
             Self::KernelCompile => format!(
                 "{}\n{TOOLCHAIN} sources --directory /mnt/sources --seed {seed} --units {}",
                 toolchain::MOUNT,
-                part(900, scale)
+                part(400, scale)
             ),
             // The set is small already: not scaled, or every flow would meet the same few files.
             Self::Varmail => format!("{} --phase create", filebench("varmail", 1_000, unscaled(sizes))),
@@ -224,7 +224,7 @@ impl Workload {
                 // The disk's other place goes before it is unmounted.
                 format!(
                     "({TOOLCHAIN} build --sources /mnt/sources --objects /mnt/objects --units {}; umount /toolchain/mnt)",
-                    part(900, scale)
+                    part(400, scale)
                 )
             }
             Self::Varmail => {
@@ -309,7 +309,7 @@ mod tests {
             load(Workload::Postmark)
                 .contains("set number 10000\\nset subdirectories 200\\nset transactions 25000\\nset size 500 9800\\n")
         );
-        assert!(load(Workload::KernelCompile).contains("--units 900;"));
+        assert!(load(Workload::KernelCompile).contains("--units 400;"));
         assert!(load(Workload::Untar).contains("--files 17090"));
         assert!(Workload::Untar.load(Sizes { scale: 0.1, ..sizes }).ends_with("--files 1709"));
         // NJS, Table I.
