@@ -41,6 +41,8 @@ crash: packages
 	@$(PHASE) "release build" cargo build --release --workspace
 	@$(PHASE) "kills under QEMU's own disks" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 5
 	@$(PHASE) "kills under amberlog" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 50 --under retain
+	@$(PHASE) "remote journals of real guests" env AMBERLOG_ROUNDS=3 cargo test --release --quiet -p amberlog --test guests -- remote:: --include-ignored --test-threads 1
+	@$(PHASE) "remote journals, a model" env AMBERLOG_REMOTE_SEEDS=500 cargo test --release --quiet -p placement --lib -- remote::
 	@$(PHASE) "crash explorer" cargo run --release --quiet -p crash-explorer -- explore --points 20000
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture

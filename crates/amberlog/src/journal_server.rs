@@ -147,7 +147,11 @@ fn ask(command: Command) -> anyhow::Result<()> {
             let name = named()?;
             let status = client.status(&name)?.ok_or_else(|| anyhow::anyhow!("there is no journal {name}"))?;
             // Reads all of it, so that what is shown as whole is whole.
-            let damage = if status.is_live { client.fetch(&status).err().map(|error| error.to_string()) } else { None };
+            let damage = if status.is_live {
+                client.fetch(&status, u32::MAX).err().map(|error| error.to_string())
+            } else {
+                None
+            };
             if ask.json {
                 let mut object = value(&status);
                 object["schema"] = json!(1);

@@ -78,8 +78,9 @@ fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Err
     let marked = placement::remote_epoch_of_image(path, args.journal.as_deref());
     // What cannot be looked at is judged below.
     if let Ok(Some(epoch)) = marked {
+        let epoch = epoch.map_or("its mark is damaged".to_owned(), |epoch| format!("epoch {epoch}"));
         return Err(Error::Refused(format!(
-            "the live journal is on a journal server (epoch {epoch}), not on storage; nothing was changed: give --remote \
+            "the live journal is on a journal server ({epoch}), not on storage; nothing was changed: give --remote \
              HOST:PORT/NAME"
         )));
     }

@@ -345,6 +345,21 @@ impl JournalArea {
         jcb.host_writes(pages, count, copied_only)
     }
 
+    /// Takes so many bytes of the budget for somebody else who keeps a log in memory; says whether they were there.
+    pub fn reserve(&self, bytes: u64) -> bool {
+        let mut inner = self.lock();
+        let is_there = inner.memory_bytes() + bytes <= inner.budget_bytes;
+        if is_there {
+            inner.budget_bytes -= bytes;
+        }
+        is_there
+    }
+
+    /// Gives back what was reserved.
+    pub fn release(&self, bytes: u64) {
+        self.lock().budget_bytes += bytes;
+    }
+
     /// The log that has to give memory back, if tables and copies take more than the budget or somebody waits for
     /// memory: the largest one that owes copied blocks.
     pub fn under_pressure(&self) -> Option<LogId> {

@@ -8,7 +8,7 @@
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::layout::{DiskLayout, LogIndex, LogRun};
-use crate::remote::{RemoteLog, RemoteMark};
+use crate::remote::{MarkFound, RemoteLog, RemoteMark};
 use crate::scan::{self, FoundLogPlace};
 use guest_memory::VmMemory;
 use jbd2::{Superblock, SuperblockEdit};
@@ -326,10 +326,12 @@ impl Journals {
                 Ok(false)
             }
             other => {
-                if log.is_open.swap(false, Ordering::AcqRel) {
+                let was_open = log.is_open();
+                if was_open {
                     // What was written home is durable before the superblock says that no log is needed any more.
                     self.disks[log.home_disk].file.sync_data()?;
-                    remote.close();
+                    remote.close(block)?;
+                    log.is_open.store(false, Ordering::Release);
                     self.disks[log.home_disk].set_dirty();
                     self.disks[log.journal_disk].set_dirty();
                 }
@@ -337,7 +339,7 @@ impl Journals {
                     self.scan_soon(log.journal_disk);
                     self.disks[log.journal_disk].wake.wake();
                 }
-                Ok(true)
+                Ok(!was_open)
             }
         }
     }
@@ -439,6 +441,9 @@ impl Journals {
                 log.is_open.store(false, Ordering::Release);
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
                 self.area.log_op_cleanup(log.id);
+                if log.remote.is_some() {
+                    self.area.release(log.place.log_bytes());
+                }
                 // Flushes were not passed on while it was open; from now on somebody may depend on them.
                 for disk in [log.home_disk, log.journal_disk] {
                     self.disks[disk].set_dirty();
@@ -477,6 +482,15 @@ impl Journals {
         };
         self.refuse_marked(&place)?;
         let remote = match &self.disks[place.home_disk].options.remote {
+            Some(_) if placement == PlacementKind::Remote && !self.area.reserve(place.log_bytes()) => {
+                log::warn!(
+                    "disk {}: a copy of the journal's {} MiB does not fit into the memory budget (--memory-budget); it stays \
+                     in its own place on storage",
+                    self.disks[place.home_disk].options.name,
+                    place.log_bytes() >> 20
+                );
+                None
+            }
             Some(options) if placement == PlacementKind::Remote => {
                 let journal_disk = Arc::clone(&self.disks[place.journal_disk]);
                 Some(Arc::new(RemoteLog::new(options, place.clone(), journal_disk)?))
@@ -524,13 +538,24 @@ impl Journals {
         let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(()) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        let path = self.disks[place.home_disk].options.path.display();
         match RemoteMark::read(&raw) {
-            None => Ok(()),
-            Some(mark) => Err(io::Error::other(format!(
-                "the journal of {} is on a journal server (epoch {}): run 'amberlog recover --disk IMAGE --remote \
+            MarkFound::None => Ok(()),
+            MarkFound::Live(mark) => Err(io::Error::other(format!(
+                "the journal of {path} is on a journal server (epoch {}): run 'amberlog recover --disk IMAGE --remote \
                  HOST:PORT/NAME' first, or give the disk placement=remote=HOST:PORT/NAME",
-                self.disks[place.home_disk].options.path.display(),
                 mark.epoch
+            ))),
+            MarkFound::Stale => {
+                log::warn!(
+                    "{path}: its journal was on a journal server, but the file system was used or repaired since by \
+                     something that does not know of that; what the server has is stale"
+                );
+                Ok(())
+            }
+            MarkFound::Damaged => Err(io::Error::other(format!(
+                "the journal superblock of {path} has a damaged mark of a journal server: its live log may be there, and \
+                 whether cannot be told; run e2fsck -fy to give the log up"
             ))),
         }
     }

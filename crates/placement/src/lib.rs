@@ -28,7 +28,7 @@ pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
 pub use plain::PlainRoute;
 pub use remote::{
-    RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
+    MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
 pub use report::{CountersReport, DiskReport, VmReport};
 pub use route::{

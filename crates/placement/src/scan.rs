@@ -38,6 +38,11 @@ pub struct FoundLogPlace {
 }
 
 impl FoundLogPlace {
+    /// Bytes of the whole log.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        u64::from(self.log_blocks) * u64::from(self.block_bytes)
+    }
+
     /// Whether both are the same log in the same place. A file system that is mounted can grow, and be given another UUID.
     pub(crate) fn is_same_log(&self, other: &FoundLogPlace) -> bool {
         let sizeless =

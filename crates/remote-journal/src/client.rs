@@ -176,11 +176,12 @@ impl Client {
         self.done(Message::Delete { name: name.to_owned(), even_live }).await
     }
 
-    /// Fetches a log: every batch from the tail to the last, without a gap, each block with its checksum compared.
+    /// Fetches a log of at most `log_blocks` blocks: every batch from the tail to the last, without a gap, each block with
+    /// its checksum compared.
     ///
     /// # Errors
-    /// When anything is missing or damaged: no part of it is given then.
-    pub async fn fetch(&mut self, status: &JournalStatus) -> Result<FetchedLog, ClientError> {
+    /// When anything is missing or damaged, or no block of that log: no part of it is given then.
+    pub async fn fetch(&mut self, status: &JournalStatus, log_blocks: u32) -> Result<FetchedLog, ClientError> {
         let JournalStatus { name, epoch, tail, .. } = status.clone();
         self.writer.send(&[Message::Fetch { name: name.clone(), epoch, from: tail }]).await?;
         let mut log = FetchedLog { status: status.clone(), blocks: HashMap::new() };
@@ -188,6 +189,12 @@ impl Client {
         loop {
             match self.answer().await? {
                 Message::Batch(batch) if batch.epoch == epoch && batch.sequence == next => {
+                    if let Some(block) = batch.blocks.iter().find(|block| block.position >= log_blocks) {
+                        return Err(ClientError::Incomplete(format!(
+                            "{name}: log block {} was fetched for a journal of {log_blocks} blocks; it is another's",
+                            block.position
+                        )));
+                    }
                     log.blocks.extend(batch.blocks.into_iter().map(|block| (block.position, block.content)));
                     next += 1;
                 }
@@ -336,8 +343,8 @@ impl BlockingClient {
     ///
     /// # Errors
     /// The same.
-    pub fn fetch(&mut self, status: &JournalStatus) -> Result<FetchedLog, ClientError> {
-        self.runtime.block_on(self.client.fetch(status))
+    pub fn fetch(&mut self, status: &JournalStatus, log_blocks: u32) -> Result<FetchedLog, ClientError> {
+        self.runtime.block_on(self.client.fetch(status, log_blocks))
     }
 
     /// As [`Client::close`].

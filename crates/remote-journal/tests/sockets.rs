@@ -57,7 +57,7 @@ fn what_is_acknowledged_is_fetched_from_the_next_server() {
     let mut client = BlockingClient::connect(&client_of(&server)).expect("connects");
     let status = client.status("disk").expect("listed").expect("there");
     assert_eq!((status.epoch, status.tail, status.last, status.is_live), (epoch, 1, 100, true));
-    let log = client.fetch(&status).expect("whole");
+    let log = client.fetch(&status, 1000).expect("whole");
     assert_eq!(log.blocks.len(), 101);
     assert!(log.blocks.iter().all(|(position, content)| *position == 0 || content[0] == *position as u8));
     assert_eq!(log.blocks[&0][0], 100, "the newest of a position");

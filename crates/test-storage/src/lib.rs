@@ -19,14 +19,17 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 const NAME: &str = "image";
 const IMAGE: INodeNo = INodeNo(2);
 /// Threads that answer the kernel: a flush that waits must not keep reads from being answered.
 const THREADS: usize = 4;
+
+/// What was at an offset before it was written to.
+type Before = (u64, Vec<u8>);
 
 #[derive(Debug, Default)]
 struct Controls {
@@ -36,12 +39,15 @@ struct Controls {
     writes: AtomicU64,
     flushes: AtomicU64,
     failures: AtomicU64,
+    /// What was there before each write since the last flush, in order; nothing while it is not asked for.
+    before: Mutex<Option<Vec<Before>>>,
 }
 
 /// A mounted image.
 #[derive(Debug)]
 pub struct TestStorage {
     controls: Arc<Controls>,
+    backing: File,
     // Unmounted before the directory it is mounted on is removed.
     session: Option<BackgroundSession>,
     mounted_at: tempfile::TempDir,
@@ -60,10 +66,11 @@ impl TestStorage {
         config.mount_options = vec![MountOption::FSName("amberlog-test-storage".to_owned())];
         config.n_threads = Some(THREADS);
         config.clone_fd = true;
+        let backing = file.try_clone()?;
         let image = Image { file, controls: Arc::clone(&controls) };
         let session = fuser::spawn_mount(image, mounted_at.path(), &config)
             .map_err(|e| io::Error::new(e.kind(), format!("FUSE is not to be had here: {e}")))?;
-        Ok(TestStorage { controls, session: Some(session), mounted_at })
+        Ok(TestStorage { controls, backing, session: Some(session), mounted_at })
     }
 
     /// Whether FUSE is to be had here.
@@ -93,6 +100,23 @@ impl TestStorage {
     /// Whether flushes fail with EIO from now on.
     pub fn set_fail_flushes(&self, fail: bool) {
         self.controls.fail_flushes.store(fail, Ordering::SeqCst);
+    }
+
+    /// From now on remembers what a loss of power would take back.
+    pub fn remember_unflushed(&self) {
+        *self.controls.before.lock().expect("no panic under this lock") = Some(Vec::new());
+    }
+
+    /// Loses power: every write since the last flush is taken back, in the backing file. To be called when nobody writes.
+    ///
+    /// # Errors
+    /// When the backing file cannot be written.
+    pub fn lose_power(&self) -> io::Result<()> {
+        let mut before = self.controls.before.lock().expect("no panic under this lock");
+        for (offset, bytes) in before.take().unwrap_or_default().into_iter().rev() {
+            self.backing.write_all_at(&bytes, offset)?;
+        }
+        Ok(())
     }
 
     /// Writes that were asked for so far.
@@ -220,7 +244,17 @@ impl Filesystem for Image {
         if self.fails(&self.controls.fail_writes) {
             return reply.error(Errno::EIO);
         }
-        match self.file.write_all_at(data, offset) {
+        let mut before = self.controls.before.lock().expect("no panic under this lock");
+        if let Some(before) = &mut *before {
+            let mut bytes = vec![0; data.len()];
+            match self.file.read_exact_at(&mut bytes, offset) {
+                Ok(()) => before.push((offset, bytes)),
+                Err(error) => return reply.error(error.into()),
+            }
+        }
+        let written = self.file.write_all_at(data, offset);
+        drop(before);
+        match written {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(error.into()),
         }
@@ -231,7 +265,12 @@ impl Filesystem for Image {
         if self.fails(&self.controls.fail_flushes) {
             return reply.error(Errno::EIO);
         }
+        // What is written while a flush is on its way is not covered by it.
+        let covered = self.controls.before.lock().expect("no panic under this lock").as_ref().map_or(0, Vec::len);
         let flushed = self.file.sync_data();
+        if let Some(before) = &mut *self.controls.before.lock().expect("no panic under this lock") {
+            before.drain(..covered.min(before.len()));
+        }
         std::thread::sleep(Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst)));
         match flushed {
             Ok(()) => reply.ok(),
@@ -272,6 +311,13 @@ mod tests {
         storage.set_fail_writes(false);
         storage.set_fail_flushes(false);
         file.write_all_at(&[2; 512], 0).expect("a write");
+        storage.remember_unflushed();
+        file.write_all_at(&[3; 512], 1024).expect("a write");
+        file.sync_data().expect("a flush");
+        file.write_all_at(&[4; 512], 1024).expect("a write");
+        file.write_all_at(&[5; 1024], 0).expect("a write");
+        storage.lose_power().expect("written");
+        assert_eq!(std::fs::read(&backing).expect("the backing file")[1024..1536], [3; 512]);
         assert_eq!(std::fs::read(&backing).expect("the backing file")[..1024], [[2; 512], [9; 512]].concat());
     }
 }

@@ -11,6 +11,7 @@ mod limits;
 mod nvm;
 mod placements;
 mod refusals;
+mod remote;
 mod reset;
 mod support;
 mod wild;

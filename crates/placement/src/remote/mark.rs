@@ -1,16 +1,20 @@
 //! The mark on storage: which epoch of which log on a journal server is this journal's live one.
 //!
-//! It lies in the padding of the journal superblock (bytes 0xC0 to 0xE3; jbd2 and e2fsck neither read nor change it), in
+//! It lies in the padding of the journal superblock (bytes 0xC0 to 0xE7; jbd2 and e2fsck neither read nor change it), in
 //! the first sector, so that it arrives or not together with `s_start`. It is there exactly while the log on the server is
-//! the one that counts; a superblock with a log on storage (`s_start` not 0) never carries it.
+//! the one that counts; a superblock with a log on storage (`s_start` not 0) never carries one that counts.
+//!
+//! Kernels and e2fsck that know nothing of amberlog keep the padding. So a mark says for which `s_sequence` it was written,
+//! and counts only beside an error number: who uses or repairs the file system changes one or the other, and from then on
+//! what the server holds is older than the file system, and must not be replayed over it.
 
 use crate::journals::MARK_ERRNO;
-use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
+use jbd2::{Features, SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use std::io;
 
 const OFFSET: usize = 0xc0;
 const MAGIC: &[u8; 8] = b"AMBREMO1";
-const BYTES: usize = 8 + 8 + 16 + 4;
+const BYTES: usize = 8 + 8 + 16 + 4 + 4;
 
 /// Which log on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +25,19 @@ pub struct RemoteMark {
     pub nonce: [u8; 16],
 }
 
+/// What a journal superblock on storage says of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkFound {
+    /// Nothing: what is on storage is all there is.
+    None,
+    /// The live log is on a server.
+    Live(RemoteMark),
+    /// It was, but the file system was used or repaired since by something that does not know of it.
+    Stale,
+    /// Something is there that cannot be read: where the live log is is not known.
+    Damaged,
+}
+
 impl RemoteMark {
     /// The superblock that goes to storage: an empty log that an error happened to, and this mark.
     ///
@@ -28,10 +45,11 @@ impl RemoteMark {
     /// When `block` is no journal superblock.
     pub(crate) fn write_into(&self, block: &[u8]) -> io::Result<Vec<u8>> {
         let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
-        let errno = Superblock::decode(&bytes).map_err(io::Error::other)?.errno;
+        let Superblock { errno, sequence, .. } = Superblock::decode(&bytes).map_err(io::Error::other)?;
         let mut mark = MAGIC.to_vec();
         mark.extend_from_slice(&self.epoch.to_le_bytes());
         mark.extend_from_slice(&self.nonce);
+        mark.extend_from_slice(&sequence.to_le_bytes());
         mark.extend_from_slice(&jbd2::crc32c(!0, &mark).to_le_bytes());
         bytes[OFFSET..OFFSET + BYTES].copy_from_slice(&mark);
         SuperblockEdit::new(&mut bytes)
@@ -42,23 +60,36 @@ impl RemoteMark {
         Ok(bytes)
     }
 
-    /// The mark in a superblock from storage, if there is one. A log on storage is the live one, whatever the padding says.
-    pub fn read(block: &[u8]) -> Option<Self> {
-        if !Superblock::decode(block).is_ok_and(|superblock| superblock.is_empty()) {
-            return None;
+    /// What a superblock from storage says. A log on storage is the live one, whatever the padding says.
+    pub fn read(block: &[u8]) -> MarkFound {
+        let Some(mark) = block.get(OFFSET..OFFSET + BYTES) else { return MarkFound::None };
+        let superblock = Superblock::decode(block);
+        if mark.iter().all(|byte| *byte == 0) || superblock.is_ok_and(|superblock| !superblock.is_empty()) {
+            return MarkFound::None;
         }
-        let mark = block.get(OFFSET..OFFSET + BYTES)?;
+        let Ok(superblock) = superblock else { return MarkFound::Damaged };
+        let has_checksum = superblock.features.has(Features::CSUM_V2 | Features::CSUM_V3);
+        if has_checksum && superblock.checksum != superblock.checksum_computed {
+            return MarkFound::Damaged;
+        }
+        if superblock.errno == 0 {
+            // Marks come with an error number; it takes a mount or an fsck to clear that.
+            return MarkFound::Stale;
+        }
         let (head, crc) = mark.split_at(BYTES - 4);
         if !head.starts_with(MAGIC) || jbd2::crc32c(!0, head).to_le_bytes() != crc {
-            return None;
+            return MarkFound::Damaged;
         }
-        let epoch = u64::from_le_bytes(head[8..16].try_into().ok()?);
-        Some(RemoteMark { epoch, nonce: head[16..32].try_into().ok()? })
+        if superblock.sequence != u32::from_le_bytes(std::array::from_fn(|index| head[32 + index])) {
+            return MarkFound::Stale;
+        }
+        let epoch = u64::from_le_bytes(std::array::from_fn(|index| head[8 + index]));
+        MarkFound::Live(RemoteMark { epoch, nonce: std::array::from_fn(|index| head[16 + index]) })
     }
 
     /// The same superblock without any mark.
     pub(crate) fn remove_from(block: &mut [u8]) {
-        if block.len() >= SUPERBLOCK_BYTES && block[OFFSET..].starts_with(MAGIC) {
+        if block.len() >= SUPERBLOCK_BYTES && block[OFFSET..OFFSET + BYTES].iter().any(|byte| *byte != 0) {
             block[OFFSET..OFFSET + BYTES].fill(0);
             if let Ok(mut edit) = SuperblockEdit::new(block) {
                 edit.seal();

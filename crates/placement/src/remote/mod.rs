@@ -5,6 +5,7 @@
 //! exactly while storage carries its mark.
 //!
 //! * Opened: on storage, as without us; then to the server as soon as it answers.
+//! * Closed: the guest's empty log is on storage, flushed, before the server may forget.
 //! * To the server: everything live is sent and durable there; what is on its way to storage has ended; then the mark.
 //! * Back to storage (refusal, time-out, reset, full server, protocol error): everything live is written to its own place
 //!   and flushed; then the superblock, which replaces the mark; only then is anybody told of a commit.
@@ -18,6 +19,8 @@
 //! journal writes fail, and its kernel stops.
 
 mod mark;
+#[cfg(test)]
+mod model;
 mod recover;
 mod report;
 mod ship;
@@ -25,7 +28,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use mark::RemoteMark;
+pub use mark::{MarkFound, RemoteMark};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
 pub(crate) use state::Outcome;
@@ -64,12 +67,45 @@ impl RemoteOptions {
     }
 }
 
+/// What a log's own place is on. For tests there is one that loses what was not flushed.
+pub(crate) trait JournalStorage: Send + Sync {
+    /// Writes at a byte.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Makes durable what was written before.
+    fn sync(&self) -> io::Result<()>;
+}
+
+impl JournalStorage for Disk {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// How long after a failure the next attempt comes; each time after twice as long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BackOff {
+    pub min: Duration,
+    pub max: Duration,
+}
+
+impl Default for BackOff {
+    fn default() -> Self {
+        BackOff { min: Duration::from_millis(200), max: Duration::from_secs(30) }
+    }
+}
+
 /// What the threads of one log share.
 struct Shared {
     name: String,
     client: ClientOptions,
     place: FoundLogPlace,
     disk: Arc<Disk>,
+    medium: Arc<dyn JournalStorage>,
+    back_off: BackOff,
     /// Held by whoever writes the superblock on storage, or completes the log there. Taken before `state`.
     storage: Mutex<()>,
     state: Mutex<State>,
@@ -93,7 +129,7 @@ impl Shared {
     fn write_block(&self, position: u32, content: &[u8]) -> io::Result<()> {
         let offset = offset_of(&self.place.runs, self.place.block_bytes, position)
             .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))?;
-        self.disk.file.write_all_at(content, offset)?;
+        self.medium.write_at(offset, content)?;
         DiskCounters::add(&self.disk.counters.journal_bytes_to_storage, content.len() as u64);
         Ok(())
     }
@@ -113,11 +149,24 @@ impl std::fmt::Debug for RemoteLog {
 impl RemoteLog {
     /// Takes care of a log; it is closed.
     pub fn new(options: &RemoteOptions, place: FoundLogPlace, disk: Arc<Disk>) -> io::Result<Self> {
+        let medium = Arc::clone(&disk);
+        Self::on_medium(options, place, disk, medium, BackOff::default())
+    }
+
+    pub(crate) fn on_medium(
+        options: &RemoteOptions,
+        place: FoundLogPlace,
+        disk: Arc<Disk>,
+        medium: Arc<dyn JournalStorage>,
+        back_off: BackOff,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             name: options.name_of(place.home_start),
             client: options.client.clone(),
             place,
             disk,
+            medium,
+            back_off,
             storage: Mutex::default(),
             state: Mutex::new(State::new()),
             changed: Condvar::new(),
@@ -170,7 +219,7 @@ impl RemoteLog {
             let mut content = block.to_vec();
             RemoteMark::remove_from(&mut content);
             shared.write_block(0, &content)?;
-            shared.disk.file.sync_data()?;
+            shared.medium.sync()?;
             shared.lock().open(superblock, content.into());
         }
         shared.tell();
@@ -190,26 +239,45 @@ impl RemoteLog {
     /// The guest writes the superblock of its open log.
     pub fn superblock(&self, superblock: &Superblock, block: &[u8]) -> io::Result<()> {
         let shared = &self.shared;
+        // The guest's kernel may have read one, and keeps what it does not know.
+        let mut block = block.to_vec();
+        RemoteMark::remove_from(&mut block);
         let _storage = shared.storage.lock().expect("no panic under this lock");
         let mut state = shared.lock();
         if state.mode == Mode::Failed {
             return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
         }
-        if state.superblock(superblock, block.into()) {
+        if state.superblock(superblock, block.as_slice().into()) {
             drop(state);
-            shared.write_block(0, block)?;
+            shared.write_block(0, &block)?;
             // The flush that the guest sends with it has to reach storage.
             shared.disk.set_dirty();
         }
         Ok(())
     }
 
-    /// The guest closes its log: nothing in it is needed any more. What goes to storage now is the guest's.
-    pub fn close(&self) {
-        let _storage = self.shared.storage.lock().expect("no panic under this lock");
-        self.shared.lock().close();
-        self.shared.tell();
-        self.shared.disk.wake.wake();
+    /// The guest closes its log, or writes something else over its superblock: nothing in it is needed any more, and what
+    /// goes to storage from now on is the guest's. On return that block is durable on storage.
+    ///
+    /// # Errors
+    /// When it cannot be written: the log is open as before.
+    pub fn close(&self, block: &[u8]) -> io::Result<()> {
+        let shared = &self.shared;
+        let mut block = block.to_vec();
+        RemoteMark::remove_from(&mut block);
+        {
+            let _storage = shared.storage.lock().expect("no panic under this lock");
+            // The server forgets when it hears of this; until then storage may still say that it has the log.
+            if shared.lock().mode == Mode::Failed {
+                return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
+            }
+            shared.write_block(0, &block)?;
+            shared.medium.sync()?;
+            shared.lock().close();
+        }
+        shared.tell();
+        shared.disk.wake.wake();
+        Ok(())
     }
 
     /// The guest is gone: its log is completed on storage, for the next kernel or for us to replay. The server is told
@@ -237,6 +305,12 @@ impl RemoteLog {
              journal superblock on storage still says that it is there",
             shared.name, shared.client.address, shared.name
         )))
+    }
+
+    /// Whether storage has all of it, and nobody is about to change that.
+    #[cfg(test)]
+    pub(crate) fn is_on_storage(&self) -> bool {
+        self.shared.lock().mode == Mode::Storage
     }
 
     /// What was done with it.

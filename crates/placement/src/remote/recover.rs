@@ -3,14 +3,15 @@
 //! What must always hold: nothing is written before the whole log has been fetched and verified; the mark goes with the
 //! superblock, after everything else is on storage. Cut off anywhere, it can be done again.
 
-use super::{RemoteMark, RemoteOptions};
+use super::{MarkFound, RemoteMark, RemoteOptions};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish;
 use crate::journals::offset_of;
 use crate::scan::{self, FoundLogPlace};
-use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
+use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
 use recovery::{Error, Report, Status};
-use remote_journal::{BlockingClient, FetchedLog};
+use remote_journal::{BlockingClient, ClientError, FetchedLog};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -86,11 +87,11 @@ pub fn recover_remote_image(
     Ok(recovered)
 }
 
-/// The epoch of the first log of an image that is on a journal server, if there is one.
+/// Whether some log of an image is on a journal server, or may be, and its epoch if that can be read.
 ///
 /// # Errors
 /// When the image cannot be read.
-pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result<Option<u64>> {
+pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result<Option<Option<u64>>> {
     let mut disks = Vec::new();
     for path in std::iter::once(image).chain(journal) {
         disks.push(disk(path, true).map_err(io::Error::other)?);
@@ -99,8 +100,10 @@ pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result
         let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { continue };
         let mut raw = [0; SUPERBLOCK_BYTES];
         disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        if let Some(mark) = RemoteMark::read(&raw) {
-            return Ok(Some(mark.epoch));
+        match RemoteMark::read(&raw) {
+            MarkFound::Live(mark) => return Ok(Some(Some(mark.epoch))),
+            MarkFound::Damaged => return Ok(Some(None)),
+            MarkFound::None | MarkFound::Stale => {}
         }
     }
     Ok(None)
@@ -119,7 +122,25 @@ fn recover_log(
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
     let mut raw = [0; SUPERBLOCK_BYTES];
     journal.read_exact_at(&mut raw, offset).map_err(failed("reading the journal superblock"))?;
-    let Some(mark) = RemoteMark::read(&raw) else {
+    let mark = match RemoteMark::read(&raw) {
+        MarkFound::Live(mark) => Some(mark),
+        MarkFound::Damaged => {
+            return Err(Error::Refused(format!(
+                "the journal superblock of {name} has a damaged mark of a journal server: which epoch is the live log \
+                 cannot be told, so none is replayed; nothing was changed: run e2fsck -fy to give the log up"
+            )));
+        }
+        MarkFound::Stale if only_marked => None,
+        MarkFound::Stale => {
+            return Err(Error::Refused(format!(
+                "the file system of {name} was used or repaired, by something that does not know of the journal server, \
+                 since its log went there: what the server has is older and must not be replayed over it; nothing was \
+                 changed"
+            )));
+        }
+        MarkFound::None => None,
+    };
+    let Some(mark) = mark else {
         if only_marked {
             return Ok(None);
         }
@@ -133,8 +154,10 @@ fn recover_log(
         let report = report.with_note("the journal on storage is the live one; what a server holds of it is stale");
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: None, report }));
     };
-    let mut client = BlockingClient::connect(&options.client)
-        .map_err(|error| failed("reaching the journal server")(io::Error::other(error)))?;
+    let mut client = BlockingClient::connect(&options.client).map_err(|error| match error {
+        ClientError::Refused { .. } => Error::Refused(format!("{error}; nothing was changed")),
+        error => failed("reaching the journal server")(io::Error::other(error)),
+    })?;
     let log = fetch(&mut client, &name, &mark, place, dry_run)?;
     if dry_run {
         let report = finish::dry_run(&mut Fetched(&log), place)?;
@@ -142,15 +165,13 @@ fn recover_log(
     }
     // Judged in memory before anything is written.
     finish::dry_run(&mut Fetched(&log), place)?;
+    let completing = || failed("completing the journal on storage");
     let mut blocks: Vec<_> = log.blocks.iter().filter(|(position, _)| **position != 0).collect();
     blocks.sort_by_key(|(position, _)| **position);
-    let completing = || failed("completing the journal on storage");
     for (position, content) in blocks {
-        let offset = offset_of(&place.runs, place.block_bytes, *position).ok_or_else(|| {
-            Error::Refused(format!("{name}: log block {position} has no place in this journal; is it another image's?"))
-        })?;
-        journal.write_all_at(content, offset).map_err(completing())?;
+        journal.write_all_at(content, offset_in(place, *position)?).map_err(completing())?;
     }
+    remove_what_a_fall_back_left(journal, place, &log)?;
     journal.sync_data().map_err(completing())?;
     let superblock = &log.blocks[&0];
     journal.write_all_at(superblock, offset).map_err(completing())?;
@@ -161,6 +182,32 @@ fn recover_log(
         log::warn!("{name}: the server was not told that the log is over: {error}");
     }
     Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }))
+}
+
+fn offset_in(place: &FoundLogPlace, position: u32) -> Result<u64, Error> {
+    offset_of(&place.runs, place.block_bytes, position)
+        .ok_or_else(|| Error::Refused(format!("log block {position} has no place in this journal")))
+}
+
+/// A fall-back that was cut off may have left on storage, in any order, blocks of transactions that the server never had:
+/// a commit block without all that it commits. The replay from storage must end where the server's log does.
+fn remove_what_a_fall_back_left(journal: &File, place: &FoundLogPlace, log: &FetchedLog) -> Result<(), Error> {
+    let Some(Ok(superblock)) = log.blocks.get(&0).map(|block| Superblock::decode(block)) else { return Ok(()) };
+    let mut block = vec![0; place.block_bytes as usize];
+    for position in superblock.first..superblock.maxlen.min(place.log_blocks) {
+        if log.blocks.contains_key(&position) {
+            continue;
+        }
+        let offset = offset_in(place, position)?;
+        journal.read_exact_at(&mut block, offset).map_err(failed("reading the journal's own place"))?;
+        let is_newer =
+            jbd2::peek(&block).is_some_and(|header| sequence::is_at_or_after(header.sequence, superblock.sequence));
+        if is_newer {
+            block.fill(0);
+            journal.write_all_at(&block, offset).map_err(failed("completing the journal on storage"))?;
+        }
+    }
+    Ok(())
 }
 
 fn fetch(
@@ -194,9 +241,13 @@ fn fetch(
     let status = client.status(name).map_err(refused)?.filter(|now| now.epoch == mark.epoch).ok_or_else(|| {
         Error::Refused(format!("{name} was begun anew by somebody else meanwhile; nothing was changed"))
     })?;
-    let log = client.fetch(&status).map_err(refused)?;
+    let log = client.fetch(&status, place.log_blocks).map_err(refused)?;
     let is_whole = log.blocks.get(&0).is_some_and(|superblock| Superblock::decode(superblock).is_ok());
-    let is_same = log.blocks.values().all(|content| content.len() == place.block_bytes as usize);
+    let is_same = log.blocks.iter().all(|(position, content)| {
+        content.len() == place.block_bytes as usize
+            && *position < place.log_blocks
+            && offset_of(&place.runs, place.block_bytes, *position).is_some()
+    });
     if !is_whole || !is_same || status.owner != place.file_system_uuid {
         return Err(Error::Refused(format!(
             "what the server holds as {name} is not this file system's journal; nothing was changed"

@@ -11,10 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// After a failure the next attempt comes after this, then after twice as long, and so on.
-const BACK_OFF_MIN: Duration = Duration::from_millis(200);
-const BACK_OFF_MAX: Duration = Duration::from_secs(30);
-/// A connection that held this long did not fail at once.
+/// A connection that held this long did not fail at once: the back-off begins anew.
 const STEADY: Duration = Duration::from_secs(10);
 /// Log blocks written to storage before the lock is let go for a moment.
 const CHUNK_BLOCKS: usize = 64;
@@ -39,7 +36,7 @@ impl From<ClientError> for Ended {
 
 /// Runs until the log is dropped.
 pub(super) async fn run(shared: &Arc<Shared>) {
-    let mut back_off = BACK_OFF_MIN;
+    let mut back_off = shared.back_off.min;
     loop {
         let generation = loop {
             {
@@ -47,8 +44,8 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 if state.is_shut_down {
                     return;
                 }
-                if state.wants_settling && state.mode != Mode::Closed {
-                    // Only `ship` leaves this thread with another mode, and it settles itself.
+                if state.wants_settling && state.mode == Mode::Storage {
+                    // Complete there, and it counts. (One that has failed is not, whoever asks.)
                     state.close();
                     shared.changed.notify_all();
                     shared.disk.wake.wake();
@@ -63,7 +60,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         let ended = ship(shared, generation).await;
         let error = match ended {
             Ended::Over => {
-                back_off = BACK_OFF_MIN;
+                back_off = shared.back_off.min;
                 continue;
             }
             ended => ended,
@@ -131,7 +128,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
             continue;
         }
         if started.elapsed() > STEADY {
-            back_off = BACK_OFF_MIN;
+            back_off = shared.back_off.min;
         }
         // Somebody who wants the log settled does not wait for the next attempt.
         let until = tokio::time::Instant::now() + back_off;
@@ -145,7 +142,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
             }
             let _ = tokio::time::timeout_at(until, shared.work.notified()).await;
         }
-        back_off = (back_off * 2).min(BACK_OFF_MAX);
+        back_off = (back_off * 2).min(shared.back_off.max);
     }
 }
 
@@ -252,14 +249,14 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         };
         if !batches.is_empty() {
             RemoteCounters::add(&shared.counters.batches, batches.len() as u64);
-            for batch in &batches {
-                RemoteCounters::add(&shared.counters.blocks, batch.blocks.len() as u64);
-                let bytes: usize = batch.blocks.iter().map(|block| block.content.len()).sum();
-                RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
-            }
             // In parts: while a large log is sent, the server's progress has to be seen.
             for part in batches.chunks(8) {
+                let blocks = || part.iter().flat_map(|batch| &batch.blocks);
+                let bytes: usize = blocks().map(|block| block.content.len()).sum();
+                RemoteCounters::add(&shared.counters.blocks, blocks().count() as u64);
+                RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
                 sender.send(part.to_vec()).await?;
+                shared.lock().sent(bytes);
             }
             last_sent = Instant::now();
             let sent = sender.sent_bytes();
@@ -328,7 +325,7 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
     let marked = superblock.ok_or_else(|| io::Error::other("the log has no superblock")).and_then(|block| {
         let bytes = RemoteMark { epoch, nonce }.write_into(&block)?;
         shared.write_block(0, &bytes)?;
-        shared.disk.file.sync_data()
+        shared.medium.sync()
     });
     let mut state = shared.lock();
     if let Err(error) = marked {
@@ -350,9 +347,12 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
     Ok(())
 }
 
-/// Completes the log on storage, if it is not: blocks, flush, superblock, flush; then storage counts.
+/// Completes the log on storage, if it is not: blocks, flush, their commit blocks, flush, superblock, flush; then storage
+/// counts. Where it counted all along, and so might be replayed from any moment of this, the superblock comes first as
+/// well: blocks may go where the one on storage still has its tail.
 fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
-    let file = &shared.disk.file;
+    let mut commits = false;
+    let mut written: Option<Arc<[u8]>> = None;
     loop {
         let _storage = shared.storage.lock().expect("no panic under this lock");
         let (superblock, blocks, storage_counts) = {
@@ -360,42 +360,41 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
             if state.generation != generation || state.mode != Mode::FallingBack {
                 return Ok(());
             }
-            let positions: Vec<u32> = state.dirty.iter().take(CHUNK_BLOCKS).copied().collect();
-            let blocks: Vec<_> = positions
-                .into_iter()
-                .map(|position| {
-                    state.dirty.remove(&position);
-                    (position, state.mirror.get(&position).cloned())
-                })
-                .collect();
+            if commits && !state.is_clean(false) {
+                // What the guest wrote meanwhile may belong to a commit block that it wrote meanwhile.
+                commits = false;
+            }
+            let blocks = state.take_dirty(CHUNK_BLOCKS, commits);
             (state.mirror.get(&0).cloned(), blocks, state.storage_counts())
         };
         let superblock = superblock.ok_or_else(|| io::Error::other("the log has no superblock"))?;
-        if storage_counts {
-            // Blocks may go where the superblock on storage still has a tail: the one that let go of them comes first.
+        if storage_counts && written.as_ref().is_none_or(|written| !Arc::ptr_eq(written, &superblock)) {
             shared.write_block(0, &superblock)?;
-            file.sync_data()?;
+            shared.medium.sync()?;
+            written = Some(superblock);
         }
         for (position, content) in &blocks {
-            if let Some(content) = content {
-                shared.write_block(*position, content)?;
-            }
+            shared.write_block(*position, content)?;
         }
         if !blocks.is_empty() {
             continue;
         }
-        file.sync_data()?;
+        shared.medium.sync()?;
+        if !commits {
+            commits = true;
+            continue;
+        }
         // Everything is there; nothing may be added while storage is told that it counts.
         let mut state = shared.lock();
         if state.generation != generation || state.mode != Mode::FallingBack {
             return Ok(());
         }
-        if !state.dirty.is_empty() {
+        if !state.is_clean(true) {
             continue;
         }
         if let Some(superblock) = state.mirror.get(&0) {
             shared.write_block(0, superblock)?;
-            file.sync_data()?;
+            shared.medium.sync()?;
         }
         state.end_fall_back();
         drop(state);

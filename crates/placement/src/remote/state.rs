@@ -5,6 +5,8 @@
 //!   the log can be completed on storage from it.
 //! * Batches are formed in the order of the guest's writes, so that any prefix of them is a state in which the guest's
 //!   journal once was. That is why only commit blocks wait: where they are durable, all before them is.
+//! * On storage a commit block comes after what it commits is durable there, whoever writes it.
+//! * What waits to be sent is bounded: beyond that everything waits, not only commit blocks.
 //! * A batch's tail passes nothing that the superblock in it, or before it, still needs.
 
 use crate::route::{RequestId, Status};
@@ -15,6 +17,10 @@ use std::sync::Arc;
 
 /// Bytes of blocks in one batch, at most.
 const BATCH_BYTES_MAX: usize = 512 << 10;
+
+/// Bytes of blocks that wait to be sent before every write waits until it is durable: a guest that overwrites its log
+/// without ever committing must not fill our memory.
+const UNSENT_BYTES_MAX: usize = 16 << 20;
 
 /// Where the log's writes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +54,10 @@ pub(crate) enum Outcome {
     Fail,
 }
 
+fn is_commit(block: &[u8]) -> bool {
+    jbd2::peek(block).is_some_and(|header| header.kind == Kind::Commit)
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub mode: Mode,
@@ -67,6 +77,8 @@ pub(crate) struct State {
     pass_held: Vec<RequestId>,
     /// Formed and not sent.
     pub outbox: VecDeque<Batch>,
+    /// Bytes of blocks in `pass`, and in batches until they are sent.
+    unsent_bytes: usize,
     next_sequence: u64,
     batch_of: HashMap<u32, u64>,
     live_batches: BTreeMap<u64, u32>,
@@ -74,7 +86,9 @@ pub(crate) struct State {
     held: VecDeque<(u64, RequestId)>,
     held_for_storage: Vec<RequestId>,
     /// To be written to storage before the log is complete there.
-    pub dirty: BTreeSet<u32>,
+    dirty: BTreeSet<u32>,
+    /// The same, once all of `dirty` is durable.
+    dirty_commits: BTreeSet<u32>,
     done: Vec<(RequestId, Status)>,
     pub stored_in_flight: u64,
     /// While falling back: storage still says that the server counts.
@@ -101,6 +115,7 @@ impl State {
             pass: Vec::new(),
             pass_held: Vec::new(),
             outbox: VecDeque::new(),
+            unsent_bytes: 0,
             next_sequence: 1,
             batch_of: HashMap::new(),
             live_batches: BTreeMap::new(),
@@ -108,6 +123,7 @@ impl State {
             held: VecDeque::new(),
             held_for_storage: Vec::new(),
             dirty: BTreeSet::new(),
+            dirty_commits: BTreeSet::new(),
             done: Vec::new(),
             stored_in_flight: 0,
             server_counts: false,
@@ -156,6 +172,7 @@ impl State {
         self.move_held();
         self.pass.clear();
         self.outbox.clear();
+        self.unsent_bytes = 0;
         self.batch_of.clear();
         self.live_batches.clear();
         self.next_sequence = 1;
@@ -169,29 +186,29 @@ impl State {
 
     /// A log block other than the superblock.
     pub fn write(&mut self, position: u32, content: Arc<[u8]>, request: RequestId) -> Outcome {
-        let is_commit = jbd2::peek(&content).is_some_and(|header| header.kind == Kind::Commit);
+        let is_commit = is_commit(&content);
         if !matches!(self.mode, Mode::Closed | Mode::Failed) {
             self.mirror.insert(position, Arc::clone(&content));
         }
-        let waits = is_commit || self.is_strict;
+        let waits = is_commit || self.is_strict || self.unsent_bytes > UNSENT_BYTES_MAX;
         match self.mode {
             Mode::Failed => Outcome::Fail,
             Mode::Closed | Mode::Storage | Mode::Returning => {
                 if self.mode == Mode::Returning {
-                    self.pass.push((Block::new(position, content), Vec::new()));
+                    self.push(position, content, Vec::new());
                 }
                 self.stored_in_flight += 1;
                 Outcome::Store
             }
             Mode::Switching | Mode::Remote => {
-                self.pass.push((Block::new(position, content), Vec::new()));
+                self.push(position, content, Vec::new());
                 if waits {
                     self.pass_held.push(request);
                 }
                 if waits { Outcome::Held } else { Outcome::Done }
             }
             Mode::FallingBack => {
-                self.dirty.insert(position);
+                self.set_dirty(position, is_commit);
                 if waits {
                     self.held_for_storage.push(request);
                 }
@@ -200,17 +217,51 @@ impl State {
         }
     }
 
+    fn push(&mut self, position: u32, content: Arc<[u8]>, passed: Vec<u32>) {
+        self.unsent_bytes += content.len();
+        self.pass.push((Block::new(position, content), passed));
+    }
+
+    fn set_dirty(&mut self, position: u32, is_commit: bool) {
+        self.dirty.remove(&position);
+        self.dirty_commits.remove(&position);
+        // Where commit blocks may come first, their checksums tell whether what they commit is there.
+        let set = if is_commit && !self.is_strict { &mut self.dirty_commits } else { &mut self.dirty };
+        set.insert(position);
+    }
+
+    /// The next blocks that have to be written to storage before others may be, or before it is told that it counts.
+    pub fn take_dirty(&mut self, count: usize, commits: bool) -> Vec<(u32, Arc<[u8]>)> {
+        let set = if commits { &mut self.dirty_commits } else { &mut self.dirty };
+        let positions: Vec<u32> = set.iter().take(count).copied().collect();
+        positions.iter().for_each(|position| {
+            set.remove(position);
+        });
+        positions.into_iter().filter_map(|position| Some((position, Arc::clone(self.mirror.get(&position)?)))).collect()
+    }
+
+    /// Whether everything is on storage, commit blocks with their transactions or all but them.
+    pub fn is_clean(&self, commits: bool) -> bool {
+        self.dirty.is_empty() && (!commits || self.dirty_commits.is_empty())
+    }
+
+    /// These batches are sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.unsent_bytes = self.unsent_bytes.saturating_sub(bytes);
+    }
+
     /// The superblock of a log that stays open. Says whether it has to be written to storage now.
     pub fn superblock(&mut self, superblock: &Superblock, block: Arc<[u8]>) -> bool {
         let passed = self.passed(superblock.start);
         for position in &passed {
             self.mirror.remove(position);
             self.dirty.remove(position);
+            self.dirty_commits.remove(position);
         }
         self.start = superblock.start;
         self.mirror.insert(0, Arc::clone(&block));
         if matches!(self.mode, Mode::Returning | Mode::Switching | Mode::Remote) {
-            self.pass.push((Block::new(0, block), passed));
+            self.push(0, block, passed);
         }
         self.storage_counts() && self.mode != Mode::FallingBack
     }
@@ -293,6 +344,7 @@ impl State {
         self.forget_shipping();
         (self.epoch, self.nonce) = (epoch, nonce);
         self.mode = Mode::Returning;
+        // What is copied here is in memory anyway: it is not counted as waiting.
         self.pass = self
             .mirror
             .iter()
@@ -335,7 +387,11 @@ impl State {
         self.server_counts = self.mode == Mode::Remote;
         self.mode = Mode::FallingBack;
         self.forget_shipping();
-        self.dirty = self.mirror.keys().copied().filter(|position| *position != 0).collect();
+        self.dirty.clear();
+        self.dirty_commits.clear();
+        let blocks: Vec<(u32, bool)> =
+            self.mirror.iter().filter(|(at, _)| **at != 0).map(|(at, block)| (*at, is_commit(block))).collect();
+        blocks.into_iter().for_each(|(position, is_commit)| self.set_dirty(position, is_commit));
     }
 
     /// The log is complete on storage, and storage counts.

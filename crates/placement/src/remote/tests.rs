@@ -1,7 +1,7 @@
 //! A guest that writes its journal round and round, a server that keeps any prefix of what it is sent: whatever the prefix,
 //! what the superblock in it needs is there.
 
-use super::mark::RemoteMark;
+use super::mark::{MarkFound, RemoteMark};
 use super::state::{Mode, Outcome, State};
 use crate::route::{RequestId, Status};
 use jbd2::Superblock;
@@ -31,12 +31,16 @@ fn log_block(number: u32, is_commit: bool) -> Arc<[u8]> {
     block.into()
 }
 
-struct Random(u64);
+pub(super) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % u64::from(bound)) as u32
+        self.0
+    }
+
+    pub fn below(&mut self, bound: u32) -> u32 {
+        ((self.next() >> 33) % u64::from(bound.max(1))) as u32
     }
 }
 
@@ -156,9 +160,13 @@ fn commits_wait_for_the_place_that_counts() {
     state.begin_fall_back();
     assert!(!state.storage_counts());
     assert_eq!(commit(&mut state, 6), Outcome::Held);
-    assert_eq!(state.dirty, (1..=6).collect());
+    let taken: Vec<u32> = [false, true]
+        .into_iter()
+        .flat_map(|commits| state.take_dirty(64, commits))
+        .map(|(position, _)| position)
+        .collect();
+    assert_eq!(taken, [3, 1, 2, 4, 5, 6]);
     assert_eq!(state.take_done(), []);
-    state.dirty.clear();
     state.end_fall_back();
     assert_eq!(state.take_done(), [(RequestId(5), Status::Ok), (RequestId(6), Status::Ok)]);
     assert_eq!(commit(&mut state, 7), Outcome::Store);
@@ -168,24 +176,74 @@ fn commits_wait_for_the_place_that_counts() {
 }
 
 #[test]
-fn a_mark_is_there_exactly_while_the_log_on_storage_is_empty() {
+fn a_mark_counts_until_somebody_else_uses_the_file_system() {
     let block = superblock(7, 1);
     let mark = RemoteMark { epoch: 9, nonce: [3; 16] };
-    assert_eq!(RemoteMark::read(&block), None);
+    assert_eq!(RemoteMark::read(&block), MarkFound::None);
     let marked = mark.write_into(&block).expect("a superblock");
-    assert_eq!(RemoteMark::read(&marked), Some(mark));
+    assert_eq!(RemoteMark::read(&marked), MarkFound::Live(mark));
     let decoded = Superblock::decode(&marked).expect("still a superblock");
     assert_eq!((decoded.start, decoded.errno), (0, -5));
-    let mut open = marked.clone();
-    open[0x1c..0x20].copy_from_slice(&7u32.to_be_bytes());
-    assert_eq!(RemoteMark::read(&open), None, "a log on storage is the one that counts");
-    for byte in [0xc0, 0xc9, 0xd5, 0xe2] {
+    let with = |offset: usize, value: u32| {
+        let mut block = marked.clone();
+        block[offset..offset + 4].copy_from_slice(&value.to_be_bytes());
+        block
+    };
+    assert_eq!(RemoteMark::read(&with(0x1c, 7)), MarkFound::None, "a log on storage is the one that counts");
+    assert_eq!(RemoteMark::read(&with(0x20, 0)), MarkFound::Stale, "an fsck has cleared the error");
+    assert_eq!(RemoteMark::read(&with(0x18, 2)), MarkFound::Stale, "somebody has used the journal");
+    assert_eq!(RemoteMark::read(&with(0, 0)), MarkFound::Damaged, "no superblock, but a mark");
+    // Whatever is flipped in it, it never reads as no mark, or as another.
+    for bit in 0xc0 * 8..0xe8 * 8 {
         let mut damaged = marked.clone();
-        damaged[byte] ^= 1;
-        assert_eq!(RemoteMark::read(&damaged), None);
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(RemoteMark::read(&damaged), MarkFound::Damaged, "bit {bit}");
     }
     let mut removed = marked;
     RemoteMark::remove_from(&mut removed);
-    assert_eq!(RemoteMark::read(&removed), None);
+    assert_eq!(RemoteMark::read(&removed), MarkFound::None);
     assert!(mark.write_into(&[0; 1024]).is_err());
+}
+
+#[test]
+fn what_waits_to_be_sent_is_bounded() {
+    let mut state = opened(FIRST);
+    state.begin_return(1, [1; 16]);
+    state.begin_switch();
+    state.mode = Mode::Remote;
+    let block: Arc<[u8]> = vec![1; 64 << 10].into();
+    let mut taken = 0;
+    while state.write(3, Arc::clone(&block), RequestId(taken)) == Outcome::Done {
+        taken += 1;
+        state.form_batches();
+        assert!(taken < 1000, "a guest that overwrites its log for ever fills our memory");
+    }
+    assert!(taken >= 16);
+    state.form_batches();
+    let unsent: Vec<Batch> = state.outbox.drain(..).collect();
+    state.sent(unsent.iter().flat_map(|batch| &batch.blocks).map(|block| block.content.len()).sum());
+    assert_eq!(state.write(3, block, RequestId(taken + 1)), Outcome::Done);
+    assert!(state.acknowledge(unsent.last().expect("some").sequence), "who waited is told");
+}
+
+#[test]
+fn commit_blocks_fall_back_after_what_they_commit() {
+    let mut state = opened(FIRST);
+    for position in 1..9 {
+        state.write(position, log_block(position, position % 4 == 0), RequestId(position));
+    }
+    state.begin_return(1, [1; 16]);
+    state.begin_switch();
+    state.begin_fall_back();
+    let positions = |taken: Vec<(u32, Arc<[u8]>)>| taken.into_iter().map(|(at, _)| at).collect::<Vec<_>>();
+    assert_eq!(positions(state.take_dirty(4, false)), [1, 2, 3, 5]);
+    assert!(!state.is_clean(false));
+    assert_eq!(positions(state.take_dirty(64, false)), [6, 7]);
+    assert!(state.is_clean(false) && !state.is_clean(true));
+    assert_eq!(positions(state.take_dirty(64, true)), [4, 8]);
+    assert!(state.is_clean(true));
+    // Overwritten by something else, it is not a commit block any more.
+    state.write(8, log_block(9, false), RequestId(9));
+    assert!(state.take_dirty(64, true).is_empty());
+    assert_eq!(positions(state.take_dirty(64, false)), [8]);
 }

@@ -5,14 +5,19 @@ use super::store_thread::{Answer, No, Operation, Question, Reply};
 use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
 use crate::message::{BatchHeader, Message, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX_BEFORE_HELLO, Refusal};
 use crate::security::{self, Secrets};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-/// Stored batches on their way to a peer that fetches.
-const FETCHES_IN_FLIGHT: usize = 8;
+/// Stored batches, and other answers, on their way to a peer.
+const ANSWERS_IN_FLIGHT: usize = 8;
+/// Batches of one connection that are on their way to the store, or whose acknowledgement is on its way back.
+const BATCHES_IN_FLIGHT: usize = 1024;
+/// Connections of one client.
+pub(crate) const CONNECTIONS_OF_CLIENT_MAX: usize = 256;
 
 /// What connections share.
 pub(crate) struct Shared {
@@ -23,6 +28,8 @@ pub(crate) struct Shared {
     /// Bytes of batches that wait for the store.
     pub room: Arc<Semaphore>,
     pub metrics: Arc<Metrics>,
+    /// Connections of each client that is known.
+    pub of_client: Mutex<HashMap<String, usize>>,
     /// For the whole of TLS and the proof, in all.
     pub hello_timeout: Duration,
     /// For a whole frame once it has begun, and for each write.
@@ -48,6 +55,33 @@ pub(crate) enum Ended {
 
 fn no(refusal: Refusal, reason: &str) -> No {
     No { refusal, reason: reason.to_owned() }
+}
+
+/// One of a client's connections.
+struct Slot(Arc<Shared>, String);
+
+impl Slot {
+    fn take(shared: &Arc<Shared>, identity: &str) -> Option<Self> {
+        let mut of_client = shared.of_client.lock().expect("no panic under this lock");
+        let count = of_client.entry(identity.to_owned()).or_default();
+        if *count >= CONNECTIONS_OF_CLIENT_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Slot(Arc::clone(shared), identity.to_owned()))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut of_client = self.0.of_client.lock().expect("no panic under this lock");
+        if let Some(count) = of_client.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                of_client.remove(&self.1);
+            }
+        }
+    }
 }
 
 impl Shared {
@@ -96,6 +130,7 @@ impl Shared {
         let greeted = tokio::time::timeout(self.hello_timeout, self.greet(stream)).await;
         let (mut reader, writer, identity) = greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
         is_known();
+        let slot = Slot::take(&self, &identity);
         let (replies, receiver) = mpsc::unbounded_channel();
         let (writer_ended, mut writer_ends) = oneshot::channel();
         let writing = tokio::spawn(async move {
@@ -103,7 +138,13 @@ impl Shared {
             let _ = writer_ended.send(());
             ended
         });
+        if slot.is_none() {
+            let reason = format!("{identity} has {CONNECTIONS_OF_CLIENT_MAX} connections already");
+            let _ = replies.send(Reply::No(no(Refusal::Refused, &reason), None));
+        }
         let ended = tokio::select! {
+            biased;
+            _ = std::future::ready(()), if slot.is_none() => Ok(()),
             ended = self.read_requests(&mut reader, &identity, &replies) => ended,
             _ = stopping.wait_for(|stopping| *stopping) => Err(Ended::Stopping),
             // It said its last word, or the peer does not listen any more.
@@ -117,7 +158,7 @@ impl Shared {
             _ => None,
         };
         if let Some(last) = last {
-            let _ = replies.send(Reply::No(last));
+            let _ = replies.send(Reply::No(last, None));
         }
         drop(replies);
         // What is on its way to the store may still be answered; a peer that does not listen is not waited for long.
@@ -143,7 +184,9 @@ impl Shared {
         replies: &mpsc::UnboundedSender<Reply>,
     ) -> Result<(), Ended> {
         let own = |name: String| format!("{identity}/{name}");
-        let fetches = Arc::new(Semaphore::new(FETCHES_IN_FLIGHT));
+        let answers = Arc::new(Semaphore::new(ANSWERS_IN_FLIGHT));
+        let batches = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT));
+        let turn = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.map_err(|_| Ended::Stopping);
         let mut begun: Option<(u32, u32)> = None;
         loop {
             let kind = reader.frame(PAYLOAD_BYTES_MAX, self.idle_timeout, self.frame_timeout).await?;
@@ -156,15 +199,15 @@ impl Shared {
                 let payload = reader.take_payload();
                 let room = Arc::clone(&self.room).acquire_many_owned(payload.len() as u32).await;
                 let Ok(room) = room else { return Err(Ended::Stopping) };
-                let replies = replies.clone();
-                let append = Operation::Append { journal, header, payload, replies, _room: room };
+                let (replies, turn) = (replies.clone(), turn(&batches).await?);
+                let append = Operation::Append { journal, header, payload, replies, turn, _room: room };
                 self.operations.send(append).map_err(|_| Ended::Stopping)?;
                 continue;
             }
             let message = Message::read(kind, reader.payload()).map_err(LinkError::from)?;
             let question = match message {
                 Message::Ping => {
-                    let _ = replies.send(Reply::Message(Message::Pong));
+                    let _ = replies.send(Reply::Message(Message::Pong, turn(&answers).await?));
                     continue;
                 }
                 Message::Fetch { name, epoch, from } => {
@@ -172,18 +215,16 @@ impl Shared {
                     let mut sequence = from;
                     loop {
                         let question = Question::Fetch { name: name.clone(), epoch, sequence };
-                        let Ok(permit) = Arc::clone(&fetches).acquire_owned().await else {
-                            return Err(Ended::Stopping);
-                        };
+                        let turn = turn(&answers).await?;
                         match self.ask(question).await? {
                             Answer::Batch(Some(batch)) => {
-                                let _ = replies.send(Reply::Stored(batch, permit));
+                                let _ = replies.send(Reply::Stored(batch, turn));
                             }
                             _ => break,
                         }
                         sequence += 1;
                     }
-                    let _ = replies.send(Reply::Message(Message::Done));
+                    let _ = replies.send(Reply::Message(Message::Done, turn(&answers).await?));
                     continue;
                 }
                 Message::Begin { .. } if begun.is_some() => return Err(Ended::OutOfTurn),
@@ -197,6 +238,7 @@ impl Shared {
                 Message::Delete { name, even_live } => Question::Delete { name: own(name), even_live },
                 _ => return Err(Ended::OutOfTurn),
             };
+            let turn = turn(&answers).await?;
             let answer = match self.ask(question).await? {
                 Answer::Begun { journal, epoch } => {
                     begun = begun.map(|(_, block_bytes)| (journal, block_bytes));
@@ -205,7 +247,7 @@ impl Shared {
                 Answer::Done | Answer::Batch(_) => Message::Done,
                 Answer::List(journals) => Message::Journals(journals),
             };
-            let _ = replies.send(Reply::Message(answer));
+            let _ = replies.send(Reply::Message(answer, turn));
         }
     }
 
@@ -227,24 +269,34 @@ impl Shared {
 async fn write_replies(mut writer: FrameWriter, mut replies: mpsc::UnboundedReceiver<Reply>) -> Result<(), Ended> {
     while let Some(first) = replies.recv().await {
         let mut messages: Vec<Message> = Vec::new();
-        let mut permits = Vec::new();
+        // Given back when the replies are written.
+        let mut turns = Vec::new();
         let mut next = Some(first);
         let mut last = None;
         while let Some(reply) = next {
             match reply {
-                Reply::Durable(sequence) => match messages.last_mut() {
-                    Some(Message::Durable { sequence: of_last }) => *of_last = sequence,
-                    _ => messages.push(Message::Durable { sequence }),
-                },
-                Reply::Message(message) => messages.push(message),
-                Reply::Stored(payload, permit) => {
-                    permits.push(permit);
+                Reply::Durable(sequence, turn) => {
+                    turns.push(turn);
+                    match messages.last_mut() {
+                        Some(Message::Durable { sequence: of_last }) => *of_last = sequence,
+                        _ => messages.push(Message::Durable { sequence }),
+                    }
+                }
+                Reply::Message(message, turn) => {
+                    turns.push(turn);
+                    messages.push(message);
+                }
+                Reply::Stored(payload, turn) => {
+                    turns.push(turn);
                     match Message::read(6, &payload) {
                         Ok(message) => messages.push(message),
                         Err(error) => last = Some(no(Refusal::Damaged, &error.to_string())),
                     }
                 }
-                Reply::No(no) => last = Some(no),
+                Reply::No(no, turn) => {
+                    turns.extend(turn);
+                    last = Some(no);
+                }
             }
             if last.is_some() {
                 break;

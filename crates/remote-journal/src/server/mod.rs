@@ -9,14 +9,14 @@ mod metrics;
 mod store_thread;
 
 use crate::security::{self, Secrets};
-use crate::store::{Directory, Store, StoreOptions};
+use crate::store::{Directory, Medium, Store, StoreOptions};
 use connection::Shared;
 use metrics::Metrics;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use store_thread::Operation;
@@ -109,16 +109,28 @@ impl Server {
     /// When the store cannot be opened, an address cannot be had, or nothing says who is let in.
     pub fn start(options: ServerOptions) -> io::Result<Self> {
         options.check()?;
-        let secrets = options.secrets.as_deref().map(Secrets::read).transpose()?;
-        let tls = match &options.certificate {
-            Some((certificate, key)) => Some(security::server_tls(certificate, key, options.client_ca.as_deref())?),
-            None => None,
-        };
         let directory = Directory::open(&options.store).map_err(|error| {
             io::Error::new(error.kind(), format!("opening the store {}: {error}", options.store.display()))
         })?;
         let id = u32::from_le_bytes(security::random());
         let store = Store::open(directory, options.bounds, id).map_err(io::Error::other)?;
+        Self::with_store(options, store)
+    }
+
+    /// Listens, with a store that is open; the one that the options name is not looked at.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn with_store<M: Medium + 'static>(options: ServerOptions, store: Store<M>) -> io::Result<Self>
+    where
+        M::File: 'static,
+    {
+        options.check()?;
+        let secrets = options.secrets.as_deref().map(Secrets::read).transpose()?;
+        let tls = match &options.certificate {
+            Some((certificate, key)) => Some(security::server_tls(certificate, key, options.client_ca.as_deref())?),
+            None => None,
+        };
         let (operations, receiver) = std::sync::mpsc::channel();
         let metrics = Arc::new(Metrics::default());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -149,6 +161,7 @@ impl Server {
             operations: operations.clone(),
             room: Arc::new(Semaphore::new(ROOM_BYTES)),
             metrics: Arc::clone(&metrics),
+            of_client: Mutex::default(),
             hello_timeout: options.hello_timeout,
             frame_timeout: options.frame_timeout,
             idle_timeout: options.idle_timeout,

@@ -34,15 +34,19 @@ impl From<StoreError> for No {
     }
 }
 
+/// The right to one of a connection's replies that are on their way: a peer that asks and does not listen is not answered
+/// without end.
+pub(crate) type Turn = OwnedSemaphorePermit;
+
 /// What goes to a connection's writer.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Durable(u64),
-    Message(crate::message::Message),
-    /// A batch as it was stored, and the right to have so many on their way.
-    Stored(Vec<u8>, OwnedSemaphorePermit),
+    Durable(u64, Turn),
+    Message(crate::message::Message, Turn),
+    /// A batch as it was stored.
+    Stored(Vec<u8>, Turn),
     /// The last word.
-    No(No),
+    No(No, Option<Turn>),
 }
 
 /// A question to the store, and what it is answered with.
@@ -70,6 +74,7 @@ pub(crate) enum Operation {
         header: BatchHeader,
         payload: Vec<u8>,
         replies: mpsc::UnboundedSender<Reply>,
+        turn: Turn,
         /// Held until the batch is durable: bounds what is in memory.
         _room: OwnedSemaphorePermit,
     },
@@ -128,12 +133,12 @@ pub(crate) fn run<M: Medium>(mut store: Store<M>, operations: &Receiver<Operatio
         let mut bytes = 0;
         for operation in std::iter::once(first).chain(operations.try_iter().take(GROUP_MAX)) {
             match operation {
-                Operation::Append { journal, header, payload, replies, _room } => {
+                Operation::Append { journal, header, payload, replies, turn, _room } => {
                     bytes += payload.len();
                     match store.append(journal, header.epoch, header.sequence, header.tail, &payload) {
-                        Ok(()) => appended.push((replies, header.sequence, _room)),
+                        Ok(()) => appended.push((replies, header.sequence, turn, _room)),
                         Err(error) => {
-                            let _ = replies.send(Reply::No(error.into()));
+                            let _ = replies.send(Reply::No(error.into(), Some(turn)));
                         }
                     }
                 }
@@ -145,11 +150,11 @@ pub(crate) fn run<M: Medium>(mut store: Store<M>, operations: &Receiver<Operatio
             }
         }
         let committed = store.commit().map_err(No::from);
-        for (replies, sequence, _room) in appended {
+        for (replies, sequence, turn, _room) in appended {
             // A connection that is gone needs no answer.
             let _ = replies.send(match &committed {
-                Ok(()) => Reply::Durable(sequence),
-                Err(no) => Reply::No(no.clone()),
+                Ok(()) => Reply::Durable(sequence, turn),
+                Err(no) => Reply::No(no.clone(), Some(turn)),
             });
         }
         for (reply, result) in answered {

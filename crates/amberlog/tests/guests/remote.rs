@@ -1,0 +1,345 @@
+//! Placement `remote`: real guests whose journals go to a journal server, while guests, QEMU, amberlog, the server and the
+//! network between them die in several orders.
+//!
+//! The kernels that these tests run on need not have `tc netem`, so delays and cuts are made by a proxy in the test.
+//!
+//! `AMBERLOG_ROUNDS=3` and `--include-ignored` (`make crash`) go through all journaling modes and ends.
+
+use crate::support::*;
+use guest_kit::image::{ExtRecipe, FileSystem, Journal, copy_image, journal_device};
+use guest_kit::workload::{Mode, STREAMS, Workload};
+use guest_kit::{Guest, Reported, Signal};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use test_storage::TestStorage;
+
+/// A journal server in a process of its own.
+struct JournalServer {
+    process: Child,
+    address: String,
+}
+
+impl JournalServer {
+    fn start(store: &Path, listen: &str, more: &[&str]) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let mut process = Command::new(amberlog())
+                .args(["journal-server", "--insecure", "--segment-size", "4", "--listen", listen, "--store"])
+                .arg(store)
+                .args(more)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("it can be started");
+            let mut line = String::new();
+            let stdout = process.stdout.take().expect("piped");
+            BufReader::new(stdout).read_line(&mut line).expect("its address can be read");
+            if let Some(address) = line.trim().strip_prefix("listening on ") {
+                return JournalServer { process, address: address.to_owned() };
+            }
+            // The one before may still hold its port.
+            let _ = process.wait();
+            assert!(Instant::now() < deadline, "the journal server did not start");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn kill(mut self) -> String {
+        self.process.kill().expect("it is ours");
+        self.process.wait().expect("it ends");
+        self.address.clone()
+    }
+}
+
+impl Drop for JournalServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Passes connections on, late, or not at all any more.
+struct Proxy {
+    address: String,
+    is_cut: Arc<AtomicBool>,
+    delay_ms: Arc<AtomicU64>,
+}
+
+impl Proxy {
+    fn start(to: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        let (is_cut, delay_ms) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (to, cut, delay) = (to.to_owned(), Arc::clone(&is_cut), Arc::clone(&delay_ms));
+        std::thread::spawn(move || {
+            for from in listener.incoming().flatten() {
+                let Ok(onward) = TcpStream::connect(&to) else { continue };
+                for (a, b) in [(&from, &onward), (&onward, &from)] {
+                    let (a, b) = (a.try_clone().expect("cloned"), b.try_clone().expect("cloned"));
+                    let (cut, delay) = (Arc::clone(&cut), Arc::clone(&delay));
+                    std::thread::spawn(move || pass_on(a, b, &cut, &delay));
+                }
+            }
+        });
+        Proxy { address, is_cut, delay_ms }
+    }
+}
+
+/// A cut network swallows everything and says nothing.
+fn pass_on(mut from: TcpStream, mut to: TcpStream, cut: &AtomicBool, delay_ms: &AtomicU64) {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        let got = match from.read(&mut bytes) {
+            Ok(0) | Err(_) => break,
+            Ok(got) => got,
+        };
+        std::thread::sleep(Duration::from_millis(delay_ms.load(Ordering::Relaxed)));
+        if !cut.load(Ordering::Relaxed) && to.write_all(&bytes[..got]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn remote_disk(image: &Path, address: &str) -> Vec<OsString> {
+    let mut words = vec!["--remote-insecure".into(), "--remote-timeout".into(), "1500".into()];
+    words.extend(disk_with(image, &format!(",placement=remote={address}/db")));
+    words
+}
+
+fn recover(image: &Path, address: &str, more: &[&str]) -> std::process::Output {
+    let mut words: Vec<OsString> = vec!["recover".into(), "--json".into(), "--remote-insecure".into(), "--disk".into()];
+    words.extend([image.into(), "--remote".into(), format!("{address}/db").into()]);
+    words.extend(more.iter().map(Into::into));
+    amberlog_with(words)
+}
+
+#[track_caller]
+fn recovered(image: &Path, address: &str, more: &[&str]) -> serde_json::Value {
+    let output = recover(image, address, more);
+    assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("it prints JSON")
+}
+
+#[track_caller]
+fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Reported) {
+    assert_consistent(file_system);
+    let evidence = load.check(file_system, reported).unwrap();
+    assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
+    assert!(evidence.acknowledged > 20);
+}
+
+/// Waits until something is acknowledged that was not when this was called, on every stream.
+#[track_caller]
+fn more_is_acknowledged(guest: &mut Guest, more: u64) {
+    for stream in STREAMS {
+        let last = guest.acknowledged(stream).last.unwrap_or(0);
+        guest.wait_acknowledged(stream, last + more, LIMIT).unwrap();
+    }
+}
+
+#[track_caller]
+fn wait_for_log(guest: &Guest, what: &str, times: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while guest.stderr().matches(what).count() < times {
+        assert!(Instant::now() < deadline, "'{what}' was not logged {times} times:\n{}", guest.stderr());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+const TO_SERVER: &str = "the journal goes to";
+const TO_STORAGE: &str = "the journal is complete in its own place";
+
+/// QEMU dies; then both die, and the log comes from the server: onto the image, by `recover` and by the next run.
+#[test]
+fn the_log_comes_from_the_server_when_amberlog_is_killed() {
+    let bench = Bench::new();
+    let server = JournalServer::start(&bench.path("store"), "127.0.0.1:0", &[]);
+    let image = bench.path("image");
+    let modes = [Mode::Journal, Mode::Ordered, Mode::Writeback];
+    for (round, mode) in modes.into_iter().enumerate().take(rounds(1) as usize) {
+        let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+        let load = Workload::new(31 + round as u64).without_postmark().mode(mode);
+        let mut guest =
+            Guest::start(bench.spec("remote", load.script(), remote_disk(&image, &server.address))).unwrap();
+        more_is_acknowledged(&mut guest, 5);
+        wait_for_log(&guest, TO_SERVER, 1);
+        if round == 1 {
+            let reported = kill(&mut guest);
+            let report = bench.report();
+            assert_eq!(report.status(0), "recovered");
+            let remote = &report.disk(0)["remote"];
+            assert_eq!((&remote["returns"], &remote["fall_backs"]), (&1.into(), &0.into()), "{remote}");
+            let (wire, blocks) = (remote["wire_bytes"].as_u64().unwrap(), remote["block_bytes"].as_u64().unwrap());
+            assert!(blocks > 0 && wire * 100 <= blocks * 102, "{remote}");
+            assert_work_is_there(&load, &file_system, &reported);
+            continue;
+        }
+        assert_eq!(guest.kill_all().unwrap().signal_number(), Some(9));
+        let reported = guest.final_report();
+        // Storage says where the log is, and that it is not lost.
+        assert_eq!(journal_superblock(&image).errno, -5);
+        let copy = bench.path("copy");
+        copy_image(&image, &copy).unwrap();
+        let unrecovered = load.check(&FileSystem::whole(copy.clone()), &reported);
+        assert!(unrecovered.is_err() || !unrecovered.unwrap().faults.is_empty(), "it would have been there anyway");
+        copy_image(&image, &copy).unwrap();
+        let without =
+            Guest::launch(bench.spec("unaware", "true", disk(&copy))).and_then(|mut g| g.wait_end(LIMIT)).unwrap();
+        assert_eq!(without.code(), Some(1), "an amberlog that does not know of the server must not serve the image");
+        let without = amberlog_with(["recover".as_ref(), "--disk".as_ref(), copy.as_os_str()]);
+        assert_eq!(without.status.code(), Some(3), "{}", text(&without.stderr));
+        if round == 0 {
+            let dry = recovered(&image, &server.address, &["--dry-run"]);
+            let real = recovered(&image, &server.address, &[]);
+            assert_eq!((&real["status"], &real["transactions"]), (&"recovered".into(), &dry["transactions"]));
+            assert!(real["transactions"].as_u64() > Some(0), "{real}");
+            // The copy is of a log that is over: refused, nothing changed.
+            let stale = recover(&copy, &server.address, &[]);
+            assert_eq!(stale.status.code(), Some(3), "{}", text(&stale.stderr));
+            assert!(text(&stale.stderr).contains("nothing was changed"), "{}", text(&stale.stderr));
+        } else {
+            let script = "mount -t ext4 /dev/vda /mnt || fail mount
+                dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+                umount /mnt";
+            let mut spec = bench.spec("next", script, remote_disk(&image, &server.address));
+            spec.at_end = guest_kit::AtEnd::PowerOff;
+            let mut guest = Guest::start(spec).unwrap();
+            assert!(guest.stderr().contains("brought home what an earlier run left"), "{}", guest.stderr());
+            assert_eq!(guest.wait_exit_code(LIMIT).unwrap(), 0);
+            guest.wait_end(LIMIT).unwrap();
+        }
+        assert_eq!(journal_superblock(&image).errno, 0);
+        assert_work_is_there(&load, &file_system, &reported);
+    }
+}
+
+/// The server dies and comes back, the network is slow, is cut and comes back, the server is full; then all die.
+#[test]
+fn a_guest_does_not_notice_that_its_server_goes_and_comes() {
+    let bench = Bench::new();
+    let store = bench.path("store");
+    let server = JournalServer::start(&store, "127.0.0.1:0", &[]);
+    let proxy = Proxy::start(&server.address);
+    let (image, journal) = (bench.path("image"), bench.path("journal"));
+    journal_device(&journal, 16, 4096).unwrap();
+    let recipe = ExtRecipe { journal: Journal::External(journal.clone()), ..ExtRecipe::ext4(96, 0) };
+    let file_system = recipe.make(&image).unwrap();
+    let load = Workload::new(41).without_postmark().device("-o journal_path=/dev/vdb /dev/vda");
+    let mut words = remote_disk(&image, &proxy.address);
+    words.extend(["--journal-disk".into(), journal.clone().into()]);
+    let mut guest = Guest::start(bench.spec("comes-and-goes", load.script(), words)).unwrap();
+    more_is_acknowledged(&mut guest, 5);
+    wait_for_log(&guest, TO_SERVER, 1);
+
+    let address = server.kill();
+    wait_for_log(&guest, TO_STORAGE, 1);
+    more_is_acknowledged(&mut guest, 3);
+    let server = JournalServer::start(&store, &address, &[]);
+    wait_for_log(&guest, TO_SERVER, 2);
+    more_is_acknowledged(&mut guest, 3);
+
+    proxy.delay_ms.store(60, Ordering::Relaxed);
+    more_is_acknowledged(&mut guest, 2);
+    proxy.is_cut.store(true, Ordering::Relaxed);
+    wait_for_log(&guest, TO_STORAGE, 2);
+    more_is_acknowledged(&mut guest, 3);
+    proxy.is_cut.store(false, Ordering::Relaxed);
+    proxy.delay_ms.store(0, Ordering::Relaxed);
+    wait_for_log(&guest, TO_SERVER, 3);
+    more_is_acknowledged(&mut guest, 3);
+
+    // First the server, then amberlog and QEMU in the middle of falling back.
+    let address = server.kill();
+    assert_eq!(guest.kill_all().unwrap().signal_number(), Some(9));
+    let reported = guest.final_report();
+    let server = JournalServer::start(&store, &address, &[]);
+    let journal = journal.to_str().unwrap();
+    let first = recovered(&image, &server.address, &["--journal", journal]);
+    assert_eq!(first["status"], "recovered", "{first}");
+    assert_work_is_there(&load, &file_system, &reported);
+    let again = recovered(&image, &server.address, &["--journal", journal]);
+    assert_eq!(again["status"], "clean", "{again}");
+}
+
+/// The host is lost with all that storage had in its cache: what the guest was told is on the server, and what the server
+/// let go of was flushed.
+#[test]
+#[ignore = "long: make crash"]
+fn a_host_that_is_lost_takes_nothing_along_that_was_acknowledged() {
+    for (round, mode) in [Mode::Journal, Mode::Ordered].into_iter().enumerate().take(rounds(1) as usize) {
+        let bench = Bench::new();
+        let server = JournalServer::start(&bench.path("store"), "127.0.0.1:0", &[]);
+        let image = bench.path("image");
+        // A small journal: its tail moves while this lasts.
+        let file_system = ExtRecipe::ext4(96, 4).make(&image).unwrap();
+        let storage = match TestStorage::new(&image) {
+            Ok(storage) => storage,
+            Err(error) => return eprintln!("left out: {error}"),
+        };
+        storage.remember_unflushed();
+        let load = Workload::new(61 + round as u64).mode(mode);
+        let words = remote_disk(&storage.image(), &server.address);
+        let mut guest = Guest::start(bench.spec("lost", load.script(), words)).unwrap();
+        wait_for_log(&guest, TO_SERVER, 1);
+        more_is_acknowledged(&mut guest, 20);
+        assert_eq!(guest.kill_all().unwrap().signal_number(), Some(9));
+        let reported = guest.final_report();
+        storage.lose_power().unwrap();
+        drop(storage);
+        assert_eq!(journal_superblock(&image).errno, -5);
+        let done = recovered(&image, &server.address, &[]);
+        assert_eq!(done["status"], "recovered", "{done}");
+        assert_work_is_there(&load, &file_system, &reported);
+    }
+}
+
+/// Storage is a small tmpfs: the server says that it is full, and the guest goes on.
+#[test]
+#[ignore = "long: make crash"]
+fn a_full_server_sends_the_journal_back_to_storage() {
+    let bench = Bench::new();
+    let store = tempfile::Builder::new().prefix("amberlog-store-").tempdir_in("/dev/shm").unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=6m", "none"])
+        .arg(store.path())
+        .status()
+        .is_ok_and(|status| status.success());
+    let more: &[&str] = if mounted { &[] } else { &["--space", "6"] };
+    let server = JournalServer::start(&store.path().join("s"), "127.0.0.1:0", more);
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 16).make(&image).unwrap();
+    let load = Workload::new(51);
+    let mut guest = Guest::start(bench.spec("full", load.script(), remote_disk(&image, &server.address))).unwrap();
+    wait_for_log(&guest, "full", 1);
+    wait_for_log(&guest, TO_STORAGE, 1);
+    more_is_acknowledged(&mut guest, 3);
+    guest.signal(Signal::KILL).unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    drop(guest);
+    let done = recovered(&image, &server.address, &[]);
+    assert_eq!(done["status"], "recovered", "{done}");
+    assert_work_is_there(&load, &file_system, &reported);
+    drop(server);
+    if mounted {
+        let unmounted = Command::new("umount").arg("-l").arg(store.path()).status().unwrap();
+        assert!(unmounted.success());
+    }
+}
+
+trait SignalNumber {
+    fn signal_number(&self) -> Option<i32>;
+}
+
+impl SignalNumber for std::process::ExitStatus {
+    fn signal_number(&self) -> Option<i32> {
+        std::os::unix::process::ExitStatusExt::signal(self)
+    }
+}

@@ -1,0 +1,340 @@
+//! The simulated guest, by jbd2's rules: it waits for what it has to wait for, and flushes when it has to.
+
+use super::world::{BLOCK, Observed, World};
+use crate::remote::state::Outcome;
+use crate::remote::tests::Random;
+use crate::remote::{BackOff, RemoteLog};
+use crate::route::{RequestId, Status};
+use jbd2::build::{LogBuilder, Transaction};
+use jbd2::{Superblock, SuperblockEdit};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Nothing that has to happen takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Log blocks that are live at most.
+const LIVE_MAX: u32 = 90;
+
+struct Logged {
+    sequence: u32,
+    position: u32,
+    blocks: Vec<u64>,
+}
+
+/// A write of the guest's that its disk has taken and not ended.
+struct InFlight {
+    request: u32,
+    write: u64,
+    /// Of a log block in its own place.
+    is_stored: bool,
+}
+
+pub struct Guest {
+    pub world: Arc<World>,
+    pub log: RemoteLog,
+    pub random: Random,
+    /// Blocks of which transactions make versions.
+    blocks: Vec<u64>,
+    cache: BTreeMap<u64, Vec<u8>>,
+    /// Revoked and not journalled again: these may be written directly.
+    data: HashSet<u64>,
+    /// Committed, and not written home since.
+    owed: HashSet<u64>,
+    live: Vec<Logged>,
+    builder: LogBuilder,
+    in_flight: Vec<InFlight>,
+    waiting: HashSet<u32>,
+    next_request: u32,
+    next_content: u64,
+}
+
+impl Guest {
+    /// A guest that has just mounted the file system.
+    pub fn new(seed: u64, crash_one_in: u32) -> Self {
+        let world = World::new(seed, crash_one_in);
+        let mut random = Random(seed);
+        let (superblock, format) = {
+            let known = world.known.lock().expect("no panic under this lock");
+            Superblock::parse(&known.superblock).expect("a journal")
+        };
+        let position = format.first + random.below(format.log_blocks());
+        let builder = LogBuilder::new(format, position, superblock.sequence + 10);
+        let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
+        let medium = Arc::new(Observed(Arc::clone(&world)));
+        let options = world.options(world.network.address);
+        let log = RemoteLog::on_medium(&options, world.place.clone(), Arc::clone(&world.vm_disk), medium, back_off);
+        let mut guest = Guest {
+            log: log.expect("a thread"),
+            random,
+            blocks: (2900..2912).collect(),
+            cache: BTreeMap::new(),
+            data: HashSet::new(),
+            owed: HashSet::new(),
+            live: Vec::new(),
+            builder,
+            in_flight: Vec::new(),
+            waiting: HashSet::new(),
+            next_request: 0,
+            next_content: seed << 20,
+            world,
+        };
+        for block in guest.blocks.clone() {
+            let content = guest.world.known.lock().expect("no panic under this lock").disk.last(block);
+            guest.cache.insert(block, content);
+        }
+        guest.open();
+        guest
+    }
+
+    fn superblock(&self, start: u32, sequence: u32) -> Vec<u8> {
+        let mut block = self.world.known.lock().expect("no panic under this lock").superblock.clone();
+        SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        block
+    }
+
+    /// Opens the log, which is empty.
+    fn open(&mut self) {
+        let block = self.superblock(self.builder.position, self.builder.sequence);
+        {
+            let mut known = self.world.known.lock().expect("no panic under this lock");
+            known.superblock = block.clone();
+            known.committed = self.builder.sequence.wrapping_sub(1);
+            known.begun = known.committed;
+        }
+        self.log.open(&Superblock::decode(&block).expect("a superblock"), &block).expect("opened");
+    }
+
+    /// Everything goes home, and the log is over; then it is opened again, further on.
+    pub fn close_and_open(&mut self) {
+        self.pass(usize::MAX);
+        // As jbd2 does: the next mount skips a number.
+        let block = self.superblock(0, self.builder.sequence);
+        self.log.close(&block).expect("closed");
+        self.world.crash();
+        self.builder = LogBuilder::new(self.builder.format, self.builder.position, self.builder.sequence + 1);
+        self.open();
+    }
+
+    fn content(&mut self) -> Vec<u8> {
+        self.next_content += 1;
+        let mut content = vec![self.next_content as u8; BLOCK];
+        content[512..520].copy_from_slice(&self.next_content.to_le_bytes());
+        if self.random.below(4) == 0 {
+            content[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
+        }
+        content
+    }
+
+    pub fn flush(&mut self) {
+        self.world.known.lock().expect("no panic under this lock").disk.flush();
+    }
+
+    /// A home block is written, or data past the journal.
+    fn write_home(&mut self, block: u64) {
+        self.next_request += 1;
+        let content = self.cache[&block].clone();
+        let write =
+            self.world.known.lock().expect("no panic under this lock").disk.write(block * BLOCK as u64, &content);
+        self.in_flight.push(InFlight { request: self.next_request, write, is_stored: false });
+        self.waiting.insert(self.next_request);
+        self.owed.remove(&block);
+    }
+
+    /// One write that storage has ends, whichever.
+    pub fn end_one(&mut self) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.in_flight.len() as u32) as usize;
+        let done = self.in_flight.swap_remove(index);
+        self.world.known.lock().expect("no panic under this lock").disk.ended(done.write);
+        if done.is_stored {
+            self.log.stored();
+        }
+        self.waiting.remove(&done.request);
+    }
+
+    fn hear(&mut self) {
+        for (request, status) in self.log.take_done() {
+            assert_eq!(status, Status::Ok, "request {request:?} fails");
+            assert!(self.waiting.remove(&request.0), "request {request:?} ends twice");
+        }
+    }
+
+    /// Waits for everything that is on its way.
+    fn wait(&mut self) {
+        let deadline = Instant::now() + LIMIT;
+        while !self.waiting.is_empty() {
+            self.end_one();
+            self.hear();
+            assert!(!self.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");
+            assert!(Instant::now() < deadline, "{:?} waits for nothing", self.waiting);
+            if self.in_flight.is_empty() && !self.waiting.is_empty() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+
+    fn write_log(&mut self, position: u32, block: Vec<u8>) {
+        self.next_request += 1;
+        let request = self.next_request;
+        self.world.known.lock().expect("no panic under this lock").log.insert(position, block.clone());
+        match self.log.write(position, block.as_slice().into(), RequestId(request)) {
+            Outcome::Done => {}
+            Outcome::Held => {
+                self.waiting.insert(request);
+            }
+            Outcome::Store => {
+                let place = &self.world.place;
+                let offset = crate::journals::offset_of(&place.runs, place.block_bytes, position).expect("a place");
+                let write = self.world.known.lock().expect("no panic under this lock").disk.write(offset, &block);
+                self.in_flight.push(InFlight { request, write, is_stored: true });
+                self.waiting.insert(request);
+            }
+            Outcome::Fail => panic!("log block {position} fails"),
+        }
+        if self.random.below(3) == 0 {
+            self.log.end_of_pass();
+        }
+        if self.random.below(4) == 0 {
+            self.end_one();
+        }
+    }
+
+    /// A transaction that puts some blocks and revokes others, up to its commit block; [`Guest::end_commit`] does the rest.
+    pub fn begin_commit(&mut self) {
+        let tail = self.live.first().map_or(self.builder.position, |logged| logged.position);
+        if self.builder.format.distance(tail, self.builder.position) > LIVE_MAX {
+            self.pass(usize::MAX);
+        }
+        let (mut puts, mut revokes) = (Vec::new(), Vec::new());
+        for block in self.blocks.clone() {
+            match self.random.below(8) {
+                0..3 => puts.push(block),
+                3 if !self.data.contains(&block) => revokes.push(block),
+                _ => {}
+            }
+        }
+        if puts.is_empty() {
+            puts.push(self.blocks[0]);
+            revokes.retain(|block| *block != puts[0]);
+        }
+        let (position, sequence) = (self.builder.position, self.builder.sequence);
+        let mut blocks = Vec::new();
+        let mut known = Vec::new();
+        for block in &puts {
+            let content = self.content();
+            self.cache.insert(*block, content.clone());
+            blocks.push((*block, content.clone()));
+            known.push((*block, Some(content)));
+            self.data.remove(block);
+            // Not to be written home before it is committed.
+            self.owed.remove(block);
+        }
+        known.extend(revokes.iter().map(|block| (*block, None)));
+        {
+            let mut of_world = self.world.known.lock().expect("no panic under this lock");
+            of_world.begun = sequence;
+            for (block, content) in known {
+                of_world.versions.entry(block).or_default().push((sequence, content));
+            }
+        }
+        let transaction = Transaction { blocks, revokes, ..Transaction::default() };
+        let mut log = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        self.live.push(Logged { sequence, position, blocks: puts });
+        self.data.extend(&transaction.revokes);
+        self.owed.retain(|block| !transaction.revokes.contains(block));
+        let (at, commit) = log.pop().expect("a commit block");
+        for (position, block) in log {
+            self.write_log(position, block);
+        }
+        self.log.end_of_pass();
+        // As jbd2 does: the commit block is written when everything before it has ended, between two flushes.
+        self.wait();
+        self.flush();
+        self.write_log(at, commit);
+        self.log.end_of_pass();
+    }
+
+    /// The guest is told that its transaction is committed.
+    pub fn end_commit(&mut self) {
+        self.wait();
+        self.flush();
+        let Some(last) = self.live.last() else { return };
+        self.owed.extend(&last.blocks);
+        self.world.known.lock().expect("no panic under this lock").committed = last.sequence;
+    }
+
+    pub fn commit(&mut self) {
+        self.begin_commit();
+        self.end_commit();
+    }
+
+    /// Some block that was committed is written home, or some data.
+    pub fn write_some_home(&mut self) {
+        let block = self.blocks[self.random.below(self.blocks.len() as u32) as usize];
+        if self.owed.contains(&block) {
+            self.write_home(block);
+        } else if self.data.contains(&block) {
+            let content = self.content();
+            self.cache.insert(block, content);
+            self.write_home(block);
+            self.wait();
+        }
+    }
+
+    /// The log's tail passes so many transactions, which were written home.
+    pub fn pass(&mut self, count: usize) {
+        self.wait();
+        let count = count.min(self.live.len());
+        for block in self.live[..count].iter().flat_map(|logged| logged.blocks.clone()).collect::<Vec<_>>() {
+            if self.owed.contains(&block) {
+                self.write_home(block);
+            }
+        }
+        self.wait();
+        self.flush();
+        self.live.drain(..count);
+        let next = self.live.first().map(|logged| (logged.position, logged.sequence));
+        let (start, sequence) = next.unwrap_or((self.builder.position, self.builder.sequence));
+        let block = self.superblock(start, sequence);
+        self.log.superblock(&Superblock::decode(&block).expect("a superblock"), &block).expect("written");
+        self.log.end_of_pass();
+        // It comes with a flush, before and after.
+        self.flush();
+        self.world.known.lock().expect("no panic under this lock").superblock = block;
+    }
+
+    pub fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Reads the live log back.
+    pub fn read_log(&self) {
+        // Not under that lock: whoever writes to storage may hold the log's.
+        let log = self.world.known.lock().expect("no panic under this lock").log.clone();
+        for (position, content) in &log {
+            let from = self.live.first().map_or(self.builder.position, |logged| logged.position);
+            let format = self.builder.format;
+            if format.distance(from, *position) < format.distance(from, self.builder.position) {
+                let read = self.log.read(*position).expect("the live log is here");
+                assert!(read[..] == content[..], "log block {position}");
+            }
+        }
+    }
+
+    /// Waits until the log is on the server, or on storage.
+    pub fn wait_until_remote(&mut self, is_remote: bool) {
+        let deadline = Instant::now() + LIMIT;
+        while self.log.report().is_remote_now != is_remote || (!is_remote && !self.log.is_on_storage()) {
+            self.end_one();
+            self.hear();
+            assert!(!self.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");
+            assert!(Instant::now() < deadline, "the log does not go {}", if is_remote { "out" } else { "home" });
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Placement `remote` against a model: a simulated guest with a journal, a disk with a volatile cache, a network in the
+//! test's hands, and a server on a store that loses what was not made durable. The thread that ships, the client, the wire
+//! and the server are the real ones.
+//!
+//! Before, in and after every step on storage that falling back, coming back, opening, closing and the guest's superblocks
+//! take, the host may lose power. What is left is then recovered in a copy, and every block compared with what jbd2's replay
+//! of the complete journal leaves there: nothing that the guest was told is committed may be missing, nothing may be there
+//! in part.
+
+mod disk;
+mod guest;
+mod network;
+mod refusals;
+mod world;
+
+use guest::Guest;
+use network::Weather;
+use std::sync::atomic::Ordering;
+
+/// What ends a time on the server, one after another.
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    Reset,
+    Refusal,
+    TimeOut,
+    Garbage,
+    Stop,
+    PowerLoss,
+    Full,
+}
+
+const CAUSES: [Cause; 7] =
+    [Cause::Reset, Cause::Refusal, Cause::TimeOut, Cause::Garbage, Cause::Stop, Cause::PowerLoss, Cause::Full];
+
+fn begins(guest: &Guest, cause: Cause) {
+    let world = &guest.world;
+    match cause {
+        Cause::Reset => world.network.reset(),
+        Cause::Refusal => world.weather(Weather::Refuses),
+        Cause::TimeOut => world.weather(Weather::Swallows),
+        Cause::Garbage => world.weather(Weather::Garbles),
+        Cause::Stop => world.stop_server(),
+        Cause::PowerLoss => world.kill_server(),
+        Cause::Full => {
+            world.kill_server();
+            world.start_small_server(4 << 10);
+        }
+    }
+}
+
+fn ends(guest: &Guest, cause: Cause) {
+    let world = &guest.world;
+    match cause {
+        Cause::Reset => {}
+        Cause::Refusal | Cause::TimeOut | Cause::Garbage => {
+            world.weather(Weather::Good);
+            // What was swallowed does not come after all.
+            world.network.reset();
+        }
+        Cause::Stop | Cause::PowerLoss => world.start_usual_server(),
+        Cause::Full => {
+            world.kill_server();
+            world.start_usual_server();
+        }
+    }
+}
+
+/// Each cause sends the log to storage without the guest noticing more than a pause; it comes back by itself. The power
+/// fails at every step of that.
+#[test]
+fn every_cause_falls_back_and_comes_back() {
+    for (number, cause) in CAUSES.into_iter().enumerate() {
+        let mut guest = Guest::new(100 + number as u64, 2);
+        for _ in 0..4 {
+            guest.commit();
+        }
+        guest.wait_until_remote(true);
+        guest.commit();
+        guest.begin_commit();
+        begins(&guest, cause);
+        guest.end_commit();
+        guest.commit();
+        if !matches!(cause, Cause::Reset) {
+            guest.wait_until_remote(false);
+        }
+        guest.world.crash();
+        guest.pass(2);
+        guest.commit();
+        guest.read_log();
+        ends(&guest, cause);
+        guest.wait_until_remote(true);
+        guest.commit();
+        guest.world.crash();
+        let report = guest.log.report();
+        assert!(report.fall_backs >= 1 && report.returns >= 2, "{cause:?}: {report:?}");
+        assert!(guest.world.crashes.load(Ordering::Relaxed) > 20, "{cause:?}");
+        guest.pass(usize::MAX);
+        guest.close_and_open();
+        guest.world.crash();
+        // The guest is gone: its log is complete on storage, whatever the network does.
+        guest.commit();
+        guest.world.weather(Weather::Swallows);
+        guest.begin_commit();
+        guest.log.settle().expect("settled");
+        guest.world.stop_server();
+        guest.world.crash();
+    }
+}
+
+/// A mark that cannot be written, or of which that is not known: the log stays on storage, and tries again.
+#[test]
+fn a_mark_that_cannot_be_written_costs_nothing() {
+    for failures in 1..4u64 {
+        let mut guest = Guest::new(200 + failures, 2);
+        guest.world.weather(Weather::Refuses);
+        guest.wait_until_remote(false);
+        for _ in 0..3 {
+            guest.commit();
+        }
+        // Of the steps of writing the mark and flushing it, the first, or one after it.
+        {
+            let mut known = guest.world.known.lock().expect("no panic under this lock");
+            known.failures = 1;
+            known.crash_one_in = 1;
+        }
+        guest.world.weather(Weather::Good);
+        guest.wait_until_remote(true);
+        guest.commit();
+        guest.world.crash();
+        assert_eq!(guest.world.known.lock().expect("no panic under this lock").failures, 0);
+    }
+}
+
+/// Random work under random weather, on a server that comes and goes.
+fn run(seed: u64) -> Guest {
+    let mut guest = Guest::new(seed, 12);
+    let mut trouble: Option<Cause> = None;
+    for _ in 0..guest.random.below(70) {
+        match guest.random.below(14) {
+            0..5 => guest.commit(),
+            5..7 => guest.write_some_home(),
+            7 => {
+                let count = guest.random.below(guest.live() as u32 + 1) as usize;
+                guest.pass(count);
+            }
+            8 => guest.read_log(),
+            9 => guest.world.crash(),
+            10 if guest.random.below(4) == 0 => guest.close_and_open(),
+            11 => {
+                guest.begin_commit();
+                if trouble.is_none() {
+                    trouble = Some(CAUSES[guest.random.below(CAUSES.len() as u32) as usize]);
+                    trouble.into_iter().for_each(|cause| begins(&guest, cause));
+                }
+                guest.world.crash();
+                guest.end_commit();
+            }
+            12 => {
+                if let Some(cause) = trouble.take() {
+                    ends(&guest, cause);
+                }
+            }
+            13 if trouble.is_none() => {
+                let ms = u64::from(guest.random.below(10));
+                guest.world.weather(if ms > 5 { Weather::Good } else { Weather::Slow(ms) });
+            }
+            _ => guest.end_one(),
+        }
+    }
+    if let Some(cause) = trouble {
+        ends(&guest, cause);
+    }
+    guest.world.weather(Weather::Good);
+    guest.wait_until_remote(true);
+    guest.world.crash();
+    guest
+}
+
+#[test]
+fn recovery_leaves_what_a_complete_journal_would() {
+    let seeds = std::env::var("AMBERLOG_REMOTE_SEEDS").ok().map_or(12, |text| text.parse().expect("a number"));
+    let (mut fall_backs, mut returns, mut crashes) = (0, 0, 0);
+    for seed in 0..seeds {
+        let outcome = std::panic::catch_unwind(|| run(seed));
+        let guest = outcome.unwrap_or_else(|problem| {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(problem)
+        });
+        fall_backs += guest.log.report().fall_backs;
+        returns += guest.log.report().returns;
+        crashes += guest.world.crashes.load(Ordering::Relaxed);
+    }
+    assert!(fall_backs >= seeds / 3 && returns >= seeds, "{fall_backs} fall-backs, {returns} returns");
+    assert!(crashes > seeds * 10, "{crashes} crashes");
+    println!("{seeds} seeds: {fall_backs} fall-backs, {returns} returns, {crashes} losses of power");
+}

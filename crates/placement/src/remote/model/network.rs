@@ -1,0 +1,154 @@
+//! The network between a client and its server, in the test's hands: a proxy that delays, swallows, resets, garbles, or is
+//! not there.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What the network does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// Passes everything on.
+    Good,
+    /// Passes it on late, by milliseconds.
+    Slow(u64),
+    /// Takes everything and passes nothing on: a half-open connection.
+    Swallows,
+    /// Nobody listens; connections that are open are reset.
+    Refuses,
+    /// The server says what means nothing.
+    Garbles,
+}
+
+#[derive(Debug)]
+struct Shared {
+    weather: Weather,
+    /// Counts resets: connections made before the last one are dead.
+    generation: u64,
+    to: Option<SocketAddr>,
+    open: Vec<TcpStream>,
+    ends: bool,
+}
+
+#[derive(Debug)]
+pub struct Network {
+    shared: Arc<Mutex<Shared>>,
+    pub address: SocketAddr,
+}
+
+impl Network {
+    pub fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let shared = Shared { weather: Weather::Good, generation: 0, to: None, open: Vec::new(), ends: false };
+        let shared = Arc::new(Mutex::new(shared));
+        let of_thread = Arc::clone(&shared);
+        std::thread::spawn(move || listen(listener, address, &of_thread));
+        Network { shared, address }
+    }
+
+    fn with<T>(&self, with: impl FnOnce(&mut Shared) -> T) -> T {
+        with(&mut self.shared.lock().expect("no panic under this lock"))
+    }
+
+    /// Where the server is, if it is.
+    pub fn lead_to(&self, to: Option<SocketAddr>) {
+        self.with(|shared| shared.to = to);
+    }
+
+    pub fn set(&self, weather: Weather) {
+        self.with(|shared| {
+            shared.weather = weather;
+            if weather == Weather::Refuses {
+                reset_all(shared);
+            }
+        });
+    }
+
+    /// Resets every connection. When this has returned, nothing that was on its way arrives.
+    pub fn reset(&self) {
+        self.with(reset_all);
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.with(|shared| {
+            shared.ends = true;
+            reset_all(shared);
+        });
+    }
+}
+
+fn reset_all(shared: &mut Shared) {
+    shared.generation += 1;
+    for stream in shared.open.drain(..) {
+        let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+fn listen(listener: TcpListener, address: SocketAddr, shared: &Arc<Mutex<Shared>>) {
+    let mut listener = Some(listener);
+    loop {
+        let (weather, to) = {
+            let shared = shared.lock().expect("no panic under this lock");
+            if shared.ends {
+                return;
+            }
+            (shared.weather, shared.to)
+        };
+        if weather == Weather::Refuses {
+            listener = None;
+        } else if listener.is_none() {
+            listener = TcpListener::bind(address).ok();
+        }
+        let accepted = listener.as_ref().and_then(|listener| {
+            listener.set_nonblocking(true).ok()?;
+            listener.accept().ok()
+        });
+        let Some((near, _)) = accepted else {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        let _ = near.set_nonblocking(false);
+        let _ = near.set_nodelay(true);
+        let Some(Ok(far)) = to.map(TcpStream::connect) else { continue };
+        let _ = far.set_nodelay(true);
+        let mut state = shared.lock().expect("no panic under this lock");
+        let generation = state.generation;
+        for (from, into, is_to_client) in [(&near, &far, false), (&far, &near, true)] {
+            let (Ok(from), Ok(into)) = (from.try_clone(), into.try_clone()) else { continue };
+            let shared = Arc::clone(shared);
+            std::thread::spawn(move || pass_on(from, into, is_to_client, generation, &shared));
+        }
+        state.open.extend([near, far]);
+    }
+}
+
+fn pass_on(mut from: TcpStream, mut into: TcpStream, is_to_client: bool, generation: u64, shared: &Mutex<Shared>) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(got @ 1..) = from.read(&mut bytes) {
+        let weather = shared.lock().expect("no panic under this lock").weather;
+        if let Weather::Slow(ms) = weather {
+            std::thread::sleep(Duration::from_millis(ms));
+        }
+        // Held while writing: after a reset nothing arrives any more.
+        let shared = shared.lock().expect("no panic under this lock");
+        if shared.generation != generation {
+            break;
+        }
+        match shared.weather {
+            Weather::Swallows => continue,
+            Weather::Garbles if is_to_client => bytes[..got].fill(0xa5),
+            _ => {}
+        }
+        let _ = into.set_write_timeout(Some(Duration::from_secs(2)));
+        if into.write_all(&bytes[..got]).is_err() {
+            break;
+        }
+    }
+    let _ = into.shutdown(Shutdown::Both);
+    let _ = from.shutdown(Shutdown::Both);
+}

@@ -1,0 +1,150 @@
+//! What `recover --remote` refuses: nothing of the image is changed then.
+
+use super::guest::Guest;
+use super::world::{BLOCK, World};
+use crate::remote::{MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
+use jbd2::SuperblockEdit;
+use recovery::Error;
+use remote_journal::Server;
+use std::path::Path;
+
+/// Bytes of the journal superblock in an image.
+fn superblock_at(world: &World) -> usize {
+    crate::journals::offset_of(&world.place.runs, world.place.block_bytes, 0).expect("a place") as usize
+}
+
+fn mark_of(world: &World, image: &[u8]) -> MarkFound {
+    RemoteMark::read(&image[superblock_at(world)..][..BLOCK])
+}
+
+/// Recovers `image` from `server` and gives why that is refused.
+fn refusal(image: &[u8], path: &Path, options: &RemoteOptions) -> String {
+    std::fs::write(path, image).expect("written");
+    let result = recover_remote_image(path, None, options, false, false);
+    assert!(std::fs::read(path).expect("read") == image, "{result:?}: the image was changed");
+    match result {
+        Err(Error::Refused(reason)) => {
+            assert!(reason.contains("nothing was changed"), "{reason}");
+            reason
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// A guest that has some transactions on the server, and what a crash would leave now.
+fn shipped(seed: u64) -> (Guest, Vec<u8>) {
+    let mut guest = Guest::new(seed, 0);
+    guest.wait_until_remote(true);
+    for _ in 0..6 {
+        guest.commit();
+    }
+    let image = guest.world.image_now();
+    assert!(matches!(mark_of(&guest.world, &image), MarkFound::Live(_)));
+    (guest, image)
+}
+
+#[test]
+fn what_is_not_the_images_live_log_is_refused() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let (mut guest, image) = shipped(300);
+    let world = std::sync::Arc::clone(&guest.world);
+    let at = superblock_at(&world);
+
+    // The mark: damaged, of somebody who knew nothing of it, of another log.
+    let server = world.serve_copy();
+    let options = world.options(server.address());
+    let with = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut changed = image.clone();
+        change(&mut changed);
+        changed
+    };
+    for byte in [0xc0, 0xc8, 0xd3, 0xe1, 0xe7] {
+        let reason = refusal(&with(&|image| image[at + byte] ^= 4), &path, &options);
+        assert!(reason.contains("damaged mark"), "{reason}");
+    }
+    let edit = |image: &mut Vec<u8>, sequence: u32, errno: i32| {
+        SuperblockEdit::new(&mut image[at..at + BLOCK]).expect("a superblock").sequence(sequence).errno(errno).seal();
+    };
+    for repaired in [with(&|image| edit(image, 1, -5)), with(&|image| image[at + 0x20..at + 0x24].fill(0))] {
+        assert_eq!(mark_of(&world, &repaired), MarkFound::Stale);
+        let reason = refusal(&repaired, &path, &options);
+        assert!(reason.contains("used or repaired"), "{reason}");
+    }
+    let MarkFound::Live(mark) = mark_of(&world, &image) else { panic!("no mark") };
+    let forged = |mark: RemoteMark| {
+        with(&|image| {
+            let block = mark.write_into(&image[at..at + BLOCK]).expect("a superblock");
+            image[at..at + block.len()].copy_from_slice(&block);
+        })
+    };
+    for (mark, word) in [
+        (RemoteMark { epoch: mark.epoch + 1, ..mark }, "the server holds epoch"),
+        (RemoteMark { epoch: mark.epoch - 1, ..mark }, "the server holds epoch"),
+        (RemoteMark { nonce: [7; 16], ..mark }, "the server holds epoch"),
+    ] {
+        let reason = refusal(&forged(mark), &path, &options);
+        assert!(reason.contains(word), "{reason}");
+    }
+    let other_name = RemoteOptions { name: "other".to_owned(), ..options.clone() };
+    let reason = refusal(&image, &path, &other_name);
+    assert!(reason.contains("has no journal other"), "{reason}");
+    // Another file system's image, with a mark that says the same: its UUID is in the superblock at byte 1024.
+    let reason = refusal(&with(&|image| image[1024 + 0x68] ^= 1), &path, &options);
+    assert!(reason.contains("not this file system's journal"), "{reason}");
+    drop(server);
+
+    // A batch that is damaged, and one that is gone.
+    for (from, to) in world.damages() {
+        let Some(server) = world.serve_damaged(from, to) else { continue };
+        std::fs::write(&path, &image).expect("written");
+        let options = world.options(server.address());
+        let result = recover_remote_image(&path, None, &options, false, false);
+        let after = std::fs::read(&path).expect("read");
+        match result {
+            // What was damaged is not needed.
+            Ok(_) => {}
+            Err(Error::Refused(reason)) => {
+                assert!(after == image && reason.contains("nothing was changed"), "{reason}")
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    // An older copy of the image: the server has gone on to another epoch.
+    guest.world.network.reset();
+    guest.commit();
+    guest.wait_until_remote(true);
+    let server = world.serve_copy();
+    let reason = refusal(&image, &path, &world.options(server.address()));
+    assert!(reason.contains("an older copy"), "{reason}");
+}
+
+#[test]
+fn a_wrong_secret_is_refused_and_another_tenants_journal_is_not_there() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let write = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path
+    };
+    let (guest, image) = shipped(301);
+    let secrets = write("secrets", "anonymous 0123456789abcdef\nbob abcdefghijklmnop\n");
+    let server: Server = guest.world.serve_copy_with(|options| options.secrets = Some(secrets.clone()));
+    let as_who = |file: std::path::PathBuf| {
+        let mut options = guest.world.options(server.address());
+        options.client.security.secret = Some(file);
+        options
+    };
+    let reason = refusal(&image, &path, &as_who(write("wrong", "anonymous abcdefghijklmnop")));
+    assert!(reason.contains("not proven"), "{reason}");
+    let reason = refusal(&image, &path, &as_who(write("bob", "bob abcdefghijklmnop")));
+    assert!(reason.contains("has no journal"), "{reason}");
+    std::fs::write(&path, &image).expect("written");
+    let right = as_who(write("right", "anonymous 0123456789abcdef"));
+    let recovered = recover_remote_image(&path, None, &right, false, false).expect("recovered");
+    assert_eq!(recovered.len(), 1);
+    assert!(recovered[0].report.transactions > 0, "{recovered:?}");
+    assert_eq!(mark_of(&guest.world, &std::fs::read(&path).expect("read")), MarkFound::None);
+}
