@@ -1,7 +1,7 @@
 //! Record updates cut short, and what became of the records: the 2012 paper's section 5.5, 120 times for each mode and size.
 //!
 //! A boot serves many crashes. The guest updates records until 4 MB have been sent to its disk; then the host stops QEMU in
-//! its midst (`SIGSTOP`), lets amberlog end what it was asked for, and copies the disk, and for a held journal the guest's
+//! its midst (`SIGSTOP`), lets amberlog end what it was asked for, stops it too, and copies the disk, and for a held journal the guest's
 //! memory and amberlog's tables: what a `kill -9` of both would leave. The copy is recovered and judged; the guest goes on,
 //! synchronises, and the next crash begins. The last one of each boot is a real crash of the guest's kernel (sysrq).
 //!
@@ -13,7 +13,7 @@ use crate::error::{Error, FileContext, Result};
 use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, guest_seed, workload_of};
 use guest_kit::image::{FileSystem, copy_image};
-use guest_kit::{judge, program};
+use guest_kit::{Signal, judge, program};
 use guest_tools::updates;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -126,7 +126,10 @@ impl Session {
         })?;
         self.running.guests[0].freeze()?;
         self.wait_until_quiet()?;
+        // amberlog too: a block that it lets go between the copies would be in neither.
+        self.running.guests[0].signal(Signal::STOP)?;
         let left = self.copy_what_is_left();
+        self.running.guests[0].signal(Signal::CONT)?;
         self.running.guests[0].thaw()?;
         self.running.guests[0].tell("next")?;
         // It synchronises while the copy is judged.
@@ -181,12 +184,13 @@ impl Session {
         }
     }
 
-    /// Copies the disk, and the memory and tables of a held journal, so that the copies belong to each other.
+    /// Copies the memory and tables of a held journal, and then the disk: a write that still comes to its end in between is
+    /// one that the tables name as not home yet.
     fn copy_what_is_left(&self) -> Result<(PathBuf, Option<TempDir>)> {
         let image = &self.running.images[0];
         let copy = image.with_extension("crash");
-        copy_image(image, &copy)?;
         if self.group.mode != Mode::Vma {
+            copy_image(image, &copy)?;
             return Ok((copy, None));
         }
         let area = &self.running.areas[0];
@@ -200,6 +204,7 @@ impl Session {
                 redirect(&path, &[(area.as_path(), target.path()), (image.as_path(), copy.as_path())])?;
             }
         }
+        copy_image(image, &copy)?;
         Ok((copy, Some(target)))
     }
 
