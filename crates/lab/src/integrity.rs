@@ -101,10 +101,11 @@ impl Rig {
                          guest-tools updates {words} --phase run --crash-kib {CRASH_KIB} --first $first
                          fail 'the crash did not come'
                      fi
-                     guest-tools updates {words} --phase run --crash-kib {CRASH_KIB} --first $first --tell &
+                     guest-tools updates {words} --phase run --crash-kib {CRASH_KIB} --first $first --tell --until /tmp/enough &
                      read -r next <&5
-                     kill $!
-                     wait $! || true
+                     touch /tmp/enough
+                     wait $! || fail updates
+                     rm /tmp/enough
                      sync
                      mark again $first
                  done",

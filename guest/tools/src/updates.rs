@@ -30,9 +30,10 @@ pub fn layout(record_kib: u64, file_mib: u64, seed: u64) -> RecordLayout {
 }
 
 /// `guest-tools updates --file F [--record-kib N] [--file-mib N] [--seed N] --phase create|run [--disk vda] [--crash-kib N]
-/// [--first N] [--tell] [--report FILE]`: `create` writes every record once; `run` updates random ones, beginning with update
+/// [--first N] [--tell] [--until FILE] [--report FILE]`: `create` writes every record once; `run` updates random ones, beginning with update
 /// number `first` (0), each by one `write()`. When N KiB (4096) have been sent to the disk since, it crashes the system, or
-/// with `--tell` acknowledges `first` on the stream `limit` and goes on, so that the host can stop the machine in its midst.
+/// with `--tell` acknowledges `first` on the stream `limit` and goes on, so that the host can stop the machine in its midst; it then ends between two records once
+/// the file `until` is there (a signal would cut a `write()` in two, and with it a record).
 pub fn run(mut options: Options) -> Result<()> {
     let path = options.required("file")?;
     let record_kib = options.number("record-kib", 4, 1..=1 << 16)?;
@@ -43,6 +44,7 @@ pub fn run(mut options: Options) -> Result<()> {
     let crash_bytes = options.number("crash-kib", 4096, 1..=1 << 24)? * 1024;
     let first = options.number("first", 0, 0..=FIRST_VERSION - 1)?;
     let tell = options.flag("tell");
+    let until = options.text("until");
     let channel = options.text("report").unwrap_or_else(|| CHANNEL.to_owned());
     options.finish()?;
     let layout = layout(record_kib, file_mib, seed);
@@ -70,6 +72,9 @@ pub fn run(mut options: Options) -> Result<()> {
                     }
                     Report::open(&channel, "limit")?.acknowledge(first)?;
                     is_limit_ahead = false;
+                }
+                if !is_limit_ahead && until.as_ref().is_some_and(|until| Path::new(until).exists()) {
+                    return Ok(());
                 }
             }
             Ok(())
