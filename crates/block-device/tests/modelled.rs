@@ -4,7 +4,7 @@
 mod common;
 
 use block_device::{CacheMode, Device};
-use common::{MIB, NotingRoute, Place, disk, open, pattern, start};
+use common::{MIB, NotingRoute, Place, Told, disk, open, pattern, start};
 use disk_model::{Profile, Server, ServerOptions};
 use std::sync::Arc;
 use test_frontend::{FrontEndOptions, STATUS_OK, TestDisk};
@@ -58,4 +58,39 @@ fn a_disk_whose_model_is_gone_goes_on() {
     assert_eq!(disk.read(8192, 4096).unwrap(), (STATUS_OK, bytes));
     assert!(device.handle().counters().storage_flushes > 0, "flushes reach storage again");
     device.stop().unwrap();
+}
+
+/// The route's own writes are nobody's request, so no request that is answered late keeps the next start back: a route that
+/// recovers at a start would see them land on what it has just written.
+#[test]
+fn a_write_of_the_routes_own_ends_before_the_next_start() {
+    let place = Place::new(8 * MIB);
+    // Without a cache, and slow enough that the reset is there first.
+    let options = ServerOptions { profile: Profile::St336753lwWriteThrough, seed: 1, time_scale: 20.0, socket: None };
+    let server = Server::start(options).unwrap();
+    let client = Arc::new(server.connect(8 * MIB).unwrap());
+    let (_device, journal) = start(&place, open(&place.image(), CacheMode::Buffered), |config, route| {
+        config.model = Some(client);
+        route.writes_itself = true;
+    });
+    let mut disk = disk(&place, FrontEndOptions::default());
+    for offset in [0, 4 * MIB, MIB] {
+        assert_eq!(disk.write(offset, &[1; 4096]).unwrap(), STATUS_OK);
+    }
+    disk.front_end.stop().unwrap();
+    let done = journal.all().iter().filter(|told| **told == Told::OwnWriteDone).count();
+    let ram = disk.front_end.ram.clone();
+    let mut front_end = disk.front_end;
+    for queue in &mut front_end.queues {
+        let options = queue.options();
+        *queue = test_frontend::DriverQueue::new(&ram, options).unwrap();
+    }
+    front_end.start().unwrap();
+    let mut disk = TestDisk::new(front_end);
+    assert_eq!(disk.read(4 * MIB, 4096).unwrap(), (STATUS_OK, vec![0xee; 4096]));
+    let told: Vec<Told> =
+        journal.all().into_iter().filter(|told| matches!(told, Told::Started(_) | Told::OwnWriteDone)).collect();
+    let fresh = Told::Started(placement::Start::Fresh);
+    assert!(done < 3, "the drive was too fast for this test to see anything");
+    assert_eq!(told, [fresh.clone(), Told::OwnWriteDone, Told::OwnWriteDone, Told::OwnWriteDone, fresh]);
 }

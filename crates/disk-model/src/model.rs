@@ -87,6 +87,7 @@ impl Model {
             Profile::St336753lwWriteThrough => {
                 Self::spinning(SpinningDrive { write_cache_bytes: 0, ..SpinningDrive::ST336753LW }, seed)
             }
+            Profile::Hdd7200 => Self::spinning(SpinningDrive::HDD_7200, seed),
             Profile::SataSsd => Self::flash(FlashDrive::SATA_SSD, seed),
             Profile::Nvme => Self::flash(FlashDrive::NVME, seed),
             Profile::None => Self::with(Inner::Nothing(Vec::new()), None),

@@ -10,6 +10,8 @@ pub enum Profile {
     St336753lw,
     /// The same with its write cache switched off.
     St336753lwWriteThrough,
+    /// A drive of 1 TB for desktops: see [`SpinningDrive::HDD_7200`].
+    Hdd7200,
     /// A SATA SSD: see [`FlashDrive::SATA_SSD`].
     SataSsd,
     /// An NVMe drive: see [`FlashDrive::NVME`].
@@ -20,13 +22,15 @@ pub enum Profile {
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::St336753lw, Self::St336753lwWriteThrough, Self::SataSsd, Self::Nvme, Self::None];
+    pub const ALL: [Self; 6] =
+        [Self::St336753lw, Self::St336753lwWriteThrough, Self::Hdd7200, Self::SataSsd, Self::Nvme, Self::None];
 
     /// Its name on command lines and in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::St336753lw => "st336753lw",
             Self::St336753lwWriteThrough => "st336753lw-write-through",
+            Self::Hdd7200 => "hdd-7200",
             Self::SataSsd => "sata-ssd",
             Self::Nvme => "nvme",
             Self::None => "none",
@@ -40,6 +44,9 @@ impl Profile {
                 "Seagate ST336753LW of 2012's paper: 15,000 rpm, 4 ms seek, 2 ms rotation, 63 MB/s, 8 MiB write cache"
             }
             Self::St336753lwWriteThrough => "the same drive with its write cache switched off",
+            Self::Hdd7200 => {
+                "a 1 TB drive for desktops: 7,200 rpm, 8.9 ms seek, 4.2 ms rotation, 126 MB/s, 64 MiB write cache"
+            }
             Self::SataSsd => "a SATA SSD: 90/40 µs, 540/500 MB/s, a flush 2 ms",
             Self::Nvme => "an NVMe drive: 80/20 µs, 3.5/2.5 GB/s, a flush 0.5 ms",
             Self::None => "a disk that takes no time",
@@ -100,6 +107,20 @@ impl SpinningDrive {
         command_ns: 40_000,
         write_cache_bytes: 8 << 20,
         read_ahead_bytes: 512 << 10,
+    };
+
+    /// The class of drive below the NJS paper's journals ("WD 1TB HDD", no more is said): numbers typical of 7,200 rpm drives
+    /// of those years, from data sheets, not those of one product.
+    pub const HDD_7200: Self = Self {
+        capacity_bytes: 1_000_000_000_000,
+        revolution_ns: 8_333_333,
+        media_bytes_per_second: 126_000_000,
+        seek_track_ns: 1_000_000,
+        seek_average_ns: 8_900_000,
+        bus_bytes_per_second: 300_000_000,
+        command_ns: 40_000,
+        write_cache_bytes: 64 << 20,
+        read_ahead_bytes: 1 << 20,
     };
 }
 

@@ -26,14 +26,12 @@ pub struct Drive {
     pub cache: Cache,
     /// The guest cannot write it.
     pub read_only: bool,
-    /// What it takes at most, in bytes written a second.
-    pub write_bytes_per_second: Option<u64>,
 }
 
 impl Drive {
     /// A writable drive.
     pub fn new(image: impl Into<PathBuf>, cache: Cache) -> Self {
-        Self { image: image.into(), cache, read_only: false, write_bytes_per_second: None }
+        Self { image: image.into(), cache, read_only: false }
     }
 }
 
@@ -206,19 +204,7 @@ impl GuestSpec {
                     "file": { "driver": "file", "filename": drive.image.to_string_lossy() },
                 });
                 add(&["-blockdev", &node.to_string()]);
-                let Some(limit) = drive.write_bytes_per_second else {
-                    add(&["-device", &format!("virtio-blk-pci,drive=disk{index}")]);
-                    continue;
-                };
-                add(&["-object", &format!("throttle-group,id=limit{index},x-bps-write={limit}")]);
-                let node = serde_json::json!({
-                    "driver": "throttle",
-                    "node-name": format!("limited{index}"),
-                    "throttle-group": format!("limit{index}"),
-                    "file": format!("disk{index}"),
-                });
-                add(&["-blockdev", &node.to_string()]);
-                add(&["-device", &format!("virtio-blk-pci,drive=limited{index}")]);
+                add(&["-device", &format!("virtio-blk-pci,drive=disk{index}")]);
             }
         }
         arguments.extend(self.qemu_arguments.iter().cloned());

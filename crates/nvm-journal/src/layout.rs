@@ -70,7 +70,12 @@ pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
 
 /// What is kept of a content to tell damage by: its CRC-32C, which has no value for [`NO_CHECKSUM`].
 pub(crate) fn checksum_of_content(content: &[u8]) -> u32 {
-    match crc32c::crc32c(content) {
+    proper_checksum(crc32c::crc32c(content))
+}
+
+/// A checksum as it is kept: never the value that stands for none.
+pub(crate) fn proper_checksum(checksum: u32) -> u32 {
+    match checksum {
         NO_CHECKSUM => 0,
         checksum => checksum,
     }

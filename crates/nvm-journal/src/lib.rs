@@ -14,6 +14,7 @@
 //! Failure story: a region that is damaged, somebody else's or too small is refused with a sentence and left as it is. A
 //! medium that fails, fails for good; what was committed before is what the next reader finds.
 
+mod difference;
 mod error;
 mod found;
 mod journal;

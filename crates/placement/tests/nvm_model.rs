@@ -66,6 +66,42 @@ fn recovery_leaves_what_a_complete_journal_would() {
     assert!(reached.iter().all(|count| *count >= SEEDS / 4), "some path was hardly taken: {reached:?}");
 }
 
+/// A disk that fails in the midst of anything takes no transaction with it that was acknowledged, and acknowledges none that
+/// it has not taken.
+#[test]
+fn a_disk_that_breaks_loses_nothing_committed() {
+    let image = guest::image();
+    let mut failed = 0;
+    for seed in 0..SEEDS {
+        let mut guest = Guest::new(&image, 1000 + seed);
+        for _ in 0..guest.random.below(60) {
+            let block = guest.any_metadata();
+            match guest.random.below(8) {
+                0..4 => guest.random_commit(),
+                4 => guest.write_home(block),
+                5 => guest.overwrite(block),
+                6 => guest.checkpoint(),
+                _ => guest.storage_works(),
+            }
+        }
+        guest.storage_breaks();
+        for _ in 0..8 {
+            let block = guest.any_metadata();
+            match guest.random.below(4) {
+                0 => guest.write_home(block),
+                1 => guest.checkpoint(),
+                2 => guest.flush_in_vain(),
+                _ => guest.storage_works(),
+            }
+        }
+        guest.recover();
+        guest.settle();
+        failed += guest.failures();
+        guest.recover();
+    }
+    assert!(failed > SEEDS as usize, "hardly anything was under way when the disk broke: {failed}");
+}
+
 #[test]
 fn what_the_guest_wrote_past_its_journal_stays_when_its_log_is_gone() {
     let image = guest::image();

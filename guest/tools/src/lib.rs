@@ -15,6 +15,7 @@ pub mod iozone;
 pub mod latency;
 pub mod load;
 pub mod mix;
+pub mod namespace;
 pub mod options;
 pub mod random;
 pub mod record;

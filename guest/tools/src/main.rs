@@ -4,7 +4,8 @@
 
 use guest_tools::options::Options;
 use guest_tools::{
-    Result, build, compile, database, filebench, iozone, load, mix, records, scribble, sources, sqlite, updates,
+    Result, build, compile, database, filebench, iozone, load, mix, namespace, records, scribble, sources, sqlite,
+    updates,
 };
 use std::process::ExitCode;
 
@@ -26,10 +27,11 @@ fn main() -> ExitCode {
         "sqlite" => sqlite::run,
         "sources" => sources::run,
         "build" => build::run,
+        "namespace" => namespace::run,
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite, sources, build"
+                 filebench, updates, iozone, sqlite, sources, build, namespace"
             );
             return ExitCode::from(2);
         }

@@ -44,7 +44,7 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
     /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]; a comma in a path is written twice. The first is /dev/vda. M makes the disk as slow
-    /// as st336753lw (15,000 rpm, 2012), st336753lw-write-through, sata-ssd, nvme or none: disks that name the same one
+    /// as st336753lw (15,000 rpm, 2012), st336753lw-write-through, hdd-7200, sata-ssd, nvme or none: disks that name the same one
     /// share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments: flushes then
     /// do not reach the image's own storage.
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]

@@ -42,7 +42,7 @@ fn what_was_acknowledged_survives_a_killed_qemu() {
     let (image, region) = (bench.path("image"), bench.area().join("region"));
     let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
     let load = Workload::new(random.below(1 << 32));
-    let options = ",nvm-size=8,nvm-latency=300,nvm-bandwidth=1000,nvm-checkpoint=2";
+    let options = ",nvm-size=8,nvm-latency=300,nvm-bandwidth=1000,nvm-checkpoint=2,nvm-append-home=0";
     let mut guest = Guest::start(bench.spec("nvm", load.script(), on_nvm(&image, &region, options))).unwrap();
     for stream in STREAMS {
         guest.wait_acknowledged(stream, 20, LIMIT).unwrap();

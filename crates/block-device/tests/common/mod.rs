@@ -4,7 +4,7 @@
 
 use block_device::{CacheMode, Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
 use guest_memory::{MemoryTable, PageId, VmMemory};
-use placement::{PlainRoute, Plan, Request, Route, Start, Ticket};
+use placement::{Buffer, DiskOperation, Operation, PlainRoute, Plan, Request, Route, Start, Ticket};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,9 @@ use std::time::Duration;
 use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, TestDisk};
 
 pub const MIB: u64 = 1 << 20;
+
+/// The ticket of a write of the route's own.
+const OWN_WRITE: Ticket = Ticket(u64::MAX);
 
 /// What the observer and the route were told, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ pub enum Told {
     RingPages(Vec<PageId>),
     Started(Start),
     Stopped,
+    /// A write of the route's own has ended.
+    OwnWriteDone,
 }
 
 /// Notes everything.
@@ -59,11 +64,13 @@ impl Observer for Journal {
     }
 }
 
-/// A plain route that notes when it is started and stopped, and can be told to keep writes back.
+/// A plain route that notes when it is started and stopped, and can be told to keep writes back, or to answer them at once
+/// and write something of its own instead.
 #[derive(Debug, Default)]
 pub struct NotingRoute {
     pub journal: Journal,
     pub hold_writes: bool,
+    pub writes_itself: bool,
     pub held: Vec<(placement::RequestId, u64, Vec<guest_memory::MemorySlice>)>,
     pub refuse_start: bool,
     pub routed: Vec<(placement::RequestKind, u64, u64)>,
@@ -84,6 +91,15 @@ impl Route for NotingRoute {
         if self.hold_writes && request.kind == placement::RequestKind::Write {
             plan.hold(request.id);
             self.held.push((request.id, request.offset, request.segments.to_vec()));
+        } else if self.writes_itself && request.kind == placement::RequestKind::Write {
+            plan.disk(DiskOperation {
+                request: None,
+                ticket: Some(OWN_WRITE),
+                operation: Operation::Write,
+                offset: request.offset,
+                len: request.len,
+                buffers: vec![Buffer::Bytes(Arc::from(vec![0xee; request.len as usize]))],
+            });
         } else {
             self.plain.route(request, plan);
         }
@@ -94,6 +110,10 @@ impl Route for NotingRoute {
     }
 
     fn disk_done(&mut self, ticket: Ticket, result: io::Result<()>, plan: &mut Plan) {
+        if ticket == OWN_WRITE {
+            self.journal.note(Told::OwnWriteDone);
+            return;
+        }
         self.plain.disk_done(ticket, result, plan);
     }
 

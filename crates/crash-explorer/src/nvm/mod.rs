@@ -75,6 +75,8 @@ fn options(random: &mut Random) -> NvmOptions {
     options.byte_level = random.below(5) != 0;
     options.delayed_checkpoint = random.below(5) != 0;
     options.log_everything = random.below(5) == 0;
+    // The paper's way, that of users, and one in which both happen.
+    options.append_home_bytes_min = [0, 0, 16 << 10, 1 << 20][random.below(4) as usize];
     options
 }
 

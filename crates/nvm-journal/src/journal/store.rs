@@ -1,10 +1,13 @@
 //! Storing contents, checksums and headers; the difference between two versions of a block (the paper's section III-D).
 
 use super::Journal;
-use crate::layout::{GONE, Header, HeaderKind, NO_CHECKSUM, checksum_of_content};
+use crate::difference::ChecksumChange;
+use crate::layout::{GONE, Header, HeaderKind, NO_CHECKSUM, checksum_of_content, proper_checksum};
 use crate::medium::{LINE_BYTES, Medium, WORD_BYTES, word_of};
 
 const LINE: usize = LINE_BYTES as usize;
+/// What is compared in one go before its lines are.
+const STRETCH: usize = 8 * LINE;
 
 impl<M: Medium> Journal<M> {
     pub(super) fn store(&mut self, offset: u64, word: u64) {
@@ -23,34 +26,65 @@ impl<M: Medium> Journal<M> {
     pub(super) fn write_difference(&mut self, block: u32, content: &[u8]) {
         let start = self.geometry.block(block);
         let before = self.counters.bytes_stored;
-        for (index, line) in content.chunks_exact(LINE).enumerate() {
-            let at = start + (index * LINE) as u64;
-            let known = &self.medium.bytes()[at as usize..at as usize + LINE];
-            if known == line {
+        let lines = content.len() / LINE;
+        let mut change = ChecksumChange::default();
+        for (stretch_index, stretch) in content.chunks(STRETCH).enumerate() {
+            let at = start as usize + stretch_index * STRETCH;
+            if &self.medium.bytes()[at..at + stretch.len()] == stretch {
                 continue;
             }
-            let mut differs = 0u8;
-            for word in 0..8 {
-                let is_same = word_of(known, word * 8) == word_of(line, word * 8);
-                differs |= u8::from(!is_same) << word;
+            for (index, line) in stretch.chunks_exact(LINE).enumerate() {
+                let at = at + index * LINE;
+                let known: [u8; LINE] = *self.medium.bytes()[at..].first_chunk().expect("a block is inside the region");
+                if known == line {
+                    continue;
+                }
+                change.add(&known, line, lines - 1 - (stretch_index * STRETCH / LINE + index));
+                self.write_line(at as u64, &known, line);
             }
-            if differs == u8::MAX {
-                self.counters.bytes_stored += LINE_BYTES;
-                self.medium.stream(at, line);
-                continue;
-            }
-            for word in (0..8).filter(|word| differs & 1 << word != 0) {
-                self.store(at + word * 8, word_of(line, word * 8));
-            }
-            self.medium.write_back(at, LINE_BYTES);
         }
         self.counters.delta_bytes += self.counters.bytes_stored - before;
-        self.write_checksum(block, content);
+        if self.options.checksums {
+            // What the table has belongs to the old version, unless that was put without one.
+            let known = Some(self.checksum_of(block)).filter(|known| *known != NO_CHECKSUM && *known != 0);
+            let checksum = known.and_then(|known| change.apply(known)).map(proper_checksum);
+            self.store_checksum(block, checksum.unwrap_or_else(|| checksum_of_content(content)));
+        } else {
+            self.store_checksum(block, NO_CHECKSUM);
+        }
+    }
+
+    /// Stores the words in which a line differs from what is there.
+    fn write_line(&mut self, at: u64, known: &[u8], line: &[u8]) {
+        let mut differs = 0u8;
+        for word in 0..8 {
+            let is_same = word_of(known, word * 8) == word_of(line, word * 8);
+            differs |= u8::from(!is_same) << word;
+        }
+        if differs == u8::MAX {
+            self.counters.bytes_stored += LINE_BYTES;
+            self.medium.stream(at, line);
+            return;
+        }
+        for word in (0..8).filter(|word| differs & 1 << word != 0) {
+            self.store(at + word * 8, word_of(line, word * 8));
+        }
+        self.medium.write_back(at, LINE_BYTES);
     }
 
     fn write_checksum(&mut self, block: u32, content: &[u8]) {
+        self.store_checksum(block, if self.options.checksums { checksum_of_content(content) } else { NO_CHECKSUM });
+    }
+
+    /// What the table has for a journal block.
+    fn checksum_of(&self, block: u32) -> u32 {
         let at = self.geometry.checksum(block);
-        let checksum = u64::from(if self.options.checksums { checksum_of_content(content) } else { NO_CHECKSUM });
+        (self.medium.word(at & !7) >> ((at & 4) * 8)) as u32
+    }
+
+    fn store_checksum(&mut self, block: u32, checksum: u32) {
+        let at = self.geometry.checksum(block);
+        let checksum = u64::from(checksum);
         // A word has the checksums of two blocks; the neighbour's stays as it is.
         let shift = (at & 4) * 8;
         let known = self.medium.word(at & !7);

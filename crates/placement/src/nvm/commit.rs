@@ -1,5 +1,5 @@
 //! Committing a transaction (the paper's section III-C): appends straight home, everything else to the region, then the
-//! pointer.
+//! pointer. A few appends are not worth a flush of the disk and go to the region too.
 
 use super::State;
 use super::captured::{AtHome, Captured, Held, HomeState};
@@ -81,6 +81,11 @@ impl NvmRoute {
             } else {
                 puts.insert(block, content)
             };
+        }
+        let bytes = appends.len() as u64 * captured.block_bytes();
+        let blocks = puts.len() + appends.len() + transaction.revokes.len();
+        if bytes < self.nvm.options.append_home_bytes_min && blocks as u32 <= captured.journal.room() {
+            puts.append(&mut appends);
         }
         let revokes = transaction.revokes;
         Commit { sequence: transaction.sequence, puts, appends, revokes, stage: Stage::Room, has_failed: false }

@@ -52,7 +52,7 @@ use std::time::Duration;
 /// A region, whichever memory it is in.
 pub(crate) type Region = Box<dyn Medium>;
 
-/// How a disk uses a region. The defaults are the paper's.
+/// How a disk uses a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmOptions {
     /// The file or devdax device.
@@ -69,12 +69,16 @@ pub struct NvmOptions {
     pub delayed_checkpoint: bool,
     /// Appended blocks go to the region as well (NJS-all-journal).
     pub log_everything: bool,
+    /// Appends go straight home when a transaction has at least so many bytes of them. Fewer go to the region, which is over
+    /// long before a disk has flushed what it was given (0: always home, as in the paper).
+    pub append_home_bytes_min: u64,
     /// Everything goes home after this time at the latest.
     pub checkpoint_interval: Duration,
 }
 
 impl NvmOptions {
-    /// The paper's: 128 MB, byte-level updates, delayed checkpoints every five minutes.
+    /// The paper's (128 MB, byte-level updates, delayed checkpoints every five minutes), but for small appends, which go to
+    /// the region.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         NvmOptions {
             path: path.into(),
@@ -84,6 +88,7 @@ impl NvmOptions {
             byte_level: true,
             delayed_checkpoint: true,
             log_everything: false,
+            append_home_bytes_min: 1 << 20,
             checkpoint_interval: Duration::from_secs(300),
         }
     }

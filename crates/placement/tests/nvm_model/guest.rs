@@ -101,6 +101,9 @@ pub struct Guest {
     pending: Vec<Pending>,
     holds: HashMap<u32, u32>,
     flushes: HashMap<u32, u64>,
+    /// Requests that ended with an error.
+    failed: HashSet<u32>,
+    has_broken: bool,
     next_request: u32,
     next_page: u32,
     next_operation: u64,
@@ -153,6 +156,7 @@ impl Guest {
         options.byte_level = random.below(5) != 0;
         options.delayed_checkpoint = random.below(6) != 0 || seed < 10;
         options.log_everything = random.below(6) == 0;
+        options.append_home_bytes_min = if random.below(3) == 0 { 3 * BLOCK as u64 } else { 0 };
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
@@ -196,6 +200,8 @@ impl Guest {
             pending: Vec::new(),
             holds: HashMap::new(),
             flushes: HashMap::new(),
+            failed: HashSet::new(),
+            has_broken: false,
             next_request: 0,
             next_page: 0,
             next_operation: 0,
@@ -237,6 +243,16 @@ impl Guest {
     pub fn flush(&mut self) {
         let request = self.send(RequestKind::Flush, 0, None);
         self.wait_for(request);
+    }
+
+    /// A flush of a disk that may be broken.
+    pub fn flush_in_vain(&mut self) {
+        self.send(RequestKind::Flush, 0, None);
+    }
+
+    /// Requests that ended with an error.
+    pub fn failures(&self) -> usize {
+        self.failed.len()
     }
 
     /// The region's blocks are to go home.

@@ -69,7 +69,10 @@ impl Guest {
                 }
                 PlanAction::Hold(request) => *self.holds.get_mut(&request.0).expect("a live request") += 1,
                 PlanAction::Release(request, status) => {
-                    assert_eq!(status, Status::Ok);
+                    assert!(status == Status::Ok || self.has_broken, "request {} fails for nothing", request.0);
+                    if status != Status::Ok {
+                        self.failed.insert(request.0);
+                    }
                     *self.holds.get_mut(&request.0).expect("a live request") -= 1;
                 }
             }
@@ -77,9 +80,13 @@ impl Guest {
         let done: Vec<u32> = self.holds.iter().filter(|(_, holds)| **holds == 0).map(|(id, _)| *id).collect();
         for request in done {
             self.holds.remove(&request);
-            self.ideal.ended(u64::from(request));
-            if let Some(covered) = self.flushes.remove(&request) {
-                self.ideal.flushed(covered);
+            let covered = self.flushes.remove(&request);
+            // What failed may have happened or not, and stays so.
+            if !self.failed.contains(&request) {
+                self.ideal.ended(u64::from(request));
+                if let Some(covered) = covered {
+                    self.ideal.flushed(covered);
+                }
             }
             self.busy.retain(|_, by| *by != request);
         }
@@ -87,7 +94,10 @@ impl Guest {
             .committing
             .as_ref()
             .is_some_and(|committing| committing.requests.iter().all(|request| !self.holds.contains_key(request)));
-        if is_committed && let Some(committing) = self.committing.take() {
+        if is_committed
+            && let Some(committing) = self.committing.take()
+            && !committing.requests.iter().any(|request| self.failed.contains(request))
+        {
             self.committed = committing.logged.sequence;
             for (block, becomes) in committing.becomes {
                 self.used_as.insert(block, becomes);
@@ -104,6 +114,7 @@ impl Guest {
         let index = self.random.below(self.pending.len() as u64) as usize;
         let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
         match operation.operation {
+            Operation::Write | Operation::Flush if self.has_broken => {}
             Operation::Write => {
                 self.file.write_all_at(&bytes, operation.offset).expect("written");
                 self.ours.ended(number);
@@ -123,12 +134,15 @@ impl Guest {
         }
         let mut plan = Plan::default();
         if let Some(request) = operation.request {
-            plan.release(request, Status::Ok);
+            let is_lost = self.has_broken && operation.operation != Operation::Read;
+            plan.release(request, if is_lost { Status::IoError } else { Status::Ok });
         }
         let mut more = Plan::default();
         self.images.lock().expect("no panic under this lock").clear();
         if let Some(ticket) = operation.ticket {
-            self.route.disk_done(ticket, Ok(()), &mut more);
+            let is_lost = self.has_broken && operation.operation != Operation::Read;
+            let result = if is_lost { Err(std::io::Error::other("the disk is broken")) } else { Ok(()) };
+            self.route.disk_done(ticket, result, &mut more);
         }
         // Holds first: the request must not end between.
         more.actions.append(&mut plan.actions);
@@ -152,6 +166,12 @@ impl Guest {
         for _ in 0..self.random.below(6) {
             self.end_one();
         }
+    }
+
+    /// From now on the disk takes nothing: every write and flush fails, those that are on their way as well. The guest
+    /// begins no transaction any more.
+    pub fn storage_breaks(&mut self) {
+        self.has_broken = true;
     }
 
     /// All of it.

@@ -1,6 +1,6 @@
 //! The ways to have a journal, and a run of a guest under one of them.
 //!
-//! Each run has an image of its own, fresh from mke2fs. QEMU's drives are opened so that a guest's
+//! Each run has an image of its own, fresh from mke2fs, on the storage as it is or on a modelled drive. QEMU's drives are opened so that a guest's
 //! flush reaches the storage.
 
 use crate::machine::{Machine, bytes_on_disk};
@@ -29,8 +29,9 @@ pub enum Alternative {
     MemoryJournal,
     /// QEMU's own disk, no journal.
     NoJournal,
-    /// As [`Alternative::MemoryJournal`], the second disk taking what the NJS paper's memory takes: 1 GB a second.
-    LimitedMemoryJournal,
+    /// As [`Alternative::MemoryJournal`], on a modelled drive: amberlog serves both disks, and has nothing to do with their
+    /// journal.
+    MemoryJournalOnModel,
     /// amberlog, data=journal, journal on emulated persistent memory of the NJS paper.
     Nvm(Njs),
 }
@@ -38,8 +39,10 @@ pub enum Alternative {
 /// NJS, and what its paper leaves out of it for comparisons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Njs {
-    /// All of it.
+    /// All of it, small appends to the region.
     Whole,
+    /// As in the paper: appends home, always. So are those that follow.
+    Paper,
     /// NJS-no-BJ: every version written whole.
     NoByteLevel,
     /// NJS-no-DC: no home write is absorbed.
@@ -52,8 +55,9 @@ impl Njs {
     fn option(self) -> &'static str {
         match self {
             Self::Whole => "",
-            Self::NoByteLevel => ",nvm-byte-level=off",
-            Self::NoDelayedCheckpoint => ",nvm-delayed-checkpoint=off",
+            Self::Paper => ",nvm-append-home=0",
+            Self::NoByteLevel => ",nvm-append-home=0,nvm-byte-level=off",
+            Self::NoDelayedCheckpoint => ",nvm-append-home=0,nvm-delayed-checkpoint=off",
             Self::LogEverything => ",nvm-log-everything",
         }
     }
@@ -74,8 +78,9 @@ impl Alternative {
             Self::Ordered => "(b) data=ordered",
             Self::MemoryJournal => "(c) tmpfs journal",
             Self::NoJournal => "(d) no journal",
-            Self::LimitedMemoryJournal => "(e) RAM, 1 GB/s",
+            Self::MemoryJournalOnModel => "(e) RAM journal",
             Self::Nvm(Njs::Whole) => "nvm",
+            Self::Nvm(Njs::Paper) => "nvm, appends home",
             Self::Nvm(Njs::NoByteLevel) => "nvm, no-BJ",
             Self::Nvm(Njs::NoDelayedCheckpoint) => "nvm, no-DC",
             Self::Nvm(Njs::LogEverything) => "nvm, all-journal",
@@ -86,7 +91,7 @@ impl Alternative {
         match self {
             Self::Retain | Self::FullJournal | Self::Nvm(_) => "-o data=journal",
             Self::Ordered => "-o data=ordered",
-            Self::MemoryJournal | Self::LimitedMemoryJournal => "-o data=journal,journal_path=/dev/vdb",
+            Self::MemoryJournal | Self::MemoryJournalOnModel => "-o data=journal,journal_path=/dev/vdb",
             Self::NoJournal => "",
         }
     }
@@ -105,6 +110,8 @@ pub struct Setting {
     pub fio: bool,
     /// How long the image's storage takes for a flush, in µs, where that is not left to the machine's own.
     pub flush_us: Option<u64>,
+    /// The drive that the image is on, for alternatives that can have a modelled one, and how many seconds one of its takes.
+    pub model: Option<(&'static str, f64)>,
 }
 
 /// What a run came to.
@@ -112,7 +119,7 @@ pub struct Setting {
 pub struct Run {
     /// Seconds from the load's start to the end of its `sync`, by the guest's clock.
     pub seconds: f64,
-    /// Bytes that reached the storage, in whole sectors; for `retain` those of journal, home and
+    /// Bytes that reached the storage, in whole sectors; where amberlog serves the disk, those of journal, home and
     /// recovery by amberlog's own report, otherwise those that the guest's kernel sent to the disk.
     pub bytes_to_storage: u64,
     /// Bytes that the guest's kernel sent to /dev/vda, journal and all.
@@ -163,7 +170,7 @@ pub fn run(
     let mut recipe = ExtRecipe::ext4(setting.image_mib, setting.journal_mib);
     match alternative {
         Alternative::NoJournal => recipe.journal = Journal::None,
-        Alternative::MemoryJournal | Alternative::LimitedMemoryJournal => {
+        Alternative::MemoryJournal | Alternative::MemoryJournalOnModel => {
             image::journal_device(&journal_image, setting.journal_mib, recipe.block_bytes).map_err(sentence)?;
             recipe.journal = Journal::External(journal_image.clone());
         }
@@ -206,35 +213,41 @@ pub fn run(
     spec.boot_timeout = Duration::from_secs(300);
     let report_path = directory.path().join("report.json");
     let spec = match alternative {
-        Alternative::Retain | Alternative::Nvm(_) => {
+        Alternative::Retain | Alternative::Nvm(_) | Alternative::MemoryJournalOnModel => {
             let amberlog = program::workspace_binary("amberlog").map_err(sentence)?;
             let mut disk: OsString = image.clone().into();
-            if let Alternative::Nvm(njs) = alternative {
-                disk.push(",placement=nvm=");
-                disk.push(tmpfs.path().join("region"));
-                disk.push(format!(
-                    ",nvm-size={},nvm-latency=300,nvm-bandwidth={}{}",
-                    setting.journal_mib,
-                    NVM_BYTES_PER_SECOND / 1_000_000,
-                    njs.option()
-                ));
-            } else {
-                disk.push(",placement=retain");
+            disk.push(",name=data,placement=");
+            match alternative {
+                Alternative::Nvm(njs) => {
+                    disk.push("nvm=");
+                    disk.push(tmpfs.path().join("region"));
+                    disk.push(format!(
+                        ",nvm-size={},nvm-latency=300,nvm-bandwidth={}{}",
+                        setting.journal_mib,
+                        NVM_BYTES_PER_SECOND / 1_000_000,
+                        njs.option()
+                    ));
+                }
+                Alternative::Retain => disk.push("retain"),
+                _ => disk.push("storage"),
             }
-            spec.wrapper([
-                amberlog.into(),
-                OsString::from("run"),
-                "--disk".into(),
-                disk,
-                "--report".into(),
-                report_path.clone().into(),
-            ])
+            let mut words: Vec<OsString> = vec![amberlog.into(), "run".into(), "--disk".into()];
+            if let Some((profile, time_scale)) = setting.model {
+                disk.push(format!(",model={profile}"));
+                words.extend([disk, "--time-scale".into(), time_scale.to_string().into()]);
+            } else {
+                words.push(disk);
+            }
+            if alternative == Alternative::MemoryJournalOnModel {
+                let mut journal: OsString = journal_image.clone().into();
+                journal.push(",for=data,name=journal");
+                words.extend(["--journal-disk".into(), journal]);
+            }
+            words.extend(["--report".into(), report_path.clone().into()]);
+            spec.wrapper(words)
         }
-        Alternative::MemoryJournal | Alternative::LimitedMemoryJournal => {
-            let mut journal = Drive::new(&journal_image, Cache::Writeback);
-            journal.write_bytes_per_second =
-                (alternative == Alternative::LimitedMemoryJournal).then_some(NVM_BYTES_PER_SECOND);
-            spec.drives(vec![Drive::new(&image, machine.cache()), journal])
+        Alternative::MemoryJournal => {
+            spec.drives(vec![Drive::new(&image, machine.cache()), Drive::new(&journal_image, Cache::Writeback)])
         }
         _ => spec.drives(vec![Drive::new(&image, machine.cache())]),
     };
@@ -248,15 +261,18 @@ pub fn run(
         report: Value::Null,
         reported,
     };
-    if matches!(alternative, Alternative::Retain | Alternative::Nvm(_)) {
+    if matches!(alternative, Alternative::Retain | Alternative::Nvm(_) | Alternative::MemoryJournalOnModel) {
         let text = std::fs::read_to_string(&report_path)
             .map_err(|error| format!("amberlog wrote no report to {}: {error}", report_path.display()))?;
         let report: Value = serde_json::from_str(&text).map_err(sentence)?;
         run.report = report["disks"][0].clone();
-        if run.report["journal"]["kind"] != "internal" {
+        let expected = if alternative == Alternative::MemoryJournalOnModel { "external" } else { "internal" };
+        if run.report["journal"]["kind"] != expected {
             return Err(format!("amberlog did not find the journal of the image; its report: {text}"));
         }
-        run.bytes_to_storage = run.counter("journal_bytes_to_storage")
+        // Of an external journal these are what the host's memory took.
+        let journal = if expected == "external" { 0 } else { run.counter("journal_bytes_to_storage") };
+        run.bytes_to_storage = journal
             + run.counter("home_bytes_to_storage")
             + run.report["recovery"]["bytes_written"].as_u64().unwrap_or(0);
     }

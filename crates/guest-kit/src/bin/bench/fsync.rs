@@ -36,6 +36,7 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
         memory_mib: 768,
         fio: true,
         flush_us: None,
+        model: None,
     };
     let (rounds, mut details) = take_turns(options, options.rounds, &own, machine, directory)?;
     let mut figures = figures(&rounds, machine);

@@ -58,6 +58,11 @@ impl Machine {
         })
     }
 
+    /// Whether guests' processors are emulated.
+    pub fn is_emulated(&self) -> bool {
+        self.accelerator == Accelerator::Tcg
+    }
+
     /// Whether a flush waits for the medium here: only then does leaving flushes out gain what it
     /// gains on a disk.
     pub fn honours_flush(&self) -> bool {

@@ -51,6 +51,8 @@ pub struct Options {
     pub rounds: u64,
     /// Of the loads of stage `nvm`, those whose names begin so.
     pub load: String,
+    /// Seconds that a second of the modelled drive takes, in stage `nvm`.
+    pub time_scale: Option<u32>,
 }
 
 impl Options {
@@ -76,6 +78,10 @@ impl Options {
             directory: words.text("dir").map_or_else(|| program::workspace().join("build/bench"), PathBuf::from),
             stages,
             load: words.text("load").unwrap_or_default(),
+            time_scale: match words.number("time-scale", 0, 0..=1000)? {
+                0 => None,
+                scale => u32::try_from(scale).ok(),
+            },
             rounds: words.number("rounds", if quick { 1 } else { 5 }, 1..=100)?,
         };
         words.finish()?;
