@@ -8,6 +8,8 @@ struct Write {
     content: Arc<[u8]>,
     by: u64,
     ended: Option<u64>,
+    /// It failed: the block may hold it, and no flush will say.
+    is_lost: bool,
 }
 
 /// The blocks of a disk that were written to, and what they held before.
@@ -32,10 +34,13 @@ impl Disk {
             let len = (self.block_bytes - into).min(bytes.len() - at);
             let mut content = self.last(block).to_vec();
             content[into..into + len].copy_from_slice(&bytes[at..at + len]);
-            let first = Write { content: self.last(block), by: u64::MAX, ended: Some(0) };
+            let first = Write { content: self.last(block), by: u64::MAX, ended: Some(0), is_lost: false };
             let writes = self.blocks.entry(block).or_insert_with(|| vec![first]);
-            assert!(writes.iter().all(|write| write.ended.is_some()), "two writes meet on block {block}");
-            writes.push(Write { content: Arc::from(content), by, ended: None });
+            assert!(
+                writes.iter().all(|write| write.ended.is_some() || write.is_lost),
+                "two writes meet on block {block}"
+            );
+            writes.push(Write { content: Arc::from(content), by, ended: None, is_lost: false });
             at += len;
         }
     }
@@ -45,6 +50,11 @@ impl Disk {
         for write in self.blocks.values_mut().flatten().filter(|write| write.by == by) {
             write.ended.get_or_insert(self.clock);
         }
+    }
+
+    /// Write `by` failed.
+    pub fn lost(&mut self, by: u64) {
+        self.blocks.values_mut().flatten().filter(|write| write.by == by).for_each(|write| write.is_lost = true);
     }
 
     /// A flush that begins now covers what has ended by this time.

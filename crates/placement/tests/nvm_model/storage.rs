@@ -82,7 +82,9 @@ impl Guest {
             self.holds.remove(&request);
             let covered = self.flushes.remove(&request);
             // What failed may have happened or not, and stays so.
-            if !self.failed.contains(&request) {
+            if self.failed.contains(&request) {
+                self.ideal.lost(u64::from(request));
+            } else {
                 self.ideal.ended(u64::from(request));
                 if let Some(covered) = covered {
                     self.ideal.flushed(covered);
@@ -114,7 +116,7 @@ impl Guest {
         let index = self.random.below(self.pending.len() as u64) as usize;
         let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
         match operation.operation {
-            Operation::Write | Operation::Flush if self.has_broken => {}
+            Operation::Write | Operation::Flush if self.has_broken => self.ours.lost(number),
             Operation::Write => {
                 self.file.write_all_at(&bytes, operation.offset).expect("written");
                 self.ours.ended(number);

@@ -9,7 +9,7 @@ use guest_kit::image::{self, ExtRecipe, Journal};
 use guest_kit::{Cache, Drive, Guest, GuestSpec, Reported, program};
 use serde_json::{Value, json};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use test_storage::TestStorage;
 
@@ -110,6 +110,8 @@ pub struct Setting {
     pub fio: bool,
     /// How long the image's storage takes for a flush, in µs, where that is not left to the machine's own.
     pub flush_us: Option<u64>,
+    /// A directory whose files the image has from the beginning.
+    pub content: Option<PathBuf>,
     /// The drive that the image is on, for alternatives that can have a modelled one, and how many seconds one of its takes.
     pub model: Option<(&'static str, f64)>,
 }
@@ -168,6 +170,7 @@ pub fn run(
     let tmpfs = tempfile::Builder::new().prefix("amberlog-bench-").tempdir_in("/dev/shm").map_err(sentence)?;
     let journal_image = tmpfs.path().join("journal.img");
     let mut recipe = ExtRecipe::ext4(setting.image_mib, setting.journal_mib);
+    recipe.content.clone_from(&setting.content);
     match alternative {
         Alternative::NoJournal => recipe.journal = Journal::None,
         Alternative::MemoryJournal | Alternative::MemoryJournalOnModel => {

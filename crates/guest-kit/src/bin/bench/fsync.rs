@@ -36,11 +36,12 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
         memory_mib: 768,
         fio: true,
         flush_us: None,
+        content: None,
         model: None,
     };
     let (rounds, mut details) = take_turns(options, options.rounds, &own, machine, directory)?;
     let mut figures = figures(&rounds, machine);
-    let waiting = Setting { flush_us: Some(FLUSH_US), ..own };
+    let waiting = Setting { flush_us: Some(FLUSH_US), ..own.clone() };
     let name = format!("fsync, a flush takes {} ms: IOPS, retain / (a)", FLUSH_US / 1000);
     let limit = Limit::AtLeast(3.0);
     match TestStorage::probe() {

@@ -2,25 +2,28 @@
 //! memory. The paper's loads, scaled to what a guest without KVM does in minutes, and one more that is metadata alone.
 //!
 //! Under both is the paper's kind of drive, modelled ("WD 1TB HDD": 7,200 rpm). An emulated guest's processor is many times
-//! slower than the paper's, so the drive is slowed down too; where guests have KVM it is not. NVM and journal have 32 MiB, so
-//! that the files are several times as large, as in the paper (8 GB and 128 MB).
+//! slower than the paper's, so the drive is slowed down too; where guests have KVM it is not. NVM and journal have 16 MiB, so
+//! that the file is 64 times as large, as in the paper (8 GB and 128 MB).
 //!
 //! The paper's latency of 300 ns a write and its 1 GB/s are added to every fence of ours and not to the baseline's requests,
 //! which is to our disadvantage: a request takes some hundred times as long anyway.
 
-use crate::Outcome;
 use crate::alternative::{Alternative, Njs, Run, Setting, run};
 use crate::figure::{Basis, Figure, Limit, median};
 use crate::machine::{Machine, load, mib};
 use crate::options::Options;
 use crate::programs;
+use crate::{Outcome, sentence};
 use serde_json::{Map, Value, json};
+use std::io::Write;
 use std::path::Path;
 
 /// The region, and the baseline's journal.
-const NVM_MIB: u32 = 32;
+const NVM_MIB: u32 = 16;
+/// The file that is written over.
+const FILE_MIB: u32 = 1024;
 /// Seconds that a second of the modelled drive takes where the guest's processor is emulated.
-const TIME_SCALE_EMULATED: u32 = 4;
+const TIME_SCALE_EMULATED: u32 = 2;
 
 /// A load, and what the paper has for it.
 struct Load {
@@ -36,14 +39,15 @@ struct Load {
 }
 
 fn loads(options: &Options) -> Vec<Load> {
-    let file_mib = if options.quick { 16 } else { 160 };
-    let fio = |kind: &str| {
+    let write_mib = if options.quick { 16 } else { 96 };
+    // Over a file that mke2fs has put there.
+    let fio = |kind: &str, size_mib: u32, write_mib: u32| {
         format!(
-            "fio --name=over --filename=/mnt/file --rw={kind} --bs=4k --size={file_mib}M --ioengine=psync --thread \
-             --refill_buffers --randrepeat=1 --output=/tmp/fio"
+            "fio --name=over --filename=/mnt/file --rw={kind} --bs=4k --size={size_mib}M --io_size={write_mib}M \
+             --ioengine=psync --thread --refill_buffers --randrepeat=1 --output=/tmp/fio"
         )
     };
-    let append = format!("guest-tools append --file /mnt/file --mib {file_mib} --sync");
+    let append = format!("guest-tools append --file /mnt/new --mib {write_mib} --sync");
     // The paper's files have 1 KB to 1 MB.
     let (files, transactions) = if options.quick { (50, 50) } else { (300, 600) };
     // The personalities of filebench, with as many files and as much work as a guest without KVM does in seconds.
@@ -60,10 +64,10 @@ fn loads(options: &Options) -> Vec<Load> {
     };
     let (file_server, serve) = bench("fileserver", many(700, 60), many(400, 40));
     let (mail, send) = bench("varmail", many(1000, 100), many(500, 50));
-    let over_write = |name, kind, throughput_min| Load {
+    let over_write = |name, work, throughput_min| Load {
         name,
-        prepare: append.clone(),
-        work: fio(kind),
+        prepare: String::new(),
+        work,
         throughput_min: Some(throughput_min),
         delta_share: None,
         is_metadata: false,
@@ -72,13 +76,13 @@ fn loads(options: &Options) -> Vec<Load> {
         Load {
             name: "sequential write",
             prepare: String::new(),
-            work: append.clone(),
+            work: append,
             throughput_min: Some(1.244),
             delta_share: None,
             is_metadata: false,
         },
-        over_write("re-write", "write", 1.563),
-        over_write("random write", "randwrite", 2.371),
+        over_write("re-write", fio("write", write_mib, write_mib), 1.563),
+        over_write("random write", fio("randwrite", FILE_MIB, write_mib / 3), 2.371),
         Load {
             name: "postmark",
             prepare: String::new(),
@@ -126,12 +130,17 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     println!(
         "\nthe drive is modelled: hdd-7200, a second of which takes {time_scale} s; NVM and journal have {NVM_MIB} MiB"
     );
+    let content = tempfile::tempdir_in(directory).map_err(sentence)?;
+    std::fs::File::create(content.path().join("file"))
+        .and_then(|file| (0..FILE_MIB).try_for_each(|_| (&file).write_all(&[0x5a; 1 << 20])))
+        .map_err(sentence)?;
     let setting = Setting {
-        image_mib: options.image_mib(),
+        image_mib: 2048,
         journal_mib: NVM_MIB,
         memory_mib: 512,
         fio: true,
         flush_us: None,
+        content: Some(content.path().to_owned()),
         model: Some(("hdd-7200", f64::from(time_scale))),
     };
     let mut details = Map::new();

@@ -23,6 +23,7 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
         memory_mib: 512,
         fio: false,
         flush_us: None,
+        content: None,
         model: None,
     };
     let (files, transactions) = options.postmark();
