@@ -104,6 +104,7 @@ pub struct Guest {
     /// Requests that ended with an error.
     failed: HashSet<u32>,
     has_broken: bool,
+    are_flushes_broken: bool,
     next_request: u32,
     next_page: u32,
     next_operation: u64,
@@ -202,6 +203,7 @@ impl Guest {
             flushes: HashMap::new(),
             failed: HashSet::new(),
             has_broken: false,
+            are_flushes_broken: false,
             next_request: 0,
             next_page: 0,
             next_operation: 0,

@@ -115,8 +115,14 @@ impl Guest {
         }
         let index = self.random.below(self.pending.len() as u64) as usize;
         let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
+        let is_lost = match operation.operation {
+            Operation::Write => self.has_broken,
+            Operation::Flush => self.has_broken && self.are_flushes_broken,
+            _ => false,
+        };
         match operation.operation {
-            Operation::Write | Operation::Flush if self.has_broken => self.ours.lost(number),
+            Operation::Write if is_lost => self.ours.lost(number),
+            Operation::Flush if is_lost => {}
             Operation::Write => {
                 self.file.write_all_at(&bytes, operation.offset).expect("written");
                 self.ours.ended(number);
@@ -136,13 +142,11 @@ impl Guest {
         }
         let mut plan = Plan::default();
         if let Some(request) = operation.request {
-            let is_lost = self.has_broken && operation.operation != Operation::Read;
             plan.release(request, if is_lost { Status::IoError } else { Status::Ok });
         }
         let mut more = Plan::default();
         self.images.lock().expect("no panic under this lock").clear();
         if let Some(ticket) = operation.ticket {
-            let is_lost = self.has_broken && operation.operation != Operation::Read;
             let result = if is_lost { Err(std::io::Error::other("the disk is broken")) } else { Ok(()) };
             self.route.disk_done(ticket, result, &mut more);
         }
@@ -170,10 +174,11 @@ impl Guest {
         }
     }
 
-    /// From now on the disk takes nothing: every write and flush fails, those that are on their way as well. The guest
-    /// begins no transaction any more.
+    /// From now on every write fails, those that are on their way as well, and flushes too or not. The guest begins no
+    /// transaction any more.
     pub fn storage_breaks(&mut self) {
         self.has_broken = true;
+        self.are_flushes_broken = self.random.below(2) == 0;
     }
 
     /// All of it.
