@@ -2,8 +2,8 @@
 //! test's hands, and a server on a store that loses what was not made durable. The thread that ships, the client, the wire
 //! and the server are the real ones.
 //!
-//! Before, in and after every step on storage that falling back, coming back, opening, closing and the guest's superblocks
-//! take, the host may lose power. What is left is then recovered in a copy, and every block compared with what jbd2's replay
+//! Before, in and after a sample of the steps on storage that falling back, coming back, opening, closing and the guest's
+//! superblocks take (about one in two per cause, one in twelve of random work), the host loses power. What is left is then recovered in a copy, and every block compared with what jbd2's replay
 //! of the complete journal leaves there: nothing that the guest was told is committed may be missing, nothing may be there
 //! in part.
 
@@ -66,7 +66,7 @@ fn ends(guest: &Guest, cause: Cause) {
 }
 
 /// Each cause sends the log to storage without the guest noticing more than a pause; it comes back by itself. The power
-/// fails at every step of that.
+/// fails at a sample of the steps of that.
 #[test]
 fn every_cause_falls_back_and_comes_back() {
     for (number, cause) in CAUSES.into_iter().enumerate() {
