@@ -67,7 +67,10 @@ impl RemoteMark {
         if mark.iter().all(|byte| *byte == 0) || superblock.is_ok_and(|superblock| !superblock.is_empty()) {
             return MarkFound::None;
         }
-        let Ok(superblock) = superblock else { return MarkFound::Damaged };
+        let Ok(superblock) = superblock else {
+            // Garbage all over is no journal, and the guest is told so by its own kernel; a mark in what was one is another matter.
+            return if mark.starts_with(MAGIC) { MarkFound::Damaged } else { MarkFound::None };
+        };
         let has_checksum = superblock.features.has(Features::CSUM_V2 | Features::CSUM_V3);
         if has_checksum && superblock.checksum != superblock.checksum_computed {
             return MarkFound::Damaged;

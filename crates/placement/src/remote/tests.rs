@@ -193,6 +193,7 @@ fn a_mark_counts_until_somebody_else_uses_the_file_system() {
     assert_eq!(RemoteMark::read(&with(0x20, 0)), MarkFound::Stale, "an fsck has cleared the error");
     assert_eq!(RemoteMark::read(&with(0x18, 2)), MarkFound::Stale, "somebody has used the journal");
     assert_eq!(RemoteMark::read(&with(0, 0)), MarkFound::Damaged, "no superblock, but a mark");
+    assert_eq!(RemoteMark::read(&[0x5a; 1024]), MarkFound::None, "no superblock, and nothing of a mark");
     // Whatever is flipped in it, it never reads as no mark, or as another.
     for bit in 0xc0 * 8..0xe8 * 8 {
         let mut damaged = marked.clone();
