@@ -52,6 +52,17 @@ impl Assets {
         }
     }
 
+    /// Modules of the guests' kernel that not every guest loads, in the order in which they are to be inserted, with what they
+    /// depend on and without what is built in: names and contents, for [`crate::GuestSpec::files`].
+    ///
+    /// # Errors
+    /// When there is none of a name.
+    pub fn modules(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
+        let order = ModuleTree::read(&self.modules)?.load_order(names)?;
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        order.iter().map(|path| Ok((name(path), std::fs::read(path).at("read", path)?))).collect()
+    }
+
     /// The initramfs that all guests share; a run appends its own small archive.
     pub fn initramfs(&self) -> &[u8] {
         &self.initramfs

@@ -45,7 +45,7 @@ fn run(image: &[u8], seed: u64) -> NvmReport {
 #[test]
 fn recovery_leaves_what_a_complete_journal_would() {
     let image = guest::image();
-    let mut reached = [0; 7];
+    let mut reached = [0; 8];
     for seed in 0..SEEDS {
         let outcome = std::panic::catch_unwind(|| run(&image, seed));
         let report = outcome.unwrap_or_else(|problem| {
@@ -56,6 +56,7 @@ fn recovery_leaves_what_a_complete_journal_would() {
             report.writes_absorbed,
             report.reads_answered,
             report.appends_written_home,
+            report.appends_sent_early,
             report.checkpoints,
             report.blocks_dropped,
             report.blocks_restored,

@@ -16,6 +16,7 @@ pub mod latency;
 pub mod load;
 pub mod mix;
 pub mod namespace;
+pub mod nvm;
 pub mod options;
 pub mod random;
 pub mod record;

@@ -4,7 +4,7 @@
 
 use guest_tools::options::Options;
 use guest_tools::{
-    Result, build, compile, database, filebench, iozone, load, mix, namespace, records, scribble, sources, sqlite,
+    Result, build, compile, database, filebench, iozone, load, mix, namespace, nvm, records, scribble, sources, sqlite,
     updates,
 };
 use std::process::ExitCode;
@@ -28,10 +28,11 @@ fn main() -> ExitCode {
         "sources" => sources::run,
         "build" => build::run,
         "namespace" => namespace::run,
+        "nvm" => nvm::run,
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite, sources, build, namespace"
+                 filebench, updates, iozone, sqlite, sources, build, namespace, nvm"
             );
             return ExitCode::from(2);
         }

@@ -5,6 +5,7 @@
 
 mod clean;
 mod daemon;
+mod dax;
 mod journals;
 mod kill;
 mod limits;

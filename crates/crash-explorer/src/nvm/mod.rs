@@ -77,6 +77,8 @@ fn options(random: &mut Random) -> NvmOptions {
     options.log_everything = random.below(5) == 0;
     // The paper's way, that of users, and one in which both happen.
     options.append_home_bytes_min = [0, 0, 16 << 10, 1 << 20][random.below(4) as usize];
+    options.early_batch_bytes = [0, 16 << 10, 256 << 10][random.below(3) as usize];
+    options.checkpoint_slice_bytes_min = [16 << 10, 64 << 10, 1 << 20][random.below(3) as usize];
     options
 }
 

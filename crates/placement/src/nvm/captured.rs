@@ -50,6 +50,12 @@ pub(super) struct Captured {
     pub has_failed: bool,
 }
 
+/// Whether a block is one of the file system's that the log may bring back: not the log's own.
+fn is_home(log: &Log, block: u64) -> bool {
+    let place = &log.place;
+    block < place.home_blocks && !place.own_blocks.iter().any(|range| range.contains(&block))
+}
+
 impl Captured {
     pub fn block_bytes(&self) -> u64 {
         u64::from(self.log.place.block_bytes)
@@ -57,10 +63,16 @@ impl Captured {
 
     /// The next transaction, if all of it is there.
     pub fn accept(&mut self) -> Option<Transaction> {
-        let place = &self.log.place;
-        let is_home =
-            |block: u64| block < place.home_blocks && !place.own_blocks.iter().any(|range| range.contains(&block));
-        self.stream.accept(&is_home)
+        let log = Arc::clone(&self.log);
+        self.stream.accept(&|block| is_home(&log, block))
+    }
+
+    /// What has come of the next transaction, and was not seen ahead before.
+    pub fn ahead(&mut self) -> Vec<(u64, Arc<[u8]>)> {
+        let log = Arc::clone(&self.log);
+        let mut seen = Vec::new();
+        self.stream.ahead(&|block| is_home(&log, block), |block, content| seen.push((block, content)));
+        seen
     }
 
     /// Whether a block was free before the next transaction; false in doubt.

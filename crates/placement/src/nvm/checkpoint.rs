@@ -1,5 +1,8 @@
 //! Delayed checkpointing (the paper's section III-E): the latest versions go home in large runs, largest first, and leave
 //! the region when they are durable there.
+//!
+//! They leave it slice by slice, each behind a flush of its own, while the next is being written: a commit that waits for
+//! room waits for a slice, and the disk is not idle meanwhile. (The paper's file system is "frozen" until all of it is home.)
 
 use super::State;
 use super::captured::{AtHome, Captured, HomeState};
@@ -9,6 +12,7 @@ use super::route::{Errand, NvmRoute};
 use crate::disk::DiskCounters;
 use crate::journals::TraceKind;
 use crate::route::{Buffer, DiskOperation, Operation, Plan};
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,6 +20,8 @@ use std::sync::Arc;
 const RUN_BYTES: u64 = 256 << 10;
 /// Pieces on their way at a time.
 const RUNS_MAX: usize = 16;
+/// Slices that the whole region would leave in.
+const SLICES: u32 = 8;
 
 /// A checkpoint that is going on.
 #[derive(Debug)]
@@ -25,7 +31,8 @@ pub(super) struct Checkpoint {
     writing: usize,
     /// Blocks that are at home, and which version of them.
     written: Vec<(u64, u32)>,
-    is_flushing: bool,
+    /// Those that a flush is under way for; more is written meanwhile, which it need not cover.
+    flushing: Option<Vec<(u64, u32)>>,
     has_failed: bool,
 }
 
@@ -56,10 +63,10 @@ impl NvmRoute {
                 _ => runs.push(block..block + 1),
             }
         }
-        runs.sort_by_key(|run| run.end - run.start);
+        // Taken from the end: the largest first, equal ones from the disk's beginning on.
+        runs.sort_by_key(|run| (run.end - run.start, Reverse(run.start)));
         NvmCounters::add(&self.nvm.counters.checkpoints, 1);
-        self.checkpoint =
-            Some(Checkpoint { runs, writing: 0, written: Vec::new(), is_flushing: false, has_failed: false });
+        self.checkpoint = Some(Checkpoint { runs, writing: 0, written: Vec::new(), flushing: None, has_failed: false });
         self.drive_checkpoint(captured, plan);
         true
     }
@@ -73,9 +80,6 @@ impl NvmRoute {
     pub(super) fn drive_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) {
         loop {
             let Some(checkpoint) = &mut self.checkpoint else { return };
-            if checkpoint.is_flushing {
-                return;
-            }
             if checkpoint.writing >= RUNS_MAX || checkpoint.has_failed {
                 break;
             }
@@ -102,16 +106,22 @@ impl NvmRoute {
                 }
             }
         }
+        let slice = u64::from(captured.journal.geometry().blocks / SLICES);
+        let slice = slice.max(self.nvm.options.checkpoint_slice_bytes_min / captured.block_bytes()) as usize;
         let Some(checkpoint) = &mut self.checkpoint else { return };
-        if checkpoint.writing > 0 {
+        if checkpoint.flushing.is_some() {
             return;
         }
-        if checkpoint.has_failed || checkpoint.written.is_empty() {
+        if checkpoint.writing == 0 && (checkpoint.has_failed || checkpoint.written.is_empty()) {
             self.checkpoint_failed |= checkpoint.has_failed;
             self.checkpoint = None;
             return;
         }
-        checkpoint.is_flushing = true;
+        let is_slice = checkpoint.writing == 0 || checkpoint.written.len() >= slice;
+        if checkpoint.has_failed || !is_slice {
+            return;
+        }
+        checkpoint.flushing = Some(std::mem::take(&mut checkpoint.written));
         let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
         self.flush_for(Errand::CheckpointFlush(covered), None, plan);
     }
@@ -168,13 +178,15 @@ impl NvmRoute {
     }
 
     /// What a checkpoint wrote is durable: it leaves the region.
-    pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, is_ok: bool) {
-        let Some(checkpoint) = self.checkpoint.take() else { return };
-        if !is_ok {
-            self.checkpoint_failed = true;
-            return;
+    pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+        let Some(checkpoint) = &mut self.checkpoint else { return };
+        let Some(flushed) = checkpoint.flushing.take() else { return };
+        if is_ok {
+            self.release_home(captured, &flushed);
+        } else {
+            checkpoint.has_failed = true;
         }
-        self.release_home(captured, &checkpoint.written);
+        self.drive_checkpoint(captured, plan);
     }
 
     /// Takes blocks out of the region whose versions, these, are durable at home.

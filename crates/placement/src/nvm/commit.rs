@@ -68,14 +68,16 @@ impl NvmRoute {
 
     /// Decides for each block where it goes. In doubt it goes to the region.
     fn sort(&mut self, captured: &mut Captured, transaction: Transaction) -> Commit {
-        let journals = Arc::clone(&self.journals);
-        let home = &journals.disk(self.disk).file;
         let (mut puts, mut appends) = (BTreeMap::new(), BTreeMap::new());
+        self.early.keep_only(transaction.sequence);
         for (block, content) in transaction.blocks {
-            let is_append = !self.nvm.options.log_everything
-                && !captured.journal.contains(block)
-                && !self.in_flight.touches(block)
-                && captured.was_free(home, block);
+            // What was sent home early is an append still, unless the log says something else of it now.
+            let is_append = if self.early.is_sent(block, &content) {
+                !captured.journal.contains(block) && self.was_free(captured, block)
+            } else {
+                self.early.take_back(block);
+                self.is_append(captured, block)
+            };
             if is_append {
                 appends.insert(block, content)
             } else {
@@ -84,11 +86,26 @@ impl NvmRoute {
         }
         let bytes = appends.len() as u64 * captured.block_bytes();
         let blocks = puts.len() + appends.len() + transaction.revokes.len();
+        self.early.expect(bytes >= self.nvm.options.append_home_bytes_min && bytes > 0);
         if bytes < self.nvm.options.append_home_bytes_min && blocks as u32 <= captured.journal.room() {
             puts.append(&mut appends);
         }
         let revokes = transaction.revokes;
+        self.early.retain(|block| appends.contains_key(block));
         Commit { sequence: transaction.sequence, puts, appends, revokes, stage: Stage::Room, has_failed: false }
+    }
+
+    /// Whether a block that a transaction writes is an append: free before it, and nothing else is going on with it. False in
+    /// doubt.
+    pub(super) fn is_append(&self, captured: &mut Captured, block: u64) -> bool {
+        !self.nvm.options.log_everything
+            && !captured.journal.contains(block)
+            && !self.in_flight.touches(block)
+            && self.was_free(captured, block)
+    }
+
+    fn was_free(&self, captured: &mut Captured, block: u64) -> bool {
+        captured.was_free(&self.journals.disk(self.disk).file, block)
     }
 
     /// Begins the commit that is there, if the region has room for it.
@@ -122,25 +139,35 @@ impl NvmRoute {
             return;
         }
         // The disk works while the region is written.
-        let runs = self.write_appends(captured, &commit, plan);
-        commit.stage = Stage::Appends(runs);
+        let rest = commit.appends.iter().filter(|(block, _)| !self.early.contains(**block));
+        let rest: Vec<_> = rest.map(|(block, content)| (*block, Arc::clone(content))).collect();
+        let left = self.write_appends(captured, &rest, &Errand::Append, plan) + self.early.writing();
+        commit.stage = Stage::Appends(left);
+        commit.has_failed = self.early.has_failed();
         let stored = store(captured, &commit);
         if let Err(error) = stored {
             log::error!("disk {}: {error}", self.name());
             captured.has_failed = true;
             commit.has_failed = true;
         }
+        let has_appends = !commit.appends.is_empty();
         self.commit = Some(commit);
-        if runs == 0 {
-            self.end_commit(captured);
+        if left == 0 {
+            if has_appends { self.appends_written(captured, plan) } else { self.end_commit(captured) }
         }
     }
 
-    /// Sends the appends home, neighbours together. Returns the number of writes.
-    fn write_appends(&mut self, captured: &Captured, commit: &Commit, plan: &mut Plan) -> usize {
+    /// Sends appends home, in ascending order, neighbours together. Returns the number of writes.
+    pub(super) fn write_appends(
+        &mut self,
+        captured: &Captured,
+        appends: &[(u64, Arc<[u8]>)],
+        errand: &Errand,
+        plan: &mut Plan,
+    ) -> usize {
         let block_bytes = captured.block_bytes();
         let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (block, content) in &commit.appends {
+        for (block, content) in appends {
             match runs.last_mut() {
                 Some((first, run)) if *first + run.len() as u64 / block_bytes == *block && run.len() < RUN_BYTES => {
                     run.extend_from_slice(content);
@@ -156,7 +183,7 @@ impl NvmRoute {
             NvmCounters::add(&counters.appends_written_home, blocks.end - blocks.start);
             NvmCounters::add(&counters.append_bytes_written_home, len);
             DiskCounters::add(&self.counters().home_bytes_to_storage, len);
-            let ticket = self.ticket(Errand::Append);
+            let ticket = self.ticket(errand.clone());
             self.in_flight.begin(ticket.0, blocks, Writer::Host);
             plan.disk(DiskOperation {
                 request: None,
@@ -176,9 +203,14 @@ impl NvmRoute {
         commit.has_failed |= !is_ok;
         let Stage::Appends(left) = &mut commit.stage else { return };
         *left -= 1;
-        if *left > 0 {
-            return;
+        if *left == 0 {
+            self.appends_written(captured, plan);
         }
+    }
+
+    /// All appends are home: now durably so.
+    fn appends_written(&mut self, captured: &mut Captured, plan: &mut Plan) {
+        let Some(commit) = &mut self.commit else { return };
         if commit.has_failed {
             self.end_commit(captured);
             return;
@@ -199,6 +231,7 @@ impl NvmRoute {
     /// Moves the pointer over the transaction, or gives it up.
     fn end_commit(&mut self, captured: &mut Captured) {
         let Some(commit) = self.commit.take() else { return };
+        self.early.forget();
         if !commit.has_failed
             && let Err(error) = captured.journal.publish()
         {

@@ -214,6 +214,7 @@ impl NvmRoute {
             DiskCounters::add(&self.counters().home_bytes_to_storage, to - from);
         }
         let is_held = blocks.clone().any(|block| captured.homes.contains_key(&block));
+        blocks.clone().for_each(|block| self.early.take_back(block));
         let errand =
             Errand::Through { request: waiting.request, blocks: blocks.clone(), same, rescan: waiting.rescan, is_held };
         self.submit(waiting, errand, (blocks, Writer::Guest), is_held, (operation, from, to - from, buffers), plan);

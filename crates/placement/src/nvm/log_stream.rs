@@ -51,6 +51,23 @@ pub(crate) struct LogStream {
     copies_max: usize,
     /// A block came that may complete a transaction.
     may_accept: bool,
+    /// How far the transaction at the cursor was looked through before it is complete.
+    ahead: Ahead,
+}
+
+/// See [`LogStream::ahead`].
+#[derive(Debug, Default)]
+struct Ahead {
+    /// Of which transaction; another one is looked through from its beginning.
+    of: Option<Tail>,
+    /// Where to go on.
+    position: u32,
+    /// Tags whose data blocks follow there.
+    tags: VecDeque<Tag>,
+    /// Log blocks passed.
+    blocks: u32,
+    /// It is no transaction, or has ended.
+    is_over: bool,
 }
 
 /// No room for another copy.
@@ -67,6 +84,7 @@ impl LogStream {
             copies: HashMap::new(),
             copies_max,
             may_accept: false,
+            ahead: Ahead::default(),
         }
     }
 
@@ -150,14 +168,7 @@ impl LogStream {
                 );
                 continue;
             }
-            let content = if tag.escaped {
-                let mut content = copy.to_vec();
-                content[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
-                Arc::from(content)
-            } else {
-                Arc::clone(copy)
-            };
-            blocks.insert(tag.block, content);
+            blocks.insert(tag.block, unescaped(tag, copy));
         }
         for block in &parsed.revokes {
             // A copy in the revoking transaction itself is revoked too.
@@ -171,6 +182,37 @@ impl LogStream {
         self.live.push_back(self.cursor);
         self.cursor = Tail { position: parsed.next, sequence: sequence.wrapping_add(1) };
         Some(Transaction { sequence, blocks, revokes: parsed.revokes.into_iter().collect() })
+    }
+
+    /// What the transaction at the cursor, which is not complete, will probably commit: each home block once its data is in
+    /// the log, in the log's order. None of it counts: the transaction may never be complete, or take it back.
+    pub fn ahead(&mut self, is_home: &dyn Fn(u64) -> bool, mut found: impl FnMut(u64, Arc<[u8]>)) {
+        let sequence = self.cursor.sequence;
+        if self.ahead.of != Some(self.cursor) {
+            self.ahead = Ahead { of: Some(self.cursor), position: self.cursor.position, ..Ahead::default() };
+        }
+        let ahead = &mut self.ahead;
+        while !ahead.is_over && ahead.blocks < self.format.log_blocks() && self.format.contains(ahead.position) {
+            let Some(block) = self.copies.get(&ahead.position) else { return };
+            if let Some(tag) = ahead.tags.pop_front() {
+                if is_home(tag.block) && jbd2::data_checksum_ok(&self.format, sequence, tag.checksum, block) {
+                    found(tag.block, unescaped(&tag, block));
+                }
+            } else {
+                let kind = jbd2::peek(block).filter(|header| header.sequence == sequence).map(|header| header.kind);
+                match kind {
+                    Some(Kind::Descriptor) => {
+                        let descriptor = Descriptor::new(&self.format, block);
+                        ahead.is_over = !descriptor.checksum_ok();
+                        ahead.tags.extend(descriptor.tags());
+                    }
+                    Some(Kind::Revoke) => {}
+                    _ => ahead.is_over = true,
+                }
+            }
+            ahead.position = self.format.next(ahead.position);
+            ahead.blocks += 1;
+        }
     }
 
     /// Follows the transaction at the cursor; nothing when something of it is missing or wrong.
@@ -232,6 +274,16 @@ impl LogStream {
     fn add(&self, checksum: u32, block: &[u8]) -> u32 {
         if self.format.checksum == Checksum::V1 { jbd2::crc32_be(checksum, block) } else { checksum }
     }
+}
+
+/// A home block's content from its log block.
+fn unescaped(tag: &Tag, copy: &Arc<[u8]>) -> Arc<[u8]> {
+    if !tag.escaped {
+        return Arc::clone(copy);
+    }
+    let mut content = copy.to_vec();
+    content[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
+    Arc::from(content)
 }
 
 struct Parsed {
@@ -335,6 +387,52 @@ mod tests {
                 assert!(writer.stream.copies.is_empty());
             }
         }
+    }
+
+    #[test]
+    fn what_is_seen_ahead_is_what_is_accepted() {
+        for checksum in [Checksum::None, Checksum::V1, Checksum::V2, Checksum::V3] {
+            let mut writer = Writer::new(checksum);
+            let mut magic = vec![7; BLOCK];
+            magic[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
+            // Round the log's end, too.
+            for round in 0..40u64 {
+                let blocks = [(round, vec![round as u8; BLOCK]), (100, magic.clone()), (1 << 40, vec![1; BLOCK])];
+                let mut seen = HashMap::new();
+                for block in writer.transaction(&blocks, &[300 + round]) {
+                    writer.stream.write(writer.at, Arc::from(block)).expect("room");
+                    writer.at = writer.format.next(writer.at);
+                    writer.stream.ahead(&|block| block < 1000, |block, content| {
+                        assert!(seen.insert(block, content).is_none(), "block {block} is seen once");
+                    });
+                }
+                writer.sequence += 1;
+                let accepted = writer.stream.accept(&|block| block < 1000).expect("accepted");
+                assert_eq!(seen, accepted.blocks);
+                let cursor = writer.stream.cursor();
+                writer.stream.move_tail(cursor);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_seen_ahead_behind_a_gap_or_a_damaged_descriptor() {
+        let mut writer = Writer::new(Checksum::V3);
+        let mut log = writer.transaction(&[(1, vec![1; BLOCK]), (2, vec![2; BLOCK])], &[]);
+        let first = writer.format.first;
+        let mut seen = Vec::new();
+        for index in [0, 2, 3] {
+            writer.stream.write(first + index, Arc::from(log[index as usize].as_slice())).expect("room");
+            writer.stream.ahead(&|_| true, |block, _| seen.push(block));
+        }
+        assert_eq!(seen, [0; 0]);
+        writer.stream.write(first + 1, Arc::from(log[1].as_slice())).expect("room");
+        writer.stream.ahead(&|_| true, |block, _| seen.push(block));
+        assert_eq!(seen, [1, 2]);
+        let mut writer = Writer::new(Checksum::V3);
+        log[0][20] ^= 1;
+        writer.write(log);
+        writer.stream.ahead(&|_| true, |block, _| panic!("block {block} is seen through a damaged descriptor"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Placement `nvm`: NJS (crate `nvm-journal`) below an unmodified ext3 or ext4.
 //!
 //! The paper changes ext4 and jbd2; here the guest stays as it is. Its log writes are read as they come ([`log_stream`]).
-//! When a transaction is complete, each block that the committed block bitmap calls free goes straight home, every other
-//! one to the region, and then the transaction counts ([`commit`]). The guest's own home write of a block whose latest
+//! When a transaction is complete, each block that the committed block bitmap calls free goes straight home ([`early`]: many
+//! of them as soon as they are in the log), every other one to the region, and then the transaction counts ([`commit`]). The guest's own home write of a block whose latest
 //! version is in the region is acknowledged and not written, reads of it are answered from there ([`home`]), and blocks go
 //! home late, in large runs ([`checkpoint`]).
 //!
@@ -21,6 +21,7 @@
 mod captured;
 mod checkpoint;
 mod commit;
+mod early;
 mod home;
 mod inflight;
 mod log_stream;
@@ -72,8 +73,13 @@ pub struct NvmOptions {
     /// Appends go straight home when a transaction has at least so many bytes of them. Fewer go to the region, which is over
     /// long before a disk has flushed what it was given (0: always home, as in the paper).
     pub append_home_bytes_min: u64,
+    /// Appends that are sent home before their transaction is complete are gathered to so many bytes.
+    pub early_batch_bytes: u64,
     /// Everything goes home after this time at the latest.
     pub checkpoint_interval: Duration,
+    /// A checkpoint lets go of its blocks in slices of an eighth of the region, but at least of so many bytes: each costs a
+    /// flush, and that a disk with an arm a turn of its platter.
+    pub checkpoint_slice_bytes_min: u64,
 }
 
 impl NvmOptions {
@@ -89,7 +95,9 @@ impl NvmOptions {
             delayed_checkpoint: true,
             log_everything: false,
             append_home_bytes_min: 1 << 20,
+            early_batch_bytes: 256 << 10,
             checkpoint_interval: Duration::from_secs(300),
+            checkpoint_slice_bytes_min: 1 << 20,
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct NvmCounters {
     pub appends_written_home: AtomicU64,
     pub append_bytes_written_home: AtomicU64,
+    pub appends_sent_early: AtomicU64,
     pub writes_absorbed: AtomicU64,
     pub bytes_absorbed: AtomicU64,
     pub reads_answered: AtomicU64,
@@ -46,6 +47,8 @@ pub struct NvmReport {
     pub appends_written_home: u64,
     /// Bytes of them.
     pub append_bytes_written_home: u64,
+    /// Those of them that were sent before their transaction was complete.
+    pub appends_sent_early: u64,
     /// The guest's home writes of blocks that were acknowledged and not written.
     pub writes_absorbed: u64,
     /// Bytes of them.
@@ -110,6 +113,7 @@ impl NvmCounters {
             blocks_updated: sum(5),
             appends_written_home: load(&self.appends_written_home),
             append_bytes_written_home: load(&self.append_bytes_written_home),
+            appends_sent_early: load(&self.appends_sent_early),
             writes_absorbed: load(&self.writes_absorbed),
             bytes_absorbed: load(&self.bytes_absorbed),
             reads_answered: load(&self.reads_answered),

@@ -3,6 +3,7 @@
 use super::captured::Captured;
 use super::checkpoint::Checkpoint;
 use super::commit::Commit;
+use super::early::Early;
 use super::inflight::InFlight;
 use super::superblock::Closing;
 use super::{NvmDisk, State};
@@ -27,7 +28,7 @@ use std::time::Duration;
 const TIMER_STEP: Duration = Duration::from_secs(1);
 
 /// What an operation with a ticket was for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Errand {
     /// A write that no open log covers, and whether it may have changed the layout.
     Plain { rescan: bool },
@@ -45,6 +46,8 @@ pub(super) enum Errand {
     LateFlush { request: RequestId, late: Vec<u64>, covered: u64 },
     /// An append of the transaction that is being committed.
     Append,
+    /// An append of a transaction that was not complete, and of which generation.
+    EarlyAppend(u64),
     /// The flush of its appends.
     CommitFlush(u64),
     /// A run of a checkpoint.
@@ -83,6 +86,7 @@ pub struct NvmRoute {
     /// What waits for a write of ours, a commit, or room.
     pub(super) behind: Vec<Waiting>,
     pub(super) commit: Option<Commit>,
+    pub(super) early: Early,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) checkpoint_failed: bool,
     pub(super) closing: Option<Closing>,
@@ -113,6 +117,7 @@ impl NvmRoute {
             in_flight: InFlight::default(),
             behind: Vec::new(),
             commit: None,
+            early: Early::default(),
             checkpoint: None,
             checkpoint_failed: false,
             closing: None,
@@ -207,6 +212,7 @@ impl NvmRoute {
     /// Another guest begins; no request and no write of ours is under way.
     fn forget_earlier_start(&mut self) {
         self.commit = None;
+        self.early.begin_anew();
         self.checkpoint = None;
         self.closing = None;
         self.in_flight = InFlight::default();
@@ -220,6 +226,7 @@ impl NvmRoute {
     /// Nothing that is under way counts any more; who waits for it is told that it failed.
     fn forget_work(&mut self, plan: &mut Plan) {
         self.commit = None;
+        self.early.forget();
         self.checkpoint = None;
         let closing = self.closing.take().filter(|closing| !closing.is_on_its_way);
         for request in self.held.drain(..).chain(closing.map(|closing| closing.waiting.request)) {
@@ -511,6 +518,10 @@ impl NvmRoute {
         );
         if wrote {
             self.in_flight.end(ticket.0);
+        }
+        // A guest's flush asks for what the guest has written. Ours are flushed by whoever needs them on the disk.
+        let is_ours = matches!(errand, Errand::Append | Errand::EarlyAppend(_) | Errand::Checkpoint(_));
+        if wrote && !is_ours {
             disk.set_dirty();
         }
         let captured = match state {
@@ -532,6 +543,9 @@ impl NvmRoute {
                 self.late_flushed(captured, request, late, is_ok, plan);
             }
             (Errand::Append, Some(captured)) => self.append_done(captured, is_ok, plan),
+            (Errand::EarlyAppend(generation), captured) => {
+                self.early_append_done(captured.map(|captured| &mut **captured), generation, is_ok, plan);
+            }
             (Errand::CommitFlush(covered), captured) => {
                 if is_ok {
                     disk.set_flushed(covered);
@@ -546,7 +560,7 @@ impl NvmRoute {
                     disk.set_flushed(covered);
                 }
                 if let Some(captured) = captured {
-                    self.checkpoint_flushed(captured, is_ok);
+                    self.checkpoint_flushed(captured, is_ok, plan);
                 }
             }
             (Errand::Flush { covered, settled }, captured) => {
@@ -594,6 +608,7 @@ impl Route for NvmRoute {
         let nvm = Arc::clone(&self.nvm);
         let mut state = nvm.lock();
         self.advance(&mut state, plan);
+        self.look_ahead(&mut state, plan);
         self.drive_space(&mut state, plan);
     }
 

@@ -224,7 +224,7 @@ impl NvmRoute {
     pub(super) fn drive_closing(&mut self, state: &mut State, plan: &mut Plan) {
         let Some(closing) = &self.closing else { return };
         let State::Held(captured) = state else { return };
-        if closing.is_on_its_way || self.commit.is_some() || self.checkpoint.is_some() {
+        if closing.is_on_its_way || self.commit.is_some() || self.early.is_writing() || self.checkpoint.is_some() {
             return;
         }
         // The guest says that its log is empty: what it has not written home it does not need there.
