@@ -14,7 +14,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint bench crash mutants packages clean
+.PHONY: demo test lint bench crash mutants packages nats-server clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -22,7 +22,7 @@ demo: packages
 
 # Tests run unoptimised enough to keep overflow checks and assertions, and find the programs they
 # start (amberlog, its shim) beside themselves: hence the build of the whole workspace first.
-test: packages lint
+test: packages lint nats-server
 	@$(PHASE) "build" cargo build --workspace
 	@$(PHASE) "tests" cargo test --workspace
 
@@ -33,16 +33,21 @@ lint:
 packages:
 	@$(PHASE) "packages" scripts/install-packages.sh
 
+# For the tests of the JetStream store; says so and goes on where there is no Go, but not in CI.
+nats-server:
+	@$(PHASE) "nats-server" scripts/fetch-nats-server.sh
+
 bench: packages
 	@$(PHASE) "release build" cargo build --release --workspace
 	@cargo run --release --quiet -p guest-kit --bin bench
 
-crash: packages
+crash: packages nats-server
 	@$(PHASE) "release build" cargo build --release --workspace
 	@$(PHASE) "kills under QEMU's own disks" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 5
 	@$(PHASE) "kills under amberlog" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 50 --under retain
 	@$(PHASE) "remote journals of real guests" env AMBERLOG_ROUNDS=3 cargo test --release --quiet -p amberlog --test guests -- remote:: --include-ignored --test-threads 1
 	@$(PHASE) "remote journals, a model" env AMBERLOG_REMOTE_SEEDS=500 cargo test --release --quiet -p placement --lib -- remote::
+	@$(PHASE) "servers of a replicated remote journal" cargo test --release --quiet -p remote-journal --test jetstream -- --ignored --test-threads 3
 	@$(PHASE) "crash explorer" cargo run --release --quiet -p crash-explorer -- explore --points 20000
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture

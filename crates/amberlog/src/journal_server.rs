@@ -4,13 +4,15 @@ use crate::exit;
 use crate::remote_options::{RemoteName, RemoteTrust};
 use clap::{Args, Subcommand};
 use recovery::uuid_text;
+use remote_journal::jetstream::{JetStream, NatsAddress, NatsOptions};
 use remote_journal::message::JournalStatus;
-use remote_journal::store::StoreOptions;
+use remote_journal::store::{Store, StoreError, StoreOptions};
 use remote_journal::{BlockingClient, Server, ServerOptions};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Run the server of remote journals, or list, inspect and delete what one keeps.
 #[derive(Args, Debug)]
@@ -27,9 +29,26 @@ struct ServeArgs {
     /// ADDRESS:PORT to listen on; port 0 takes a free one, which is printed.
     #[arg(long, value_name = "ADDR")]
     listen: String,
-    /// The store's directory, made if there is none.
-    #[arg(long, value_name = "DIR")]
+    /// The store: a directory, made if there is none; or a stream of NATS JetStream, made with its replicas if there is
+    /// none: nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT]...[/STREAM], or tls:// for TLS to the NATS servers. STREAM is
+    /// AMBERLOG if not given.
+    #[arg(long, value_name = "DIR|URL")]
     store: PathBuf,
+    /// Replicas that a stream has to have.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=5))]
+    replicas: u8,
+    /// Credentials file for the NATS servers (a user's JWT and seed).
+    #[arg(long, value_name = "FILE")]
+    nats_credentials: Option<PathBuf>,
+    /// Authority of the NATS servers' certificates (PEM); asks for TLS.
+    #[arg(long, value_name = "FILE")]
+    nats_ca: Option<PathBuf>,
+    /// Our certificate for the NATS servers (PEM); asks for TLS.
+    #[arg(long, value_name = "FILE", requires = "nats_key")]
+    nats_cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "nats_cert")]
+    nats_key: Option<PathBuf>,
     /// The server's certificate (PEM).
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -115,7 +134,28 @@ fn serve_until_told(args: ServeArgs) -> anyhow::Result<()> {
         metrics: args.metrics,
         ..ServerOptions::new(args.listen, args.store)
     };
-    let server = Server::start(options)?;
+    let url = options.store.to_str().filter(|store| NatsAddress::is_one(store)).map(str::to_owned);
+    let server = match url {
+        None => Server::start(options)?,
+        Some(url) => {
+            let address: NatsAddress = url.parse().map_err(|error| exit::usage(format!("--store {url}: {error}")))?;
+            let mut stream = NatsOptions {
+                replicas: args.replicas.into(),
+                credentials: args.nats_credentials,
+                ca: args.nats_ca,
+                certificate: args.nats_cert.zip(args.nats_key),
+                ..NatsOptions::new(address, options.bounds.space_bytes_max)
+            };
+            let id = u32::from_le_bytes(remote_journal::random());
+            let bounds = options.bounds;
+            Server::with_store_opened_by(options, move || {
+                let opened = JetStream::open(stream.clone());
+                // The next time there are clients that wait.
+                stream.patience = Duration::from_secs(10);
+                Store::open(opened.map_err(|error| StoreError::Failed(error.to_string()))?, bounds, id)
+            })?
+        }
+    };
     println!("listening on {}", server.address());
     if let Some(address) = server.metrics_address() {
         println!("metrics on http://{address}/metrics");

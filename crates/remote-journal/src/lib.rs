@@ -15,6 +15,7 @@
 
 mod bytes;
 pub mod client;
+pub mod jetstream;
 mod link;
 pub mod message;
 pub mod security;

@@ -9,7 +9,7 @@ mod metrics;
 mod store_thread;
 
 use crate::security::{self, Secrets};
-use crate::store::{Directory, Medium, Store, StoreOptions};
+use crate::store::{Directory, Medium, Store, StoreError, StoreOptions};
 use connection::Shared;
 use metrics::Metrics;
 use std::io;
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use store_thread::Operation;
+use store_thread::{Operation, Reopen};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -125,6 +125,33 @@ impl Server {
     where
         M::File: 'static,
     {
+        Self::serve(options, store, None)
+    }
+
+    /// Opens a store, and opens it again when it has failed: one that may be out of reach for a while.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn with_store_opened_by<M: Medium + 'static>(
+        options: ServerOptions,
+        mut open: impl FnMut() -> Result<Store<M>, StoreError> + Send + 'static,
+    ) -> io::Result<Self>
+    where
+        M::File: 'static,
+    {
+        options.check()?;
+        let store = open().map_err(io::Error::other)?;
+        Self::serve(options, store, Some(Box::new(open)))
+    }
+
+    fn serve<M: Medium + 'static>(
+        options: ServerOptions,
+        store: Store<M>,
+        reopen: Option<Reopen<M>>,
+    ) -> io::Result<Self>
+    where
+        M::File: 'static,
+    {
         options.check()?;
         let secrets = options.secrets.as_deref().map(Secrets::read).transpose()?;
         let tls = match &options.certificate {
@@ -153,7 +180,7 @@ impl Server {
         let of_store = Arc::clone(&metrics);
         let store = std::thread::Builder::new()
             .name("store".to_owned())
-            .spawn(move || store_thread::run(store, &receiver, &of_store))?;
+            .spawn(move || store_thread::run(store, reopen, &receiver, &of_store))?;
         let shared = Arc::new(Shared {
             tls: tls.map(tokio_rustls::TlsAcceptor::from),
             has_client_certificates: options.client_ca.is_some(),

@@ -4,15 +4,20 @@
 use super::metrics::Metrics;
 use crate::message::{BatchHeader, JournalStatus, Refusal};
 use crate::store::{JournalInfo, Medium, Store, StoreError};
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// Operations in one group.
 const GROUP_MAX: usize = 4096;
 /// Bytes in one group after which no more is taken.
 const GROUP_BYTES: usize = 16 << 20;
+
+/// Between two attempts to open a store again.
+const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why the server says no.
 #[derive(Clone, Debug)]
@@ -123,11 +128,39 @@ fn answer<M: Medium>(store: &mut Store<M>, question: Question) -> Result<Answer,
     })
 }
 
+/// Opens a store again that has failed.
+pub(crate) type Reopen<M> = Box<dyn FnMut() -> Result<Store<M>, StoreError> + Send>;
+
+/// A store that has failed is opened again, as when the server is started again: what is durable then is what counts. Not
+/// when somebody else has it; two servers would take it from each other for ever.
+fn reopen<M: Medium>(store: &mut Store<M>, reopen: &mut Option<Reopen<M>>, tried: &mut Option<Instant>) {
+    let is_early = tried.is_some_and(|tried| tried.elapsed() < REOPEN_PAUSE);
+    if is_early || store.failure().is_none_or(|kind| kind == ErrorKind::PermissionDenied) {
+        return;
+    }
+    let Some(open) = reopen else { return };
+    match open() {
+        Ok(opened) => {
+            log::warn!("the store had failed, and is open again");
+            *store = opened;
+        }
+        Err(error) => log::error!("the store cannot be opened again: {error}"),
+    }
+    *tried = Some(Instant::now());
+}
+
 /// Runs until [`Operation::Stop`], or until nobody can ask any more.
-pub(crate) fn run<M: Medium>(mut store: Store<M>, operations: &Receiver<Operation>, metrics: &Arc<Metrics>) {
+pub(crate) fn run<M: Medium>(
+    mut store: Store<M>,
+    mut reopening: Option<Reopen<M>>,
+    operations: &Receiver<Operation>,
+    metrics: &Arc<Metrics>,
+) {
     let mut is_stopping = false;
+    let mut tried = None;
     while !is_stopping {
         let Ok(first) = operations.recv() else { break };
+        reopen(&mut store, &mut reopening, &mut tried);
         let mut appended = Vec::new();
         let mut answered = Vec::new();
         let mut bytes = 0;

@@ -10,7 +10,7 @@
 //!
 //! Failure story: a full disk is found when a segment is made, before anything of an operation is staged, so that the
 //! operation alone fails ([`StoreError::Full`]). When writing or `fdatasync` fails the store has failed for good: after
-//! that nobody knows what is durable, so everything is refused until the server is started again.
+//! that nobody knows what is durable, so everything is refused until the store is opened again.
 
 mod clean;
 mod journal;
@@ -104,7 +104,7 @@ pub struct Store<M: Medium> {
     by_name: HashMap<String, u32>,
     next_id: u32,
     is_cleaning: bool,
-    failed: Option<String>,
+    failed: Option<(io::ErrorKind, String)>,
     counters: StoreCounters,
 }
 
@@ -137,14 +137,19 @@ impl<M: Medium> Store<M> {
         (self.segments.values().map(|segment| segment.bytes).sum(), live)
     }
 
+    /// How it has failed; then it refuses everything.
+    pub fn failure(&self) -> Option<io::ErrorKind> {
+        self.failed.as_ref().map(|(kind, _)| *kind)
+    }
+
     fn check(&self) -> Result<(), StoreError> {
-        self.failed.as_ref().map_or(Ok(()), |reason| Err(StoreError::Failed(reason.clone())))
+        self.failed.as_ref().map_or(Ok(()), |(_, reason)| Err(StoreError::Failed(reason.clone())))
     }
 
     fn fail(&mut self, what: &str, error: &io::Error) -> StoreError {
-        let reason = format!("{what}: {error}; everything is refused until the server is started again");
+        let reason = format!("{what}: {error}; everything is refused until the store is opened again");
         log::error!("{reason}");
-        self.failed = Some(reason.clone());
+        self.failed = Some((error.kind(), reason.clone()));
         StoreError::Failed(reason)
     }
 

@@ -1,0 +1,204 @@
+//! What the stream's messages are made of: a head of 60 bytes and a content, each with a CRC-32C; and which numbers of the
+//! stream may be missing.
+
+use crate::bytes::Reader;
+
+/// Bytes of a head.
+pub(super) const HEAD_BYTES: usize = 60;
+const MAGIC: u32 = 0x534a_4d41;
+const VERSION: u8 = 1;
+/// Ranges of missing numbers in one message; a store makes two for each segment at most.
+const RANGES_MAX: usize = 32 << 10;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Bytes of a segment.
+    Piece = 1,
+    /// Its segment ends at its offset, whatever was written behind that before.
+    Ends = 2,
+    /// A journal server has opened the stream, or is about to remove something: the numbers in it may be missing.
+    Control = 3,
+}
+
+/// A message's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub kind: Kind,
+    /// Our own number, without gaps over the whole stream; also the sequence number that the stream has to give it.
+    pub number: u64,
+    /// How many journal servers have opened the stream: whose message it is.
+    pub generation: u64,
+    /// Tells that journal server from any other that took itself for the same.
+    pub run: u64,
+    /// The segment; 0 for what is in none.
+    pub segment: u64,
+    /// Where in its segment, in bytes.
+    pub offset: u64,
+}
+
+impl Head {
+    /// The message.
+    pub fn write(&self, content: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD_BYTES + content.len());
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&[self.kind as u8, VERSION, 0, 0]);
+        for word in [self.number, self.generation, self.run, self.segment, self.offset] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        out.extend_from_slice(&(content.len() as u32).to_le_bytes());
+        out.extend_from_slice(&crc32c::crc32c(content).to_le_bytes());
+        let crc = crc32c::crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        debug_assert_eq!(out.len(), HEAD_BYTES);
+        out.extend_from_slice(content);
+        out
+    }
+
+    /// Reads a message; says what is wrong with it.
+    pub fn read(bytes: &[u8]) -> Result<(Self, &[u8]), &'static str> {
+        let (head, content) = bytes.split_at_checked(HEAD_BYTES).ok_or("it is too short")?;
+        let mut reader = Reader::new(head);
+        let fields = |reader: &mut Reader<'_>| {
+            let (magic, [kind, version, ..]) = (reader.u32()?, reader.array::<4>()?);
+            let mut words = [0; 5];
+            for word in &mut words {
+                *word = reader.u64()?;
+            }
+            Some((magic, kind, version, words, reader.u32()?, reader.u32()?, reader.u32()?))
+        };
+        let (magic, kind, version, words, content_bytes, content_crc, crc) =
+            fields(&mut reader).ok_or("it is too short")?;
+        if magic != MAGIC || crc != crc32c::crc32c(&head[..HEAD_BYTES - 4]) {
+            return Err("its head's checksum does not match");
+        }
+        if version != VERSION {
+            return Err("it is of another version of amberlog");
+        }
+        if content_bytes as usize != content.len() || content_crc != crc32c::crc32c(content) {
+            return Err("its checksum does not match");
+        }
+        let kind = [Kind::Piece, Kind::Ends, Kind::Control].into_iter().find(|known| *known as u8 == kind);
+        let kind = kind.ok_or("it is of another version of amberlog")?;
+        let [number, generation, run, segment, offset] = words;
+        Ok((Head { kind, number, generation, run, segment, offset }, content))
+    }
+}
+
+/// Numbers that may be missing from the stream: ranges, first and last, ascending, apart from each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Absent(Vec<(u64, u64)>);
+
+impl Absent {
+    pub fn insert(&mut self, number: u64) {
+        let at = self.0.partition_point(|(_, last)| last.saturating_add(1) < number);
+        match self.0.get_mut(at) {
+            Some((first, last)) if number.saturating_add(1) >= *first => {
+                *first = (*first).min(number);
+                *last = (*last).max(number);
+                if let Some(&(next_first, next_last)) = self.0.get(at + 1)
+                    && next_first == number + 1
+                {
+                    self.0[at].1 = next_last;
+                    self.0.remove(at + 1);
+                }
+            }
+            _ => self.0.insert(at, (number, number)),
+        }
+    }
+
+    pub fn contains(&self, number: u64) -> bool {
+        let at = self.0.partition_point(|(_, last)| *last < number);
+        self.0.get(at).is_some_and(|(first, _)| *first <= number)
+    }
+
+    /// Numbers from 1 to the last that have to be there.
+    pub fn others(&self, last: u64) -> impl Iterator<Item = u64> {
+        let end = last.saturating_add(1);
+        let ranges = self.0.iter().copied().chain(std::iter::once((end, end)));
+        let gaps = ranges.scan(1, move |next, (first, last)| {
+            let gap = *next..first.min(end);
+            *next = last.saturating_add(1);
+            Some(gap)
+        });
+        gaps.flatten()
+    }
+
+    pub fn write(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|(first, last)| [first.to_le_bytes(), last.to_le_bytes()].concat()).collect()
+    }
+
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (ranges, rest) = bytes.as_chunks::<16>();
+        if !rest.is_empty() || ranges.len() > RANGES_MAX {
+            return None;
+        }
+        let mut absent = Absent::default();
+        for range in ranges {
+            let mut reader = Reader::new(range);
+            let (first, last) = (reader.u64()?, reader.u64()?);
+            let before = absent.0.last().map_or(0, |(_, last)| *last);
+            if first <= before || last < first {
+                return None;
+            }
+            absent.0.push((first, last));
+        }
+        Some(absent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const HEAD: Head = Head { kind: Kind::Piece, number: 7, generation: 3, run: 9, segment: 2, offset: 640 };
+
+    #[test]
+    fn a_message_is_read_as_it_was_written() {
+        let bytes = HEAD.write(b"content");
+        assert_eq!(Head::read(&bytes), Ok((HEAD, &b"content"[..])));
+    }
+
+    #[test]
+    fn no_flipped_bit_and_no_cut_goes_unseen() {
+        let bytes = HEAD.write(b"some content");
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Head::read(&bytes).is_err(), "bit {bit}");
+        }
+        (0..bytes.len()).for_each(|len| assert!(Head::read(&bytes[..len]).is_err(), "{len}"));
+    }
+
+    #[test]
+    fn ranges_out_of_order_are_refused() {
+        let of = |ranges: &[(u64, u64)]| Absent::read(&Absent(ranges.to_vec()).write());
+        assert!(of(&[(1, 2), (4, 4)]).is_some());
+        for wrong in [&[(0, 2)][..], &[(2, 1)], &[(4, 5), (1, 2)], &[(1, 4), (4, 5)]] {
+            assert!(of(wrong).is_none(), "{wrong:?}");
+        }
+        assert!(Absent::read(&[0; 15]).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_hold_what_was_put_in(numbers in proptest::collection::vec(1u64..60, 0..60)) {
+            let mut absent = Absent::default();
+            let mut model = BTreeSet::new();
+            for number in numbers {
+                absent.insert(number);
+                model.insert(number);
+            }
+            let read = Absent::read(&absent.write()).expect("well-formed");
+            prop_assert_eq!(&read, &absent);
+            (0..62).for_each(|number| assert_eq!(absent.contains(number), model.contains(&number), "{number}"));
+            let others: Vec<u64> = absent.others(50).collect();
+            prop_assert_eq!(others, (1..=50).filter(|number| !model.contains(number)).collect::<Vec<_>>());
+            // No more ranges than there are gaps.
+            let runs = model.iter().filter(|number| !model.contains(&(*number - 1))).count();
+            prop_assert_eq!(absent.0.len(), runs);
+        }
+    }
+}
