@@ -283,3 +283,21 @@ fn a_stopping_server_says_so() {
     let error = heard.expect_err("refused");
     assert!(matches!(error, ClientError::Refused { refusal: Refusal::Stopping, .. }), "{error}");
 }
+
+/// As after a server was started again: more than may be unknown at a time.
+#[test]
+fn a_hundred_clients_may_come_at_once() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    run(async {
+        let write = |number: usize| {
+            let options = options.clone();
+            tokio::spawn(async move { write(&options, &format!("disk-{number}"), 2).await })
+        };
+        let all: Vec<_> = (0..100).map(write).collect();
+        for one in all {
+            one.await.expect("no panic").expect("written");
+        }
+    });
+}

@@ -252,8 +252,14 @@ async fn accept(
 ) {
     let unknown = Arc::new(Semaphore::new(UNKNOWN_MAX));
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        // Those too many wait in the kernel's queue until others have proven who they are or were dropped: after a server was
+        // started again all of its clients come at once.
+        let next = async {
+            let slot = Arc::clone(&unknown).acquire_owned().await;
+            (slot, listener.accept().await)
+        };
+        let (unknown_slot, accepted) = tokio::select! {
+            next = next => next,
             _ = stopping.wait_for(|stopping| *stopping) => return,
         };
         let (stream, peer) = match accepted {
@@ -265,8 +271,7 @@ async fn accept(
                 continue;
             }
         };
-        let slots = (Arc::clone(&connections).try_acquire_owned(), Arc::clone(&unknown).try_acquire_owned());
-        let (Ok(slot), Ok(unknown_slot)) = slots else {
+        let (Ok(slot), Ok(unknown_slot)) = (Arc::clone(&connections).try_acquire_owned(), unknown_slot) else {
             shared.metrics.dropped.fetch_add(1, Ordering::Relaxed);
             log::warn!("{peer}: the connection was dropped: there are too many");
             continue;
