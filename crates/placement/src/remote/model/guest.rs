@@ -48,12 +48,23 @@ pub struct Guest {
     waiting: HashSet<u32>,
     next_request: u32,
     next_content: u64,
+    /// Writes commit blocks beside what they commit.
+    is_async: bool,
 }
 
 impl Guest {
     /// A guest that has just mounted the file system.
     pub fn new(seed: u64, crash_one_in: u32) -> Self {
-        let world = World::new(seed, crash_one_in);
+        Self::with(seed, crash_one_in, false)
+    }
+
+    /// The same, with `journal_async_commit`.
+    pub fn with_async_commits(seed: u64, crash_one_in: u32) -> Self {
+        Self::with(seed, crash_one_in, true)
+    }
+
+    fn with(seed: u64, crash_one_in: u32, is_async: bool) -> Self {
+        let world = World::new(seed, crash_one_in, is_async);
         let mut random = Random(seed);
         let (superblock, format) = {
             let known = world.known.lock().expect("no panic under this lock");
@@ -78,6 +89,7 @@ impl Guest {
             waiting: HashSet::new(),
             next_request: 0,
             next_content: seed << 20,
+            is_async,
             world,
         };
         for block in guest.blocks.clone() {
@@ -253,8 +265,10 @@ impl Guest {
         }
         self.log.end_of_pass();
         // As jbd2 does: the commit block is written when everything before it has ended, between two flushes.
-        self.wait();
-        self.flush();
+        if !self.is_async {
+            self.wait();
+            self.flush();
+        }
         self.write_log(at, commit);
         self.log.end_of_pass();
     }

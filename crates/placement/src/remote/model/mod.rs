@@ -107,6 +107,48 @@ fn every_cause_falls_back_and_comes_back() {
     }
 }
 
+/// A commit block that may come before what it commits is on storage, without that, when the power fails while falling back.
+/// What is replayed is what the server has.
+#[test]
+fn what_a_cut_off_fall_back_left_on_storage_is_not_replayed() {
+    for round in 0..5 {
+        let mut guest = Guest::with_async_commits(500 + round, 0);
+        guest.wait_until_remote(true);
+        guest.commit();
+        begins(&guest, Cause::TimeOut);
+        {
+            let mut known = guest.world.known.lock().expect("no panic under this lock");
+            (known.crash_one_in, known.crashes_each) = (1, 6);
+        }
+        guest.begin_commit();
+        guest.end_commit();
+        guest.commit();
+        assert!(guest.world.crashes.load(Ordering::Relaxed) > 20, "round {round}");
+        // So many would take longer than the server is waited for.
+        guest.world.known.lock().expect("no panic under this lock").crash_one_in = 0;
+        ends(&guest, Cause::TimeOut);
+        guest.wait_until_remote(true);
+        guest.world.crash();
+    }
+}
+
+/// The log goes round and round on the server: what was passed is overwritten, and only the superblock says so.
+#[test]
+fn a_log_that_goes_round_on_the_server_is_recovered_from_its_newest_tail() {
+    let mut guest = Guest::new(600, 0);
+    guest.wait_until_remote(true);
+    for _ in 0..50 {
+        guest.commit();
+        guest.write_some_home();
+        if guest.live() > 5 {
+            guest.pass(3);
+        }
+        guest.world.crash();
+    }
+    let report = guest.log.report();
+    assert!(report.blocks > 2 * 127, "it did not go round there: {report:?}");
+}
+
 /// A mark that cannot be written, or of which that is not known: the log stays on storage, and tries again.
 #[test]
 fn a_mark_that_cannot_be_written_costs_nothing() {

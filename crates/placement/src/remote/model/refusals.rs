@@ -2,11 +2,14 @@
 
 use super::guest::Guest;
 use super::world::{BLOCK, World};
+use crate::remote::state::Outcome;
 use crate::remote::{MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
+use crate::route::{RequestId, Status};
 use jbd2::SuperblockEdit;
 use recovery::Error;
 use remote_journal::Server;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Bytes of the journal superblock in an image.
 fn superblock_at(world: &World) -> usize {
@@ -147,4 +150,33 @@ fn a_wrong_secret_is_refused_and_another_tenants_journal_is_not_there() {
     assert_eq!(recovered.len(), 1);
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
     assert_eq!(mark_of(&guest.world, &std::fs::read(&path).expect("read")), MarkFound::None);
+}
+
+/// Whoever recovers a journal fences off who still writes it: that one's commits fail, and it leaves storage alone.
+#[test]
+fn who_is_fenced_off_writes_nothing_any_more() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let (guest, image) = shipped(302);
+    std::fs::write(&path, &image).expect("written");
+    let options = guest.world.options(guest.world.network.address);
+    let recovered = recover_remote_image(&path, None, &options, false, false).expect("recovered");
+    assert!(recovered[0].report.transactions > 0, "{recovered:?}");
+    let mut commit = vec![0; BLOCK];
+    commit[..8].copy_from_slice(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2]);
+    assert_eq!(guest.log.write(1, commit.as_slice().into(), RequestId(u32::MAX)), Outcome::Held);
+    guest.log.end_of_pass();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let told = loop {
+        let done = guest.log.take_done();
+        if !done.is_empty() {
+            break done;
+        }
+        assert!(Instant::now() < deadline, "nobody is told");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(told, [(RequestId(u32::MAX), Status::IoError)]);
+    assert_eq!(guest.log.write(2, commit.into(), RequestId(1)), Outcome::Fail);
+    assert!(guest.log.settle().is_err());
+    assert!(guest.world.image_now() == image, "storage was written to");
 }

@@ -4,9 +4,9 @@ use super::disk::Disk;
 use super::network::{Network, Weather};
 use crate::disk::{Disk as VmDisk, DiskOptions, PlacementKind};
 use crate::remote::tests::Random;
-use crate::remote::{JournalStorage, RemoteOptions, recover_remote_image};
+use crate::remote::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
 use crate::scan::{self, FoundLogPlace};
-use jbd2::{Content, LogRead, Plan as Replay, Superblock};
+use jbd2::{Content, Features, LogRead, Plan as Replay, Superblock, SuperblockEdit};
 use remote_journal::store::{Simulated, Store, StoreOptions};
 use remote_journal::{ClientOptions, ClientSecurity, Server, ServerOptions};
 use std::collections::{BTreeMap, HashMap};
@@ -44,6 +44,16 @@ fn image() -> Vec<u8> {
 /// A transaction, and what it made of a block; nothing where it revoked it.
 type Version = (u32, Option<Vec<u8>>);
 
+/// What a journal is that commits without waiting (`journal_async_commit`): only checksums tell whether what a commit block
+/// commits is there.
+fn make_async(superblock: &mut [u8]) {
+    const INCOMPAT: usize = 0x28;
+    const CHECKSUM_TYPE: usize = 0x50;
+    superblock[INCOMPAT..INCOMPAT + 4].copy_from_slice(&(Features::ASYNC_COMMIT | Features::CSUM_V3).to_be_bytes());
+    superblock[CHECKSUM_TYPE] = 4;
+    SuperblockEdit::new(superblock).expect("a superblock").seal();
+}
+
 /// What the guest has done, whatever became of it.
 pub struct Known {
     pub disk: Disk,
@@ -58,8 +68,13 @@ pub struct Known {
     pub begun: u32,
     /// One step of storage in so many is followed by a loss of power, in a copy.
     pub crash_one_in: u32,
+    /// How many copies then lose power, each with something else of what was not durable.
+    pub crashes_each: u32,
     /// Steps of storage that fail from now on.
     pub failures: u32,
+    /// Commit blocks are written beside what they commit. While such a transaction is on its way, storage by itself may
+    /// have its commit block alone; so only a log that is on the server is judged then.
+    pub is_async: bool,
     random: Random,
 }
 
@@ -138,7 +153,7 @@ impl Known {
 }
 
 impl World {
-    pub fn new(seed: u64, crash_one_in: u32) -> Arc<Self> {
+    pub fn new(seed: u64, crash_one_in: u32, is_async: bool) -> Arc<Self> {
         let image = image();
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let path = directory.path().join("image");
@@ -149,6 +164,9 @@ impl World {
         let mut superblock = image[at..at + BLOCK].to_vec();
         // Small, so that it goes round and round (`s_maxlen`).
         superblock[0x10..0x14].copy_from_slice(&LOG_BLOCKS.to_be_bytes());
+        if is_async {
+            make_async(&mut superblock);
+        }
         let known = Known {
             disk: Disk::new(image, BLOCK),
             log: HashMap::new(),
@@ -157,7 +175,9 @@ impl World {
             committed: 0,
             begun: 0,
             crash_one_in,
+            crashes_each: 1,
             failures: 0,
+            is_async,
             random: Random(seed ^ 0x776f_726c),
         };
         let world = World {
@@ -228,7 +248,7 @@ impl World {
             return Err(io::Error::other("the test wants this to fail"));
         }
         if known.crash_one_in > 0 && known.random.below(known.crash_one_in) == 0 {
-            self.judge(known);
+            (0..known.crashes_each).for_each(|_| self.judge(known));
         }
         Ok(())
     }
@@ -249,7 +269,6 @@ impl World {
     }
 
     fn judge_or_panic(&self, known: &mut Known) {
-        self.crashes.fetch_add(1, Ordering::Relaxed);
         let how = known.random.below(4);
         let mut random = Random(known.random.next());
         let survived = known.disk.after_power_loss(|count| match how {
@@ -257,6 +276,12 @@ impl World {
             1 => count - 1,
             _ => random.below(count as u32) as usize,
         });
+        let at = crate::journals::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place") as usize;
+        let is_on_server = matches!(RemoteMark::read(&survived[at..at + BLOCK]), MarkFound::Live(_));
+        if known.is_async && known.begun != known.committed && !is_on_server {
+            return;
+        }
+        self.crashes.fetch_add(1, Ordering::Relaxed);
         let medium = {
             let remote = self.remote.lock().expect("no panic under this lock");
             match known.random.below(3) {
