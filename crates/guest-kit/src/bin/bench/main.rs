@@ -5,8 +5,8 @@
 //! turns count; absolute numbers say as much about the machine as about the program. Ends with a
 //! table: figure, measured, limit, met.
 //!
-//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm]
-//! [--rounds N] [--load NAME]`: `--load` chooses of the loads of stage `nvm`. `--quick` makes everything small, and then judges counters only, never time.
+//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote]
+//! [--rounds N] [--load NAME]`: `--load` chooses of the loads of stages `nvm` and `remote`. `--quick` makes everything small, and then judges counters only, never time.
 //! `--strict` makes a missed figure exit code 1; otherwise a missed figure is a result like any
 //! other.
 //!
@@ -21,9 +21,11 @@ mod alternative;
 mod figure;
 mod fsync;
 mod machine;
+mod nbd;
 mod nvm;
 mod options;
 mod programs;
+mod remote;
 mod space;
 
 use figure::{Figure, Verdict};
@@ -79,6 +81,7 @@ fn bench(options: &Options) -> Outcome<bool> {
             Stage::Commit => programs::commit_cost()?,
             Stage::DataPath => programs::data_path(options, directory.path())?,
             Stage::Nvm => nvm::measure(options, &machine, directory.path())?,
+            Stage::Remote => remote::measure(options, &machine, directory.path())?,
         };
         figures.extend(of_stage);
         details.insert(stage.name().to_owned(), detail);

@@ -16,11 +16,13 @@ pub enum Stage {
     DataPath,
     /// NJS on emulated persistent memory, against its paper's baseline.
     Nvm,
+    /// The journal on a server, against its own disk and against NBD.
+    Remote,
 }
 
 impl Stage {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 5] = [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Nvm];
+    pub const ALL: [Self; 6] = [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Nvm, Self::Remote];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -30,6 +32,7 @@ impl Stage {
             Self::Commit => "commit",
             Self::DataPath => "data-path",
             Self::Nvm => "nvm",
+            Self::Remote => "remote",
         }
     }
 }
@@ -49,7 +52,7 @@ pub struct Options {
     pub stages: Vec<Stage>,
     /// How often times are measured, in turns.
     pub rounds: u64,
-    /// Of the loads of stage `nvm`, those whose names begin so.
+    /// Of the loads of stages `nvm` and `remote`, those whose names begin so.
     pub load: String,
     /// Seconds that a second of the modelled drive takes, in stage `nvm`.
     pub time_scale: Option<u32>,
