@@ -45,7 +45,7 @@ fn run(image: &[u8], seed: u64) -> NvmReport {
 #[test]
 fn recovery_leaves_what_a_complete_journal_would() {
     let image = guest::image();
-    let mut reached = [0; 8];
+    let mut reached = [0; 9];
     for seed in 0..SEEDS {
         let outcome = std::panic::catch_unwind(|| run(&image, seed));
         let report = outcome.unwrap_or_else(|problem| {
@@ -58,6 +58,7 @@ fn recovery_leaves_what_a_complete_journal_would() {
             report.appends_written_home,
             report.appends_sent_early,
             report.checkpoints,
+            report.checkpoints_of_runs,
             report.blocks_dropped,
             report.blocks_restored,
             report.blocks_updated,

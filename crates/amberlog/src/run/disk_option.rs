@@ -103,6 +103,7 @@ fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Resul
         "nvm-byte-level" => options.byte_level = switch(key, value)?,
         "nvm-delayed-checkpoint" => options.delayed_checkpoint = switch(key, value)?,
         "nvm-append-home" => options.append_home_bytes_min = number(key, value, 0)?.saturating_mul(1 << 10),
+        "nvm-early-runs" => options.early_run_bytes = number(key, value, 0)?.saturating_mul(1 << 10),
         "nvm-log-everything" => options.log_everything = switch(key, value)?,
         _ => return Ok(false),
     }
@@ -178,7 +179,7 @@ impl FromStr for DiskOption {
                     return Err(format!(
                         "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, model, \
                          and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
-                         nvm-append-home, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
+                         nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
             }

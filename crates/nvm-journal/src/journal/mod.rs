@@ -262,6 +262,11 @@ impl<M: Medium> Journal<M> {
         u64::from(self.commit_end) * 4 >= u64::from(self.geometry.blocks) * 3
     }
 
+    /// Headers that hold something.
+    pub fn used(&self) -> u32 {
+        self.commit_end.saturating_sub(self.reclaimable())
+    }
+
     /// Whether a transaction is begun and not published.
     pub fn has_pending(&self) -> bool {
         !self.pending.is_empty() || !self.revoked.is_empty()

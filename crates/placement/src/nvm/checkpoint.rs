@@ -3,6 +3,8 @@
 //!
 //! They leave it slice by slice, each behind a flush of its own, while the next is being written: a commit that waits for
 //! room waits for a slice, and the disk is not idle meanwhile. (The paper's file system is "frozen" until all of it is home.)
+//! For the same reason long runs begin to go home when the region is half full: they are data, written once. What is changed
+//! again and again is scattered, and stays until there is need for its place.
 
 use super::State;
 use super::captured::{AtHome, Captured, HomeState};
@@ -21,7 +23,7 @@ const RUN_BYTES: u64 = 256 << 10;
 /// Pieces on their way at a time.
 const RUNS_MAX: usize = 16;
 /// Slices that the whole region would leave in.
-const SLICES: u32 = 8;
+const SLICES: u32 = 4;
 
 /// A checkpoint that is going on.
 #[derive(Debug)]
@@ -46,6 +48,11 @@ impl Checkpoint {
 impl NvmRoute {
     /// Begins a checkpoint of everything that can go home. False when nothing can, or one is going on.
     pub(super) fn begin_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) -> bool {
+        self.begin_checkpoint_of(captured, 1, plan)
+    }
+
+    /// The same for runs of at least `run_blocks_min` blocks.
+    fn begin_checkpoint_of(&mut self, captured: &mut Captured, run_blocks_min: u64, plan: &mut Plan) -> bool {
         if self.checkpoint.is_some() || self.checkpoint_failed {
             return false;
         }
@@ -62,6 +69,10 @@ impl NvmRoute {
                 Some(run) if run.end == block && run.end - run.start < longest => run.end += 1,
                 _ => runs.push(block..block + 1),
             }
+        }
+        runs.retain(|run| run.end - run.start >= run_blocks_min);
+        if runs.is_empty() {
+            return false;
         }
         // Taken from the end: the largest first, equal ones from the disk's beginning on.
         runs.sort_by_key(|run| (run.end - run.start, Reverse(run.start)));
@@ -236,6 +247,25 @@ impl NvmRoute {
         }
         if self.checkpoint.is_none() && self.nvm.take_checkpoint_due() {
             self.begin_checkpoint(captured, plan);
+        }
+        self.send_long_runs(captured, plan);
+    }
+
+    /// Long runs go home from half full on; looked for once after each transaction.
+    fn send_long_runs(&mut self, captured: &mut Captured, plan: &mut Plan) {
+        let sequence = captured.journal.sequence();
+        let (run_bytes, percent) = (self.nvm.options.early_run_bytes, u64::from(self.nvm.options.early_fill_percent));
+        if run_bytes == 0
+            || self.checkpoint.is_some()
+            || self.runs_looked_for == Some(sequence)
+            || u64::from(captured.journal.used()) * 100 < u64::from(captured.journal.geometry().blocks) * percent
+        {
+            return;
+        }
+        self.runs_looked_for = Some(sequence);
+        let blocks = (run_bytes / captured.block_bytes()).max(1);
+        if self.begin_checkpoint_of(captured, blocks, plan) {
+            NvmCounters::add(&self.nvm.counters.checkpoints_of_runs, 1);
         }
     }
 }

@@ -77,7 +77,11 @@ pub struct NvmOptions {
     pub early_batch_bytes: u64,
     /// Everything goes home after this time at the latest.
     pub checkpoint_interval: Duration,
-    /// A checkpoint lets go of its blocks in slices of an eighth of the region, but at least of so many bytes: each costs a
+    /// From when the region is filled so far on, in percent, …
+    pub early_fill_percent: u32,
+    /// … runs of at least so many bytes go home (0: nothing does before three fourths, as in the paper).
+    pub early_run_bytes: u64,
+    /// A checkpoint lets go of its blocks in slices of a fourth of the region, but at least of so many bytes: each costs a
     /// flush, and that a disk with an arm a turn of its platter.
     pub checkpoint_slice_bytes_min: u64,
 }
@@ -97,6 +101,8 @@ impl NvmOptions {
             append_home_bytes_min: 1 << 20,
             early_batch_bytes: 256 << 10,
             checkpoint_interval: Duration::from_secs(300),
+            early_fill_percent: 50,
+            early_run_bytes: 64 << 10,
             checkpoint_slice_bytes_min: 1 << 20,
         }
     }

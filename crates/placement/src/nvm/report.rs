@@ -15,6 +15,7 @@ pub(super) struct NvmCounters {
     pub bytes_absorbed: AtomicU64,
     pub reads_answered: AtomicU64,
     pub checkpoints: AtomicU64,
+    pub checkpoints_of_runs: AtomicU64,
     pub checkpoint_bytes: AtomicU64,
     pub blocks_dropped: AtomicU64,
     pub blocks_restored: AtomicU64,
@@ -59,6 +60,8 @@ pub struct NvmReport {
     pub garbage_collections: u64,
     /// Checkpoints.
     pub checkpoints: u64,
+    /// Those of them that took long runs alone.
+    pub checkpoints_of_runs: u64,
     /// Bytes that they wrote home.
     pub checkpoint_bytes: u64,
     /// Blocks let go without being written: the guest no longer needed them.
@@ -119,6 +122,7 @@ impl NvmCounters {
             reads_answered: load(&self.reads_answered),
             garbage_collections: sum(6),
             checkpoints: load(&self.checkpoints),
+            checkpoints_of_runs: load(&self.checkpoints_of_runs),
             checkpoint_bytes: load(&self.checkpoint_bytes),
             blocks_dropped: load(&self.blocks_dropped),
             blocks_restored: load(&self.blocks_restored),

@@ -89,6 +89,8 @@ pub struct NvmRoute {
     pub(super) early: Early,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) checkpoint_failed: bool,
+    /// After which transaction long runs were looked for last.
+    pub(super) runs_looked_for: Option<u32>,
     pub(super) closing: Option<Closing>,
     /// Requests of this pass that wrote into the log.
     pub(super) pass_requests: Vec<RequestId>,
@@ -120,6 +122,7 @@ impl NvmRoute {
             early: Early::default(),
             checkpoint: None,
             checkpoint_failed: false,
+            runs_looked_for: None,
             closing: None,
             pass_requests: Vec::new(),
             held: Vec::new(),

@@ -159,6 +159,8 @@ impl Guest {
         options.log_everything = random.below(6) == 0;
         options.append_home_bytes_min = if random.below(3) == 0 { 3 * BLOCK as u64 } else { 0 };
         options.early_batch_bytes = random.below(3) * BLOCK as u64;
+        options.early_run_bytes = random.below(3) * BLOCK as u64;
+        options.early_fill_percent = 1;
         options.checkpoint_slice_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
