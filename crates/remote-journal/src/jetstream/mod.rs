@@ -20,6 +20,7 @@
 //! then the store has failed, and its clients go on on their own storage. A stream that is full refuses new segments, as a
 //! full disk does.
 
+mod config;
 mod message;
 mod options;
 mod stream;
@@ -169,7 +170,7 @@ impl SegmentFile for Segment {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut shared = lock(&self.shared);
         let mut at = offset;
-        for part in bytes.chunks(stream::CONTENT_BYTES_MAX) {
+        for part in bytes.chunks(config::CONTENT_BYTES_MAX) {
             let number = shared.link.publish(Kind::Piece, self.number, at, part)?;
             let piece = Piece { offset: at, len: part.len() as u64, number };
             shared.segments.entry(self.number).or_default().add(piece);
