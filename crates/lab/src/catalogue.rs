@@ -8,11 +8,12 @@
 
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
-use crate::error::{Error, Result};
+use crate::error::{Error, FileContext, Result};
 use crate::integrity::CRASHES_A_BOOT;
 use crate::results::Parameters;
 use crate::workload::Workload;
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// How an experiment is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +70,12 @@ pub struct Experiment {
     pub claims: Vec<Claim>,
     /// For the reader: heading and text.
     pub sections: Vec<(String, String)>,
+    /// The description itself, where it is the user's own.
+    pub own_text: Option<String>,
 }
+
+/// What a description of the user's own is called beside its results.
+pub const OWN_TEXT: &str = "experiment.md";
 
 /// What of an experiment is run.
 #[derive(Clone, Debug)]
@@ -98,14 +104,65 @@ pub fn all() -> Result<Vec<Experiment>> {
     include!("../experiments/list.in").into_iter().map(|(id, text)| parse(id, text)).collect()
 }
 
-/// The experiments with these names; a name that ends with `*` stands for all that begin so.
+/// The description of an experiment, to read or to begin one's own with.
 ///
 /// # Errors
 /// When there is none of that name.
+pub fn text(id: &str) -> Result<&'static str> {
+    let found = include!("../experiments/list.in").into_iter().find(|(name, _)| *name == id);
+    found.map(|(_, text)| text).ok_or_else(|| Error::Unknown(id.to_owned()))
+}
+
+/// All experiments, and those of the user's own with results in a directory.
+///
+/// # Errors
+/// When a description cannot be read.
+pub fn all_in(directory: &Path) -> Result<Vec<Experiment>> {
+    let mut experiments = all()?;
+    let mut own: Vec<PathBuf> = std::fs::read_dir(directory)
+        .at("list", directory)?
+        .filter_map(|entry| Some(entry.ok()?.path().join(OWN_TEXT)).filter(|path| path.is_file()))
+        .collect();
+    own.sort();
+    for path in own {
+        let id = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        experiments.push(read(&path, &id)?);
+    }
+    Ok(experiments)
+}
+
+/// Reads a description of the user's own.
+fn read(path: &Path, id: &str) -> Result<Experiment> {
+    let bad = |reason: &str| Error::Description { id: path.display().to_string(), reason: reason.to_owned() };
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if id.is_empty() || !id.bytes().all(is_plain) {
+        return Err(bad("its name may have letters, digits, - and _"));
+    }
+    if all()?.iter().any(|experiment| experiment.id == id) {
+        return Err(bad("it has the name of an experiment of the papers; give it another"));
+    }
+    let text = std::fs::read_to_string(path).at("read", path)?;
+    let experiment = parse(id, &text)?;
+    if experiment.kind == Kind::Missing {
+        return Err(bad("it has no kind"));
+    }
+    Ok(Experiment { own_text: Some(text), ..experiment })
+}
+
+/// The experiments with these names; a name that ends with `*` stands for all that begin so, and one that ends with `.md` is a
+/// file with a description of the user's own.
+///
+/// # Errors
+/// When there is none of that name, or a description is not well formed.
 pub fn select(names: &[String]) -> Result<Vec<Experiment>> {
     let all = all()?;
     let mut chosen: Vec<Experiment> = Vec::new();
     for name in names {
+        if let Some(stem) = name.strip_suffix(".md") {
+            let id = stem.rsplit('/').next().unwrap_or(stem);
+            chosen.push(read(Path::new(name), id)?);
+            continue;
+        }
         let prefix = name.strip_suffix('*');
         let fits = |id: &str| prefix.map_or(id == name, |prefix| id.starts_with(prefix));
         let before = chosen.len();
@@ -140,6 +197,7 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         curves: String::new(),
         claims: Vec::new(),
         sections: Vec::new(),
+        own_text: None,
     };
     for line in keys.lines() {
         let (key, value) = line.split_once(": ").ok_or_else(|| bad(format!("'{line}' is no key and value")))?;
@@ -336,5 +394,31 @@ mod tests {
         assert_eq!(experiment.cells(&extent).len(), experiment.modes.len());
         let full = Extent { quick: false, iterations: Some(10), guests_max: 8, scale: 1.0 };
         assert_eq!(experiment.cells(&full).len(), experiment.modes.len() * 4 * 10);
+    }
+
+    #[test]
+    fn an_experiment_of_ones_own_begins_as_a_copy() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("larger.md");
+        let written = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            select(&[path.to_str().unwrap().to_owned()])
+        };
+        let copy = text("njs2018-fig8").unwrap().replace("part: 0.25", "part: 1");
+        let own = written(&copy).unwrap();
+        assert_eq!((own[0].id.as_str(), own[0].part, own[0].own_text.as_deref()), ("larger", 1.0, Some(&*copy)));
+        assert!(matches!(written("title: x\nkind: load\nworkloads: nothing\n\n"), Err(Error::Description { .. })));
+        assert!(matches!(written("title: x\n\n"), Err(Error::Description { .. })), "it has no kind");
+        let taken = directory.path().join("njs2018-fig8.md");
+        std::fs::write(&taken, &copy).unwrap();
+        assert!(matches!(select(&[taken.to_str().unwrap().to_owned()]), Err(Error::Description { .. })));
+        assert!(matches!(text("spe2012-fig99"), Err(Error::Unknown(_))));
+
+        // Its results are found again with its description.
+        let results = directory.path().join("results/larger");
+        std::fs::create_dir_all(&results).unwrap();
+        std::fs::write(results.join(OWN_TEXT), &copy).unwrap();
+        let all_there = all_in(&directory.path().join("results")).unwrap();
+        assert_eq!((all_there.len(), all_there.last().unwrap().id.as_str()), (all().unwrap().len() + 1, "larger"));
     }
 }

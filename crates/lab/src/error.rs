@@ -34,7 +34,7 @@ pub enum Error {
         /// What it needs.
         needs: String,
     },
-    /// An experiment's text is not well formed: a bug.
+    /// An experiment's text is not well formed: one of the user's own, or a bug.
     #[error("the description of {id} is not well formed: {reason}")]
     Description {
         /// The experiment.

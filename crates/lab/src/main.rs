@@ -24,7 +24,12 @@ struct CommandLine {
 enum Command {
     /// Show the experiments, what they are, and how long each takes.
     List(Extents),
-    /// Run experiments: by name, or all whose names begin so (spe2012-*).
+    /// Print an experiment's description: what the paper did, what we do, what differs; one of your own begins as a copy.
+    Show {
+        /// Its name.
+        id: String,
+    },
+    /// Run experiments: by name, all whose names begin so (spe2012-*), or one of your own, described in a file (FILE.md).
     Run(RunArgs),
     /// Make one page, DIR/index.html, of the results in DIR.
     Report {
@@ -51,7 +56,7 @@ struct Extents {
 
 #[derive(clap::Args)]
 struct RunArgs {
-    /// Names of experiments.
+    /// Names of experiments, or files with descriptions.
     #[arg(required = true)]
     ids: Vec<String>,
     #[command(flatten)]
@@ -83,6 +88,10 @@ struct RunArgs {
 fn main() -> ExitCode {
     let outcome = match CommandLine::parse().command {
         Command::List(extents) => list(&extents),
+        Command::Show { id } => catalogue::text(&id).map(|text| {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }),
         Command::Run(args) => run(args),
         Command::Report { directory } => report(&directory),
     };
@@ -91,7 +100,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
-                Error::Unknown(_) => 2,
+                Error::Unknown(_) | Error::Description { .. } => 2,
                 Error::NotYet { .. } | Error::Damaged { .. } => 3,
                 Error::Interrupted => 130,
                 _ => 1,
@@ -180,7 +189,7 @@ fn end_by_signals() -> Result<()> {
 }
 
 fn report(directory: &std::path::Path) -> Result<ExitCode> {
-    let path = lab::report::write(directory, &catalogue::all()?)?;
+    let path = lab::report::write(directory, &catalogue::all_in(directory)?)?;
     println!("{}", path.display());
     Ok(ExitCode::SUCCESS)
 }

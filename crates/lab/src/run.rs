@@ -49,6 +49,10 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         let directory = options.out.join(&experiment.id);
         let raw = directory.join("raw");
         std::fs::create_dir_all(&raw).at("make", &raw)?;
+        if let Some(text) = &experiment.own_text {
+            let path = directory.join(catalogue::OWN_TEXT);
+            std::fs::write(&path, text).at("write", &path)?;
+        }
         let mut rig = Rig::new(options.images.as_deref(), directory.join("consoles"), options.limit)?;
         let mut cells: Vec<CellResult> = Vec::new();
         let parameters = experiment.parameters(&options.parameters);

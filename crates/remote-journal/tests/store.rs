@@ -288,6 +288,68 @@ fn a_flipped_bit_is_refused_and_never_passed_over() {
     store.commit().expect("durable");
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None,
+        cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(200),
+        ..ProptestConfig::default() })]
+
+    /// Wherever durable bytes are damaged but in the last group: what is fetched of a journal is all that was acknowledged, or
+    /// it is refused. Above all it is not a log that ends early.
+    #[test]
+    fn no_damage_shortens_a_log(
+        batches in prop::collection::vec((0..4u8, 1..20_000usize, prop::bool::weighted(0.3)), 1..60),
+        place in 0.0..1.0f64,
+        bytes in prop_oneof![Just(1u64), 1..200u64, 1..60_000u64],
+    ) {
+        let medium = Simulated::default();
+        let mut store = open(medium.clone()).expect("opens");
+        let begun: Vec<(u32, u64)> =
+            (0..4).map(|j| store.begin(&name(j), [j; 16], [0; 16], 0, 4096).expect("begun")).collect();
+        store.commit().expect("durable");
+        let mut written: Vec<Vec<Vec<u8>>> = vec![Vec::new(); 4];
+        for (number, (j, len, commits)) in batches.iter().enumerate() {
+            let (id, epoch) = begun[usize::from(*j)];
+            let batch = content(number as u64, *len);
+            let log = &mut written[usize::from(*j)];
+            log.push(batch);
+            store.append(id, epoch, log.len() as u64, 1, &log[log.len() - 1]).expect("appended");
+            if *commits {
+                store.commit().expect("durable");
+            }
+        }
+        store.commit().expect("durable");
+        let end = medium.used();
+        // The last group: nothing tells it from a torn one.
+        store.begin("client/j9", [9; 16], [0; 16], 0, 4096).expect("begun");
+        store.commit().expect("durable");
+        drop(store);
+        let at = (end.iter().map(|(_, len)| len).sum::<u64>() as f64 * place) as u64;
+        let mut before = 0;
+        for (segment, len) in end {
+            if (before..before + len).contains(&at) {
+                medium.wipe(segment, at - before, bytes.min(before + len - at));
+            }
+            before += len;
+        }
+        let mut store = open(medium).expect("opens");
+        for (j, log) in written.iter().enumerate() {
+            let Ok(info) = store.info(&name(j as u8)) else {
+                prop_assert!(store.counters().damaged_places > 0, "journal {} is gone", j);
+                continue;
+            };
+            let mut fetched = Vec::new();
+            let refused = loop {
+                match store.fetch(&info.name, info.epoch, info.tail + fetched.len() as u64) {
+                    Ok(Some(batch)) => fetched.push(batch),
+                    Ok(None) => break false,
+                    Err(_) => break true,
+                }
+            };
+            prop_assert!(refused || &fetched == log, "journal {}: {} of {} batches", j, fetched.len(), log.len());
+        }
+    }
+}
+
 #[test]
 fn a_bit_that_flips_while_the_store_is_open_is_seen_when_it_is_read() {
     let medium = Simulated::default();

@@ -9,6 +9,7 @@ mod dax;
 mod journals;
 mod kill;
 mod limits;
+mod nats;
 mod nvm;
 mod placements;
 mod refusals;

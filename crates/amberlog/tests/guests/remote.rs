@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 use test_storage::TestStorage;
 
 /// A journal server in a process of its own.
-struct JournalServer {
+pub(super) struct JournalServer {
     process: Child,
-    address: String,
+    pub address: String,
 }
 
 impl JournalServer {
-    fn start(store: &Path, listen: &str, more: &[&str]) -> Self {
+    pub fn start(store: &Path, listen: &str, more: &[&str]) -> Self {
         Self::start_in(None, store, listen, more)
     }
 
@@ -64,7 +64,7 @@ impl JournalServer {
         }
     }
 
-    fn kill(mut self) -> String {
+    pub fn kill(mut self) -> String {
         self.process.kill().expect("it is ours");
         self.process.wait().expect("it ends");
         self.address.clone()
@@ -121,7 +121,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, cut: &AtomicBool, delay_ms: &
     let _ = to.shutdown(Shutdown::Both);
 }
 
-fn remote_disk(image: &Path, address: &str) -> Vec<OsString> {
+pub(super) fn remote_disk(image: &Path, address: &str) -> Vec<OsString> {
     let mut words = vec!["--remote-insecure".into(), "--remote-timeout".into(), "1500".into()];
     words.extend(disk_with(image, &format!(",placement=remote={address}/db")));
     words
@@ -135,14 +135,14 @@ fn recover(image: &Path, address: &str, more: &[&str]) -> std::process::Output {
 }
 
 #[track_caller]
-fn recovered(image: &Path, address: &str, more: &[&str]) -> serde_json::Value {
+pub(super) fn recovered(image: &Path, address: &str, more: &[&str]) -> serde_json::Value {
     let output = recover(image, address, more);
     assert_eq!(output.status.code(), Some(0), "{}{}", text(&output.stdout), text(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("it prints JSON")
 }
 
 #[track_caller]
-fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Reported) {
+pub(super) fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Reported) {
     assert_consistent(file_system);
     let evidence = load.check(file_system, reported).unwrap();
     assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
@@ -159,7 +159,7 @@ fn more_is_acknowledged(guest: &mut Guest, more: u64) {
 }
 
 #[track_caller]
-fn wait_for_log(guest: &Guest, what: &str, times: usize) {
+pub(super) fn wait_for_log(guest: &Guest, what: &str, times: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while guest.stderr().matches(what).count() < times {
         assert!(Instant::now() < deadline, "'{what}' was not logged {times} times:\n{}", guest.stderr());
@@ -167,8 +167,8 @@ fn wait_for_log(guest: &Guest, what: &str, times: usize) {
     }
 }
 
-const TO_SERVER: &str = "the journal goes to";
-const TO_STORAGE: &str = "the journal is complete in its own place";
+pub(super) const TO_SERVER: &str = "the journal goes to";
+pub(super) const TO_STORAGE: &str = "the journal is complete in its own place";
 
 /// Two clients of one server, each with a secret: nothing of `db` is the other's to read, to end or to take.
 fn assert_others_cannot_touch(image: &Path, address: &str, other: &str) {
@@ -469,7 +469,7 @@ fn a_servers_journals_are_listed_inspected_and_deleted() {
     assert!(!without.status.success() && text(&without.stderr).contains("--remote-ca"), "{}", text(&without.stderr));
 }
 
-trait SignalNumber {
+pub(super) trait SignalNumber {
     fn signal_number(&self) -> Option<i32>;
 }
 

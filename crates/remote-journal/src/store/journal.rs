@@ -1,6 +1,6 @@
 //! One journal in memory: which batches are live and where they are.
 
-use super::record::JournalRecord;
+use super::record::{Header, JournalRecord, Kind};
 use super::{Medium, Store};
 use std::collections::BTreeMap;
 
@@ -49,6 +49,8 @@ pub(super) struct Journal {
     pub bytes: u64,
     /// The store was found damaged: something of this journal may be lost, so it is not added to.
     pub is_suspect: bool,
+    /// Something was lost of which it is not known whether it was of this journal, after its last batch that is known.
+    pub is_end_in_doubt: bool,
 }
 
 impl Journal {
@@ -83,7 +85,7 @@ impl<M: Medium> Store<M> {
         self.by_name.insert(record.name.clone(), id);
         self.next_id = self.next_id.max(id);
         let Some(journal) = self.journals.get_mut(&id) else {
-            self.journals.insert(id, Journal { record, batches: BTreeMap::new(), bytes: 0, is_suspect: false });
+            self.journals.insert(id, Journal { record, batches: BTreeMap::new(), bytes: 0, is_suspect: false, is_end_in_doubt: false });
             return;
         };
         let goes_on = record.is_live && journal.record.epoch == record.epoch;
@@ -96,6 +98,7 @@ impl<M: Medium> Store<M> {
         }
         journal.bytes = 0;
         journal.is_suspect = false;
+        journal.is_end_in_doubt = false;
         let dropped = std::mem::take(&mut journal.batches);
         dropped.values().for_each(|location| self.release(location));
     }
@@ -104,6 +107,14 @@ impl<M: Medium> Store<M> {
         if let Some(journal) = self.journals.remove(&id) {
             self.by_name.remove(&journal.record.name);
             journal.batches.values().for_each(|location| self.release(location));
+        }
+    }
+
+    /// A batch that was there and cannot be read: the hole is seen by whoever fetches.
+    pub(super) fn note_lost(&mut self, header: &Header) {
+        let Some(journal) = self.journals.get_mut(&header.journal) else { return };
+        if header.kind == Kind::Batch && journal.record.is_live && journal.record.epoch == header.epoch {
+            journal.record.last = journal.record.last.max(header.sequence);
         }
     }
 

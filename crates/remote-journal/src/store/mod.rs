@@ -169,7 +169,8 @@ impl<M: Medium> Store<M> {
             return Err(StoreError::Full("there is no segment to write to".to_owned()));
         };
         let offset = end + self.staged.len() as u64;
-        let header = Header { segment: number as u32, group: self.group, store: self.id, ..header };
+        let is_first = self.staged.is_empty();
+        let header = Header { segment: number as u32, group: self.group, store: self.id, is_first, ..header };
         header.write(payload, &mut self.staged);
         Ok(Location { segment: number, offset, payload_bytes: payload.len() as u32 })
     }
@@ -227,6 +228,7 @@ impl<M: Medium> Store<M> {
             tail: 0,
             group: 0,
             store: 0,
+            is_first: false,
         }
     }
 
@@ -462,6 +464,13 @@ impl<M: Medium> Store<M> {
             return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch}")));
         }
         if sequence > record.last {
+            if journal.is_end_in_doubt {
+                return Err(StoreError::Damaged(format!(
+                    "{name}: the store was damaged when the server started, and what followed batch {} of epoch {epoch} may \
+                     have been there; a log that may lack its end is not replayed",
+                    record.last
+                )));
+            }
             return Ok(None);
         }
         let Some(location) = journal.batches.get(&sequence) else {

@@ -2,9 +2,10 @@
 //!
 //! The last group written before a crash may be torn: any of its sectors may be there or not. What tells damage from that
 //! is the groups' numbers: a group is written only when the one before is durable. So where a record cannot be read and a
-//! later one of a group after the next is there, something durable was damaged; it is passed over, and the numbers of the
-//! batches show the hole. (Damage in the very last group looks like a torn end: storage with checksums, or the JetStream
-//! store, covers that.)
+//! later group is there, something durable was damaged; it is passed over, and the numbers of the
+//! batches show the hole. A batch whose header can still be read is known to be lost; where not even that can be, every
+//! journal is in doubt until a later batch or checkpoint shows where it ended, and its end is refused. (Damage in the very
+//! last group looks like a torn end: storage with checksums, or the JetStream store, covers that.)
 
 use super::record::{HEADER_BYTES, Header, JournalRecord, Kind, record_bytes};
 use super::{Location, Medium, Segment, SegmentFile, Store, StoreCounters, StoreError, StoreOptions};
@@ -73,6 +74,38 @@ fn resynchronise<F: SegmentFile>(
     Ok(None)
 }
 
+/// Whether what lies between a record of `group` and the record `found` may have been torn when power was lost, rather
+/// than damaged after it was durable: only what is of the very last group may.
+fn is_torn<F: SegmentFile>(
+    file: &F,
+    len: u64,
+    group: Option<u64>,
+    found: &Found,
+    store: Option<u32>,
+    segment: u64,
+) -> io::Result<bool> {
+    let of_found = found.header.group;
+    // A segment begins with a checkpoint alone in its group. A first record has only earlier groups before it.
+    let Some(group) = group else { return Ok(false) };
+    if of_found > group + 1 || (of_found > group && found.header.is_first) {
+        return Ok(false);
+    }
+    let mut at = found.end();
+    loop {
+        let next = match read_record(file, len, at, store, segment)? {
+            Some(next) => next,
+            None => match resynchronise(file, len, at, store, segment)? {
+                Some(next) => next,
+                None => return Ok(true),
+            },
+        };
+        if next.header.group > of_found {
+            return Ok(false);
+        }
+        at = next.end();
+    }
+}
+
 impl<M: Medium> Store<M> {
     /// Opens a store, new or old. `new_id` names it if it is new.
     ///
@@ -117,9 +150,6 @@ impl<M: Medium> Store<M> {
                 segment.bytes = end;
             }
         }
-        if let Some(id) = id {
-            self.id = id;
-        }
         if self.counters.damaged_places > 0 {
             self.journals.values_mut().for_each(|journal| journal.is_suspect = true);
         }
@@ -136,8 +166,7 @@ impl<M: Medium> Store<M> {
                 Some(found) => found,
                 None => {
                     let Some(found) = resynchronise(file, len, at, *id, number)? else { return Ok(at) };
-                    let is_torn = group.is_some_and(|group| found.header.group <= group + 1);
-                    if is_last && is_torn {
+                    if is_last && is_torn(file, len, group, &found, *id, number)? {
                         return Ok(at);
                     }
                     log::error!(
@@ -145,15 +174,44 @@ impl<M: Medium> Store<M> {
                         found.offset
                     );
                     self.counters.damaged_places += 1;
+                    self.note_damage(number, at, found.offset)?;
                     found
                 }
             };
-            id.get_or_insert(found.header.store);
+            self.id = *id.get_or_insert(found.header.store);
             group = Some(found.header.group);
             self.group = self.group.max(found.header.group + 1);
             at = found.end();
             self.apply(number, found);
         }
+    }
+
+    /// Notes what is lost between two offsets of a segment: the batches whose headers can be read, and whatever else it was.
+    fn note_damage(&mut self, number: u64, start: u64, end: u64) -> io::Result<()> {
+        let mut at = start;
+        let mut is_unknown = false;
+        while at + HEADER_BYTES as u64 <= end {
+            let mut header = [0; HEADER_BYTES];
+            self.segments[&number].file.read_at(at, &mut header)?;
+            match Header::read(&header, Some(self.id), number) {
+                Some(header) => {
+                    let after = at + record_bytes(header.payload_bytes as usize);
+                    // A record that reaches into what can be read is none: its header lies in what is lost.
+                    is_unknown |= after > end || header.kind != Kind::Batch;
+                    if after <= end {
+                        self.note_lost(&header);
+                        at = after;
+                        continue;
+                    }
+                }
+                None => is_unknown = true,
+            }
+            at += HEADER_BYTES as u64;
+        }
+        if is_unknown {
+            self.journals.values_mut().for_each(|journal| journal.is_end_in_doubt = true);
+        }
+        Ok(())
     }
 
     fn apply(&mut self, segment: u64, found: Found) {
@@ -172,7 +230,14 @@ impl<M: Medium> Store<M> {
                     .copied()
                     .collect();
                 gone.into_iter().for_each(|id| self.remove_journal(id));
-                records.into_iter().for_each(|record| self.set_journal(record));
+                records.into_iter().for_each(|record| {
+                    let id = record.id;
+                    self.set_journal(record);
+                    // It says which batch was the last: what is missing shows as a hole from now on.
+                    if let Some(journal) = self.journals.get_mut(&id) {
+                        journal.is_end_in_doubt = false;
+                    }
+                });
             }
             Kind::Journal => {
                 if let Some(record) = JournalRecord::read(&mut reader) {
@@ -181,8 +246,10 @@ impl<M: Medium> Store<M> {
             }
             Kind::Delete => self.remove_journal(header.journal),
             Kind::Batch => {
-                let Some(journal) = self.journals.get(&header.journal) else { return };
+                let Some(journal) = self.journals.get_mut(&header.journal) else { return };
                 if journal.record.is_live && journal.record.epoch == header.epoch {
+                    // One that is not the next shows a hole, and one that is shows that there is none.
+                    journal.is_end_in_doubt &= header.sequence <= journal.record.last;
                     let location = Location { segment, offset, payload_bytes: header.payload_bytes };
                     self.add_batch(header.journal, header.sequence, header.tail, location);
                 }

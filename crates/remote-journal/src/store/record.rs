@@ -54,6 +54,8 @@ pub struct Header {
     pub group: u64,
     /// Which store.
     pub store: u32,
+    /// Whether it is the first of its group: what lies before it is then the end of an earlier one, which was durable.
+    pub is_first: bool,
 }
 
 /// Bytes that a record takes in its segment.
@@ -68,7 +70,7 @@ impl Header {
         self.payload_crc = crc32c::crc32c(payload);
         let start = out.len();
         out.extend_from_slice(&MAGIC.to_le_bytes());
-        out.extend_from_slice(&[self.kind as u8 + 1, VERSION, 0, 0]);
+        out.extend_from_slice(&[self.kind as u8 + 1, VERSION, u8::from(self.is_first), 0]);
         for word in [self.payload_bytes, self.payload_crc, self.journal, self.segment] {
             out.extend_from_slice(&word.to_le_bytes());
         }
@@ -87,7 +89,7 @@ impl Header {
     pub fn read(bytes: &[u8], store: Option<u32>, segment: u64) -> Option<Self> {
         let mut reader = Reader::new(bytes.get(..HEADER_BYTES)?);
         let magic = reader.u32()?;
-        let [kind, version, ..] = reader.array::<4>()?;
+        let [kind, version, flags, _] = reader.array::<4>()?;
         let header = Header {
             kind: Kind::from_byte(kind)?,
             payload_bytes: reader.u32()?,
@@ -99,6 +101,7 @@ impl Header {
             tail: reader.u64()?,
             group: reader.u64()?,
             store: reader.u32()?,
+            is_first: flags & 1 != 0,
         };
         let crc = reader.u32()?;
         let is_good = magic == MAGIC

@@ -111,6 +111,23 @@ impl Simulated {
         });
     }
 
+    /// The segments, and how far each was ever made durable.
+    pub fn used(&self) -> Vec<(u64, u64)> {
+        let used = |file: &Content| file.durable.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
+        self.with(|state| state.files.iter().map(|(number, file)| (*number, used(file))).collect())
+    }
+
+    /// Makes nothing of bytes that are durable.
+    pub fn wipe(&self, segment: u64, offset: u64, bytes: u64) {
+        self.with(|state| {
+            if let Some(file) = state.files.get_mut(&segment) {
+                let end = ((offset + bytes) as usize).min(file.durable.len());
+                let start = (offset as usize).min(end);
+                file.durable[start..end].fill(0x5a);
+            }
+        });
+    }
+
     /// Bytes reserved by all segments.
     pub fn bytes(&self) -> u64 {
         self.with(|state| state.files.values().map(|file| file.durable.len() as u64).sum())
