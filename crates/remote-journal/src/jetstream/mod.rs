@@ -126,6 +126,11 @@ impl JetStream {
 impl Medium for JetStream {
     type File = Segment;
 
+    /// Messages lie beside nothing: records have their own multiple.
+    fn block_bytes(&self) -> usize {
+        64
+    }
+
     fn list(&self) -> io::Result<Vec<u64>> {
         Ok(lock(&self.0).segments.keys().copied().collect())
     }

@@ -1,5 +1,6 @@
 //! What the store keeps its segments in: a directory, or a simulation that loses what was not made durable.
 
+use super::staging::ALIGNMENT;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -45,6 +46,9 @@ pub trait SegmentFile: Send {
 pub trait Medium: Send {
     /// A segment.
     type File: SegmentFile;
+    /// What groups begin at multiples of, in bytes: a power of two from 64 to 4096. Where the medium writes less than this it
+    /// may read and write again what lies beside it.
+    fn block_bytes(&self) -> usize;
     /// Numbers of the segments there are, ascending.
     ///
     /// # Errors
@@ -103,7 +107,11 @@ impl Directory {
 }
 
 impl Medium for Directory {
-    type File = File;
+    type File = Segment;
+
+    fn block_bytes(&self) -> usize {
+        ALIGNMENT
+    }
 
     fn list(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
@@ -116,7 +124,7 @@ impl Medium for Directory {
         Ok(numbers)
     }
 
-    fn create(&mut self, number: u64, bytes: u64) -> io::Result<File> {
+    fn create(&mut self, number: u64, bytes: u64) -> io::Result<Segment> {
         let path = self.segment(number);
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         let made = match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
@@ -128,11 +136,15 @@ impl Medium for Directory {
             let _ = std::fs::remove_file(&path);
             return Err(error);
         }
-        Ok(file)
+        // Past the page cache: what is written is read only after a crash. Some file systems cannot.
+        let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        let direct = OpenOptions::new().write(true).custom_flags(flags).open(&path).ok();
+        Ok(Segment { file, direct })
     }
 
-    fn open(&self, number: u64) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).open(self.segment(number))
+    fn open(&self, number: u64) -> io::Result<Segment> {
+        let file = OpenOptions::new().read(true).write(true).open(self.segment(number))?;
+        Ok(Segment { file, direct: None })
     }
 
     fn delete(&mut self, number: u64) -> io::Result<()> {
@@ -140,25 +152,42 @@ impl Medium for Directory {
     }
 }
 
-impl SegmentFile for File {
+/// A segment in a directory.
+#[derive(Debug)]
+pub struct Segment {
+    file: File,
+    /// The same file, opened for direct I/O.
+    direct: Option<File>,
+}
+
+impl SegmentFile for Segment {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.write_all_at(bytes, offset)
+        let is_aligned = |number: usize| number.is_multiple_of(ALIGNMENT);
+        let takes_direct = is_aligned(bytes.as_ptr().addr()) && is_aligned(bytes.len()) && is_aligned(offset as usize);
+        if let Some(direct) = self.direct.as_ref().filter(|_| takes_direct) {
+            match direct.write_all_at(bytes, offset) {
+                // A file system that opens a file so, and then asks for more than we give.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.direct = None,
+                written => return written,
+            }
+        }
+        self.file.write_all_at(bytes, offset)
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.read_exact_at(buffer, offset)
+        self.file.read_exact_at(buffer, offset)
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.sync_data()
+        self.file.sync_data()
     }
 
     fn truncate(&mut self, bytes: u64) -> io::Result<()> {
-        self.set_len(bytes)?;
-        self.sync_all()
+        self.file.set_len(bytes)?;
+        self.file.sync_all()
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 }

@@ -1,8 +1,10 @@
 //! The log-structured store: batches of all journals, appended to segments, made durable group by group.
 //!
 //! What must always hold:
-//! * Nothing is acknowledged before [`Store::commit`] has returned, which is one write and one `fdatasync` for everything
-//!   that was staged since the last one.
+//! * Nothing is acknowledged before [`Store::commit`] has returned, which is one `fdatasync` for everything that was staged
+//!   since the last one.
+//! * What was made durable is never written again, nor is a disk's sector that holds any of it: groups begin at multiples of
+//!   the medium's blocks.
 //! * A segment is deleted only after what made it dead is durable.
 //! * A lost batch is never silent: the batches of an epoch are numbered without gaps, every checkpoint says which was the
 //!   last, and [`Store::fetch`] refuses a journal with a hole in it.
@@ -17,6 +19,7 @@ mod journal;
 mod medium;
 mod open;
 mod record;
+mod staging;
 #[cfg(any(test, feature = "simulate"))]
 mod simulated;
 
@@ -26,7 +29,8 @@ pub use medium::{Directory, Medium, SegmentFile};
 pub use simulated::{Simulated, SimulatedFile};
 
 use journal::Journal;
-use record::{Header, JournalRecord, Kind, record_bytes};
+use record::{HEADER_BYTES, Header, JournalRecord, Kind, record_bytes};
+use staging::{ALIGNMENT, Staging};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 
@@ -36,6 +40,8 @@ pub const JOURNALS_MAX: usize = 8192;
 pub const JOURNALS_OF_CLIENT_MAX: usize = 256;
 /// Room at the end of every segment that batches leave to what frees room.
 const RESERVE_BYTES: u64 = 64 << 10;
+/// Staged bytes that are written without waiting for the rest of their group.
+const WRITE_BYTES: usize = 4 << 20;
 /// The smallest segment that is tried when the disk is nearly full, in bytes.
 const SEGMENT_BYTES_MIN: u64 = 256 << 10;
 
@@ -98,7 +104,9 @@ pub struct Store<M: Medium> {
     segments: BTreeMap<u64, Segment<M::File>>,
     /// The segment that is written, and where its next group begins.
     active: Option<(u64, u64)>,
-    staged: Vec<u8>,
+    staged: Staging,
+    /// Bytes of the group that is being staged that were written already.
+    written_bytes: u64,
     group: u64,
     journals: BTreeMap<u32, Journal>,
     by_name: HashMap<String, u32>,
@@ -159,7 +167,9 @@ impl<M: Medium> Store<M> {
         let reserve = if header.kind == Kind::Batch && !self.is_cleaning { RESERVE_BYTES } else { 0 };
         let fits = |store: &Self| {
             store.active.is_some_and(|(number, end)| {
-                end + store.staged.len() as u64 + needed + reserve <= store.segments[&number].bytes
+                // With what may fill up the group.
+                let group = store.group_bytes() + needed + ALIGNMENT as u64;
+                end + group + reserve <= store.segments[&number].bytes
             })
         };
         if !fits(self) {
@@ -168,18 +178,46 @@ impl<M: Medium> Store<M> {
         let Some((number, end)) = self.active else {
             return Err(StoreError::Full("there is no segment to write to".to_owned()));
         };
-        let offset = end + self.staged.len() as u64;
-        let is_first = self.staged.is_empty();
-        let header = Header { segment: number as u32, group: self.group, store: self.id, is_first, ..header };
-        header.write(payload, &mut self.staged);
+        let offset = end + self.group_bytes();
+        self.put(number, header, payload);
+        if self.staged.len() >= WRITE_BYTES {
+            self.write_staged()?;
+        }
         Ok(Location { segment: number, offset, payload_bytes: payload.len() as u32 })
+    }
+
+    /// Bytes of the group that is being staged.
+    fn group_bytes(&self) -> u64 {
+        self.written_bytes + self.staged.len() as u64
+    }
+
+    fn put(&mut self, segment: u64, header: Header, payload: &[u8]) {
+        let is_first = self.group_bytes() == 0;
+        let header = Header { segment: segment as u32, group: self.group, store: self.id, is_first, ..header };
+        self.staged.extend(&header.bytes(payload));
+        self.staged.extend(payload);
+        self.staged.pad_to(HEADER_BYTES);
+    }
+
+    /// Writes what is staged, in whole blocks; nothing waits until it is durable.
+    fn write_staged(&mut self) -> Result<(), StoreError> {
+        let Some((number, end)) = self.active else { return Ok(()) };
+        let Some(segment) = self.segments.get_mut(&number) else { return Ok(()) };
+        let block_bytes = self.medium.block_bytes();
+        let whole = self.staged.len() / block_bytes * block_bytes;
+        if let Err(error) = segment.file.write_at(end + self.written_bytes, &self.staged.bytes()[..whole]) {
+            return Err(self.fail("writing a segment failed", &error));
+        }
+        self.staged.drop_first(whole);
+        self.written_bytes += whole as u64;
+        Ok(())
     }
 
     /// Goes on in a new segment. When there is no room for one, the old one stays, with its reserve.
     fn roll(&mut self, needed: u64) -> Result<(), StoreError> {
         self.commit()?;
         let checkpoint = self.checkpoint();
-        let least = needed + record_bytes(checkpoint.len()) + RESERVE_BYTES;
+        let least = needed + record_bytes(checkpoint.len()) + 2 * ALIGNMENT as u64 + RESERVE_BYTES;
         let number = self.segments.last_key_value().map_or(1, |(last, _)| last + 1);
         let mut bytes = self.options.segment_bytes.max(least);
         let file = loop {
@@ -245,23 +283,26 @@ impl<M: Medium> Store<M> {
     /// Then nothing staged may be acknowledged, and the store has failed.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         self.check()?;
-        if self.staged.is_empty() {
+        if self.group_bytes() == 0 {
             return Ok(());
         }
         let Some((number, end)) = self.active else { return Ok(()) };
-        let staged = std::mem::take(&mut self.staged);
-        let Some(segment) = self.segments.get_mut(&number) else { return Ok(()) };
-        let written = segment.file.write_at(end, &staged).and_then(|()| segment.file.sync());
-        if let Err(error) = written {
-            return Err(self.fail("writing a segment failed", &error));
+        let past = self.group_bytes() as usize % self.medium.block_bytes();
+        if past > 0 {
+            // At least a header, as all records are multiples of one.
+            let filler = vec![0; self.medium.block_bytes() - past - HEADER_BYTES];
+            self.put(number, self.header(Kind::Filler, 0), &filler);
         }
-        self.active = Some((number, end + staged.len() as u64));
+        self.write_staged()?;
+        let bytes = std::mem::take(&mut self.written_bytes);
+        let Some(segment) = self.segments.get_mut(&number) else { return Ok(()) };
+        if let Err(error) = segment.file.sync() {
+            return Err(self.fail("making a segment durable failed", &error));
+        }
+        self.active = Some((number, end + bytes));
         self.group += 1;
         self.counters.groups += 1;
-        self.counters.written_bytes += staged.len() as u64;
-        // The buffer is kept for the next group.
-        self.staged = staged;
-        self.staged.clear();
+        self.counters.written_bytes += bytes;
         self.sweep()
     }
 

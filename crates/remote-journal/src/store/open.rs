@@ -8,6 +8,7 @@
 //! last group looks like a torn end: storage with checksums, or the JetStream store, covers that.)
 
 use super::record::{HEADER_BYTES, Header, JournalRecord, Kind, record_bytes};
+use super::staging::Staging;
 use super::{Location, Medium, Segment, SegmentFile, Store, StoreCounters, StoreError, StoreOptions};
 use crate::bytes::Reader;
 use std::collections::{BTreeMap, HashMap};
@@ -118,7 +119,8 @@ impl<M: Medium> Store<M> {
             id: new_id,
             segments: BTreeMap::new(),
             active: None,
-            staged: Vec::new(),
+            staged: Staging::default(),
+            written_bytes: 0,
             group: 1,
             journals: BTreeMap::new(),
             by_name: HashMap::new(),
@@ -197,7 +199,7 @@ impl<M: Medium> Store<M> {
                 Some(header) => {
                     let after = at + record_bytes(header.payload_bytes as usize);
                     // A record that reaches into what can be read is none: its header lies in what is lost.
-                    is_unknown |= after > end || header.kind != Kind::Batch;
+                    is_unknown |= after > end || !matches!(header.kind, Kind::Batch | Kind::Filler);
                     if after <= end {
                         self.note_lost(&header);
                         at = after;
@@ -245,6 +247,7 @@ impl<M: Medium> Store<M> {
                 }
             }
             Kind::Delete => self.remove_journal(header.journal),
+            Kind::Filler => {}
             Kind::Batch => {
                 let Some(journal) = self.journals.get_mut(&header.journal) else { return };
                 if journal.record.is_live && journal.record.epoch == header.epoch {

@@ -23,11 +23,13 @@ pub enum Kind {
     Journal,
     /// A journal is gone.
     Delete,
+    /// Nothing: fills a group up to where the next may begin.
+    Filler,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        [Kind::Batch, Kind::Checkpoint, Kind::Journal, Kind::Delete].into_iter().find(|kind| *kind as u8 + 1 == byte)
+        [Kind::Batch, Kind::Checkpoint, Kind::Journal, Kind::Delete, Kind::Filler].into_iter().find(|kind| *kind as u8 + 1 == byte)
     }
 }
 
@@ -64,11 +66,11 @@ pub fn record_bytes(payload_bytes: usize) -> u64 {
 }
 
 impl Header {
-    /// Appends a record to `out`; lengths and the payload's checksum are filled in here.
-    pub fn write(mut self, payload: &[u8], out: &mut Vec<u8>) {
+    /// The header as it is written before its payload; lengths and the payload's checksum are filled in here.
+    pub fn bytes(mut self, payload: &[u8]) -> [u8; HEADER_BYTES] {
         self.payload_bytes = payload.len() as u32;
         self.payload_crc = crc32c::crc32c(payload);
-        let start = out.len();
+        let mut out = Vec::with_capacity(HEADER_BYTES);
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&[self.kind as u8 + 1, VERSION, u8::from(self.is_first), 0]);
         for word in [self.payload_bytes, self.payload_crc, self.journal, self.segment] {
@@ -78,11 +80,9 @@ impl Header {
             out.extend_from_slice(&word.to_le_bytes());
         }
         out.extend_from_slice(&self.store.to_le_bytes());
-        let crc = crc32c::crc32c(&out[start..]);
+        let crc = crc32c::crc32c(&out);
         out.extend_from_slice(&crc.to_le_bytes());
-        debug_assert_eq!(out.len() - start, HEADER_BYTES);
-        out.extend_from_slice(payload);
-        out.resize(start + record_bytes(payload.len()) as usize, 0);
+        out.try_into().expect("the fields are so many bytes")
     }
 
     /// Reads a header; nothing when it is none, or none of this store and segment.

@@ -11,6 +11,8 @@ const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug, Default)]
 struct Content {
     durable: Vec<u8>,
+    /// How far it was written and made durable.
+    end: u64,
     /// Written and not durable, in order.
     loose: Vec<(u64, Vec<u8>)>,
 }
@@ -96,7 +98,7 @@ impl Simulated {
                         at += len;
                     }
                 }
-                (number, Content { durable: bytes, loose: Vec::new() })
+                (number, Content { durable: bytes, end: content.end, loose: Vec::new() })
             })
             .collect();
         Simulated(Arc::new(Mutex::new(State { files, ..State::default() })))
@@ -137,6 +139,10 @@ impl Simulated {
 impl Medium for Simulated {
     type File = SimulatedFile;
 
+    fn block_bytes(&self) -> usize {
+        SECTOR_BYTES
+    }
+
     fn list(&self) -> io::Result<Vec<u64>> {
         Ok(self.with(|state| state.files.keys().copied().collect()))
     }
@@ -148,7 +154,7 @@ impl Medium for Simulated {
             if state.capacity_bytes.is_some_and(|capacity| used + bytes > capacity) {
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
-            state.files.insert(number, Content { durable: vec![0; bytes as usize], loose: Vec::new() });
+            state.files.insert(number, Content { durable: vec![0; bytes as usize], ..Content::default() });
             Ok(())
         })?;
         Ok(SimulatedFile(Arc::clone(&self.0), number))
@@ -183,7 +189,10 @@ impl SegmentFile for SimulatedFile {
             let died = state.step();
             // The write in which power is lost may have arrived in part.
             if died.is_ok() || state.dies_at.is_some_and(|at| state.operations == at + 1) {
-                file(state, number)?.loose.push((offset, bytes.to_vec()));
+                let content = file(state, number)?;
+                let durable = content.end.next_multiple_of(SECTOR_BYTES as u64);
+                assert!(offset >= durable, "bytes {offset} on are written over sectors that are durable up to {durable}");
+                content.loose.push((offset, bytes.to_vec()));
             }
             died
         })
@@ -204,6 +213,8 @@ impl SegmentFile for SimulatedFile {
             state.step()?;
             let content = file(state, number)?;
             content.durable = content.now();
+            let end = content.loose.iter().map(|(offset, bytes)| offset + bytes.len() as u64).max();
+            content.end = content.end.max(end.unwrap_or(0));
             content.loose.clear();
             Ok(())
         })
