@@ -85,7 +85,10 @@ impl<M: Medium> Store<M> {
         self.by_name.insert(record.name.clone(), id);
         self.next_id = self.next_id.max(id);
         let Some(journal) = self.journals.get_mut(&id) else {
-            self.journals.insert(id, Journal { record, batches: BTreeMap::new(), bytes: 0, is_suspect: false, is_end_in_doubt: false });
+            self.journals.insert(
+                id,
+                Journal { record, batches: BTreeMap::new(), bytes: 0, is_suspect: false, is_end_in_doubt: false },
+            );
             return;
         };
         let goes_on = record.is_live && journal.record.epoch == record.epoch;

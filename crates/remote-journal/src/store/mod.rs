@@ -19,9 +19,9 @@ mod journal;
 mod medium;
 mod open;
 mod record;
-mod staging;
 #[cfg(any(test, feature = "simulate"))]
 mod simulated;
+mod staging;
 
 pub use journal::{JournalInfo, Location};
 pub use medium::{Directory, Medium, SegmentFile};

@@ -29,7 +29,9 @@ pub enum Kind {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        [Kind::Batch, Kind::Checkpoint, Kind::Journal, Kind::Delete, Kind::Filler].into_iter().find(|kind| *kind as u8 + 1 == byte)
+        [Kind::Batch, Kind::Checkpoint, Kind::Journal, Kind::Delete, Kind::Filler]
+            .into_iter()
+            .find(|kind| *kind as u8 + 1 == byte)
     }
 }
 

@@ -191,7 +191,10 @@ impl SegmentFile for SimulatedFile {
             if died.is_ok() || state.dies_at.is_some_and(|at| state.operations == at + 1) {
                 let content = file(state, number)?;
                 let durable = content.end.next_multiple_of(SECTOR_BYTES as u64);
-                assert!(offset >= durable, "bytes {offset} on are written over sectors that are durable up to {durable}");
+                assert!(
+                    offset >= durable,
+                    "bytes {offset} on are written over sectors that are durable up to {durable}"
+                );
                 content.loose.push((offset, bytes.to_vec()));
             }
             died

@@ -24,6 +24,7 @@ mod machine;
 mod nbd;
 mod nvm;
 mod options;
+mod paced;
 mod programs;
 mod remote;
 mod space;
