@@ -20,7 +20,7 @@ fn a_log_in_jetstream_outlives_a_node_and_its_journal_server() {
     let Some(mut cluster) = Cluster::start(3, "") else { return };
     let bench = Bench::new();
     let url = cluster.url();
-    let server = JournalServer::start(Path::new(&url), "127.0.0.1:0", &[]);
+    let server = JournalServer::start(Path::new(&url), "127.0.0.1:0", &["--space", "256"]);
     let image = bench.path("image");
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
     let load = Workload::new(71).without_postmark().mode(Mode::Journal);
@@ -42,7 +42,7 @@ fn a_log_in_jetstream_outlives_a_node_and_its_journal_server() {
     server.kill();
     assert_eq!(guest.kill_all().unwrap().signal_number(), Some(9));
     let reported = guest.final_report();
-    let server = JournalServer::start(Path::new(&url), "127.0.0.1:0", &[]);
+    let server = JournalServer::start(Path::new(&url), "127.0.0.1:0", &["--space", "256"]);
     let done = recovered(&image, &server.address, &[]);
     assert_eq!(done["status"], "recovered", "{done}");
     assert_work_is_there(&load, &file_system, &reported);

@@ -151,7 +151,7 @@ pub(super) fn assert_work_is_there(load: &Workload, file_system: &FileSystem, re
 
 /// Waits until something is acknowledged that was not when this was called, on every stream.
 #[track_caller]
-fn more_is_acknowledged(guest: &mut Guest, more: u64) {
+pub(super) fn more_is_acknowledged(guest: &mut Guest, more: u64) {
     for stream in STREAMS {
         let last = guest.acknowledged(stream).last.unwrap_or(0);
         guest.wait_acknowledged(stream, last + more, LIMIT).unwrap();
