@@ -214,4 +214,7 @@ pub(crate) fn run<M: Medium>(
             metric.store(value, Ordering::Relaxed);
         }
     }
+    if let Err(error) = store.end() {
+        log::warn!("the store was not closed in order: {error}");
+    }
 }

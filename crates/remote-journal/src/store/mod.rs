@@ -306,6 +306,22 @@ impl<M: Medium> Store<M> {
         self.sweep()
     }
 
+    /// To be called before the store is closed: what is staged is made durable, and a group behind it shows that it was, so
+    /// that damage in it is not taken for a torn end.
+    ///
+    /// # Errors
+    /// As [`Store::commit`]; or when there is no room for that group, which may then be missing.
+    pub fn end(&mut self) -> Result<(), StoreError> {
+        self.commit()?;
+        if self.active.is_none() {
+            return Ok(());
+        }
+        let checkpoint = self.checkpoint();
+        let header = self.header(Kind::Checkpoint, 0);
+        self.stage(header, &checkpoint)?;
+        self.commit()
+    }
+
     /// Deletes segments in which nothing is live.
     fn sweep(&mut self) -> Result<(), StoreError> {
         let active = self.active.map(|(number, _)| number);

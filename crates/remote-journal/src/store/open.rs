@@ -5,7 +5,8 @@
 //! later group is there, something durable was damaged; it is passed over, and the numbers of the
 //! batches show the hole. A batch whose header can still be read is known to be lost; where not even that can be, every
 //! journal is in doubt until a later batch or checkpoint shows where it ended, and its end is refused. (Damage in the very
-//! last group looks like a torn end: storage with checksums, or the JetStream store, covers that.)
+//! last group looks like a torn end, unless [`Store::end`] put another behind it: storage with checksums, or the JetStream
+//! store, covers that.)
 
 use super::record::{HEADER_BYTES, Header, JournalRecord, Kind, record_bytes};
 use super::staging::Staging;

@@ -23,7 +23,7 @@ const NVM_MIB: u32 = 16;
 /// The file that is written over.
 const FILE_MIB: u32 = 1024;
 /// Seconds that a second of the modelled drive takes where the guest's processor is emulated.
-const TIME_SCALE_EMULATED: u32 = 2;
+const TIME_SCALE_EMULATED: u32 = 5;
 
 /// A load, and what the paper has for it.
 struct Load {
