@@ -20,7 +20,7 @@ fn run(image: &[u8], seed: u64) -> NvmReport {
     let mut guest = Guest::new(image, seed);
     for _ in 0..guest.random.below(160) {
         let block = guest.any_metadata();
-        match guest.random.below(18) {
+        match guest.random.below(19) {
             0..5 => guest.random_commit(),
             5..8 => guest.write_home(block),
             8 => guest.overwrite(block),
@@ -30,6 +30,7 @@ fn run(image: &[u8], seed: u64) -> NvmReport {
             12 => guest.flush(),
             13 => guest.move_tail(),
             14 => guest.checkpoint(),
+            18 => guest.overwrite_and_back(block),
             _ => guest.storage_works(),
         }
         if guest.random.below(24) == 0 {
@@ -78,8 +79,9 @@ fn a_disk_that_breaks_loses_nothing_committed() {
         let mut guest = Guest::new(&image, 1000 + seed);
         for _ in 0..guest.random.below(60) {
             let block = guest.any_metadata();
-            match guest.random.below(8) {
+            match guest.random.below(9) {
                 0..4 => guest.random_commit(),
+                8 => guest.overwrite_and_back(block),
                 4 => guest.write_home(block),
                 5 => guest.overwrite(block),
                 6 => guest.checkpoint(),
@@ -102,6 +104,31 @@ fn a_disk_that_breaks_loses_nothing_committed() {
         guest.recover();
     }
     assert!(failed > SEEDS as usize, "hardly anything was under way when the disk broke: {failed}");
+}
+
+/// A version is on its way home when the guest writes something else there and then that version again, which may be absorbed:
+/// what is at home is the other thing.
+#[test]
+fn a_version_that_came_back_stays_until_it_is_written_again() {
+    let image = guest::image();
+    for seed in 0..60 {
+        let mut guest = Guest::new(&image, 2000 + seed);
+        let block = guest.metadata[0];
+        guest.commit_one(block);
+        if seed % 2 == 0 {
+            guest.write_home(block);
+            guest.storage_works();
+        }
+        guest.checkpoint();
+        guest.storage_works();
+        guest.overwrite_and_back(block);
+        guest.storage_works();
+        guest.recover();
+        guest.flush();
+        guest.settle();
+        guest.recover();
+        guest.read(block);
+    }
 }
 
 #[test]

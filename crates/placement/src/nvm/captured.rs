@@ -28,6 +28,17 @@ pub(super) struct Held {
     /// The guest's transaction that the version is of.
     pub sequence: u32,
     pub home: HomeState,
+    /// How often the guest has sent something else home since.
+    pub overwrites: u32,
+}
+
+/// A version that was written home, by the guest or by us. It may leave the region when that is durable, unless the guest has
+/// sent something else there since, even if what it wrote last is this version again: that may have been absorbed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    pub block: u64,
+    version: u32,
+    overwrites: u32,
 }
 
 /// A block whose last committed version is at home, by our own hand, while the guest's log still holds it.
@@ -59,6 +70,18 @@ fn is_home(log: &Log, block: u64) -> bool {
 impl Captured {
     pub fn block_bytes(&self) -> u64 {
         u64::from(self.log.place.block_bytes)
+    }
+
+    /// The latest version of a block as it is written home now.
+    pub fn written(&self, block: u64) -> Option<Written> {
+        let (held, version) = self.homes.get(&block).zip(self.journal.version_of(block))?;
+        Some(Written { block, version, overwrites: held.overwrites })
+    }
+
+    /// Whether what was written is the latest version still, and nothing else has been sent home since.
+    pub fn is_at_home(&self, written: &Written) -> bool {
+        self.written(written.block) == Some(*written)
+            && self.homes.get(&written.block).is_some_and(|held| held.home != HomeState::Other)
     }
 
     /// The next transaction, if all of it is there.

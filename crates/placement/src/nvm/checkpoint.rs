@@ -7,7 +7,7 @@
 //! again and again is scattered, and stays until there is need for its place.
 
 use super::State;
-use super::captured::{AtHome, Captured, HomeState};
+use super::captured::{AtHome, Captured, HomeState, Written};
 use super::inflight::Writer;
 use super::report::NvmCounters;
 use super::route::{Errand, NvmRoute};
@@ -22,8 +22,6 @@ use std::sync::Arc;
 const RUN_BYTES: u64 = 256 << 10;
 /// Pieces on their way at a time.
 const RUNS_MAX: usize = 16;
-/// Slices that the whole region would leave in.
-const SLICES: u32 = 4;
 
 /// A checkpoint that is going on.
 #[derive(Debug)]
@@ -32,9 +30,9 @@ pub(super) struct Checkpoint {
     runs: Vec<Range<u64>>,
     writing: usize,
     /// Blocks that are at home, and which version of them.
-    written: Vec<(u64, u32)>,
+    written: Vec<Written>,
     /// Those that a flush is under way for; more is written meanwhile, which it need not cover.
-    flushing: Option<Vec<(u64, u32)>>,
+    flushing: Option<Vec<Written>>,
     has_failed: bool,
 }
 
@@ -101,13 +99,11 @@ impl NvmRoute {
                 let mut content = Vec::new();
                 let mut versions = Vec::new();
                 while block < run.end && self.may_go_home(captured, block) {
-                    let Some((latest, version)) =
-                        captured.journal.latest(block).zip(captured.journal.version_of(block))
-                    else {
+                    let Some((latest, written)) = captured.journal.latest(block).zip(captured.written(block)) else {
                         break;
                     };
                     content.extend_from_slice(latest);
-                    versions.push((block, version));
+                    versions.push(written);
                     block += 1;
                 }
                 if versions.is_empty() {
@@ -117,7 +113,7 @@ impl NvmRoute {
                 }
             }
         }
-        let slice = u64::from(captured.journal.geometry().blocks / SLICES);
+        let slice = u64::from(captured.journal.geometry().blocks / self.nvm.options.checkpoint_slices.max(1));
         let slice = slice.max(self.nvm.options.checkpoint_slice_bytes_min / captured.block_bytes()) as usize;
         let Some(checkpoint) = &mut self.checkpoint else { return };
         if checkpoint.flushing.is_some() {
@@ -142,7 +138,7 @@ impl NvmRoute {
         captured: &Captured,
         first: u64,
         content: Vec<u8>,
-        versions: Vec<(u64, u32)>,
+        versions: Vec<Written>,
         plan: &mut Plan,
     ) {
         let len = content.len() as u64;
@@ -167,13 +163,7 @@ impl NvmRoute {
     }
 
     /// A run is home.
-    pub(super) fn run_done(
-        &mut self,
-        captured: &mut Captured,
-        versions: Vec<(u64, u32)>,
-        is_ok: bool,
-        plan: &mut Plan,
-    ) {
+    pub(super) fn run_done(&mut self, captured: &mut Captured, versions: Vec<Written>, is_ok: bool, plan: &mut Plan) {
         if !is_ok {
             log::error!("disk {}: a checkpoint of the NVM region failed; its blocks stay there", self.name());
         }
@@ -201,12 +191,13 @@ impl NvmRoute {
     }
 
     /// Takes blocks out of the region whose versions, these, are durable at home.
-    pub(super) fn release_home(&mut self, captured: &mut Captured, written: &[(u64, u32)]) {
+    pub(super) fn release_home(&mut self, captured: &mut Captured, written: &[Written]) {
         let mut gone = Vec::new();
-        for (block, version) in written {
+        for written in written {
+            let block = &written.block;
             let Some(held) = captured.homes.get(block).copied() else { continue };
             // Committed again meanwhile, or overwritten: what is at home is not what the region has.
-            if held.home == HomeState::Other || captured.journal.version_of(*block) != Some(*version) {
+            if !captured.is_at_home(written) {
                 continue;
             }
             if !captured.is_past(held.sequence)

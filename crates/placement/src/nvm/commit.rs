@@ -254,7 +254,7 @@ impl NvmRoute {
             captured.at_home.remove(block);
         }
         for (block, content) in &commit.puts {
-            captured.homes.insert(*block, Held { sequence: commit.sequence, home: HomeState::Behind });
+            captured.homes.insert(*block, Held { sequence: commit.sequence, home: HomeState::Behind, overwrites: 0 });
             captured.at_home.remove(block);
             captured.allocation.changed(*block, Some(content));
         }

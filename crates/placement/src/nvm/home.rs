@@ -5,7 +5,7 @@
 //! through, and the version stays for as long as the guest's log would bring it back.
 
 use super::State;
-use super::captured::{Captured, Held, HomeState};
+use super::captured::{Captured, Held, HomeState, Written};
 use super::inflight::Writer;
 use super::report::NvmCounters;
 use super::route::{Errand, NvmRoute, Waiting};
@@ -117,7 +117,8 @@ impl NvmRoute {
             return Ok(Some(same));
         }
         // The guest's log still holds what is at home now, and would bring it back: so it has to be held again.
-        if captured.journal.has_pending() {
+        // (Not beside a transaction, though it may not have begun to be stored: for a moment the region has the next number.)
+        if captured.journal.has_pending() || self.commit.is_some() {
             return Ok(None);
         }
         if captured.journal.room() == 0 {
@@ -141,7 +142,7 @@ impl NvmRoute {
         })?;
         captured.journal.restore(block, &content).inspect_err(|_| captured.has_failed = true)?;
         captured.at_home.remove(&block);
-        captured.homes.insert(block, Held { sequence: known.sequence, home: HomeState::Other });
+        captured.homes.insert(block, Held { sequence: known.sequence, home: HomeState::Other, overwrites: 0 });
         NvmCounters::add(&self.nvm.counters.blocks_restored, 1);
         Ok(Some(Decision::Through(false)))
     }
@@ -160,13 +161,17 @@ impl NvmRoute {
             if let Some(held) = captured.homes.get_mut(&block) {
                 held.home = match decision {
                     Decision::Absorb | Decision::Through(true) => HomeState::Same,
-                    Decision::Through(false) | Decision::Whole(_) => HomeState::Other,
+                    Decision::Through(false) | Decision::Whole(_) => {
+                        held.overwrites = held.overwrites.wrapping_add(1);
+                        HomeState::Other
+                    }
                 };
             }
             captured.allocation.changed(block, None);
             if let Decision::Through(is_same) = decision {
-                if is_same && let Some(version) = captured.journal.version_of(block) {
-                    same.push((block, version));
+                // Of two writes of the guest's that are under way together nobody knows which comes last.
+                if is_same && !self.in_flight.touches(block) {
+                    same.extend(captured.written(block));
                 }
                 run = Some(run.map_or(block..block + 1, |run| run.start..block + 1));
                 continue;
@@ -193,7 +198,7 @@ impl NvmRoute {
         captured: &Captured,
         waiting: &Waiting,
         blocks: Range<u64>,
-        same: Vec<(u64, u32)>,
+        same: Vec<Written>,
         plan: &mut Plan,
     ) {
         let range = waiting.piece.range();
@@ -286,7 +291,7 @@ impl NvmRoute {
         &mut self,
         captured: &Captured,
         (request, blocks, is_held): (RequestId, Range<u64>, bool),
-        same: Vec<(u64, u32)>,
+        same: Vec<Written>,
         is_ok: bool,
         plan: &mut Plan,
     ) {

@@ -81,8 +81,9 @@ pub struct NvmOptions {
     pub early_fill_percent: u32,
     /// … runs of at least so many bytes go home (0: nothing does before three fourths, as in the paper).
     pub early_run_bytes: u64,
-    /// A checkpoint lets go of its blocks in slices of a fourth of the region, but at least of so many bytes: each costs a
-    /// flush, and that a disk with an arm a turn of its platter.
+    /// A checkpoint lets go of its blocks in slices, so many of a full region …
+    pub checkpoint_slices: u32,
+    /// … but each of at least so many bytes: each costs a flush, and that a disk with an arm a turn of its platter.
     pub checkpoint_slice_bytes_min: u64,
 }
 
@@ -103,6 +104,7 @@ impl NvmOptions {
             checkpoint_interval: Duration::from_secs(300),
             early_fill_percent: 50,
             early_run_bytes: 64 << 10,
+            checkpoint_slices: 4,
             checkpoint_slice_bytes_min: 1 << 20,
         }
     }

@@ -1,6 +1,6 @@
 //! The route of a disk whose journal lives on NVM: requests cut into pieces, completions handed to whom they belong.
 
-use super::captured::Captured;
+use super::captured::{Captured, Written};
 use super::checkpoint::Checkpoint;
 use super::commit::Commit;
 use super::early::Early;
@@ -37,7 +37,7 @@ pub(super) enum Errand {
         request: RequestId,
         blocks: Range<u64>,
         /// Blocks that it made what their latest version is.
-        same: Vec<(u64, u32)>,
+        same: Vec<Written>,
         rescan: bool,
         /// It holds its request beside the operation.
         is_held: bool,
@@ -51,11 +51,11 @@ pub(super) enum Errand {
     /// The flush of its appends.
     CommitFlush(u64),
     /// A run of a checkpoint.
-    Checkpoint(Vec<(u64, u32)>),
+    Checkpoint(Vec<Written>),
     /// Its flush.
     CheckpointFlush(u64),
     /// The guest's flush, and the blocks that are durable at home after it.
-    Flush { covered: u64, settled: Vec<(u64, u32)> },
+    Flush { covered: u64, settled: Vec<Written> },
     /// The superblock of a log that is closed.
     Closed { rescan: bool },
 }
@@ -97,7 +97,7 @@ pub struct NvmRoute {
     /// Requests that wait until no commit is under way.
     pub(super) held: Vec<RequestId>,
     /// Blocks that the guest has written home as they are in the region: they leave it at the next flush.
-    pub(super) settled: Vec<(u64, u32)>,
+    pub(super) settled: Vec<Written>,
 }
 
 impl NvmRoute {

@@ -161,6 +161,7 @@ impl Guest {
         options.early_batch_bytes = random.below(3) * BLOCK as u64;
         options.early_run_bytes = random.below(3) * BLOCK as u64;
         options.early_fill_percent = 1;
+        options.checkpoint_slices = [4, u32::MAX][random.below(2) as usize];
         options.checkpoint_slice_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
@@ -324,6 +325,21 @@ impl Guest {
         if self.may_overwrite(block) {
             let content = self.content(&self.cache[&block].clone());
             self.send_home(block, 0, &content);
+        }
+    }
+
+    /// The guest writes something else there, past its journal, and then what was there before, while storage does this and that.
+    pub fn overwrite_and_back(&mut self, block: u64) {
+        if !self.may_overwrite(block) {
+            return;
+        }
+        let before = self.cache[&block].clone();
+        self.overwrite(block);
+        while self.busy.contains_key(&block) {
+            self.end_one();
+        }
+        if self.may_overwrite(block) {
+            self.send_home(block, 0, &before);
         }
     }
 

@@ -74,7 +74,9 @@ impl Guest {
             self.committed,
             found.sequence
         );
-        self.superblocks.iter().map(|superblock| self.replayed(superblock, found.sequence)).collect()
+        // A transaction that failed is none, though the region has its number for a moment while it holds a block again.
+        let last = if self.committing.is_none() { self.committed } else { found.sequence };
+        self.superblocks.iter().map(|superblock| self.replayed(superblock, last)).collect()
     }
 
     pub(super) fn judge(&self, region: &[u8]) {

@@ -458,8 +458,10 @@ async fn open_stream(context: &Context, options: &NatsOptions, deadline: Instant
         };
         match error.kind() {
             GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
-                log::info!("the stream {name} is made, with {} replicas", options.replicas);
-                context.create_stream(config(options)).await.map_err(|error| match error.kind() {
+                let made = context.create_stream(config(options)).await;
+                let made =
+                    made.inspect(|_| log::info!("the stream {name} is made, with {} replicas", options.replicas));
+                made.map_err(|error| match error.kind() {
                     CreateStreamErrorKind::JetStream(error) if NO_ROOM.contains(&error.error_code()) => {
                         Failure::Never(failed(format!("making the stream {name}: {error}; lower --space")))
                     }
