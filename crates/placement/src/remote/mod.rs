@@ -179,6 +179,12 @@ impl RemoteLog {
         Ok(RemoteLog { shared })
     }
 
+    /// Has what is written in one pass go in several batches.
+    #[cfg(test)]
+    fn set_batch_blocks_max(&self, blocks: usize) {
+        self.shared.lock().batch_bytes_max = blocks * self.shared.place.block_bytes as usize;
+    }
+
     /// The guest writes a log block other than the superblock.
     pub fn write(&self, position: u32, content: Arc<[u8]>, request: RequestId) -> Outcome {
         self.shared.lock().write(position, content, request)
@@ -231,7 +237,8 @@ impl RemoteLog {
             );
             return Ok(());
         }
-        let is_undecided = |state: &mut State| state.mode != Mode::Remote && !state.has_failed_to_connect;
+        let is_undecided =
+            |state: &mut State| state.mode != Mode::Remote && !state.has_failed_to_connect && !state.is_paused;
         drop(shared.changed.wait_timeout_while(state, OPEN_PATIENCE, is_undecided));
         Ok(())
     }
@@ -307,10 +314,22 @@ impl RemoteLog {
         )))
     }
 
+    /// Has the log complete on storage, and keeps it there until it is wished back to the server.
+    pub fn pause(&self, is_paused: bool) {
+        self.shared.lock().is_paused = is_paused;
+        self.shared.tell();
+    }
+
     /// Whether storage has all of it, and nobody is about to change that.
     #[cfg(test)]
     pub(crate) fn is_on_storage(&self) -> bool {
         self.shared.lock().mode == Mode::Storage
+    }
+
+    /// Where its writes go.
+    #[cfg(test)]
+    pub(crate) fn mode(&self) -> Mode {
+        self.shared.lock().mode
     }
 
     /// What was done with it.

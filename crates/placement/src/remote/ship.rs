@@ -22,6 +22,8 @@ enum Ended {
     Over,
     /// Somebody waits for the log on storage.
     Settle,
+    /// Somebody wishes the log on storage, until they wish it back.
+    Paused,
     /// The server cannot be used.
     Failed(ClientError),
     /// Storage failed.
@@ -50,7 +52,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                     shared.changed.notify_all();
                     shared.disk.wake.wake();
                 }
-                if state.mode == Mode::Storage && !state.is_local_only {
+                if state.mode == Mode::Storage && !state.is_local_only && !state.is_paused {
                     break state.generation;
                 }
             }
@@ -76,7 +78,8 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 Mode::Switching | Mode::Remote => state.begin_fall_back(),
                 _ => {}
             }
-            state.has_failed_to_connect = true;
+            // The next attempt comes when it is wished back, not after a back-off.
+            state.has_failed_to_connect = !matches!(error, Ended::Paused);
             mode == Mode::Remote
         };
         shared.changed.notify_all();
@@ -101,6 +104,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 );
             }
             Ended::Storage(error) => log::error!("{}: {error}", shared.name),
+            Ended::Paused => log::info!("{}: the journal goes to its own place on storage, as wished", shared.name),
             Ended::Over | Ended::Settle => {}
         }
         if let Err(error) = fall_back(shared, generation) {
@@ -135,7 +139,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         while tokio::time::Instant::now() < until {
             let state_is_urgent = {
                 let state = shared.lock();
-                state.is_shut_down || state.wants_settling || state.generation != generation
+                state.is_shut_down || state.wants_settling || state.is_paused || state.generation != generation
             };
             if state_is_urgent {
                 break;
@@ -176,8 +180,10 @@ fn interruption(shared: &Shared, generation: u64) -> Option<Ended> {
     let state = shared.lock();
     if state.generation != generation || state.is_shut_down {
         Some(Ended::Over)
+    } else if state.wants_settling {
+        Some(Ended::Settle)
     } else {
-        state.wants_settling.then_some(Ended::Settle)
+        state.is_paused.then_some(Ended::Paused)
     }
 }
 

@@ -70,6 +70,8 @@ pub(crate) struct State {
     is_strict: bool,
     /// Why this log cannot be shipped.
     pub is_local_only: bool,
+    /// Somebody wishes it on storage for now.
+    pub is_paused: bool,
     pub epoch: u64,
     pub nonce: [u8; 16],
     /// Written in this pass, and the positions that a superblock let go of.
@@ -77,6 +79,8 @@ pub(crate) struct State {
     pass_held: Vec<RequestId>,
     /// Formed and not sent.
     pub outbox: VecDeque<Batch>,
+    /// Bytes of blocks in one batch, at most; tests choose it smaller than a pass.
+    pub batch_bytes_max: usize,
     /// Bytes of blocks in `pass`, and in batches until they are sent.
     unsent_bytes: usize,
     next_sequence: u64,
@@ -110,11 +114,13 @@ impl State {
             ring: (0, 0),
             is_strict: false,
             is_local_only: false,
+            is_paused: false,
             epoch: 0,
             nonce: [0; 16],
             pass: Vec::new(),
             pass_held: Vec::new(),
             outbox: VecDeque::new(),
+            batch_bytes_max: BATCH_BYTES_MAX,
             unsent_bytes: 0,
             next_sequence: 1,
             batch_of: HashMap::new(),
@@ -295,7 +301,7 @@ impl State {
         let mut blocks = Vec::new();
         let mut bytes = 0;
         for (block, passed) in std::mem::take(&mut self.pass) {
-            if bytes + block.content.len() > BATCH_BYTES_MAX {
+            if bytes + block.content.len() > self.batch_bytes_max && !blocks.is_empty() {
                 self.form(std::mem::take(&mut blocks));
                 bytes = 0;
             }

@@ -76,6 +76,9 @@ fn every_prefix_of_what_is_sent_has_all_that_its_superblock_needs() {
     for seed in 0..300 {
         let mut random = Random(seed);
         let mut state = opened(FIRST);
+        // In some, a pass is more than one batch.
+        state.batch_bytes_max =
+            [1, 2, 3, usize::MAX][random.below(4) as usize].saturating_mul(superblock(FIRST, 0).len());
         let mut batches: Vec<Batch> = Vec::new();
         state.begin_return(1, [1; 16]);
         let (mut head, mut tail, mut starts) = (FIRST, FIRST, vec![FIRST]);

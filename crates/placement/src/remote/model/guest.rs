@@ -1,6 +1,7 @@
 //! The simulated guest, by jbd2's rules: it waits for what it has to wait for, and flushes when it has to.
 
 use super::world::{BLOCK, Observed, World};
+use crate::remote::state::Mode;
 use crate::remote::state::Outcome;
 use crate::remote::tests::Random;
 use crate::remote::{BackOff, RemoteLog};
@@ -50,6 +51,10 @@ pub struct Guest {
     next_content: u64,
     /// Writes commit blocks beside what they commit.
     is_async: bool,
+    /// Its commits flush the disk.
+    has_barriers: bool,
+    /// Writes that storage has do not end.
+    holds_back: bool,
 }
 
 impl Guest {
@@ -76,8 +81,10 @@ impl Guest {
         let medium = Arc::new(Observed(Arc::clone(&world)));
         let options = world.options(world.network.address);
         let log = RemoteLog::on_medium(&options, world.place.clone(), Arc::clone(&world.vm_disk), medium, back_off);
+        let log = log.expect("a thread");
+        log.set_batch_blocks_max([1, 3, 1000][random.below(3) as usize]);
         let mut guest = Guest {
-            log: log.expect("a thread"),
+            log,
             random,
             blocks: (2900..2912).collect(),
             cache: BTreeMap::new(),
@@ -90,6 +97,8 @@ impl Guest {
             next_request: 0,
             next_content: seed << 20,
             is_async,
+            has_barriers: seed % 3 != 1,
+            holds_back: false,
             world,
         };
         for block in guest.blocks.clone() {
@@ -210,7 +219,7 @@ impl Guest {
         if self.random.below(3) == 0 {
             self.log.end_of_pass();
         }
-        if self.random.below(4) == 0 {
+        if self.random.below(4) == 0 && !self.holds_back {
             self.end_one();
         }
     }
@@ -265,18 +274,53 @@ impl Guest {
         }
         self.log.end_of_pass();
         // As jbd2 does: the commit block is written when everything before it has ended, between two flushes.
-        if !self.is_async {
+        if !self.is_async && !self.holds_back {
             self.wait();
-            self.flush();
+            self.flush_for_commit();
         }
         self.write_log(at, commit);
         self.log.end_of_pass();
     }
 
+    /// A block of the live log is written once more, and storage does not end that: until [`Guest::go_on`] the log cannot be
+    /// the server's alone.
+    pub fn hang(&mut self) {
+        self.holds_back = true;
+        let position = self.live.last().expect("a transaction").position;
+        let block = self.world.known.lock().expect("no panic under this lock").log[&position].clone();
+        self.write_log(position, block);
+        self.log.end_of_pass();
+    }
+
+    pub fn go_on(&mut self) {
+        self.holds_back = false;
+        self.wait();
+    }
+
+    /// Listens for a while; if the guest is told meanwhile that its last transaction is committed, it is.
+    pub fn listen(&mut self) {
+        let commit = self.next_request;
+        for _ in 0..60 {
+            self.hear();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !self.waiting.contains(&commit) {
+            let last = self.live.last().expect("a transaction").sequence;
+            self.world.known.lock().expect("no panic under this lock").committed = last;
+        }
+    }
+
+    /// A guest without barriers leaves the durability of a commit to whoever it was given to: to storage it can not.
+    fn flush_for_commit(&mut self) {
+        if self.has_barriers || !self.log.report().is_remote_now {
+            self.flush();
+        }
+    }
+
     /// The guest is told that its transaction is committed.
     pub fn end_commit(&mut self) {
         self.wait();
-        self.flush();
+        self.flush_for_commit();
         let Some(last) = self.live.last() else { return };
         self.owed.extend(&last.blocks);
         self.world.known.lock().expect("no panic under this lock").committed = last.sequence;
@@ -341,6 +385,36 @@ impl Guest {
     }
 
     /// Waits until the log is on the server, or on storage.
+    /// Waits until the server has everything, and storage still counts.
+    pub fn wait_until_switching(&mut self) {
+        self.wait_for_mode(Mode::Switching);
+    }
+
+    /// Waits until the log is on its way back to storage.
+    pub fn wait_until_falling_back(&mut self) {
+        self.wait_for_mode(Mode::FallingBack);
+    }
+
+    fn wait_for_mode(&mut self, mode: Mode) {
+        let deadline = Instant::now() + LIMIT;
+        while self.log.mode() != mode {
+            self.hear();
+            assert!(Instant::now() < deadline, "the log never is {mode:?}");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Waits, and ends nothing, until the log is complete on storage.
+    pub fn wait_until_storage_has_it(&mut self) {
+        let deadline = Instant::now() + LIMIT;
+        while !self.log.is_on_storage() {
+            self.hear();
+            assert!(!self.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");
+            assert!(Instant::now() < deadline, "the log does not come home");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
     pub fn wait_until_remote(&mut self, is_remote: bool) {
         let deadline = Instant::now() + LIMIT;
         while self.log.report().is_remote_now != is_remote || (!is_remote && !self.log.is_on_storage()) {

@@ -107,6 +107,99 @@ fn every_cause_falls_back_and_comes_back() {
     }
 }
 
+/// A connection breaks while the guest has nothing to say, and so flushes nothing: what is made durable on the way to storage and
+/// back is our own doing. The server forgets the old log when it begins the new one.
+#[test]
+fn an_idle_guest_loses_nothing_when_the_log_goes_and_comes() {
+    for round in 0..2u64 {
+        let mut guest = Guest::new(900 + round, 0);
+        guest.wait_until_remote(true);
+        for _ in 0..3 {
+            guest.commit();
+        }
+        let returns = guest.log.report().returns;
+        {
+            let mut known = guest.world.known.lock().expect("no panic under this lock");
+            (known.crash_one_in, known.crashes_each) = (1, 5);
+        }
+        begins(&guest, Cause::Reset);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while guest.log.report().returns == returns {
+            assert!(!guest.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");
+            assert!(std::time::Instant::now() < deadline, "the log does not come back");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            // Between the steps on storage, too: the server does something of its own there.
+            guest.world.crash();
+        }
+        guest.world.known.lock().expect("no panic under this lock").crash_one_in = 0;
+        guest.world.crash();
+        guest.commit();
+        guest.world.crash();
+    }
+}
+
+/// The guest commits while its log is on the way back to storage: it is told when all of it is there.
+#[test]
+fn a_commit_in_the_midst_of_falling_back_waits_for_it() {
+    for round in 0..3u64 {
+        let mut guest = Guest::new(950 + round, 0);
+        guest.wait_until_remote(true);
+        for _ in 0..5 {
+            guest.commit();
+        }
+        // So that it takes its time.
+        guest.world.known.lock().expect("no panic under this lock").crash_one_in = 1;
+        begins(&guest, Cause::Stop);
+        guest.wait_until_falling_back();
+        guest.commit();
+        guest.world.crash();
+        guest.world.known.lock().expect("no panic under this lock").crash_one_in = 0;
+        guest.wait_until_remote(false);
+        guest.world.crash();
+    }
+}
+
+/// The power fails while the log is on its way from storage to the server, with a transaction that only the server was sent;
+/// then the server takes it, or is gone.
+#[test]
+fn the_power_fails_between_the_two_places() {
+    for round in 0..12u64 {
+        let mut guest = Guest::new(800 + round, 0);
+        guest.world.weather(Weather::Refuses);
+        guest.wait_until_remote(false);
+        guest.commit();
+        guest.commit();
+        guest.hang();
+        guest.world.weather(Weather::Good);
+        guest.wait_until_switching();
+        guest.begin_commit();
+        guest.listen();
+        guest.world.crash();
+        {
+            let mut known = guest.world.known.lock().expect("no panic under this lock");
+            (known.crash_one_in, known.crashes_each) = (1, 6);
+        }
+        if round % 2 == 0 {
+            // Nothing comes back from there: all of it has to go to storage, which counts all the while.
+            begins(&guest, Cause::Stop);
+            guest.wait_until_storage_has_it();
+        }
+        guest.go_on();
+        guest.end_commit();
+        for _ in 0..3 {
+            guest.world.crash();
+        }
+        assert!(guest.world.crashes.load(Ordering::Relaxed) > 8, "round {round}");
+        guest.world.known.lock().expect("no panic under this lock").crash_one_in = 0;
+        if round % 2 == 0 {
+            ends(&guest, Cause::Stop);
+        }
+        guest.wait_until_remote(true);
+        guest.commit();
+        guest.world.crash();
+    }
+}
+
 /// A commit block that may come before what it commits is on storage, without that, when the power fails while falling back.
 /// What is replayed is what the server has.
 #[test]
