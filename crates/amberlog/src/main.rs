@@ -11,10 +11,12 @@ mod progress;
 mod recover;
 mod remote_options;
 mod run;
+mod serve;
 mod shim;
 mod ssd;
 mod takeover;
 mod trace;
+mod vm;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -32,6 +34,18 @@ enum Command {
     Recover(recover::RecoverArgs),
     /// Run a VM with its disks served here: its journals are held, and finished however the VM ends.
     Run(run::RunArgs),
+    /// The daemon: serve the disks of many VMs that others start, as a configuration says.
+    Serve(serve::ServeArgs),
+    /// Show what a daemon holds for its VMs.
+    Status(serve::ask::StatusArgs),
+    /// Show that again and again.
+    Top(serve::ask::TopArgs),
+    /// Write home all that a daemon's VM is owed, before a backup or a snapshot of its images.
+    Flush(serve::ask::FlushArgs),
+    /// Change where the journals of a daemon's VM live, while its guest runs: to storage before the lights go out.
+    Placement(serve::ask::PlacementArgs),
+    /// Print the environment and the arguments with which QEMU finds a daemon's disks.
+    Arguments(serve::ask::ArgumentsArgs),
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
     Inspect(inspect::InspectArgs),
     /// Run the papers' experiments on real guests, and report on them.
@@ -59,6 +73,12 @@ fn main() -> ExitCode {
     match command_line.command {
         Command::Recover(args) => recover::run(args),
         Command::Run(args) => run::run(args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Status(args) => serve::ask::status(&args),
+        Command::Top(args) => serve::ask::top(&args),
+        Command::Flush(args) => serve::ask::flush(&args),
+        Command::Placement(args) => serve::ask::placement(&args),
+        Command::Arguments(args) => serve::ask::arguments(&args),
         Command::Inspect(args) => inspect::run(args),
         Command::Lab(args) => lab::run(args),
         Command::DiskModel(args) => disk_model::run(args),

@@ -2,8 +2,12 @@
 
 use clap::Args;
 use remote_journal::{ClientOptions, ClientSecurity};
+use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// A server that does not answer for so long is given up.
+const TIMEOUT_MS: u64 = 5000;
 
 /// HOST:PORT/NAME.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +41,8 @@ impl std::str::FromStr for RemoteName {
 }
 
 /// How a journal server is trusted, and who we are.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Deserialize)]
+#[serde(try_from = "RemoteEntry")]
 pub struct RemoteTrust {
     /// Certificate (PEM) of the journal server, or of the authority that signed it.
     #[arg(long, value_name = "FILE")]
@@ -58,8 +63,62 @@ pub struct RemoteTrust {
     #[arg(long, conflicts_with = "remote_ca")]
     remote_insecure: bool,
     /// A server that does not answer for so many milliseconds is given up for storage.
-    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    #[arg(long, value_name = "MS", default_value_t = TIMEOUT_MS, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     remote_timeout: u64,
+}
+
+/// The same in a configuration file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RemoteEntry {
+    ca: Option<PathBuf>,
+    server_name: Option<String>,
+    secret: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    #[serde(default)]
+    insecure: bool,
+    timeout_ms: Option<u64>,
+}
+
+impl TryFrom<RemoteEntry> for RemoteTrust {
+    type Error = String;
+
+    fn try_from(entry: RemoteEntry) -> Result<Self, String> {
+        if entry.cert.is_some() != entry.key.is_some() {
+            return Err("remote: cert and key belong together".to_owned());
+        }
+        if entry.insecure && entry.ca.is_some() {
+            return Err("remote: insecure and ca contradict each other".to_owned());
+        }
+        let timeout = entry.timeout_ms.unwrap_or(TIMEOUT_MS);
+        if !(100..=600_000).contains(&timeout) {
+            return Err(format!("remote: timeout_ms is from 100 to 600000, not {timeout}"));
+        }
+        Ok(RemoteTrust {
+            remote_ca: entry.ca,
+            remote_server_name: entry.server_name,
+            remote_secret: entry.secret,
+            remote_cert: entry.cert,
+            remote_key: entry.key,
+            remote_insecure: entry.insecure,
+            remote_timeout: timeout,
+        })
+    }
+}
+
+impl Default for RemoteTrust {
+    fn default() -> Self {
+        RemoteTrust {
+            remote_ca: None,
+            remote_server_name: None,
+            remote_secret: None,
+            remote_cert: None,
+            remote_key: None,
+            remote_insecure: false,
+            remote_timeout: TIMEOUT_MS,
+        }
+    }
 }
 
 impl RemoteTrust {

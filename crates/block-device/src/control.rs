@@ -102,6 +102,39 @@ impl Control {
         }
     }
 
+    /// Waits until the connection of process `pid` is readable, and turns away whoever else comes meanwhile. Returns false when
+    /// the thread is to end.
+    fn wait_alone(&self, connection: BorrowedFd<'_>, name: &str, pid: i32) -> bool {
+        loop {
+            let mut list = [
+                PollFd::new(&connection, PollFlags::IN),
+                PollFd::new(&self.stop_signal, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+            ];
+            match poll(&mut list, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    log::error!("waiting on the socket {} failed: {error}", self.path.display());
+                    return false;
+                }
+            }
+            if self.stopping() {
+                return false;
+            }
+            // The end of this connection comes before the next of the same process.
+            if !list[0].revents().is_empty() {
+                return true;
+            }
+            if !list[2].revents().is_empty()
+                && let Ok((other, _)) = self.listener.accept()
+            {
+                let other = rustix::net::sockopt::socket_peercred(&other)
+                    .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get());
+                log::warn!("disk {name}: process {other} is turned away: process {pid} has this disk");
+            }
+        }
+    }
+
     /// The thread.
     pub(crate) fn run<R: Route + ?Sized + 'static>(
         &self,
@@ -156,10 +189,14 @@ impl Control {
         if let Ok(clone) = connection.try_clone() {
             *self.connection.lock().expect("no panic under this lock") = Some(clone);
         }
+        if let Err(reason) = observer.connected(peer) {
+            log::warn!("disk {name}: process {pid} is turned away: {reason}");
+            *self.connection.lock().expect("no panic under this lock") = None;
+            return;
+        }
         log::info!("disk {name}: process {pid} has connected");
-        observer.connected(peer);
         let error = loop {
-            if !self.wait(connection.as_fd()) {
+            if !self.wait_alone(connection.as_fd(), name, pid) {
                 break None;
             }
             if let Some(socket) = peek_backend_channel(&connection) {

@@ -96,7 +96,12 @@ pub struct Peer {
 /// ([`DeviceHandle::with_route`] in one of them would wait for ever).
 pub trait Observer: Send + Sync {
     /// A VMM has connected; none of its messages has been looked at. Memory it names comes after this returns.
-    fn connected(&self, _peer: Peer) {}
+    ///
+    /// # Errors
+    /// Why it is turned away: the connection is dropped, and nothing else of it is told.
+    fn connected(&self, _peer: Peer) -> Result<(), String> {
+        Ok(())
+    }
 
     /// The guest pages of all rings that are started now, sorted, each once: they must never be protected, because they
     /// are written here without asking. Told before a ring is written to for the first time.

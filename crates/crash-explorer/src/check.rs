@@ -6,6 +6,7 @@
 
 use crate::complete::{HeldReader, JudgedLog, Recovered};
 use crate::error::{Error, Result};
+use crate::hand_over;
 use crate::simulation::{Simulation, Step, Stop, finding};
 use guest_memory::HostFile;
 use journal_area::{FoundLog, HeldLog};
@@ -21,7 +22,11 @@ pub fn check(simulation: &Simulation<'_>) -> Step {
         return finding(format!("the area's books are wrong: {fault}"));
     }
     for log in &simulation.logs {
-        check_log(simulation, log)?;
+        if hand_over::is_stored(simulation, log) {
+            hand_over::check(simulation, log)?;
+        } else {
+            check_log(simulation, log)?;
+        }
     }
     Ok(())
 }

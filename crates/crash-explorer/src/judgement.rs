@@ -12,6 +12,7 @@
 use crate::check::open_found;
 use crate::complete::{HeldReader, JudgedLog};
 use crate::error::{During, Error, Result};
+use crate::hand_over;
 use crate::overlay::Change;
 use crate::scenario::Scenario;
 use crate::simulation::{Simulation, Step, finding, scratch};
@@ -43,11 +44,12 @@ pub fn judge(simulation: &Simulation<'_>, scenario: &Scenario, random: &mut Rand
         return finding(format!("finishing what a dead process left fails: {error}"));
     }
     for judged in &simulation.logs {
-        if judged.is_open() {
+        if judged.is_open() && !hand_over::is_stored(simulation, judged) {
             compare_with_e2fsck(simulation, judged, &landed, &ours, scratch.path())?;
             crash_in_recovery(simulation, judged, &landed, &ours, scratch.path(), random)?;
         } else {
-            // Mounted, but nothing committed: the file system is marked as in need of a recovery that finds nothing.
+            // Mounted, but nothing committed: the file system is marked as in need of a recovery that finds nothing. Or handed
+            // over to storage, where the guest's kernel finds it.
             judge::replay_with_e2fsck(&file_system(judged, &ours)).map_err(Error::from)?;
         }
     }
@@ -136,7 +138,7 @@ fn copy_area(simulation: &Simulation<'_>, images: &[PathBuf], to: &Path) -> Resu
     Ok(area)
 }
 
-fn file_system(judged: &JudgedLog, images: &[PathBuf]) -> FileSystem {
+pub(crate) fn file_system(judged: &JudgedLog, images: &[PathBuf]) -> FileSystem {
     let place = &judged.description.place;
     FileSystem {
         image: images[place.home_disk].clone(),

@@ -21,6 +21,7 @@ pub mod check;
 pub mod complete;
 pub mod error;
 pub mod explore;
+mod hand_over;
 pub mod judgement;
 pub mod kills;
 pub mod nvm;

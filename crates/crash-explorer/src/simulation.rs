@@ -5,6 +5,7 @@
 
 use crate::complete::JudgedLog;
 use crate::error::{During, Error, Result};
+use crate::hand_over;
 use crate::kills::{self, Looks};
 use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Piece, Recording};
 use crate::switches::Switches;
@@ -13,8 +14,8 @@ use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory}
 use guest_tools::random::Random;
 use placement::{
     AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, LogDescription,
-    NvmDisk, NvmRoute, Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start,
-    Status,
+    LogIndex, NvmDisk, NvmRoute, Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route,
+    Start, Status,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -153,6 +154,8 @@ pub struct Simulation<'r> {
     steps: u64,
     /// Kills in the middle of a step that were checked.
     pub looks: u64,
+    /// From which event on logs are handed over to storage, if at all.
+    hand_over_at: Option<usize>,
     /// Something happened since it was last taken.
     pub has_moved: bool,
 }
@@ -265,8 +268,13 @@ impl<'r> Simulation<'r> {
             seed,
             steps: 0,
             looks: 0,
+            hand_over_at: None,
             has_moved: false,
         };
+        if switches.has(Switches::HAND_OVER) && nvm.is_none() {
+            let mut random = Random::of(seed, 3);
+            simulation.hand_over_at = Some(random.below(recording.events.len().max(1) as u64) as usize);
+        }
         simulation.look_ahead();
         Ok(simulation)
     }
@@ -324,6 +332,7 @@ impl<'r> Simulation<'r> {
             self.due(look)?;
             self.wake(false)?;
             self.looked(look)?;
+            self.hand_over(look)?;
             match event {
                 Event::Issue(issue) => {
                     self.issue(issue)?;
@@ -668,6 +677,28 @@ impl<'r> Simulation<'r> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a device is in the midst of a pass.
+    pub fn is_in_pass(&self, disk: usize) -> bool {
+        !self.plans[disk].1.is_empty()
+    }
+
+    /// Has a device hand a log over.
+    ///
+    /// # Errors
+    /// Those of the route.
+    pub fn hand_over_on(&mut self, disk: usize, log: LogIndex) -> std::io::Result<bool> {
+        self.routes[disk].hand_over(log)
+    }
+
+    /// Hands the logs over from a moment on that follows from the seed.
+    fn hand_over(&mut self, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        if self.hand_over_at.is_none_or(|at| self.clock < at) {
+            return Ok(());
+        }
+        self.has_moved |= hand_over::attempt(self)?;
+        self.looked(look)
     }
 
     /// Index of the recorded event that is happening.

@@ -20,7 +20,10 @@ impl Switches {
     /// amberlog is killed between two stores into its files.
     pub const KILLS: Switches = Switches(64);
 
-    const NAMES: [(Switches, &'static str); 7] = [
+    /// Logs are handed over to storage from some moment on.
+    pub const HAND_OVER: Switches = Switches(128);
+
+    const NAMES: [(Switches, &'static str); 8] = [
         (Self::EARLY, "early"),
         (Self::GARBAGE, "garbage"),
         (Self::DELAY, "delay"),
@@ -28,6 +31,7 @@ impl Switches {
         (Self::PRESSURE, "pressure"),
         (Self::COPY, "copy"),
         (Self::KILLS, "kills"),
+        (Self::HAND_OVER, "hand-over"),
     ];
 
     /// Everything a seed asks for: most of it most of the time.
@@ -42,6 +46,7 @@ impl Switches {
             (Self::PRESSURE, 3),
             (Self::COPY, 1),
             (Self::KILLS, 3),
+            (Self::HAND_OVER, 2),
         ] {
             if random.below(8) < of_eight {
                 switches.0 |= switch.0;
@@ -53,6 +58,12 @@ impl Switches {
     /// Whether it may do this.
     pub fn has(self, switch: Switches) -> bool {
         self.0 & switch.0 != 0
+    }
+
+    /// The same with this.
+    #[must_use]
+    pub fn with(self, switch: Switches) -> Self {
+        Switches(self.0 | switch.0)
     }
 
     /// The same without this.

@@ -26,3 +26,23 @@ fn every_crash_is_recovered_to_what_a_complete_journal_makes() {
     assert!(judgements > 0, "no crash point was judged by e2fsck");
     println!("{points} crash points, {judgements} judged by e2fsck");
 }
+
+/// In each recording, logs are handed over to storage at some moments; killed in the midst of that, and crashed after it.
+#[test]
+fn a_log_that_is_handed_over_is_recovered_from_storage() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
+    let mut points = 0;
+    for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
+        for round in 0..3 {
+            let seed = SEED + 1000 + 10 * number as u64 + round;
+            let switches = Switches::of_seed(seed).with(Switches::HAND_OVER);
+            let how = Thoroughness { points_each: 5, judgements_each: 60, until: u64::MAX };
+            let outcome = run(recording, seed, switches, how).expect("a run");
+            points += outcome.points;
+            if let Some(finding) = outcome.finding {
+                panic!("{}", minimise(recording, finding).expect("a run"));
+            }
+        }
+    }
+    assert!(points >= POINTS_MIN, "only {points} crash points were checked");
+}

@@ -7,6 +7,7 @@ use crate::userfault::UserFault;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
@@ -99,6 +100,8 @@ pub struct VmMemory {
     files: RwLock<Vec<Arc<RamFile>>>,
     pub(crate) channel: ProtectionChannel,
     copy_on_write: OnceLock<Arc<dyn CopyOnWrite>>,
+    /// Where its files have to be for pages to be retained in them.
+    directory: OnceLock<PathBuf>,
 }
 
 impl std::fmt::Debug for VmMemory {
@@ -125,6 +128,14 @@ impl VmMemory {
         self.copy_on_write.get()
     }
 
+    /// Pages are only retained in memory whose file is in `directory`: for a VM whose VMM is started by others, and started
+    /// again whatever happens here.
+    pub fn keep_to_directory(&self, directory: &Path) {
+        let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+        // Said once, before a VMM comes.
+        let _ = self.directory.set(directory);
+    }
+
     /// Takes the VMM's own userfaultfd, handed over by the preloaded library: pages can be protected from now on.
     ///
     /// # Errors
@@ -145,6 +156,22 @@ impl VmMemory {
         let mut files = self.files.write().expect("no panic under this lock");
         if let Some(known) = files.iter().find(|known| known.identity == identity) {
             return Ok(Arc::clone(known));
+        }
+        if metadata.nlink() == 0 {
+            // A memfd, or a file that QEMU made in a directory and removed: it dies with its last process, and a page that
+            // was retained in it would be lost with amberlog and the VMM (rule 1).
+            self.channel.refuse_nameless();
+        }
+        if let Some(directory) = self.directory.get() {
+            let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+            if !link.starts_with(directory) {
+                self.channel.refuse(format!(
+                    "the guest's memory is in {}, which the next VMM may write over before anything is recovered: give it \
+                     a file in {}, as 'amberlog arguments' says",
+                    link.display(),
+                    directory.display()
+                ));
+            }
         }
         let len = metadata.len() as usize / PAGE_BYTES * PAGE_BYTES;
         let first_page = files.last().map_or(0, |last| last.first_page + last.page_count);
@@ -413,5 +440,39 @@ impl MemoryTable {
                 handler.copy_out(page);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why_not(memory: &Arc<VmMemory>, file: File) -> String {
+        let size = 2 * PAGE_BYTES as u64;
+        file.set_len(size).expect("room");
+        memory.map(vec![RegionDescriptor { gpa: 0, size, user_addr: 1 << 40, file, file_offset: 0 }]).expect("mapped");
+        match memory.protection() {
+            Protection::Unavailable(reason) => reason,
+            Protection::Available => panic!("there is no userfaultfd"),
+        }
+    }
+
+    #[test]
+    fn nothing_is_retained_in_memory_that_nobody_could_find_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let inside = directory.path().join("vm");
+        std::fs::create_dir(&inside).expect("a directory");
+        let named = |path: PathBuf| File::options().read(true).write(true).create_new(true).open(path).expect("a file");
+        let nameless = tempfile::tempfile().expect("a file");
+        assert!(why_not(&VmMemory::new(), nameless).contains("without a name"));
+        let reason = why_not(&VmMemory::new(), named(directory.path().join("a")));
+        assert!(reason.contains("handed over"), "its file is no reason: {reason}");
+        let memory = VmMemory::new();
+        memory.keep_to_directory(&inside);
+        assert!(why_not(&memory, named(directory.path().join("b"))).contains("may write over"));
+        let memory = VmMemory::new();
+        memory.keep_to_directory(&inside);
+        let reason = why_not(&memory, named(inside.join("c")));
+        assert!(reason.contains("handed over"), "its file is no reason: {reason}");
     }
 }

@@ -74,6 +74,19 @@ impl ProtectionChannel {
         self.windows.write().expect("no panic under this lock").refused.get_or_insert(reason);
     }
 
+    /// The guest's memory has no name by which a later process could find it. Simulations keep it themselves.
+    pub(crate) fn refuse_nameless(&self) {
+        #[cfg(feature = "simulate")]
+        if self.simulated.get().is_some() {
+            return;
+        }
+        self.refuse(
+            "the guest's memory is in a file without a name (a memfd), which nobody would find after amberlog and the VMM \
+             were killed: use memory-backend-file with mem-path on a tmpfs"
+                .to_owned(),
+        );
+    }
+
     pub(crate) fn open(&self, vm: &Arc<VmMemory>, userfault: UserFault) -> Result<(), Error> {
         let userfault = Arc::new(userfault);
         {

@@ -420,6 +420,38 @@ impl JournalArea {
         Ok(result)
     }
 
+    /// Hands an open log over to somebody who keeps it elsewhere from now on: `hand_over` reads it, brings home what is owed, and
+    /// keeps the transaction that the guest is in the midst of, which begins where it is told. When it succeeds the log is
+    /// closed here and owes nothing. Nothing is done, for now or for good, while a home write is in flight, or where the
+    /// log is not open or is kept block for block.
+    ///
+    /// # Errors
+    /// Those of `hand_over`; the log is then as it was.
+    pub fn log_op_hand_over<T, E>(
+        &self,
+        id: LogId,
+        hand_over: impl FnOnce(&mut HeldLog<'_>, Tail) -> Result<T, E>,
+    ) -> Result<Option<T>, E> {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return Ok(None) };
+        if !jcb.is_open() || jcb.table.is_materialise() || !jcb.in_flight.is_empty() {
+            return Ok(None);
+        }
+        let cursor = jcb.cursor;
+        let result = hand_over(&mut HeldLog::live(jcb, pages), cursor)?;
+        jcb.close_books(pages);
+        inner.pages.let_loose_go();
+        inner.feed_starved();
+        Ok(Some(result))
+    }
+
+    /// From now on a log's blocks are held so.
+    pub fn set_holding(&self, id: LogId, holding: Holding) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.holding = holding;
+        }
+    }
+
     /// Lets somebody read the live log as recovery would, without changing anything.
     ///
     /// # Panics

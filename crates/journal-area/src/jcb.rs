@@ -422,6 +422,7 @@ impl VmJcb {
     /// Opens the log's books for a log that begins at `tail`.
     pub(crate) fn open_books(&mut self, tail: Tail) -> std::io::Result<()> {
         self.table.reserve()?;
+        self.table.set_handed_over(None);
         self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
         self.cursor = tail;
         self.partial = Partial::default();

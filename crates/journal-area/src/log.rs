@@ -76,6 +76,11 @@ impl FoundLog {
         HeldLog { from: From::Found(self) }
     }
 
+    /// Whether the log was handed over to whoever has one that begins at `tail`.
+    pub fn is_handed_over(&self, tail: Tail) -> bool {
+        self.table.handed_over() == Some(tail)
+    }
+
     /// Says that there is nothing left to finish.
     pub fn close(&self) {
         self.table.set_tail(None);
@@ -104,6 +109,12 @@ impl<'a> HeldLog<'a> {
             From::Live(jcb, _) => &jcb.table,
             From::Found(found) => &found.table,
         }
+    }
+
+    /// Notes, for whoever finds the log, that it goes on outside from here on as soon as the outside says so; or that it
+    /// does not.
+    pub fn note_hand_over(&self, cursor: Option<Tail>) {
+        self.table().set_handed_over(cursor);
     }
 
     /// Number of log blocks.

@@ -17,6 +17,7 @@ const OFFSET_LOG_BLOCKS: u64 = 12;
 const OFFSET_TAIL: u64 = 16;
 const OFFSET_FLAGS: u64 = 24;
 const FLAG_MATERIALISE: u64 = 1;
+const OFFSET_HANDED_OVER: u64 = 32;
 
 /// Where the live log begins: the oldest transaction that recovery has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,15 @@ pub struct Tail {
     pub position: u32,
     /// The transaction's sequence number.
     pub sequence: u32,
+}
+
+fn pack_tail(tail: Option<Tail>) -> u64 {
+    tail.map_or(0, |tail| u64::from(tail.position) << 32 | u64::from(tail.sequence))
+}
+
+fn unpack_tail(word: u64) -> Option<Tail> {
+    let tail = Tail { position: (word >> 32) as u32, sequence: word as u32 };
+    (tail.position != 0).then_some(tail)
 }
 
 /// The table of one log.
@@ -126,15 +136,22 @@ impl Table {
 
     /// Where the live log begins; nothing when it is closed.
     pub fn tail(&self) -> Option<Tail> {
-        let word = self.file.load_u64(OFFSET_TAIL);
-        let tail = Tail { position: (word >> 32) as u32, sequence: word as u32 };
-        (tail.position != 0).then_some(tail)
+        unpack_tail(self.file.load_u64(OFFSET_TAIL))
     }
 
     /// Moves the beginning of the live log, or closes it, in one step.
     pub fn set_tail(&self, tail: Option<Tail>) {
-        let word = tail.map_or(0, |tail| u64::from(tail.position) << 32 | u64::from(tail.sequence));
-        self.file.store_u64(OFFSET_TAIL, word);
+        self.file.store_u64(OFFSET_TAIL, pack_tail(tail));
+    }
+
+    /// Where the log goes on outside, if it was about to be handed over.
+    pub fn handed_over(&self) -> Option<Tail> {
+        unpack_tail(self.file.load_u64(OFFSET_HANDED_OVER))
+    }
+
+    /// Says where the log goes on outside as soon as the outside says so itself; or that it is all here.
+    pub fn set_handed_over(&self, tail: Option<Tail>) {
+        self.file.store_u64(OFFSET_HANDED_OVER, pack_tail(tail));
     }
 
     /// Whether the log is kept block for block, because something in it is not understood.

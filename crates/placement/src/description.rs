@@ -1,7 +1,8 @@
 //! A VM's directory in tmpfs: what outlives the process, and how the next one finds and locks it.
 //!
-//! The lock is an flock that the VMM inherits: it is free only when both processes are gone, so nobody finishes a
-//! recovery while the guest could still write. A registry by image tells the next user of an image that a recovery is
+//! The lock is an flock that the VMM inherits, or is given by the preloaded library: it is free only when both processes are
+//! gone, so nobody finishes a recovery while the guest could still write. A VMM without the library is noted by its number
+//! and the moment it was started at, and looked for. A registry by image tells the next user of an image that a recovery is
 //! unfinished, wherever the directory lies.
 
 use crate::scan::FoundLogPlace;
@@ -13,6 +14,9 @@ use std::path::{Path, PathBuf};
 
 const DESCRIPTION: &str = "area.json";
 const LOCK: &str = "lock";
+const VMMS: &str = "vmms";
+/// More processes than these are not noted for one VM.
+const VMMS_MAX: usize = 64;
 
 /// One file of guest memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,6 +123,25 @@ fn make_private(path: &Path) -> Result<(), DirectoryError> {
     }
 }
 
+/// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone.
+fn started_at(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before may hold anything, a parenthesis too.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    if matches!(fields.next(), Some("Z" | "X")) {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn lives_one_of(noted: &Path) -> bool {
+    let noted = std::fs::read_to_string(noted).unwrap_or_default();
+    noted.lines().filter_map(|line| line.split_once(' ')).any(|(pid, started)| {
+        let (pid, started) = (pid.parse().ok(), started.parse::<u64>().ok());
+        started.is_some() && pid.and_then(started_at) == started
+    })
+}
+
 impl AreaDirectory {
     /// Makes and locks a directory for a VM under `base`.
     ///
@@ -156,6 +179,7 @@ impl AreaDirectory {
             .open(&lock_path)
             .map_err(system("opening", &lock_path))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if lives_one_of(&path.join(VMMS)) => Err(DirectoryError::InUse { path }),
             Ok(()) => Ok(AreaDirectory { path, registry, lock }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(DirectoryError::InUse { path }),
             Err(error) => Err(system("locking", &lock_path)(error.into())),
@@ -165,6 +189,20 @@ impl AreaDirectory {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Notes a VMM that was started by others and may not have the lock: while it lives, the directory cannot be taken over.
+    ///
+    /// # Errors
+    /// When it cannot be noted, or is one of too many.
+    pub fn note_vmm(&self, pid: i32) -> io::Result<()> {
+        let path = self.path.join(VMMS);
+        let noted = std::fs::read_to_string(&path).unwrap_or_default();
+        if noted.lines().count() >= VMMS_MAX {
+            return Err(io::Error::other(format!("more than {VMMS_MAX} processes have asked for disks of this VM")));
+        }
+        let Some(started) = started_at(pid) else { return Ok(()) };
+        std::fs::write(path, format!("{noted}{pid} {started}\n"))
     }
 
     /// The lock, for the VMM to inherit.
@@ -267,7 +305,15 @@ mod tests {
         let found = AreaDirectory::find(&registry, &image).expect("examined").expect("found");
         assert_eq!(found, directory.path());
         assert!(matches!(AreaDirectory::take_over(&found, &registry), Err(DirectoryError::InUse { .. })));
+        // A VMM without the lock: it is the process that was noted, not another one with its number.
+        let mut vmm = std::process::Command::new("sleep").arg("60").spawn().expect("started");
+        directory.note_vmm(vmm.id() as i32).expect("noted");
         drop(directory);
+        assert!(matches!(AreaDirectory::take_over(&found, &registry), Err(DirectoryError::InUse { .. })));
+        vmm.kill().expect("killed");
+        vmm.wait().expect("gone");
+        let vmms = found.join(VMMS);
+        std::fs::write(&vmms, format!("{} 1\nnonsense\n", std::process::id())).expect("written");
         let again = AreaDirectory::take_over(&found, &registry).expect("free now");
         assert_eq!(again.description().expect("read").expect("there").ram[0].path, PathBuf::from("/ram"));
         again.remove();

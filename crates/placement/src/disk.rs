@@ -6,7 +6,7 @@ use crate::remote::RemoteOptions;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 /// Where a journal lives.
@@ -136,6 +136,8 @@ pub struct Disk {
     written: AtomicU64,
     /// How many of them a flush has brought to storage.
     flushed: AtomicU64,
+    /// A driver has started from the beginning in this process: what its journals hold is known here.
+    was_started: AtomicBool,
 }
 
 impl Disk {
@@ -154,6 +156,7 @@ impl Disk {
             layout_version: AtomicU64::new(0),
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
+            was_started: AtomicBool::new(false),
         })
     }
 
@@ -172,6 +175,16 @@ impl Disk {
     /// A flush has ended, and well.
     pub(crate) fn set_flushed(&self, covered: u64) {
         self.flushed.fetch_max(covered, Ordering::AcqRel);
+    }
+
+    /// A driver starts from the beginning.
+    pub(crate) fn set_started(&self) {
+        self.was_started.store(true, Ordering::Release);
+    }
+
+    /// Whether one did, so that a driver that goes on goes on with what is known here.
+    pub(crate) fn was_started(&self) -> bool {
+        self.was_started.load(Ordering::Acquire)
     }
 
     /// What it carries, as of the last scan.

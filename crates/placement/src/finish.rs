@@ -106,6 +106,22 @@ pub(crate) fn finish(held: &HeldLog<'_>, place: &FoundLogPlace, home: &File, jou
     replay(&mut LogReader { held, place, journal }, place, home, journal)
 }
 
+/// Writes home what a held log owes, and flushes: its guest goes on.
+pub(crate) fn write_home(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &File,
+    journal: &File,
+) -> Result<Report, Error> {
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
+    let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
+    let len = place.home_blocks * u64::from(place.block_bytes);
+    let mut log = LogReader { held, place, journal };
+    let replay = recovery::Replay::prepare(&mut log, log_bounds, &bounds)?;
+    replay.write_blocks(&mut log, &mut ImagePart { file: home, start: place.home_start, len })
+}
+
 /// What [`finish_stored`] would do; nothing is written.
 pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
     dry_run(&mut StoredLog { place, journal }, place)

@@ -5,11 +5,11 @@
 //! was opened, or the one that this very recovery leaves, if it was cut off before.
 
 use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_key};
-use crate::finish::finish;
+use crate::finish::{finish, finish_stored};
 use crate::journals::{MARK_ERRNO, offset_of};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::Superblock;
-use journal_area::FoundLog;
+use journal_area::{FoundLog, Tail};
 use recovery::{Access, Report, Status};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -147,6 +147,7 @@ fn finish_log(log: &LogDescription, found: &FoundLog, images: &[PathBuf]) -> Res
         Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
         Stored::Emptied => Report::of(Status::Clean)
             .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
+        Stored::HandedOver => finish_stored(&log.place, home.file(), journal_file)?,
     };
     found.close();
     Ok((home.path().to_owned(), report))
@@ -200,6 +201,8 @@ enum Stored {
     /// It is an empty journal without the mark. Either a recovery was cut off after its last write, and there is nothing
     /// left to do; or the image was used without us since, and the held log must never land on it (rule 3).
     Emptied,
+    /// It is live, and begins where the held log ends: that was being handed over to storage, where all of it is.
+    HandedOver,
 }
 
 /// Whether the journal superblock on storage is the one that belongs to the held log.
@@ -246,6 +249,9 @@ fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::Fil
     }
     if is_emptied {
         return Ok(Stored::Emptied);
+    }
+    if stored.start != 0 && found.is_handed_over(Tail { position: stored.start, sequence: stored.sequence }) {
+        return Ok(Stored::HandedOver);
     }
     refuse("its journal has been used since (it does not carry amberlog's mark)".to_owned())
 }

@@ -619,6 +619,7 @@ impl JournalRoute {
             }
             if emptying && self.journals.area.log_op_query(log.id).blocks == 0 {
                 log.is_emptying.store(false, Ordering::Release);
+                log.emptied.fetch_add(1, Ordering::AcqRel);
                 self.journals.disk(log.journal_disk).wake.wake();
                 continue;
             }
@@ -702,10 +703,14 @@ fn assemble(slices: &[MemorySlice], lead: u64, block_bytes: u64, replaced: &[(us
 impl Route for JournalRoute {
     fn started(&mut self, start: Start, memory: &Arc<MemoryTable>) -> io::Result<()> {
         self.memory = Some(Arc::clone(memory));
-        if start == Start::Fresh {
-            // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
-            self.journals.recover_disk(self.disk)?;
-            self.journals.scan(self.disk)?;
+        match start {
+            Start::Fresh => {
+                // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
+                self.journals.recover_disk(self.disk)?;
+                self.journals.scan(self.disk)?;
+                self.journals.disk(self.disk).set_started();
+            }
+            Start::Resumed => self.journals.check_resumed(self.disk)?,
         }
         self.host_failed = false;
         self.refresh_layout();
@@ -762,6 +767,7 @@ impl Route for JournalRoute {
                     self.host_failed = true;
                     if log.is_emptying.swap(false, Ordering::AcqRel) {
                         log.has_failed_to_empty.store(true, Ordering::Release);
+                        log.failed_to_empty.fetch_add(1, Ordering::AcqRel);
                         self.journals.disk(log.journal_disk).wake.wake();
                     }
                 }
@@ -795,6 +801,15 @@ impl Route for JournalRoute {
 
     fn wake_descriptor(&self) -> Option<RawFd> {
         Some(self.journals.disk(self.disk).wake.descriptor())
+    }
+
+    fn hand_over(&mut self, log: LogIndex) -> io::Result<bool> {
+        // A block that is on its way to its own place could be read there before it has arrived.
+        if self.errands.values().any(|errand| matches!(errand, Errand::Stored(..))) {
+            return Ok(false);
+        }
+        debug_assert!(self.batch.is_empty(), "between two passes nothing waits to be held");
+        self.journals.hand_over(log)
     }
 
     fn woken(&mut self, plan: &mut Plan) {

@@ -16,7 +16,7 @@ use journal_area::{Holding, JournalArea, LogId, LogShape, SuperblockEffect};
 use recovery::{Report, Status};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
@@ -61,23 +61,46 @@ pub struct Log {
     pub(crate) journal_disk: usize,
     /// Its way to a journal server, for placement `remote`.
     pub(crate) remote: Option<Arc<RemoteLog>>,
-    is_open: Arc<AtomicBool>,
-    was_opened: Arc<AtomicBool>,
+    pub(crate) is_open: Arc<AtomicBool>,
+    pub(crate) was_opened: Arc<AtomicBool>,
     /// Somebody waits until it owes nothing.
     pub(crate) is_emptying: Arc<AtomicBool>,
     /// The last attempt to empty it failed.
     pub(crate) has_failed_to_empty: Arc<AtomicBool>,
+    /// How often it was seen to owe nothing while somebody waited for that.
+    pub(crate) emptied: Arc<AtomicU64>,
+    /// How often that failed.
+    pub(crate) failed_to_empty: Arc<AtomicU64>,
+    /// Where it shall live from the next mount on.
+    pub(crate) wanted: Arc<Mutex<PlacementKind>>,
+    /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
+    pub(crate) storage_from: Option<u32>,
     /// The last recovery.
     pub(crate) recovery: Arc<Mutex<Option<Report>>>,
     /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
     /// and neither may be read before it is through.
-    recovering: Arc<Mutex<()>>,
+    pub(crate) recovering: Arc<Mutex<()>>,
 }
 
 impl Log {
     /// Where it and its file system are.
     pub fn place(&self) -> &FoundLogPlace {
         &self.place
+    }
+
+    /// Its number within its VM.
+    pub fn index(&self) -> LogIndex {
+        self.index
+    }
+
+    /// The disk with its file system.
+    pub fn home_disk(&self) -> usize {
+        self.home_disk
+    }
+
+    /// The disk with the log itself.
+    pub fn journal_disk(&self) -> usize {
+        self.journal_disk
     }
 
     /// Whether a guest has it open.
@@ -132,9 +155,9 @@ pub struct Journals {
     memory: Arc<VmMemory>,
     directory: AreaDirectory,
     disks: Vec<Arc<Disk>>,
-    logs: RwLock<Vec<Option<Arc<Log>>>>,
-    /// One scan at a time: a scan looks at all disks.
-    scanning: Mutex<u64>,
+    pub(crate) logs: RwLock<Vec<Option<Arc<Log>>>>,
+    /// One scan at a time: a scan looks at all disks. Whoever puts a log in the place of another holds it, too.
+    pub(crate) scanning: Mutex<u64>,
     scan_soon: Vec<AtomicBool>,
     /// Guest pages that the description knows the files of.
     described_pages: AtomicU32,
@@ -255,13 +278,18 @@ impl Journals {
         }
         let effect = match log.placement {
             PlacementKind::Storage | PlacementKind::Nvm | PlacementKind::Remote => {
-                let open = Superblock::decode(block).is_ok_and(|superblock| !superblock.is_empty());
-                if open {
-                    log.set_open();
-                } else {
-                    log.is_open.store(false, Ordering::Release);
+                match Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty()) {
+                    Some(open) => {
+                        log.set_open();
+                        let is_earlier = |from| jbd2::sequence::is_after(from, open.sequence);
+                        return Ok(!log.storage_from.is_some_and(is_earlier));
+                    }
+                    None => {
+                        log.is_open.store(false, Ordering::Release);
+                        self.follow_wish(log);
+                        return Ok(true);
+                    }
                 }
-                return Ok(true);
             }
             PlacementKind::Discard => match Superblock::decode(block) {
                 Ok(superblock) if superblock.is_empty() => SuperblockEffect::Closed,
@@ -303,6 +331,7 @@ impl Journals {
                     self.disks[log.home_disk].file.sync_data()?;
                     self.disks[log.home_disk].set_dirty();
                     self.disks[log.journal_disk].set_dirty();
+                    self.follow_wish(log);
                 }
                 if effect == SuperblockEffect::NotALog {
                     self.scan_soon(log.journal_disk);
@@ -345,7 +374,7 @@ impl Journals {
     }
 
     /// Puts the error mark on storage: an empty log that an error happened to.
-    fn write_mark(&self, log: &Log, block: &[u8]) -> io::Result<()> {
+    pub(crate) fn write_mark(&self, log: &Log, block: &[u8]) -> io::Result<()> {
         let mut mark = block.to_vec();
         let errno = Superblock::decode(&mark).map_err(io::Error::other)?.errno;
         SuperblockEdit::new(&mut mark)
@@ -517,6 +546,10 @@ impl Journals {
             was_opened: Arc::default(),
             is_emptying: Arc::default(),
             has_failed_to_empty: Arc::default(),
+            emptied: Arc::default(),
+            failed_to_empty: Arc::default(),
+            wanted: Arc::new(Mutex::new(placement)),
+            storage_from: None,
             recovery: Arc::default(),
             recovering: Arc::default(),
         });
@@ -590,6 +623,21 @@ impl Journals {
         }
     }
 
+    /// A driver goes on that did not begin in this process: after a live migration to here, a restored snapshot, or the end
+    /// of the amberlog that served it. What its journal holds is then not here, and what it commits next could not be
+    /// recovered (rule 1).
+    pub(crate) fn check_resumed(&self, disk: usize) -> io::Result<()> {
+        let is_on_storage = |log: &Log| matches!(log.placement, PlacementKind::Storage | PlacementKind::Discard);
+        let mut logs = self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk);
+        if self.disks[disk].was_started() || logs.all(|log| is_on_storage(&log)) {
+            return Ok(());
+        }
+        Err(io::Error::other(
+            "its guest was started under another amberlog, and what its journal holds is not here: reset the VM; before \
+             a migration or a snapshot of a running guest, start it with placement=storage",
+        ))
+    }
+
     /// Finishes every open log that has its home or itself on this disk: whoever wrote it is gone.
     ///
     /// # Errors
@@ -624,6 +672,9 @@ impl Journals {
 
     fn recover_log(&self, log: &Log, is_vm_gone: bool) -> io::Result<()> {
         let _alone = log.recovering.lock().expect("no panic under this lock");
+        // It may have been handed over while this waited.
+        let Some(log) = self.log(log.index) else { return Ok(()) };
+        let log = &*log;
         let journal = &self.disks[log.journal_disk].file;
         let home = &self.disks[log.home_disk].file;
         if log.placement == PlacementKind::Nvm

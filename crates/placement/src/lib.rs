@@ -8,7 +8,9 @@
 mod description;
 mod disk;
 mod finish;
+mod flush;
 mod found;
+mod hand_over;
 mod journal_route;
 mod journals;
 mod layout;
@@ -23,8 +25,10 @@ mod segments;
 pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, registry};
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory};
+pub use hand_over::Change;
 pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
+pub use layout::LogIndex;
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
 pub use plain::PlainRoute;
 pub use remote::{

@@ -151,7 +151,7 @@ impl Journals {
             nvm,
             remote,
             name: disk.options.name.clone(),
-            placement: disk.options.placement.name(),
+            placement: logs.first().map_or(disk.options.placement, |log| log.placement).name(),
             journal,
             counters,
             recovery,

@@ -12,6 +12,7 @@
 //! Operations of a plan run concurrently and in any order; what must be ordered is sequenced by the route, which hears
 //! of each completion that carries a [`Ticket`].
 
+use crate::layout::LogIndex;
 use guest_memory::{MemorySlice, MemoryTable};
 use std::io;
 use std::os::fd::RawFd;
@@ -219,6 +220,15 @@ pub trait Route: Send {
 
     /// The wake descriptor became readable.
     fn woken(&mut self, _plan: &mut Plan) {}
+
+    /// Hands the held log with this number over to its own place on storage ([`crate::Journals::change_placement`]). Between
+    /// two passes. False when it has to wait.
+    ///
+    /// # Errors
+    /// When storage fails, or the log cannot be handed over: it is held as before.
+    fn hand_over(&mut self, _log: LogIndex) -> io::Result<bool> {
+        Err(io::Error::other("this disk's journals cannot be handed over"))
+    }
 
     /// All requests have completed and no more will be taken until the next start.
     fn stopped(&mut self) {}

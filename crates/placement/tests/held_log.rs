@@ -33,13 +33,14 @@ fn userfault() -> Option<OwnedFd> {
 struct Protecting(Arc<VmMemory>, Arc<Journals>, bool);
 
 impl Observer for Protecting {
-    fn connected(&self, _peer: Peer) {
+    fn connected(&self, _peer: Peer) -> Result<(), String> {
         if self.2
             && self.0.protection() != Protection::Available
             && let Some(descriptor) = userfault()
         {
             self.0.take_userfaultfd(descriptor).expect("write protection of shared memory");
         }
+        Ok(())
     }
 
     fn ring_pages(&self, pages: &[PageId]) {

@@ -3,8 +3,9 @@
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, Buffer, DiskOperation, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, Operation,
-    PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status, finish_directory,
+    AreaDirectory, Buffer, Change, DiskOperation, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions,
+    Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+    finish_directory,
 };
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -457,4 +458,54 @@ fn memory_that_came_later_is_found_again() {
     std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
     assert!(block == content(1));
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
+    let mut rig = Rig::new();
+    let table = Arc::new(rig.map("more"));
+    // A pause: what its journal holds is here.
+    rig.route.started(Start::Resumed, &table).expect("goes on");
+    let mut other = JournalRoute::new(Arc::clone(&rig.journals), 0);
+    other.started(Start::Resumed, &table).expect("the same journals");
+    // The same disk under journals that never saw it begin.
+    let options = DiskOptions {
+        name: "disk".to_owned(),
+        path: rig.image.clone(),
+        placement: PlacementKind::Retain,
+        honour_flush: false,
+        read_only: false,
+        nvm: None,
+        remote: None,
+    };
+    for (placement, is_refused) in
+        [(PlacementKind::Retain, true), (PlacementKind::Copy, true), (PlacementKind::Storage, false)]
+    {
+        let directory = rig.directory.path();
+        let area = AreaDirectory::create(&directory.join("others"), &directory.join("registry")).expect("a directory");
+        let disks = vec![DiskOptions { placement, ..options.clone() }];
+        let memory = VmMemory::new();
+        let options = JournalsOptions { disks, budget_bytes: u64::MAX, tracer: None };
+        let journals = Journals::new(&memory, area, options).expect("journals");
+        let outcome = JournalRoute::new(journals, 0).started(Start::Resumed, &table);
+        assert_eq!(outcome.is_err(), is_refused, "{placement:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_log_is_not_handed_over_while_a_home_write_is_under_way() {
+    let mut rig = Rig::new();
+    rig.open();
+    let block = 300;
+    rig.commit(&[(block, content(1))]);
+    let write = rig.write(Rig::home_at(block), &content(1));
+    rig.commit(&[(block, content(2))]);
+    let index = rig.journals.logs()[0].index();
+    let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert_eq!(change, Change::HandOver);
+    assert!(!rig.route.hand_over(index).expect("asked"), "an older version is on its way to block {block}");
+    rig.carry_out(write);
+    assert!(rig.route.hand_over(index).expect("asked"));
+    assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
+    assert_eq!(rig.home(block), content(2));
 }

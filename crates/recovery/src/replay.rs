@@ -161,6 +161,20 @@ impl Replay {
         Ok(report)
     }
 
+    /// Writes the home blocks, the file system's superblock as the log has it among them, and flushes: for a log whose guest
+    /// goes on. Journal and marks of recovery stay as they are.
+    ///
+    /// # Errors
+    /// When reading or writing fails, or a block in the log is damaged.
+    pub fn write_blocks<L: LogRead + Send, H: HomeWriter>(&self, log: &mut L, home: &mut H) -> Result<Report, Error> {
+        let written = batch::write(&self.plan, log, Some(&mut *home))?;
+        home.flush().map_err(Error::failed("flushing the blocks"))?;
+        if written.damaged > 0 {
+            return Err(Error::refused(format!("{} blocks in the log are damaged", written.damaged)));
+        }
+        Ok(self.report(&written))
+    }
+
     fn empty_journal<H: HomeWriter>(&mut self, home: &mut H, place: JournalPlace<'_>) -> Result<(), Error> {
         jbd2::SuperblockEdit::new(&mut self.raw)
             .map_err(|error| Error::refused(error.to_string()))?

@@ -1,7 +1,6 @@
-//! Guest memory in memory files, shared with the device.
+//! Guest memory in named files of a tmpfs, as amberlog wants it, shared with the device.
 
 use crate::Result;
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vhost::VhostUserMemoryRegionInfo;
@@ -12,6 +11,8 @@ use vm_memory::{ByteValued, Bytes, FileOffset, GuestAddress, GuestMemoryBackend,
 pub struct GuestRam {
     memory: GuestMemoryMmap,
     next_free: Arc<AtomicU64>,
+    /// Removes the files.
+    _names: Arc<Vec<tempfile::TempPath>>,
 }
 
 impl GuestRam {
@@ -29,15 +30,17 @@ impl GuestRam {
     /// When they overlap or there is no memory.
     pub fn with_regions(regions: &[(u64, u64)]) -> Result<Self> {
         let mut ranges = Vec::new();
+        let mut names = Vec::new();
         for (address, bytes) in regions {
-            let file = File::from(rustix::fs::memfd_create("guest-ram", rustix::fs::MemfdFlags::CLOEXEC)?);
+            let (file, name) = tempfile::Builder::new().prefix("guest-ram-").tempfile_in("/dev/shm")?.into_parts();
             file.set_len(*bytes)?;
+            names.push(name);
             ranges.push((GuestAddress(*address), usize::try_from(*bytes)?, Some(FileOffset::new(file, 0))));
         }
         let memory = GuestMemoryMmap::from_ranges_with_files(&ranges)?;
         // The first page is left alone, as in a real machine, so that address 0 means "not set".
         let first_free = regions.first().map_or(0, |first| first.0) + 4096;
-        Ok(GuestRam { memory, next_free: Arc::new(AtomicU64::new(first_free)) })
+        Ok(GuestRam { memory, next_free: Arc::new(AtomicU64::new(first_free)), _names: Arc::new(names) })
     }
 
     /// What a device is told of it.

@@ -4,6 +4,9 @@
 //! done by amberlog with the descriptor it gets. The VMM keeps its own descriptor open for as long as it lives: that
 //! is what keeps pages protected, and their writers waiting, when amberlog dies.
 //!
+//! A VMM that amberlog did not start itself gets the lock of its directory in return, and keeps that open, too: nobody may
+//! finish what a killed amberlog left while the guest still lives.
+//!
 //! What it must never do: keep a program from starting. Every failure is silent here; amberlog says that it received
 //! nothing and copies journal blocks instead of protecting them.
 //!
@@ -28,19 +31,19 @@ extern "C" fn hand_over() {
         if path.is_null() {
             return;
         }
-        let Some(userfault) = make_userfault() else { return };
+        let userfault = make_userfault();
         let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        if socket < 0 {
-            libc::close(userfault);
-            return;
-        }
-        if !(connect(socket, path) && send(socket, userfault)) {
-            libc::close(userfault);
+        if socket < 0 || !(connect(socket, path) && send(socket, userfault)) {
+            if let Some(userfault) = userfault {
+                libc::close(userfault);
+            }
         } else {
-            wait_for_end(socket);
+            take_lock(socket);
         }
-        libc::close(socket);
-        // `userfault` stays open on purpose, see the header.
+        if socket >= 0 {
+            libc::close(socket);
+        }
+        // `userfault` and the lock stay open on purpose, see the header.
     }
 }
 
@@ -78,8 +81,8 @@ unsafe fn connect(socket: i32, path: *const libc::c_char) -> bool {
     }
 }
 
-/// SAFETY: both are open descriptors.
-unsafe fn send(socket: i32, descriptor: i32) -> bool {
+/// SAFETY: all are open descriptors.
+unsafe fn send(socket: i32, descriptor: Option<i32>) -> bool {
     // SAFETY: the control buffer is large enough for one descriptor and aligned for a cmsghdr; all live across the call.
     unsafe {
         let mut byte = 1u8;
@@ -88,22 +91,25 @@ unsafe fn send(socket: i32, descriptor: i32) -> bool {
         let mut message: libc::msghdr = zeroed();
         message.msg_iov = &raw mut vector;
         message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as usize;
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
-        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
+        if let Some(descriptor) = descriptor {
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as usize;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
+            libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
+        }
         libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) == 1
     }
 }
 
-/// Waits, two seconds at most, until amberlog has taken the descriptor and closed its end.
+/// Waits, two seconds at most, until amberlog has taken what was sent and closed its end. The descriptor that may come
+/// from there is the lock of the VM's directory: it is kept open, and closed when another program takes this one's place.
 ///
 /// SAFETY: `socket` is an open descriptor.
-unsafe fn wait_for_end(socket: i32) {
-    // SAFETY: the structures live across the calls.
+unsafe fn take_lock(socket: i32) {
+    // SAFETY: the structures live across the calls; the control buffer is aligned for a cmsghdr and has room for one.
     unsafe {
         let timeout = libc::timeval { tv_sec: 2, tv_usec: 0 };
         libc::setsockopt(
@@ -113,7 +119,18 @@ unsafe fn wait_for_end(socket: i32) {
             (&raw const timeout).cast(),
             size_of::<libc::timeval>() as libc::socklen_t,
         );
-        let mut byte = 0u8;
-        libc::recv(socket, (&raw mut byte).cast(), 1, 0);
+        loop {
+            let mut byte = 0u8;
+            let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+            let mut control = [0u64; 8];
+            let mut message: libc::msghdr = zeroed();
+            message.msg_iov = &raw mut vector;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as usize;
+            if libc::recvmsg(socket, &raw mut message, libc::MSG_CMSG_CLOEXEC) <= 0 {
+                return;
+            }
+        }
     }
 }

@@ -1,40 +1,22 @@
 //! `amberlog run`: a VM with its disks served in this process.
 //!
-//! Order of things: finish what an earlier run left for these images; lock the images; make the VM's directory in tmpfs;
-//! serve the disks; start the VMM; wait for its end, however it ends; recover; report; remove the directory. Whatever
-//! fails, what is still owed stays in the directory, and the next run finds it.
+//! The VMM is our child: it dies with us, inherits the lock of the VM's directory, and its exit status is ours.
 
 mod child;
-mod disk_option;
-mod model;
-mod nvm;
-mod remote;
-mod samples;
-mod trace;
-mod vmm;
 
 use crate::exit;
-use crate::takeover::{PATIENCE, take_over};
+use crate::vm::watched::Watched;
+use crate::vm::{DiskOption, JournalDiskOption, Serving, Starter, Vm, VmOptions, die_of_panics, qemu};
 use anyhow::Context;
-use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
-use child::Watched;
-use disk_model::Client;
-use disk_option::{DiskOption, JournalDiskOption};
-use guest_memory::{HandoverSocket, PageId, SHIM_SOCKET_VARIABLE, VmMemory};
-use model::{ModelChoice, Models};
-use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, Route,
-};
-use std::collections::{BTreeMap, HashSet};
+use guest_memory::SHIM_SOCKET_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-use trace::Trace;
+use std::time::Duration;
 
 /// What is left of a VM's patience when it is told to end.
 const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
@@ -88,303 +70,56 @@ pub fn run(args: RunArgs) -> ExitCode {
     }
 }
 
-/// What the device threads tell of a VM.
-struct VmObserver {
-    memory: Arc<VmMemory>,
-    handover: HandoverSocket,
-    journals: Arc<Journals>,
-    peers: Mutex<BTreeMap<i32, Watched>>,
-    ring_pages: Mutex<Vec<Vec<PageId>>>,
-}
-
-impl VmObserver {
-    fn connected(&self, peer: Peer) {
-        let mut peers = self.peers.lock().expect("no panic under this lock");
-        if peers.contains_key(&peer.pid) {
-            return;
+impl RunArgs {
+    fn vm(&self) -> VmOptions {
+        VmOptions {
+            name: self.name.clone(),
+            disks: self.disks.clone(),
+            journal_disks: self.journal_disks.clone(),
+            shm: self.shm.clone(),
+            memory_budget_mib: self.memory_budget,
+            time_scale: self.time_scale,
+            trust: self.trust.clone(),
+            trace: self.trace.clone(),
+            samples: self.samples.clone(),
         }
-        if let Some(watched) = Watched::new(peer.pid) {
-            peers.insert(peer.pid, watched);
-        }
-        match self.handover.take(peer.pid) {
-            Some(descriptor) => {
-                if let Err(error) = self.memory.take_userfaultfd(descriptor) {
-                    log::warn!("{error}");
-                }
-            }
-            // The area says so when it matters, once.
-            None if crate::shim::find().is_some() => self.memory.refuse_protection(format!(
-                "the VMM (process {}) handed over no userfaultfd; it may lack the permission (root, CAP_SYS_PTRACE, or \
-                 sysctl vm.unprivileged_userfaultfd=1)",
-                peer.pid
-            )),
-            None => {}
-        }
-    }
-
-    fn ring_pages(&self, disk: usize, pages: &[PageId]) {
-        let mut all = self.ring_pages.lock().expect("no panic under this lock");
-        all[disk] = pages.to_vec();
-        let excluded: HashSet<PageId> = all.iter().flatten().copied().collect();
-        self.journals.area.set_excluded_pages(excluded);
-    }
-}
-
-/// The observer of one disk.
-struct DiskObserver {
-    vm: Arc<VmObserver>,
-    disk: usize,
-}
-
-impl Observer for DiskObserver {
-    fn connected(&self, peer: Peer) {
-        self.vm.connected(peer);
-    }
-
-    fn ring_pages(&self, pages: &[PageId]) {
-        self.vm.ring_pages(self.disk, pages);
-    }
-}
-
-/// One disk, data or journal, as it will be attached.
-struct Attached {
-    options: DiskOptions,
-    serial: String,
-    queues: u16,
-    model: Option<ModelChoice>,
-}
-
-fn attach(args: &RunArgs) -> anyhow::Result<Vec<Attached>> {
-    let mut attached: Vec<Attached> = Vec::new();
-    for (index, disk) in args.disks.iter().enumerate() {
-        let name = disk.name.clone().unwrap_or_else(|| format!("disk{index}"));
-        attached.push(Attached {
-            serial: disk
-                .serial
-                .clone()
-                .unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(20).collect()),
-            queues: disk.queues,
-            model: disk.model.clone(),
-            options: DiskOptions {
-                remote: remote::options(disk, &name, &args.trust),
-                name,
-                path: disk.path.clone(),
-                placement: disk.placement,
-                honour_flush: disk.honour_flush,
-                read_only: disk.read_only,
-                nvm: None,
-            },
-        });
-    }
-    for (index, disk) in args.journal_disks.iter().enumerate() {
-        let name = disk.name.clone().unwrap_or_else(|| format!("journal{index}"));
-        let of = match &disk.of {
-            None => None,
-            Some(of) => Some(attached.iter().find(|other| other.options.name == *of).with_context(|| {
-                format!("--journal-disk {}: there is no --disk with name={of}", disk.path.display())
-            })?),
-        };
-        attached.push(Attached {
-            serial: name.chars().filter(char::is_ascii_graphic).take(20).collect(),
-            queues: 1,
-            model: disk.model.clone(),
-            options: DiskOptions {
-                path: disk.path.clone(),
-                placement: of
-                    .map_or(PlacementKind::Retain, |of| nvm::of_journal_disk(of.options.placement, &of.options.name)),
-                honour_flush: of.is_some_and(|of| of.options.honour_flush),
-                read_only: false,
-                nvm: None,
-                remote: None,
-                name,
-            },
-        });
-    }
-    let mut names = HashSet::new();
-    for disk in &attached {
-        anyhow::ensure!(names.insert(disk.options.name.clone()), "two disks have the name {}", disk.options.name);
-    }
-    Ok(attached)
-}
-
-/// Finishes what an earlier run left for these images.
-fn finish_earlier(registry: &Path, disks: &[Attached]) -> anyhow::Result<()> {
-    for disk in disks {
-        let path = &disk.options.path;
-        let Some(left) = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))? else { continue };
-        let directory = take_over(&left, registry, Instant::now() + PATIENCE)?;
-        let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
-        let finished = placement::finish_directory(&directory, &images)?.into_result()?;
-        for log in &finished {
-            log::info!(
-                "{}: finished an earlier run's recovery: {} transactions, {} blocks written home",
-                log.image.display(),
-                log.recovery.transactions,
-                log.recovery.blocks_written
-            );
-        }
-        directory.remove();
-    }
-    Ok(())
-}
-
-fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
-    if path.exists() {
-        error.into()
-    } else {
-        anyhow::anyhow!("the image {} does not exist; make it, or correct the path", path.display())
     }
 }
 
 fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let mut attached = attach(&args)?;
-    let registry = placement::registry();
-    finish_earlier(&registry, &attached)?;
-    for (option, disk) in args.disks.iter().zip(&mut attached) {
-        nvm::open(option, &mut disk.options)?;
-    }
-    let journal_disks: Vec<&Path> = args.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
-    for disk in attached.iter().take(args.disks.len()) {
-        remote::finish_earlier(&disk.options, &journal_disks)?;
-    }
-    let mut images = Vec::new();
-    for disk in &attached {
-        let options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
-        let image = Image::open(&disk.options.path, options)?;
-        anyhow::ensure!(
-            image.size_bytes() > 0,
-            "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",
-            disk.options.path.display()
-        );
-        images.push(Arc::new(image));
-    }
-    let mut models = Models::new(args.time_scale);
-    let mut clients = Vec::new();
-    for (disk, image) in attached.iter().zip(&images) {
-        let client = models.connect(disk.model.as_ref(), image.size_bytes());
-        clients.push(client.with_context(|| format!("--disk {}", disk.options.path.display()))?);
-    }
-    let trace = match &args.trace {
-        Some(path) => {
-            let disks: Vec<(String, u64)> = attached
-                .iter()
-                .zip(&images)
-                .map(|(disk, image)| (disk.options.name.clone(), image.size_bytes()))
-                .collect();
-            Some(Trace::create(path, &args.name, &disks)?)
-        }
-        None => None,
-    };
-    let directory = AreaDirectory::create(&args.shm, &registry)?;
-    let prepared = vmm::check_room(&args.vmm, directory.path())
-        .and_then(|()| attached.iter().try_for_each(|disk| Ok(directory.register(&disk.options.path)?)));
-    if let Err(error) = prepared {
-        directory.remove();
+    let vm = Vm::prepare(&args.vm())?;
+    if let Err(error) = qemu::check_room(&args.vmm, vm.directory()) {
+        vm.abandon();
         return Err(error);
     }
-    die_of_panics(directory.path());
-    let memory = VmMemory::new();
-    if let Some(reason) = vmm::bypasses_protection(&args.vmm) {
-        memory.refuse_protection(reason);
+    let directory = vm.directory().display();
+    die_of_panics(format!(
+        "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {directory}: run \
+         'amberlog recover --area {directory}', or amberlog run on the same images"
+    ));
+    if let Some(reason) = qemu::bypasses_protection(&args.vmm) {
+        vm.memory.refuse_protection(reason);
     }
-    let journals = Journals::new(
-        &memory,
-        directory,
-        JournalsOptions {
-            disks: attached.iter().map(|disk| disk.options.clone()).collect(),
-            budget_bytes: args.memory_budget << 20,
-            tracer: trace.as_ref().map(Trace::tracer),
-        },
-    )?;
-    if let Err(error) = journals.check_nvm_room() {
-        journals.directory().remove();
-        return Err(error.into());
+    let ended = serve_and_wait(&args, &vm);
+    let finished = vm.finish(args.report.as_deref());
+    match (ended, finished) {
+        // What is still owed is the worse news; a trace or report that is not whole comes after the VMM's own end.
+        (Err(error), Ok(())) => Err(error),
+        (_, Err(error)) => Err(error),
+        (Ok(code), Ok(())) => Ok(code),
     }
-    let samples = args.samples.as_deref().map(|path| samples::Samples::start(path, &journals)).transpose();
-    let ended = samples.and_then(|samples| {
-        let ended = serve_and_wait(&args, &attached, &images, &clients, &memory, &journals);
-        drop(samples);
-        ended
-    });
-    journals.give_back_memory();
-    let recovered = journals.recover_all();
-    let mut written = trace.map_or(Ok(()), |trace| trace.finish());
-    if let Some(path) = &args.report {
-        let text = serde_json::to_vec_pretty(&journals.report(&args.name))?;
-        let report = std::fs::write(path, text).with_context(|| format!("writing the report {}", path.display()));
-        written = written.and(report);
-    }
-    recovered.with_context(|| {
-        let path = journals.directory().path().display().to_string();
-        format!("what is still owed stays in {path}; mend the cause and run amberlog again")
-    })?;
-    journals.directory().remove();
-    let code = ended?;
-    written?;
-    Ok(code)
-}
-
-/// Makes a panic in any thread the end of the whole process. A thread that panicked may have changed half of something in
-/// memory, and whoever went on with that could acknowledge what is not held; the files in tmpfs are made to be found
-/// as a process that was killed at any instant leaves them. The VMM dies with us.
-fn die_of_panics(directory: &Path) {
-    let message = format!(
-        "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {}: run 'amberlog \
-         recover --area {}', or amberlog run on the same images",
-        directory.display(),
-        directory.display()
-    );
-    let earlier = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        earlier(panic);
-        eprintln!("{message}");
-        std::process::abort();
-    }));
 }
 
 /// Serves the disks, runs the VMM and waits for its end. On return nothing of the VM runs any more.
-fn serve_and_wait(
-    args: &RunArgs,
-    attached: &[Attached],
-    images: &[Arc<Image>],
-    models: &[Option<Arc<Client>>],
-    memory: &Arc<VmMemory>,
-    journals: &Arc<Journals>,
-) -> anyhow::Result<ExitCode> {
-    let directory = journals.directory().path();
-    let observer = Arc::new(VmObserver {
-        memory: Arc::clone(memory),
-        handover: HandoverSocket::listen(&directory.join("shim.sock"))?,
-        journals: Arc::clone(journals),
-        peers: Mutex::default(),
-        ring_pages: Mutex::new(vec![Vec::new(); attached.len()]),
-    });
-    let mut devices = Vec::new();
-    let mut sockets = Vec::new();
-    for (index, (disk, image)) in attached.iter().zip(images).enumerate() {
-        let socket = directory.join(format!("disk{index}.sock"));
-        let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
-        config.identity.serial.clone_from(&disk.serial);
-        config.queues = disk.queues;
-        config.model.clone_from(&models[index]);
-        config.write_cache = journals.needs_flushes(index, image.size_bytes());
-        let route: Box<dyn Route> = if disk.options.nvm.is_some() {
-            let route = NvmRoute::new(Arc::clone(journals), index);
-            route.start_timer()?;
-            Box::new(route)
-        } else {
-            Box::new(JournalRoute::new(Arc::clone(journals), index))
-        };
-        let observer = Arc::new(DiskObserver { vm: Arc::clone(&observer), disk: index });
-        devices.push(Device::start(config, route, Arc::clone(memory), observer)?);
-        sockets.push(vmm::Attachment { socket, queues: disk.queues });
-    }
-    let arguments = vmm::arguments(&args.vmm, &directory.join("ram"), &sockets).map_err(exit::usage)?;
-    let environment = preload(&observer);
+fn serve_and_wait(args: &RunArgs, vm: &Vm) -> anyhow::Result<ExitCode> {
+    let directory = vm.directory();
+    let serving = vm.serve(directory, Starter::Ourselves, |index, _| format!("disk{index}"))?;
+    let arguments = qemu::arguments(&args.vmm, &directory.join("ram"), &serving.attachments).map_err(exit::usage)?;
+    let environment = preload(&serving);
     // The VMM's number, once it runs, for the thread that passes signals on.
     let vmm_pid = Arc::new(AtomicI32::new(0));
     let received = pass_signals_on(&vmm_pid)?;
-    let mut vmm = child::start(&arguments, &environment, journals.directory().lock_file().as_fd())?;
+    let mut vmm = child::start(&arguments, &environment, vm.journals.directory().lock_file().as_fd())?;
     vmm_pid.store(vmm.id() as i32, Ordering::SeqCst);
     if received.load(Ordering::SeqCst) != 0 {
         // The signal came before there was anybody to pass it to.
@@ -392,19 +127,15 @@ fn serve_and_wait(
     }
     let status = vmm.wait().context("waiting for the VMM")?;
     vmm_pid.store(0, Ordering::SeqCst);
-    end_stragglers(&observer);
-    for device in devices {
-        if let Err(error) = device.stop() {
-            log::error!("{error}");
-        }
-    }
+    serving.observer.end_stragglers();
+    serving.stop();
     Ok(exit_code(status, received.load(Ordering::SeqCst)))
 }
 
 /// The environment that makes the VMM hand over its userfaultfd.
-fn preload(observer: &VmObserver) -> Vec<(&'static str, OsString)> {
+fn preload(serving: &Serving) -> Vec<(&'static str, OsString)> {
     let Some(shim) = crate::shim::find() else {
-        observer.memory.refuse_protection(format!(
+        serving.observer.memory.refuse_protection(format!(
             "{} was not found beside amberlog; install it there, or name it in AMBERLOG_SHIM",
             crate::shim::FILE_NAME
         ));
@@ -415,20 +146,7 @@ fn preload(observer: &VmObserver) -> Vec<(&'static str, OsString)> {
         preload.push(":");
         preload.push(other);
     }
-    vec![(SHIM_SOCKET_VARIABLE, observer.handover.path().as_os_str().to_owned()), ("LD_PRELOAD", preload)]
-}
-
-/// The VMM may have been started by what was started: it has to be gone before anything is recovered.
-fn end_stragglers(observer: &VmObserver) {
-    for (pid, watched) in &*observer.peers.lock().expect("no panic under this lock") {
-        if !watched.wait(Duration::from_millis(500)) {
-            log::warn!("the VMM (process {pid}) outlived the command that started it; it is ended now");
-            watched.signal(rustix::process::Signal::KILL);
-            if !watched.wait(TERMINATION_PATIENCE) {
-                log::error!("the VMM (process {pid}) cannot be ended");
-            }
-        }
-    }
+    vec![(SHIM_SOCKET_VARIABLE, serving.observer.handover.path().as_os_str().to_owned()), ("LD_PRELOAD", preload)]
 }
 
 /// SIGTERM and SIGINT end the VMM; everything goes home afterwards. Returns where the first signal's number is put.

@@ -181,3 +181,24 @@ fn an_area_that_is_not_there_is_a_sentence() {
     assert_eq!(both.status.code(), Some(2));
     assert!(Path::new("/tmp").is_dir());
 }
+
+/// The guest's memory is a memfd, which nobody finds once all are dead: nothing is kept in it.
+#[test]
+fn memory_without_a_name_is_not_where_anything_is_kept() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 16).make(&image).unwrap();
+    let load = Workload::new(24).without_postmark();
+    let mut spec = bench.spec("nameless", load.script(), disk(&image));
+    let memory =
+        ["-object", "memory-backend-memfd,id=nameless,size=256M,share=on", "-machine", "memory-backend=nameless"];
+    spec.qemu_arguments.extend(memory.map(Into::into));
+    let mut guest = Guest::start(spec).unwrap();
+    under_load(&mut guest);
+    guest.kill_all().unwrap();
+    let reported = guest.final_report();
+    let all = bench.recover_area();
+    assert_eq!(all["logs"][0]["status"], "recovered", "{all}");
+    assert_work_is_there(&load, &file_system, &reported);
+    bench.assert_area_is_empty();
+}

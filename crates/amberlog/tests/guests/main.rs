@@ -15,5 +15,6 @@ mod placements;
 mod refusals;
 mod remote;
 mod reset;
+mod serve;
 mod support;
 mod wild;

@@ -50,9 +50,10 @@ impl Journal {
 }
 
 impl Observer for Journal {
-    fn connected(&self, peer: Peer) {
+    fn connected(&self, peer: Peer) -> Result<(), String> {
         self.1.lock().unwrap().push(peer.pid);
         self.note(Told::Connected);
+        Ok(())
     }
 
     fn ring_pages(&self, pages: &[PageId]) {

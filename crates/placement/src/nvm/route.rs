@@ -583,11 +583,15 @@ impl Route for NvmRoute {
     fn started(&mut self, start: Start, memory: &Arc<MemoryTable>) -> io::Result<()> {
         self.memory = Some(Arc::clone(memory));
         self.checkpoint_failed = false;
-        if start == Start::Fresh {
-            // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
-            self.forget_earlier_start();
-            self.journals.recover_disk(self.disk)?;
-            self.journals.scan(self.disk)?;
+        match start {
+            Start::Fresh => {
+                // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
+                self.forget_earlier_start();
+                self.journals.recover_disk(self.disk)?;
+                self.journals.scan(self.disk)?;
+                self.journals.disk(self.disk).set_started();
+            }
+            Start::Resumed => self.journals.check_resumed(self.disk)?,
         }
         let nvm = Arc::clone(&self.nvm);
         self.refresh_layout(&mut nvm.lock(), &mut Plan::default());

@@ -85,6 +85,41 @@ pub fn bypasses_protection(arguments: &[OsString]) -> Option<String> {
     })
 }
 
+/// The arguments of a VMM without the vhost-user disks whose sockets are in `directory`: those are ours.
+pub fn without_our_disks(arguments: Vec<OsString>, directory: &Path) -> Vec<OsString> {
+    let directory = directory.to_string_lossy();
+    let texts: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    // `socket,id=ID,path=SOCKET`, or the same as JSON.
+    let ours: Vec<&str> = texts
+        .iter()
+        .filter(|text| text.contains(&*directory))
+        .filter_map(|text| {
+            let after = text.split_once("id=").or_else(|| text.split_once("\"id\":\""))?.1;
+            after.split([',', '"']).next()
+        })
+        .collect();
+    let is_ours = |text: &str| {
+        text.contains("vhost-user-blk")
+            && ours.iter().any(|id| {
+                text.split([',', '{', '}'])
+                    .any(|part| part == format!("chardev={id}") || part == format!("\"chardev\":\"{id}\""))
+            })
+    };
+    let keep: Vec<bool> = texts.iter().map(|text| !is_ours(text)).collect();
+    arguments.into_iter().zip(keep).filter_map(|(argument, keep)| keep.then_some(argument)).collect()
+}
+
+/// What a VMM that somebody else starts needs to have its memory shared and its disks here, as words of QEMU's command line.
+pub fn arguments_for_strangers(
+    memory_mib: u64,
+    memory_file: &Path,
+    disks: &[Attachment],
+) -> Result<Vec<OsString>, String> {
+    let mut words: Vec<OsString> = vec!["-m".into(), format!("{memory_mib}M").into()];
+    words = arguments(&words, memory_file, disks)?;
+    Ok(words)
+}
+
 /// The VMM's command line with shared memory and disks added.
 ///
 /// # Errors
@@ -165,6 +200,26 @@ mod tests {
         let kept = arguments(&list("q -object memory-backend-memfd,id=m,size=1G"), path, &[]).expect("shared");
         assert_eq!(kept.len(), 3);
         assert!(arguments(&list("q -daemonize"), path, &[]).is_err());
+    }
+
+    #[test]
+    fn our_own_disks_do_not_count_as_strangers() {
+        let run = Path::new("/run/amberlog/db");
+        let ours = list(
+            "q -chardev socket,id=c1,path=/run/amberlog/db/root.sock -device vhost-user-blk-pci,id=d,chardev=c1,num-queues=1",
+        );
+        assert_eq!(bypasses_protection(&without_our_disks(ours.clone(), run)), None);
+        assert!(bypasses_protection(&without_our_disks(ours, Path::new("/run/amberlog/web"))).is_some());
+        let json = list(
+            r#"q -chardev socket,id=c1,path=/run/amberlog/db/a.sock -device {"driver":"vhost-user-blk-pci","chardev":"c1","bus":"b"}"#,
+        );
+        assert_eq!(bypasses_protection(&without_our_disks(json, run)), None);
+        let other = list(
+            "q -chardev socket,id=c1,path=/run/amberlog/db/a.sock -chardev socket,id=c11,path=/x -device vhost-user-blk-pci,chardev=c11",
+        );
+        assert!(bypasses_protection(&without_our_disks(other, run)).is_some());
+        let net = list("q -chardev socket,id=c1,path=/run/amberlog/db/a.sock -device vhost-user-net,chardev=c1");
+        assert!(bypasses_protection(&without_our_disks(net, run)).is_some());
     }
 
     #[test]

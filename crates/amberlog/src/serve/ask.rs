@@ -1,0 +1,279 @@
+//! `amberlog status`, `top`, `flush`, `placement` and `arguments`: what is asked of a running daemon, over its control socket.
+//!
+//! One line of JSON each way. The daemon answers `{"schema":1,...}`, or `{"schema":1,"error":SENTENCE}`.
+
+use crate::exit;
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Where the daemon's sockets are unless its configuration says otherwise.
+pub const DEFAULT_RUN: &str = "/run/amberlog";
+/// The control socket's name there.
+pub const CONTROL: &str = "control.sock";
+/// How long an answer may take beyond what was asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of an answer: some kilobytes for each VM.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Which daemon.
+#[derive(Args, Debug)]
+struct Daemon {
+    /// The directory of the daemon's sockets (`run` in its configuration).
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
+    run: PathBuf,
+}
+
+/// Arguments of `amberlog status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Only this VM.
+    vm: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog top`.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Seconds between looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    interval: f64,
+    /// Look so many times, then end.
+    #[arg(long, value_name = "N")]
+    count: Option<u32>,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog flush`.
+#[derive(Args, Debug)]
+pub struct FlushArgs {
+    /// The VM.
+    vm: String,
+    /// Seconds after which it is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog placement`.
+#[derive(Args, Debug)]
+pub struct PlacementArgs {
+    /// The VM.
+    vm: String,
+    /// Its disk, by the name that `amberlog status` shows.
+    disk: String,
+    /// Where the journals of its file systems shall live: retain, copy or storage; on a disk with placement=remote, storage or
+    /// remote.
+    placement: String,
+    /// Seconds after which it is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog arguments`.
+#[derive(Args, Debug)]
+pub struct ArgumentsArgs {
+    /// The VM.
+    vm: String,
+    /// The guest's memory, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
+    memory: u64,
+    /// Print JSON: "environment" and "arguments".
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
+    if (0.05..=86_400.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.05 to 86400 seconds".to_owned()) }
+}
+
+impl Daemon {
+    fn ask(&self, question: &Value, patience: Duration) -> anyhow::Result<Value> {
+        let path = self.run.join(CONTROL);
+        let of = || format!("asking the daemon at {}", path.display());
+        let mut stream = UnixStream::connect(&path).with_context(|| {
+            format!("no daemon answers at {}: start 'amberlog serve', or name its directory with --run", path.display())
+        })?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        writeln!(stream, "{question}").with_context(of)?;
+        let mut line = String::new();
+        let mut reader = BufReader::new(std::io::Read::take(stream, ANSWER_BYTES_MAX));
+        reader.read_line(&mut line).with_context(of)?;
+        let answer: Value = serde_json::from_str(&line).with_context(of)?;
+        match answer["error"].as_str() {
+            Some(error) => Err(anyhow::anyhow!("{error}")),
+            None => Ok(answer),
+        }
+    }
+}
+
+fn end(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+/// `amberlog status`.
+pub fn status(args: &StatusArgs) -> ExitCode {
+    end((|| {
+        let answer = args.daemon.ask(&json!({"command": "status", "vm": args.vm}), PATIENCE)?;
+        if !args.json {
+            return Ok(print(&table(&answer["vms"]))?);
+        }
+        let shown = if args.vm.is_some() { &answer["vms"][0] } else { &answer };
+        Ok(print(&format!("{}\n", serde_json::to_string_pretty(shown)?))?)
+    })())
+}
+
+/// `amberlog top`.
+pub fn top(args: &TopArgs) -> ExitCode {
+    end((|| {
+        let is_terminal = std::io::stdout().is_terminal();
+        let mut seen = 0;
+        loop {
+            let answer = args.daemon.ask(&json!({"command": "status", "vm": null}), PATIENCE)?;
+            // Home, and clear what is below.
+            let clear = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
+            print(&format!("{clear}{}", table(&answer["vms"])))?;
+            seen += 1;
+            if args.count.is_some_and(|count| seen >= count) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_secs_f64(args.interval));
+        }
+    })())
+}
+
+/// `amberlog flush`.
+pub fn flush(args: &FlushArgs) -> ExitCode {
+    end((|| {
+        let question = json!({"command": "flush", "vm": args.vm, "patience_seconds": args.patience});
+        let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
+        Ok(print(&format!("{}: {} blocks were owed and are home\n", args.vm, answer["blocks"]))?)
+    })())
+}
+
+/// `amberlog placement`.
+pub fn placement(args: &PlacementArgs) -> ExitCode {
+    end((|| {
+        let question = json!({
+            "command": "placement", "vm": args.vm, "disk": args.disk, "placement": args.placement,
+            "patience_seconds": args.patience,
+        });
+        let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
+        let when = answer["when"].as_str().unwrap_or_default();
+        Ok(print(&format!("{}, {}: {} ({when})\n", args.vm, args.disk, args.placement))?)
+    })())
+}
+
+/// `amberlog arguments`.
+pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
+    end((|| {
+        let question = json!({"command": "arguments", "vm": args.vm, "memory_mib": args.memory});
+        let answer = args.daemon.ask(&question, PATIENCE)?;
+        if args.json {
+            return Ok(print(&format!("{answer}\n"))?);
+        }
+        let mut words = Vec::new();
+        for (name, value) in answer["environment"].as_object().into_iter().flatten() {
+            words.push(format!("{name}={}", shell_word(value.as_str().unwrap_or_default())));
+        }
+        words.push("qemu-system-x86_64".to_owned());
+        for word in answer["arguments"].as_array().into_iter().flatten() {
+            words.push(shell_word(word.as_str().unwrap_or_default()));
+        }
+        Ok(print(&format!("{}\n", words.join(" ")))?)
+    })())
+}
+
+/// A pipe whose reader has gone is no fault.
+fn print(text: &str) -> std::io::Result<()> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other,
+    }
+}
+
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// A line for each disk.
+fn table(vms: &Value) -> String {
+    let mut lines = vec![format!(
+        "{:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {}",
+        "VM", "DISK", "PLACEMENT", "HELD", "COPIED", "COMMITS", "JOURNAL MB", "HOME MB", "STATE"
+    )];
+    for vm in vms.as_array().into_iter().flatten() {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (name, state) = (text(&vm["vm"]), text(&vm["state"]));
+        let disks = vm["disks"].as_array().cloned().unwrap_or_default();
+        if disks.is_empty() {
+            lines.push(format!(
+                "{name:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
+                "-", "-", "", "", "", "", ""
+            ));
+        }
+        for disk in &disks {
+            let counter = |name: &str| disk["counters"][name].as_u64().unwrap_or_default();
+            let megabytes = |name: &str| format!("{:.1}", counter(name) as f64 / 1e6);
+            lines.push(format!(
+                "{name:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
+                text(&disk["name"]),
+                text(&disk["placement"]),
+                counter("blocks_retained_now"),
+                format!("{:.1}M", counter("pool_bytes_now") as f64 / 1e6),
+                counter("transactions"),
+                megabytes("journal_bytes_received"),
+                megabytes("home_bytes_to_storage"),
+            ));
+        }
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_the_shell() {
+        assert_eq!(shell_word("socket,id=a,path=/run/x.sock"), "socket,id=a,path=/run/x.sock");
+        assert_eq!(shell_word("/a b/it's"), r"'/a b/it'\''s'");
+    }
+
+    #[test]
+    fn a_vm_without_disks_has_a_line_too() {
+        let vms = json!([
+            {"vm": "db", "state": "running", "disks": [{"name": "disk0", "placement": "retain", "counters": {"blocks_retained_now": 7}}]},
+            {"vm": "web", "state": "failed: the image is gone", "disks": []},
+        ]);
+        let table = table(&vms);
+        assert_eq!(table.lines().count(), 3, "{table}");
+        assert!(table.contains("failed: the image is gone") && table.contains(" 7 "), "{table}");
+    }
+}

@@ -1,0 +1,146 @@
+//! `amberlog serve`: the daemon. Many VMs, whose VMMs somebody else starts; each finds its disks at Unix sockets.
+//!
+//! What it must never do: take a disk from a guest that runs because a configuration changed. Failure story: killed at any
+//! moment, it leaves in tmpfs what the VMs are owed, locked for as long as their VMMs live; the next daemon finishes it
+//! once they are gone. A guest does not go on under another daemon: it waits for its disks until it is ended.
+//!
+//! SIGHUP reads the configuration again. SIGTERM and SIGINT end the VMMs, as `amberlog run` does, and everything goes home.
+
+pub mod ask;
+mod config;
+mod control;
+mod slot;
+
+use crate::exit;
+use crate::vm::die_of_panics;
+use anyhow::Context;
+use config::Config;
+use control::{Control, Slots};
+use slot::{Slot, Wanted};
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Arguments of `amberlog serve`.
+#[derive(clap::Args, Debug)]
+pub struct ServeArgs {
+    /// The configuration.
+    #[arg(long, value_name = "FILE", default_value = "/etc/amberlog/amberlog.toml")]
+    config: PathBuf,
+    /// Only say whether the configuration is good.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &ServeArgs) -> ExitCode {
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+/// The VMs, and their threads.
+struct Vms {
+    slots: Slots,
+    threads: BTreeMap<String, JoinHandle<()>>,
+}
+
+fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+    let config = Config::read(&args.config).map_err(|error| exit::usage(format!("{error:#}")))?;
+    if args.check {
+        println!("{}: good, {} VMs", args.config.display(), config.vms.len());
+        return Ok(());
+    }
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&config.run)
+        .with_context(|| format!("making {}", config.run.display()))?;
+    let mut signals = signal_hook::iterator::Signals::new([
+        signal_hook::consts::SIGHUP,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGINT,
+    ])?;
+    let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new() };
+    let control = Control::listen(&config.run.join(ask::CONTROL), Arc::clone(&vms.slots))?;
+    let shm = config.shm.display().to_string();
+    die_of_panics(format!(
+        "amberlog: this is a bug in amberlog; what was committed is kept in {shm}: end the VMs and start amberlog serve \
+         again, or run 'amberlog recover --area {shm}'"
+    ));
+    let run = config.run.clone();
+    vms.apply(config)?;
+    log::info!("serving {} VMs", vms.threads.len());
+    for signal in signals.forever() {
+        if signal != signal_hook::consts::SIGHUP {
+            log::info!("ending: the VMMs are ended, and what is owed goes home");
+            break;
+        }
+        match Config::read(&args.config) {
+            Ok(config) if config.run != run => {
+                log::error!(
+                    "the configuration names another directory for sockets; that needs a new start: nothing was changed"
+                );
+            }
+            Ok(config) => match vms.apply(config) {
+                Ok(()) => log::info!("read the configuration again"),
+                Err(error) => log::error!("{error:#}"),
+            },
+            Err(error) => log::error!("{error:#}: nothing was changed"),
+        }
+    }
+    vms.stop();
+    drop(control);
+    Ok(())
+}
+
+impl Vms {
+    /// Has the VMs be those of a configuration.
+    fn apply(&mut self, config: Config) -> anyhow::Result<()> {
+        let mut slots = self.slots.lock().expect("no panic under this lock");
+        // Those that have ended since they were taken out.
+        let ended: Vec<_> = slots.iter().filter(|(_, slot)| slot.is_over()).map(|(name, _)| name.clone()).collect();
+        for name in ended {
+            slots.remove(&name);
+            if let Some(thread) = self.threads.remove(&name) {
+                let _ = thread.join();
+            }
+        }
+        for (name, slot) in slots.iter() {
+            match config.vms.get(name) {
+                Some(vm) => slot.want(Wanted::Serve(Box::new(vm.clone()))),
+                None => slot.want(Wanted::Gone),
+            }
+        }
+        for (name, vm) in config.vms {
+            if slots.contains_key(&name) {
+                continue;
+            }
+            let slot = Slot::new(vm);
+            let thread = Arc::clone(&slot);
+            let handle = std::thread::Builder::new()
+                .name(format!("vm {name}"))
+                .spawn(move || thread.run())
+                .with_context(|| format!("starting the thread of vm {name}"))?;
+            slots.insert(name.clone(), slot);
+            self.threads.insert(name, handle);
+        }
+        Ok(())
+    }
+
+    /// Ends everything, and waits for it.
+    fn stop(self) {
+        for slot in self.slots.lock().expect("no panic under this lock").values() {
+            slot.want(Wanted::Stop);
+        }
+        for (name, thread) in self.threads {
+            if thread.join().is_err() {
+                log::error!("vm {name}: its thread has failed");
+            }
+        }
+    }
+}

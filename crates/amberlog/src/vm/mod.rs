@@ -1,0 +1,385 @@
+//! One VM whose disks are served in this process, whoever starts its VMM: `amberlog run` or somebody else.
+//!
+//! Order of things: finish what an earlier process left for these images; lock the images; make the VM's directory in
+//! tmpfs; serve the disks; when the VMM has ended, however it ended: recover, report, remove the directory. Whatever
+//! fails, what is still owed stays in the directory, and the next process finds it.
+
+mod disk_option;
+mod model;
+mod nvm;
+mod observer;
+pub mod qemu;
+mod remote;
+mod samples;
+mod trace;
+pub mod watched;
+
+use crate::remote_options::RemoteTrust;
+use crate::takeover::{PATIENCE, take_over};
+use anyhow::Context;
+use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
+use disk_model::Client;
+pub use disk_option::{DiskOption, JournalDiskOption};
+use guest_memory::{HandoverSocket, VmMemory};
+use model::{ModelChoice, Models};
+use observer::{DiskObserver, VmObserver};
+use placement::{
+    AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind,
+    Route, VmReport,
+};
+use samples::Samples;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use trace::Trace;
+
+/// What a VM is made from.
+#[derive(Clone, Debug)]
+pub struct VmOptions {
+    /// Its name in reports.
+    pub name: String,
+    /// Its disks; the first is /dev/vda.
+    pub disks: Vec<DiskOption>,
+    /// Its external journals, attached after the disks.
+    pub journal_disks: Vec<JournalDiskOption>,
+    /// Where the directory with its memory and tables is made: a tmpfs.
+    pub shm: PathBuf,
+    /// Bound on host memory for tables and copied blocks, in MiB.
+    pub memory_budget_mib: u64,
+    /// Seconds for a second of its modelled disks.
+    pub time_scale: f64,
+    /// How its journal servers are trusted.
+    pub trust: RemoteTrust,
+    /// Where every request is recorded.
+    pub trace: Option<PathBuf>,
+    /// Where what is held at each moment is written to.
+    pub samples: Option<PathBuf>,
+}
+
+/// One disk, data or journal, as it will be attached.
+struct Attached {
+    options: DiskOptions,
+    serial: String,
+    queues: u16,
+    model: Option<ModelChoice>,
+}
+
+/// A VM whose images are locked and whose directory is made.
+pub struct Vm {
+    name: String,
+    attached: Vec<Attached>,
+    images: Vec<Arc<Image>>,
+    clients: Vec<Option<Arc<Client>>>,
+    _models: Models,
+    trace: Option<Trace>,
+    samples: Option<Samples>,
+    /// Its guest's memory.
+    pub memory: Arc<VmMemory>,
+    /// Its journals.
+    pub journals: Arc<Journals>,
+}
+
+/// A VM's disks at their sockets.
+pub struct Serving {
+    /// Who has connected.
+    pub observer: Arc<VmObserver>,
+    devices: Vec<Device<dyn Route>>,
+    /// The disks, in order.
+    pub attachments: Vec<qemu::Attachment>,
+}
+
+/// Who starts the VMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starter {
+    /// This process: the VMM inherits the lock of the VM's directory, and its arguments were looked at.
+    Ourselves,
+    /// Somebody else: the preloaded library is given the lock.
+    Strangers,
+}
+
+impl VmOptions {
+    fn attach(&self) -> anyhow::Result<Vec<Attached>> {
+        let mut attached: Vec<Attached> = Vec::new();
+        for (index, disk) in self.disks.iter().enumerate() {
+            let name = disk.name.clone().unwrap_or_else(|| format!("disk{index}"));
+            attached.push(Attached {
+                serial: disk
+                    .serial
+                    .clone()
+                    .unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(20).collect()),
+                queues: disk.queues,
+                model: disk.model.clone(),
+                options: DiskOptions {
+                    remote: remote::options(disk, &name, &self.trust),
+                    name,
+                    path: disk.path.clone(),
+                    placement: disk.placement,
+                    honour_flush: disk.honour_flush,
+                    read_only: disk.read_only,
+                    nvm: None,
+                },
+            });
+        }
+        for (index, disk) in self.journal_disks.iter().enumerate() {
+            let name = disk.name.clone().unwrap_or_else(|| format!("journal{index}"));
+            let of = match &disk.of {
+                None => None,
+                Some(of) => Some(attached.iter().find(|other| other.options.name == *of).with_context(|| {
+                    format!("the journal disk {} is for={of}, and there is no disk with name={of}", disk.path.display())
+                })?),
+            };
+            attached.push(Attached {
+                serial: name.chars().filter(char::is_ascii_graphic).take(20).collect(),
+                queues: 1,
+                model: disk.model.clone(),
+                options: DiskOptions {
+                    path: disk.path.clone(),
+                    placement: of.map_or(PlacementKind::Retain, |of| {
+                        nvm::of_journal_disk(of.options.placement, &of.options.name)
+                    }),
+                    honour_flush: of.is_some_and(|of| of.options.honour_flush),
+                    read_only: false,
+                    nvm: None,
+                    remote: None,
+                    name,
+                },
+            });
+        }
+        let mut names = HashSet::new();
+        for disk in &attached {
+            anyhow::ensure!(names.insert(disk.options.name.clone()), "two disks have the name {}", disk.options.name);
+        }
+        Ok(attached)
+    }
+
+    /// The names of the disks, journal disks last, in the order in which they are attached.
+    ///
+    /// # Errors
+    /// When the options contradict each other, whatever the images are.
+    pub fn disk_names(&self) -> anyhow::Result<Vec<(String, u16)>> {
+        Ok(self.attach()?.into_iter().map(|disk| (disk.options.name, disk.queues)).collect())
+    }
+}
+
+/// Finishes what an earlier process left for these images.
+fn finish_earlier(registry: &Path, disks: &[Attached]) -> anyhow::Result<()> {
+    for disk in disks {
+        let path = &disk.options.path;
+        let Some(left) = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))? else { continue };
+        let directory = take_over(&left, registry, Instant::now() + PATIENCE)?;
+        let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
+        let finished = placement::finish_directory(&directory, &images)?.into_result()?;
+        for log in &finished {
+            log::info!(
+                "{}: finished an earlier run's recovery: {} transactions, {} blocks written home",
+                log.image.display(),
+                log.recovery.transactions,
+                log.recovery.blocks_written
+            );
+        }
+        directory.remove();
+    }
+    Ok(())
+}
+
+fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
+    if path.exists() {
+        error.into()
+    } else {
+        anyhow::anyhow!("the image {} does not exist; make it, or correct the path", path.display())
+    }
+}
+
+impl Vm {
+    /// Finishes what an earlier process left, locks the images, makes the directory.
+    ///
+    /// # Errors
+    /// When an image is missing, in use or damaged, or what an earlier process left cannot be brought home. Nothing is
+    /// owed by this process then.
+    pub fn prepare(options: &VmOptions) -> anyhow::Result<Self> {
+        let mut attached = options.attach()?;
+        let registry = placement::registry();
+        finish_earlier(&registry, &attached)?;
+        for (option, disk) in options.disks.iter().zip(&mut attached) {
+            nvm::open(option, &mut disk.options)?;
+        }
+        let journal_disks: Vec<&Path> = options.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
+        for disk in attached.iter().take(options.disks.len()) {
+            remote::finish_earlier(&disk.options, &journal_disks)?;
+        }
+        let mut images = Vec::new();
+        for disk in &attached {
+            let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
+            let image = Image::open(&disk.options.path, image_options)?;
+            anyhow::ensure!(
+                image.size_bytes() > 0,
+                "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",
+                disk.options.path.display()
+            );
+            images.push(Arc::new(image));
+        }
+        let mut models = Models::new(options.time_scale);
+        let mut clients = Vec::new();
+        for (disk, image) in attached.iter().zip(&images) {
+            let client = models.connect(disk.model.as_ref(), image.size_bytes());
+            clients.push(client.with_context(|| format!("the disk {}", disk.options.path.display()))?);
+        }
+        let trace = match &options.trace {
+            Some(path) => {
+                let disks: Vec<(String, u64)> = attached
+                    .iter()
+                    .zip(&images)
+                    .map(|(disk, image)| (disk.options.name.clone(), image.size_bytes()))
+                    .collect();
+                Some(Trace::create(path, &options.name, &disks)?)
+            }
+            None => None,
+        };
+        let directory = AreaDirectory::create(&options.shm, &registry)?;
+        if let Err(error) = attached.iter().try_for_each(|disk| directory.register(&disk.options.path)) {
+            directory.remove();
+            return Err(error.into());
+        }
+        let memory = VmMemory::new();
+        let journals = Journals::new(
+            &memory,
+            directory,
+            JournalsOptions {
+                disks: attached.iter().map(|disk| disk.options.clone()).collect(),
+                budget_bytes: options.memory_budget_mib << 20,
+                tracer: trace.as_ref().map(Trace::tracer),
+            },
+        )?;
+        let vm = Vm {
+            name: options.name.clone(),
+            attached,
+            images,
+            clients,
+            _models: models,
+            trace,
+            samples: None,
+            memory,
+            journals,
+        };
+        if let Err(error) = vm.journals.check_nvm_room() {
+            vm.abandon();
+            return Err(error.into());
+        }
+        match options.samples.as_deref().map(|path| Samples::start(path, &vm.journals)).transpose() {
+            Ok(samples) => Ok(Vm { samples, ..vm }),
+            Err(error) => {
+                vm.abandon();
+                Err(error)
+            }
+        }
+    }
+
+    /// Where its memory and tables are.
+    pub fn directory(&self) -> &Path {
+        self.journals.directory().path()
+    }
+
+    /// Gives up before any VMM could connect: nothing is owed.
+    pub fn abandon(self) {
+        self.journals.directory().remove();
+    }
+
+    /// Serves the disks at sockets in `sockets`, where the disk with a number is called what `name` says.
+    ///
+    /// # Errors
+    /// When a socket or an io_uring cannot be made.
+    pub fn serve(
+        &self,
+        sockets: &Path,
+        starter: Starter,
+        name: impl Fn(usize, &str) -> String,
+    ) -> anyhow::Result<Serving> {
+        let strangers = starter == Starter::Strangers;
+        let lock = strangers.then(|| self.journals.directory().lock_file().try_clone()).transpose();
+        let lock = lock.context("duplicating the descriptor of the directory's lock")?;
+        let observer = Arc::new(VmObserver {
+            memory: Arc::clone(&self.memory),
+            handover: HandoverSocket::listen(&sockets.join("shim.sock"), lock.map(Into::into))?,
+            journals: Arc::clone(&self.journals),
+            strangers_at: strangers.then(|| sockets.to_owned()),
+            peers: Mutex::default(),
+            ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
+        });
+        let mut serving = Serving { observer, devices: Vec::new(), attachments: Vec::new() };
+        for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
+            let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
+            let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
+            config.identity.serial.clone_from(&disk.serial);
+            config.queues = disk.queues;
+            config.model.clone_from(&self.clients[index]);
+            config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
+            let route: Box<dyn Route> = if disk.options.nvm.is_some() {
+                let route = NvmRoute::new(Arc::clone(&self.journals), index);
+                route.start_timer()?;
+                Box::new(route)
+            } else {
+                Box::new(JournalRoute::new(Arc::clone(&self.journals), index))
+            };
+            let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
+            serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
+            serving.attachments.push(qemu::Attachment { socket, queues: disk.queues });
+        }
+        Ok(serving)
+    }
+
+    /// What its disks did so far.
+    pub fn report(&self) -> VmReport {
+        self.journals.report(&self.name)
+    }
+
+    /// Recovers; nothing of the VM runs any more. Writes the report, and removes the directory if nothing is owed.
+    ///
+    /// # Errors
+    /// When what is owed cannot be written: it stays, and the sentence says where.
+    pub fn finish(mut self, report: Option<&Path>) -> anyhow::Result<()> {
+        drop(self.samples.take());
+        self.journals.give_back_memory();
+        let recovered = self.journals.recover_all();
+        let mut written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
+        if let Some(path) = report {
+            let text = serde_json::to_vec_pretty(&self.report())?;
+            let report = std::fs::write(path, text).with_context(|| format!("writing the report {}", path.display()));
+            written = written.and(report);
+        }
+        recovered.with_context(|| {
+            let path = self.directory().display().to_string();
+            format!("what is still owed stays in {path}; mend the cause and run amberlog again")
+        })?;
+        self.journals.directory().remove();
+        written
+    }
+}
+
+impl Serving {
+    /// For asking the devices things.
+    pub fn handles(&self) -> Vec<DeviceHandle<dyn Route>> {
+        self.devices.iter().map(Device::handle).collect()
+    }
+
+    /// Drops the connections, and lets what is in flight end.
+    pub fn stop(self) {
+        for device in self.devices {
+            if let Err(error) = device.stop() {
+                log::error!("{error}");
+            }
+        }
+    }
+}
+
+/// Makes a panic in any thread the end of the whole process. A thread that panicked may have changed half of something in
+/// memory, and whoever went on with that could acknowledge what is not held; the files in tmpfs are made to be found
+/// as a process that was killed at any instant leaves them. `message` says what to do then.
+pub fn die_of_panics(message: String) {
+    let earlier = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        earlier(panic);
+        eprintln!("{message}");
+        std::process::abort();
+    }));
+}

@@ -1,0 +1,164 @@
+//! What the device threads of a VM tell: which VMM has connected, which pages are rings.
+//!
+//! One VMM at a time: protection belongs to one process's page tables, so a second process is turned away while the first
+//! lives, whichever disk of the VM it asks for.
+
+use super::watched::Watched;
+use block_device::{Observer, Peer};
+use guest_memory::{HandoverSocket, PageId, VmMemory};
+use placement::Journals;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What is left of a VM's patience when it is told to end.
+pub const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The file of the guest's memory in the VM's directory.
+pub const MEMORY: &str = "ram";
+
+/// What the device threads tell of a VM.
+pub struct VmObserver {
+    pub memory: Arc<VmMemory>,
+    pub handover: HandoverSocket,
+    pub journals: Arc<Journals>,
+    /// The VMM is started by somebody else, who finds the sockets in this directory: what is wrong with its arguments is
+    /// seen when it connects.
+    pub strangers_at: Option<PathBuf>,
+    pub peers: Mutex<BTreeMap<i32, Watched>>,
+    pub ring_pages: Mutex<Vec<Vec<PageId>>>,
+}
+
+impl VmObserver {
+    fn connected(&self, peer: Peer) -> Result<(), String> {
+        let mut peers = self.peers.lock().expect("no panic under this lock");
+        if peers.contains_key(&peer.pid) {
+            return Ok(());
+        }
+        if self.strangers_at.is_some()
+            && let Some(other) = peers.keys().next()
+        {
+            return Err(format!(
+                "this VM is process {other}: while that lives, or what it was owed is brought home, process {} has to wait",
+                peer.pid
+            ));
+        }
+        if let Some((other, _)) = peers.iter().find(|(_, watched)| !watched.wait(Duration::ZERO)) {
+            return Err(format!(
+                "process {other} has disks of this VM, and process {} wants one: a VM is one process; end one of them",
+                peer.pid
+            ));
+        }
+        if self.strangers_at.is_some() {
+            let noted = self.journals.directory().note_vmm(peer.pid);
+            noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
+        }
+        if let Some(watched) = Watched::new(peer.pid) {
+            peers.insert(peer.pid, watched);
+        }
+        if let Some(sockets) = &self.strangers_at {
+            let arguments = super::qemu::without_our_disks(arguments_of(peer.pid), sockets);
+            if let Some(reason) = super::qemu::bypasses_protection(&arguments) {
+                self.memory.refuse_protection(reason);
+            }
+        }
+        match self.handover.take(peer.pid) {
+            Some(descriptor) => {
+                if let Err(error) = self.memory.take_userfaultfd(descriptor) {
+                    log::warn!("{error}");
+                }
+            }
+            // The area says so when it matters, once.
+            None if crate::shim::find().is_some() => self.memory.refuse_protection(format!(
+                "the VMM (process {}) handed over no userfaultfd; it was started without the preloaded library, or lacks \
+                 the permission (root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1)",
+                peer.pid
+            )),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn ring_pages(&self, disk: usize, pages: &[PageId]) {
+        if self.strangers_at.is_some() && !pages.is_empty() {
+            self.take_memory_away();
+        }
+        let mut all = self.ring_pages.lock().expect("no panic under this lock");
+        all[disk] = pages.to_vec();
+        let excluded: HashSet<PageId> = all.iter().flatten().copied().collect();
+        self.journals.area.set_excluded_pages(excluded);
+    }
+
+    /// The VMM that connected has the file of its memory open: whoever opens that name from now on gets another file. A
+    /// VMM that is started the moment this one has died would otherwise write over the pages that are retained in it.
+    fn take_memory_away(&self) {
+        let directory = self.journals.directory().path();
+        let (from, to) = (directory.join(MEMORY), directory.join("ram-taken"));
+        if let Err(error) = std::fs::rename(&from, &to)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            self.memory.refuse_protection(format!("{} cannot be renamed: {error}", from.display()));
+        }
+    }
+
+    /// The processes that have connected, and whether each has ended.
+    pub fn vmms(&self) -> Vec<(i32, bool)> {
+        let peers = self.peers.lock().expect("no panic under this lock");
+        peers.iter().map(|(pid, watched)| (*pid, watched.wait(Duration::ZERO))).collect()
+    }
+
+    /// Asks every VMM to end, and kills those that do not. On return none lives, or an error was logged.
+    pub fn end_vmms(&self) {
+        let peers = self.peers.lock().expect("no panic under this lock");
+        for watched in peers.values() {
+            watched.signal(rustix::process::Signal::TERM);
+        }
+        for (pid, watched) in &*peers {
+            if !watched.wait(TERMINATION_PATIENCE) {
+                log::warn!("the VMM (process {pid}) did not end in {} s; it is killed", TERMINATION_PATIENCE.as_secs());
+                watched.signal(rustix::process::Signal::KILL);
+                if !watched.wait(TERMINATION_PATIENCE) {
+                    log::error!("the VMM (process {pid}) cannot be ended");
+                }
+            }
+        }
+    }
+
+    /// The VMM may have been started by what was started: it has to be gone before anything is recovered.
+    pub fn end_stragglers(&self) {
+        for (pid, watched) in &*self.peers.lock().expect("no panic under this lock") {
+            if !watched.wait(Duration::from_millis(500)) {
+                log::warn!("the VMM (process {pid}) outlived the command that started it; it is ended now");
+                watched.signal(rustix::process::Signal::KILL);
+                if !watched.wait(TERMINATION_PATIENCE) {
+                    log::error!("the VMM (process {pid}) cannot be ended");
+                }
+            }
+        }
+    }
+}
+
+/// A process's command line; empty if it is gone or not ours to see.
+fn arguments_of(pid: i32) -> Vec<OsString> {
+    let Ok(bytes) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return Vec::new() };
+    bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
+}
+
+/// The observer of one disk.
+pub struct DiskObserver {
+    pub vm: Arc<VmObserver>,
+    pub disk: usize,
+}
+
+impl Observer for DiskObserver {
+    fn connected(&self, peer: Peer) -> Result<(), String> {
+        self.vm.connected(peer)
+    }
+
+    fn ring_pages(&self, pages: &[PageId]) {
+        self.vm.ring_pages(self.disk, pages);
+    }
+}

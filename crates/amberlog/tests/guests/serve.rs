@@ -1,0 +1,357 @@
+//! `amberlog serve`: VMs that others start, several at once, while guests, QEMUs and the daemon die.
+
+use crate::remote::{JournalServer, TO_SERVER, more_is_acknowledged};
+use crate::support::*;
+use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
+use guest_kit::workload::Workload;
+use guest_kit::{AtEnd, Guest, GuestSpec, Signal, judge};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A daemon in a process of its own.
+struct Daemon {
+    process: Child,
+    run: PathBuf,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts one on `config`, whose sockets are in `run`; its log goes to the end of the one before.
+    fn start(bench: &Bench, config: &Path) -> Self {
+        let log = bench.path("daemon.log");
+        let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let process = Command::new(amberlog())
+            .args(["serve".as_ref(), "--config".as_ref(), config.as_os_str()])
+            .stdin(Stdio::null())
+            .stdout(File::create("/dev/null").unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Self { process, run: bench.path("run"), log }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        amberlog_with(words.iter().map(OsString::from).chain(["--run".into(), self.run.clone().into()]))
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let output = self.ask(words);
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {}\n{}", text(&output.stderr), self.log());
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Waits until a VM's state begins so; gives its entry.
+    #[track_caller]
+    fn wait_state(&self, vm: &str, state: &str) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let output = self.ask(&["status", "--json", vm]);
+            if let Ok(entry) = serde_json::from_slice::<Value>(&output.stdout)
+                && entry["state"].as_str().is_some_and(|now| now.starts_with(state))
+            {
+                return entry;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "vm {vm} is not {state}: {}{}\n{}",
+                text(&output.stdout),
+                text(&output.stderr),
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A guest on a VM's disks, started as `amberlog arguments` says.
+    fn spec(&self, vm: &str, script: impl Into<String>) -> GuestSpec {
+        self.wait_state(vm, "waiting");
+        let needed = self.json(&["arguments", vm, "--memory", "256", "--json"]);
+        let word = |value: &Value| OsString::from(value.as_str().expect("a word"));
+        let mut spec = GuestSpec::new(vm, script);
+        spec.qemu_arguments = needed["arguments"].as_array().unwrap().iter().map(word).collect();
+        let environment = needed["environment"].as_object().unwrap();
+        spec.environment = environment.iter().map(|(name, value)| (name.into(), word(value))).collect();
+        spec.at_end = AtEnd::Stay;
+        spec.kernel_arguments = "no_timer_check".to_owned();
+        spec
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    fn wait(mut self) -> ExitStatus {
+        self.process.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn write_config(bench: &Bench, vms: &[(&str, String)]) -> PathBuf {
+    let path = bench.path("amberlog.toml");
+    let mut text = format!(
+        "shm = {:?}\nrun = {:?}\nreports = {:?}\n[remote]\ninsecure = true\ntimeout_ms = 1500\n",
+        bench.area(),
+        bench.path("run"),
+        bench.path("")
+    );
+    for (name, disk) in vms {
+        text += &format!("[[vm]]\nname = {name:?}\ndisks = [{disk:?}]\n");
+    }
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn report_of(bench: &Bench, vm: &str) -> Report {
+    Report(serde_json::from_slice(&std::fs::read(bench.path(&format!("{vm}.json"))).unwrap()).unwrap())
+}
+
+#[track_caller]
+fn assert_work_is_there(load: &Workload, file_system: &FileSystem, guest: &Guest) {
+    assert_consistent(file_system);
+    let evidence = load.check(file_system, &guest.final_report()).unwrap();
+    assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
+    assert!(evidence.acknowledged > 20);
+}
+
+/// Waits until the daemon has logged something so often.
+#[track_caller]
+fn wait_for(daemon: &Daemon, what: &str, times: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while daemon.log().matches(what).count() < times {
+        assert!(Instant::now() < deadline, "'{what}' was not logged {times} times:\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Two VMs, one with its journal on a server: flushed, killed, started again, taken out and added; then the daemon is killed
+/// under the second, and the next one brings home what was on the server as soon as the QEMU that waits for it is gone.
+#[test]
+fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
+    let bench = Bench::new();
+    let server = JournalServer::start(&bench.path("store"), "127.0.0.1:0", &[]);
+    let [a, b, c] = ["a.img", "b.img", "c.img"].map(|name| bench.path(name));
+    let [fs_a, fs_b, fs_c] = [&a, &b, &c].map(|image| ExtRecipe::ext4(96, 8).make(image).unwrap());
+    let disk = |image: &Path| image.to_str().unwrap().to_owned();
+    let of_b = format!("{},placement=remote={}/b", disk(&b), server.address);
+    let config = write_config(&bench, &[("a", disk(&a)), ("b", of_b.clone())]);
+    let daemon = Daemon::start(&bench, &config);
+    let (load_a, load_b) = (Workload::new(71).without_postmark(), Workload::new(72).without_postmark());
+    let mut guest_a = Guest::start(daemon.spec("a", load_a.script())).unwrap();
+    let mut guest_b = Guest::start(daemon.spec("b", load_b.script())).unwrap();
+    more_is_acknowledged(&mut guest_a, 5);
+
+    // What it shows, and to whom it says no.
+    let entry = daemon.wait_state("a", "running");
+    let counter = |entry: &Value, name: &str| entry["disks"][0]["counters"][name].as_u64().unwrap();
+    assert_eq!(entry["pid"].as_u64(), Some(guest_a.qemu_pid().unwrap().into()));
+    assert!(counter(&entry, "transactions") > 0 && counter(&entry, "blocks_retained_now") > 0, "{entry}");
+    assert!(counter(&entry, "pages_protected") > 0, "nothing was protected: {entry}\n{}", daemon.log());
+    let top = daemon.ask(&["top", "--count", "2", "--interval", "0.1"]);
+    assert_eq!(text(&top.stdout).matches("running").count(), 4, "{}", text(&top.stdout));
+    let again = amberlog_with(["serve".as_ref(), "--config".as_ref(), config.as_os_str()]);
+    assert!(text(&again.stderr).contains("another daemon answers"), "{}", text(&again.stderr));
+    let run = amberlog_with(["run".as_ref(), "--disk".as_ref(), a.as_os_str(), "--".as_ref(), "true".as_ref()]);
+    assert!(run.status.code() == Some(1) && text(&run.stderr).contains("in use"), "{}", text(&run.stderr));
+
+    // All that was acknowledged is on the image itself once it was flushed.
+    guest_a.freeze().unwrap();
+    let flushed = daemon.ask(&["flush", "a"]);
+    assert_eq!(flushed.status.code(), Some(0), "{}", text(&flushed.stderr));
+    let copy = bench.path("copy");
+    copy_image(&a, &copy).unwrap();
+    let evidence = load_a.check(&FileSystem::whole(copy.clone()), &guest_a.reported()).unwrap();
+    assert!(evidence.faults.is_empty() && evidence.acknowledged > 20, "{evidence:?}");
+    guest_a.thaw().unwrap();
+    more_is_acknowledged(&mut guest_a, 3);
+
+    // The lights are about to go out: from now on the journal is on storage, and what is acknowledged survives the host.
+    let placement = |vm: &str, to: &str| {
+        let output = daemon.ask(&["placement", vm, "disk0", to]);
+        assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
+        text(&output.stdout)
+    };
+    assert!(placement("a", "storage").contains("done"));
+    let entry = daemon.wait_state("a", "running");
+    assert_eq!(entry["disks"][0]["placement"], "storage", "{entry}");
+    assert_eq!(counter(&entry, "blocks_retained_now"), 0);
+    assert_eq!(journal_superblock(&a).errno, 0);
+    more_is_acknowledged(&mut guest_a, 5);
+    guest_a.freeze().unwrap();
+    copy_image(&a, &copy).unwrap();
+    let lost_host = FileSystem::whole(copy.clone());
+    judge::replay_with_e2fsck(&lost_host).unwrap();
+    assert_consistent(&lost_host);
+    let evidence = load_a.check(&lost_host, &guest_a.reported()).unwrap();
+    assert!(evidence.faults.is_empty(), "{evidence:?}");
+    guest_a.thaw().unwrap();
+    assert!(placement("a", "retain").contains("next mount"));
+    more_is_acknowledged(&mut guest_a, 3);
+
+    // The journal server is to be mended: the journal stays away from it until it is wished back.
+    more_is_acknowledged(&mut guest_b, 3);
+    placement("b", "storage");
+    wait_for(&daemon, "as wished", 2);
+    more_is_acknowledged(&mut guest_b, 3);
+    placement("b", "remote");
+    wait_for(&daemon, TO_SERVER, 2);
+
+    // QEMU dies: its work goes home, and its disks wait for the next one.
+    guest_a.kill_qemu().unwrap();
+    daemon.wait_state("a", "waiting");
+    assert_eq!(report_of(&bench, "a").status(0), "recovered");
+    assert_work_is_there(&load_a, &fs_a, &guest_a);
+    drop(guest_a);
+    let script = "mount -t ext4 /dev/vda /mnt || fail mount
+        dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+        umount /mnt";
+    let mut next = daemon.spec("a", script);
+    next.at_end = AtEnd::PowerOff;
+    Guest::run(next, LIMIT).unwrap();
+    daemon.wait_state("a", "waiting");
+
+    // Another configuration: one VM less, one more; the one that runs does not notice.
+    write_config(&bench, &[("b", of_b), ("c", disk(&c))]);
+    daemon.signal(Signal::HUP);
+    daemon.wait_state("c", "waiting");
+    let gone = daemon.ask(&["status", "a"]);
+    assert!(text(&gone.stderr).contains("there is no vm a"), "{}", text(&gone.stderr));
+    more_is_acknowledged(&mut guest_b, 3);
+    assert!(daemon.log().contains(TO_SERVER), "{}", daemon.log());
+
+    // The daemon is killed. The next one leaves the VM alone while its QEMU lives, whose guest waits for its disk.
+    daemon.signal(Signal::KILL);
+    drop(daemon);
+    assert_eq!(journal_superblock(&b).errno, -5);
+    let daemon = Daemon::start(&bench, &config);
+    let waits = daemon.wait_state("b", "failed");
+    assert!(waits["state"].as_str().unwrap().contains("in use"), "{waits}");
+    guest_b.kill_qemu().unwrap();
+    daemon.wait_state("b", "waiting");
+    assert!(daemon.log().contains("brought home what an earlier run left on the journal server"), "{}", daemon.log());
+    assert_work_is_there(&load_b, &fs_b, &guest_b);
+
+    // Asked to end, it ends the VM and brings all home.
+    let layout = appended(9);
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\n{}",
+        record_writer("/mnt/c", "c", &layout, "--forever")
+    );
+    let mut guest_c = Guest::start(daemon.spec("c", script)).unwrap();
+    guest_c.wait_acknowledged("c", 20, LIMIT).unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    let reported = guest_c.final_report();
+    assert_consistent(&fs_c);
+    assert_records(&fs_c, "/c", "c", &layout, &reported);
+    bench.assert_area_is_empty();
+}
+
+/// A second process that asks for a disk of a VM is turned away, and so is a QEMU that went on without its daemon; with all
+/// killed at once, the next daemon brings home what was retained.
+#[test]
+fn a_daemon_turns_strangers_away_and_recovers_when_all_are_killed() {
+    let bench = Bench::new();
+    let image = bench.path("a.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("a", image.to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let load = Workload::new(73).without_postmark();
+    let spec = daemon.spec("a", load.script());
+    let mut guest = Guest::start(spec.clone()).unwrap();
+    more_is_acknowledged(&mut guest, 5);
+
+    // The same memory file and the same disk, for another process: it gets neither.
+    let mut second = Guest::launch(spec).unwrap();
+    second.forgive();
+    wait_for(&daemon, "is turned away", 1);
+    drop(second);
+    more_is_acknowledged(&mut guest, 5);
+
+    daemon.signal(Signal::KILL);
+    drop(daemon);
+    guest.kill_all().unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("a", "waiting");
+    assert!(daemon.log().contains("finished an earlier run's recovery"), "{}", daemon.log());
+    assert_work_is_there(&load, &file_system, &guest);
+}
+
+/// A QEMU without the library has no lock, and would come back to the next daemon by itself. That one leaves the guest's
+/// memory alone all the same, and finishes the work when QEMU is gone.
+#[test]
+fn a_guest_without_the_library_is_left_alone_while_it_lives() {
+    let bench = Bench::new();
+    let image = bench.path("a.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("a", image.to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let load = Workload::new(74).without_postmark();
+    let mut spec = daemon.spec("a", load.script());
+    spec.environment.clear();
+    for word in &mut spec.qemu_arguments {
+        if word.to_string_lossy().starts_with("socket,") {
+            word.push(",reconnect=1");
+        }
+    }
+    let mut guest = Guest::start(spec).unwrap();
+    more_is_acknowledged(&mut guest, 5);
+    daemon.signal(Signal::KILL);
+    drop(daemon);
+    let daemon = Daemon::start(&bench, &config);
+    let waits = daemon.wait_state("a", "failed");
+    assert!(waits["state"].as_str().unwrap().contains("in use"), "{waits}");
+    assert!(guest.wait_end(Duration::from_secs(3)).is_err(), "the guest's memory was taken away: it has reset itself");
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("a", "waiting");
+    assert_work_is_there(&load, &file_system, &guest);
+}
+
+/// A VM that is prepared again and again costs the daemon nothing that adds up.
+#[test]
+fn a_daemon_that_is_reloaded_often_does_not_grow() {
+    let bench = Bench::new();
+    let image = bench.path("a.img");
+    ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let store = bench.path("store");
+    let server = JournalServer::start(&store, "127.0.0.1:0", &[]);
+    let disk = |number: u32| format!("{},placement=remote={}/a,serial={number}", image.display(), server.address);
+    let config = write_config(&bench, &[("a", disk(0))]);
+    let daemon = Daemon::start(&bench, &config);
+    let used = |what: &str| std::fs::read_dir(format!("/proc/{}/{what}", daemon.process.id())).unwrap().count();
+    let mut first = None;
+    daemon.wait_state("a", "waiting");
+    for round in 1..=8 {
+        write_config(&bench, &[("a", disk(round))]);
+        daemon.signal(Signal::HUP);
+        wait_for(&daemon, "waits for its VMM", round as usize + 1);
+        // Threads of the round before see within their next wait that they are over.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let now = || (used("task"), used("fd"));
+        let allowed = *first.get_or_insert_with(|| {
+            std::thread::sleep(Duration::from_secs(1));
+            now()
+        });
+        while now().0 > allowed.0 || now().1 > allowed.1 {
+            assert!(
+                Instant::now() < deadline,
+                "round {round}: {:?} threads and descriptors, {allowed:?} at first",
+                now()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Writing home, while the guest runs, all that its journals owe: before a backup or a snapshot of its image.
+//!
+//! It must never take a log from the guest nor make it wait: blocks go home as they do when memory is short. Failure story:
+//! what cannot be written stays owed, and the caller is told.
+
+use crate::journals::{Journals, Log};
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const PAUSE: Duration = Duration::from_millis(2);
+
+impl Journals {
+    /// Has every committed block written home, and flushes the disks. Each log was seen to owe nothing at some moment of
+    /// this call; a guest that goes on committing owes again right after. Returns how many blocks were owed at the
+    /// beginning.
+    ///
+    /// # Errors
+    /// When storage fails, or a log did not come to owe nothing within `patience`.
+    pub fn write_home(&self, patience: Duration) -> io::Result<u64> {
+        let deadline = Instant::now() + patience;
+        let held: Vec<_> = self.logs().into_iter().filter(|log| log.is_held_open()).collect();
+        let seen: Vec<_> = held
+            .iter()
+            .map(|log| (log.emptied.load(Ordering::Acquire), log.failed_to_empty.load(Ordering::Acquire)))
+            .collect();
+        let owed = held.iter().map(|log| self.area.log_op_query(log.id).blocks).sum();
+        for log in &held {
+            log.is_emptying.store(true, Ordering::Release);
+            self.disk(log.home_disk).wake.wake();
+        }
+        for (log, (emptied, failed)) in held.iter().zip(seen) {
+            self.wait_for_empty(log, emptied, failed, deadline)?;
+        }
+        for disk in self.disks() {
+            if let Some(nvm) = &disk.options.nvm {
+                nvm.request_checkpoint();
+                disk.wake.wake();
+            }
+            if !disk.options.read_only {
+                disk.file.sync_data()?;
+            }
+        }
+        Ok(owed)
+    }
+
+    fn wait_for_empty(&self, log: &Log, emptied: u64, failed: u64, deadline: Instant) -> io::Result<()> {
+        let name = &self.disk(log.home_disk).options.name;
+        loop {
+            // A log that was unmounted or handed over meanwhile owes nothing, too.
+            let is_held = self.log(log.index).is_some_and(|now| now.is_held_open());
+            if log.emptied.load(Ordering::Acquire) != emptied || !is_held {
+                return Ok(());
+            }
+            if log.failed_to_empty.load(Ordering::Acquire) != failed {
+                return Err(io::Error::other(format!("disk {name}: writing owed blocks home failed; they stay owed")));
+            }
+            if Instant::now() > deadline {
+                log.is_emptying.store(false, Ordering::Release);
+                let blocks = self.area.log_op_query(log.id).blocks;
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!(
+                        "disk {name}: {blocks} blocks are still owed: its guest commits as fast as they go home; freeze its \
+                         file systems first (fsfreeze -f)"
+                    ),
+                ));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}

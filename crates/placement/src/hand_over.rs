@@ -1,0 +1,198 @@
+//! Changing where a journal lives while its guest runs.
+//!
+//! A held log is handed over to its own place on storage in one step, between two passes of the device that serves it: all that
+//! is committed goes home and is flushed; the blocks of the transaction that the guest is in the midst of are written to
+//! their own places, and flushed; then the superblock on storage says that the log begins with that transaction. From
+//! there on the guest's log writes go to storage as they are. Its own superblocks are kept from storage for as long as
+//! they say that the log begins earlier: what lies before was never written there, and all of it is home.
+//!
+//! Failure story: an error, or a kill, before that superblock leaves the log held as it was, with more of it home. A kill
+//! right after leaves a held log that owes nothing and a log on storage that is live; whoever finishes the held one
+//! sees that it was handed over ([`crate::found`]) and replays the one on storage.
+
+use crate::disk::{DiskCounters, PlacementKind};
+use crate::finish::write_home;
+use crate::journals::{Journals, Log};
+use crate::layout::LogIndex;
+use jbd2::SuperblockEdit;
+use journal_area::{HeldLog, Holding, Tail};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What becomes of a wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is so from now on.
+    Done,
+    /// It is so from the next mount on.
+    AtNextMount,
+    /// The device that serves the log has to hand it over ([`crate::Route::hand_over`]); then it is.
+    HandOver,
+}
+
+impl Journals {
+    /// Wishes that a log lives elsewhere.
+    ///
+    /// # Errors
+    /// A sentence when that is not possible while its guest runs.
+    pub fn change_placement(&self, index: LogIndex, to: PlacementKind) -> io::Result<Change> {
+        use PlacementKind::{Copy, Remote, Retain, Storage};
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
+        let change = match (log.placement, to) {
+            (Remote, Remote | Storage) if log.remote.is_some() => {
+                if let Some(remote) = &log.remote {
+                    remote.pause(to == Storage);
+                }
+                return Ok(Change::Done);
+            }
+            (from, to) if from == to => Change::Done,
+            (Retain, Copy) | (Copy, Retain) => {
+                let holding = if to == Retain { Holding::Retain } else { Holding::Copy };
+                self.area.set_holding(log.id, holding);
+                self.replace(&log, to, None);
+                Change::Done
+            }
+            (Retain | Copy, Storage) if log.is_open() => Change::HandOver,
+            (Storage, Retain | Copy) if log.is_open() => Change::AtNextMount,
+            (Retain | Copy, Storage) | (Storage, Retain | Copy) => {
+                self.replace(&log, to, None);
+                Change::Done
+            }
+            (from, to) => {
+                return Err(io::Error::other(format!(
+                    "a journal cannot go from {} to {} while its guest runs: say so in the configuration, and start the \
+                     VM anew",
+                    from.name(),
+                    to.name()
+                )));
+            }
+        };
+        *log.wanted.lock().expect("no panic under this lock") = to;
+        Ok(change)
+    }
+
+    /// Puts a log in the place of itself; the caller holds `scanning`.
+    fn replace(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+        self.put(log, placement, storage_from);
+        self.describe_or_complain();
+    }
+
+    fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+        let moved = Arc::new(Log { placement, storage_from, ..log.clone() });
+        self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);
+    }
+
+    fn describe_or_complain(&self) {
+        if let Err(error) = self.describe() {
+            // Nothing can be held that a later process would not find.
+            log::error!("writing down where journals live failed: {error}");
+        }
+    }
+
+    /// A guest has closed a log: if it was wished elsewhere meanwhile, it goes there with the next mount.
+    pub(crate) fn follow_wish(&self, log: &Log) {
+        let wanted = *log.wanted.lock().expect("no panic under this lock");
+        if wanted == log.placement && log.storage_from.is_none() {
+            return;
+        }
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        self.replace(log, wanted, None);
+    }
+
+    /// Hands a held, open log over to its own place on storage. False when that has to wait for a write that is under way.
+    /// Only the device with the log may call this, between two passes.
+    pub(crate) fn hand_over(&self, index: LogIndex) -> io::Result<bool> {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
+        let Ok(_alone) = log.recovering.try_lock() else { return Ok(false) };
+        if !log.is_held_open() {
+            return Ok(true);
+        }
+        if self.area.log_op_query(log.id).materialise {
+            return Err(io::Error::other(
+                "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
+            ));
+        }
+        let (home, journal) = (&self.disk(log.home_disk).file, &self.disk(log.journal_disk).file);
+        let outcome = self.area.log_op_hand_over(log.id, |held, cursor| -> io::Result<u64> {
+            let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
+            DiskCounters::add(&self.disk(log.home_disk).counters.home_bytes_to_storage, report.bytes_written);
+            let bytes = self.write_open_end(&log, held, cursor, journal)?;
+            journal.sync_data()?;
+            held.note_hand_over(Some(cursor));
+            if let Err(error) = write_superblock(&log, held, cursor, journal).and_then(|()| journal.sync_data()) {
+                // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
+                // storage's word for it: without the note, a log that is live there is refused.
+                held.note_hand_over(None);
+                self.mark_again(&log, held);
+                return Err(error);
+            }
+            // Under the area's lock: nobody takes the log for a held one that is closed.
+            self.put(&log, PlacementKind::Storage, Some(cursor.sequence));
+            Ok(bytes + u64::from(log.place.block_bytes))
+        })?;
+        let Some(bytes) = outcome else { return Ok(false) };
+        self.describe_or_complain();
+        let disk = self.disk(log.journal_disk);
+        DiskCounters::add(&disk.counters.journal_bytes_to_storage, bytes);
+        for disk in [log.home_disk, log.journal_disk] {
+            self.disk(disk).set_dirty();
+        }
+        log::info!(
+            "disk {}: the journal of the file system at byte {} is on storage from now on, as wished",
+            self.disk(log.home_disk).options.name,
+            log.place.home_start
+        );
+        log.is_emptying.store(false, Ordering::Release);
+        Ok(true)
+    }
+
+    fn mark_again(&self, log: &Log, held: &HeldLog<'_>) {
+        let mut block = vec![0; log.place.block_bytes as usize];
+        if held.read_held(0, &mut block)
+            && let Err(error) = self.write_mark(log, &block)
+        {
+            log::error!("marking the journal as held again failed: {error}");
+        }
+    }
+
+    /// Writes the blocks of the transaction that is not committed to their own places. Gives their bytes.
+    fn write_open_end(&self, log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &File) -> io::Result<u64> {
+        let tail = held.tail().map_or(cursor.position, |tail| tail.position);
+        let is_committed = |position: u32| {
+            if tail <= cursor.position {
+                (tail..cursor.position).contains(&position)
+            } else {
+                position >= tail || position < cursor.position
+            }
+        };
+        let mut block = vec![0; log.place.block_bytes as usize];
+        let mut bytes = 0;
+        for position in (1..held.log_blocks()).filter(|position| !is_committed(*position)) {
+            if held.read_held(position, &mut block) {
+                journal.write_all_at(&block, place_of(log, position)?)?;
+                bytes += block.len() as u64;
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+fn place_of(log: &Log, position: u32) -> io::Result<u64> {
+    log.offset_of(position).ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))
+}
+
+/// Says on storage that the log begins at `cursor`.
+fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &File) -> io::Result<()> {
+    let mut block = vec![0; log.place.block_bytes as usize];
+    if !held.read_held(0, &mut block) {
+        return Err(io::Error::other("the held journal has no superblock"));
+    }
+    SuperblockEdit::new(&mut block).map_err(io::Error::other)?.start(cursor.position).sequence(cursor.sequence).seal();
+    // Only the superblock itself, in one sector or two that are written at once: the rest of its block is not ours.
+    journal.write_all_at(&block[..jbd2::SUPERBLOCK_BYTES], place_of(log, 0)?)
+}
