@@ -201,7 +201,14 @@ impl Guest {
     fn write_log(&mut self, position: u32, block: Vec<u8>) {
         self.next_request += 1;
         let request = self.next_request;
-        self.world.known.lock().expect("no panic under this lock").log.insert(position, block.clone());
+        {
+            // Another thread may judge at any moment: a transaction has begun to count when its commit block is in the complete log.
+            let mut known = self.world.known.lock().expect("no panic under this lock");
+            if let Some(header) = jbd2::peek(&block).filter(|header| header.kind == jbd2::Kind::Commit) {
+                known.begun = header.sequence;
+            }
+            known.log.insert(position, block.clone());
+        }
         match self.log.write(position, block.as_slice().into(), RequestId(request)) {
             Outcome::Done => {}
             Outcome::Held => {
@@ -257,7 +264,6 @@ impl Guest {
         known.extend(revokes.iter().map(|block| (*block, None)));
         {
             let mut of_world = self.world.known.lock().expect("no panic under this lock");
-            of_world.begun = sequence;
             for (block, content) in known {
                 of_world.versions.entry(block).or_default().push((sequence, content));
             }
@@ -387,19 +393,20 @@ impl Guest {
     /// Waits until the log is on the server, or on storage.
     /// Waits until the server has everything, and storage still counts.
     pub fn wait_until_switching(&mut self) {
-        self.wait_for_mode(Mode::Switching);
+        self.wait_for_mode(|mode| mode == Mode::Switching);
     }
 
-    /// Waits until the log is on its way back to storage.
+    /// Waits until the log has left the server. It may be on storage already: on a busy machine this thread sees nothing in
+    /// between.
     pub fn wait_until_falling_back(&mut self) {
-        self.wait_for_mode(Mode::FallingBack);
+        self.wait_for_mode(|mode| mode != Mode::Remote);
     }
 
-    fn wait_for_mode(&mut self, mode: Mode) {
+    fn wait_for_mode(&mut self, is_it: impl Fn(Mode) -> bool) {
         let deadline = Instant::now() + LIMIT;
-        while self.log.mode() != mode {
+        while !is_it(self.log.mode()) {
             self.hear();
-            assert!(Instant::now() < deadline, "the log never is {mode:?}");
+            assert!(Instant::now() < deadline, "the log stays {:?}", self.log.mode());
             std::thread::sleep(Duration::from_micros(100));
         }
     }
