@@ -689,7 +689,7 @@ impl<'r> Simulation<'r> {
     /// # Errors
     /// Those of the route.
     pub fn hand_over_on(&mut self, disk: usize, log: LogIndex) -> std::io::Result<bool> {
-        self.routes[disk].hand_over(log)
+        self.routes[disk].hand_over(log, &mut Plan::default())
     }
 
     /// Hands the logs over from a moment on that follows from the seed.

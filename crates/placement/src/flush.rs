@@ -3,6 +3,7 @@
 //! It must never take a log from the guest nor make it wait: blocks go home as they do when memory is short. Failure story:
 //! what cannot be written stays owed, and the caller is told.
 
+use crate::disk::PlacementKind;
 use crate::journals::{Journals, Log};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -19,12 +20,13 @@ impl Journals {
     /// When storage fails, or a log did not come to owe nothing within `patience`.
     pub fn write_home(&self, patience: Duration) -> io::Result<u64> {
         let deadline = Instant::now() + patience;
-        let held: Vec<_> = self.logs().into_iter().filter(|log| log.is_held_open()).collect();
+        let (held, owed): (Vec<_>, Vec<_>) =
+            self.logs().into_iter().filter_map(|log| self.blocks_owed(&log).map(|blocks| (log, blocks))).unzip();
+        let owed: Vec<u64> = owed;
         let seen: Vec<_> = held
             .iter()
             .map(|log| (log.emptied.load(Ordering::Acquire), log.failed_to_empty.load(Ordering::Acquire)))
             .collect();
-        let owed = held.iter().map(|log| self.area.log_op_query(log.id).blocks).sum();
         for log in &held {
             log.is_emptying.store(true, Ordering::Release);
             self.disk(log.home_disk).wake.wake();
@@ -33,31 +35,32 @@ impl Journals {
             self.wait_for_empty(log, emptied, failed, deadline)?;
         }
         for disk in self.disks() {
-            if let Some(nvm) = &disk.options.nvm {
-                nvm.request_checkpoint();
-                disk.wake.wake();
-            }
             if !disk.options.read_only {
                 disk.file.sync_data()?;
             }
         }
-        Ok(owed)
+        Ok(owed.iter().sum())
+    }
+
+    /// What an open log owes; nothing for one that is not held here, in memory or in a region.
+    fn blocks_owed(&self, log: &Log) -> Option<u64> {
+        match (log.placement, &self.disk(log.home_disk).options.nvm) {
+            (PlacementKind::Nvm, Some(nvm)) => nvm.blocks_of(log.index),
+            _ => log.is_held_open().then(|| self.area.log_op_query(log.id).blocks),
+        }
     }
 
     fn wait_for_empty(&self, log: &Log, emptied: u64, failed: u64, deadline: Instant) -> io::Result<()> {
         let name = &self.disk(log.home_disk).options.name;
         loop {
             // A log that was unmounted or handed over meanwhile owes nothing, too.
-            let is_held = self.log(log.index).is_some_and(|now| now.is_held_open());
-            if log.emptied.load(Ordering::Acquire) != emptied || !is_held {
-                return Ok(());
-            }
+            let owed = self.log(log.index).and_then(|now| self.blocks_owed(&now));
+            let Some(blocks) = owed.filter(|_| log.emptied.load(Ordering::Acquire) == emptied) else { return Ok(()) };
             if log.failed_to_empty.load(Ordering::Acquire) != failed {
                 return Err(io::Error::other(format!("disk {name}: writing owed blocks home failed; they stay owed")));
             }
             if Instant::now() > deadline {
                 log.is_emptying.store(false, Ordering::Release);
-                let blocks = self.area.log_op_query(log.id).blocks;
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!(

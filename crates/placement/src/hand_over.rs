@@ -1,4 +1,4 @@
-//! Changing where a journal lives while its guest runs.
+//! Changing where a journal lives while its guest runs. (Leaving NVM has steps of its own: [`crate::nvm`].)
 //!
 //! A held log is handed over to its own place on storage in one step, between two passes of the device that serves it: all that
 //! is committed goes home and is flushed; the blocks of the transaction that the guest is in the midst of are written to
@@ -39,7 +39,7 @@ impl Journals {
     /// # Errors
     /// A sentence when that is not possible while its guest runs.
     pub fn change_placement(&self, index: LogIndex, to: PlacementKind) -> io::Result<Change> {
-        use PlacementKind::{Copy, Remote, Retain, Storage};
+        use PlacementKind::{Copy, Nvm, Remote, Retain, Storage};
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
         let change = match (log.placement, to) {
@@ -56,9 +56,14 @@ impl Journals {
                 self.replace(&log, to, None);
                 Change::Done
             }
-            (Retain | Copy, Storage) if log.is_open() => Change::HandOver,
-            (Storage, Retain | Copy) if log.is_open() => Change::AtNextMount,
-            (Retain | Copy, Storage) | (Storage, Retain | Copy) => {
+            (Nvm, Storage) | (Storage, Nvm) | (Retain | Copy, Storage) | (Storage, Retain | Copy)
+                if self.can_be(&log, to) && self.can_be(&log, log.placement) =>
+            {
+                if log.is_open() {
+                    let is_leaving = to == Storage;
+                    *log.wanted.lock().expect("no panic under this lock") = to;
+                    return Ok(if is_leaving { Change::HandOver } else { Change::AtNextMount });
+                }
                 self.replace(&log, to, None);
                 Change::Done
             }
@@ -73,6 +78,34 @@ impl Journals {
         };
         *log.wanted.lock().expect("no panic under this lock") = to;
         Ok(change)
+    }
+
+    /// Whether a log can be so on its disk, whose region, if it has one, decides who routes its requests.
+    fn can_be(&self, log: &Log, placement: PlacementKind) -> bool {
+        let has_region = self.disk(log.home_disk).options.nvm.is_some();
+        match placement {
+            PlacementKind::Nvm => has_region && !log.place.is_external,
+            PlacementKind::Retain | PlacementKind::Copy => !has_region,
+            _ => true,
+        }
+    }
+
+    /// A log that was on NVM, or was to be, is on storage from now on; from transaction `from` on, if that is in its midst.
+    pub(crate) fn is_on_storage(&self, index: LogIndex, from: Option<u32>) {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let Some(log) = self.log(index).filter(|log| log.placement != PlacementKind::Storage) else { return };
+        self.replace(&log, PlacementKind::Storage, from);
+        if from.is_some() {
+            self.say_handed_over(&log);
+        }
+    }
+
+    fn say_handed_over(&self, log: &Log) {
+        log::info!(
+            "disk {}: the journal of the file system at byte {} is on storage from now on, as wished",
+            self.disk(log.home_disk).options.name,
+            log.place.home_start
+        );
     }
 
     /// Puts a log in the place of itself; the caller holds `scanning`.
@@ -142,11 +175,7 @@ impl Journals {
         for disk in [log.home_disk, log.journal_disk] {
             self.disk(disk).set_dirty();
         }
-        log::info!(
-            "disk {}: the journal of the file system at byte {} is on storage from now on, as wished",
-            self.disk(log.home_disk).options.name,
-            log.place.home_start
-        );
+        self.say_handed_over(&log);
         log.is_emptying.store(false, Ordering::Release);
         Ok(true)
     }

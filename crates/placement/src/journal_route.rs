@@ -803,7 +803,7 @@ impl Route for JournalRoute {
         Some(self.journals.disk(self.disk).wake.descriptor())
     }
 
-    fn hand_over(&mut self, log: LogIndex) -> io::Result<bool> {
+    fn hand_over(&mut self, log: LogIndex, _plan: &mut Plan) -> io::Result<bool> {
         // A block that is on its way to its own place could be read there before it has arrived.
         if self.errands.values().any(|errand| matches!(errand, Errand::Stored(..))) {
             return Ok(false);

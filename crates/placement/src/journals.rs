@@ -683,6 +683,11 @@ impl Journals {
         {
             log.is_open.store(false, Ordering::Release);
             self.recovered(log, report);
+            if is_vm_gone && self.is_live_on_storage(log)? {
+                // It was about to leave the region, which owed nothing any more.
+                let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
+                self.recovered(log, report);
+            }
             return Ok(());
         }
         if let Some(remote) = &log.remote {
@@ -744,10 +749,20 @@ impl Journals {
         if !extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()) {
             return Ok(false);
         }
-        let Some(offset) = log.offset_of(0) else { return Ok(false) };
+        let superblock = self.superblock_on_storage(log)?;
+        Ok(superblock.is_some_and(|superblock| superblock.is_empty() && superblock.errno == 0))
+    }
+
+    /// Whether the log in its own place on storage has something to replay, as far as its superblock says.
+    fn is_live_on_storage(&self, log: &Log) -> io::Result<bool> {
+        Ok(self.superblock_on_storage(log)?.is_some_and(|superblock| !superblock.is_empty()))
+    }
+
+    fn superblock_on_storage(&self, log: &Log) -> io::Result<Option<Superblock>> {
+        let Some(offset) = log.offset_of(0) else { return Ok(None) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        Ok(Superblock::decode(&raw).is_ok_and(|superblock| superblock.is_empty() && superblock.errno == 0))
+        Ok(Superblock::decode(&raw).ok())
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to

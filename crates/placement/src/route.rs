@@ -226,9 +226,12 @@ pub trait Route: Send {
     ///
     /// # Errors
     /// When storage fails, or the log cannot be handed over: it is held as before.
-    fn hand_over(&mut self, _log: LogIndex) -> io::Result<bool> {
+    fn hand_over(&mut self, _log: LogIndex, _plan: &mut Plan) -> io::Result<bool> {
         Err(io::Error::other("this disk's journals cannot be handed over"))
     }
+
+    /// Who asked for a hand-over that had to wait does not ask any more.
+    fn give_up_hand_over(&mut self, _log: LogIndex, _plan: &mut Plan) {}
 
     /// All requests have completed and no more will be taken until the next start.
     fn stopped(&mut self) {}

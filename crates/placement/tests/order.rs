@@ -503,9 +503,12 @@ fn a_log_is_not_handed_over_while_a_home_write_is_under_way() {
     let index = rig.journals.logs()[0].index();
     let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
     assert_eq!(change, Change::HandOver);
-    assert!(!rig.route.hand_over(index).expect("asked"), "an older version is on its way to block {block}");
+    assert!(
+        !rig.route.hand_over(index, &mut Plan::default()).expect("asked"),
+        "an older version is on its way to block {block}"
+    );
     rig.carry_out(write);
-    assert!(rig.route.hand_over(index).expect("asked"));
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
     assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
     assert_eq!(rig.home(block), content(2));
 }

@@ -74,7 +74,7 @@ pub struct PlacementArgs {
     /// Its disk, by the name that `amberlog status` shows.
     disk: String,
     /// Where the journals of its file systems shall live: retain, copy or storage; on a disk with placement=remote, storage or
-    /// remote.
+    /// remote; with placement=nvm, storage or nvm.
     placement: String,
     /// Seconds after which it is given up.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]

@@ -135,6 +135,7 @@ fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
         Question::Placement { vm, disk, placement, patience_seconds } => {
             let to = match placement.as_str() {
                 "remote" => PlacementKind::Remote,
+                "nvm" => PlacementKind::Nvm,
                 other => other.parse().map_err(|sentence: String| anyhow::anyhow!("{sentence}"))?,
             };
             let when = find(&vm)?.change_placement(&disk, to, Duration::from_secs(patience_seconds.min(86_400)))?;

@@ -266,12 +266,14 @@ impl Slot {
                 Change::HandOver => {
                     let number = log.index();
                     let handle = &live.handles[log.journal_disk()];
-                    while !handle.with_route(move |route, _| route.hand_over(number))?? {
-                        anyhow::ensure!(
-                            Instant::now() < deadline,
-                            "disk {disk} has not been quiet for a moment in {} s; try again",
-                            patience.as_secs()
-                        );
+                    while !handle.with_route(move |route, plan| route.hand_over(number, plan))?? {
+                        if Instant::now() > deadline {
+                            handle.with_route(move |route, plan| route.give_up_hand_over(number, plan))?;
+                            anyhow::bail!(
+                                "disk {disk} has not been quiet for a moment in {} s; try again",
+                                patience.as_secs()
+                            );
+                        }
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 }

@@ -260,6 +260,93 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
     bench.assert_area_is_empty();
 }
 
+/// A journal leaves NVM under a working guest: from then on what is acknowledged survives the host. With the guest's next mount
+/// it is back, and survives QEMU and the daemon, killed together.
+#[test]
+fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
+    let bench = Bench::new();
+    let (image, region) = (bench.path("n.img"), bench.area().join("region"));
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let disk = format!("{},placement=nvm={},nvm-size=16", image.display(), region.display());
+    let config = write_config(&bench, &[("n", disk)]);
+    let daemon = Daemon::start(&bench, &config);
+    let (first, second) = (overwritten(75), overwritten(76));
+    let script = format!(
+        "exec 5</dev/ttyS1
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+        mkdir /mnt/a /mnt/b
+        {} & writer=$!
+        read -r line <&5
+        kill $writer; wait $writer
+        umount /mnt || fail umount
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail 'second mount'
+        mark again
+        {}",
+        record_writer("/mnt/a", "a", &first, "--forever"),
+        record_writer("/mnt/b", "b", &second, "--forever"),
+    );
+    let mut guest = Guest::start(daemon.spec("n", script)).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    let entry = daemon.wait_state("n", "running");
+    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&"nvm".into(), -5), "{entry}");
+
+    // Flushed, all of it is on the image itself.
+    guest.freeze().unwrap();
+    let reported = guest.reported();
+    let flushed = daemon.ask(&["flush", "n"]);
+    assert_eq!(flushed.status.code(), Some(0), "{}", text(&flushed.stderr));
+    let copy = bench.path("copy");
+    copy_image(&image, &copy).unwrap();
+    assert_records(&FileSystem::whole(copy.clone()), "/a", "a", &first, &reported);
+    guest.thaw().unwrap();
+
+    let placement = |to: &str| {
+        let output = daemon.ask(&["placement", "n", "disk0", to]);
+        assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
+        text(&output.stdout)
+    };
+    for refused in ["retain", "copy", "remote"] {
+        let output = daemon.ask(&["placement", "n", "disk0", refused]);
+        assert!(text(&output.stderr).contains("cannot go from nvm"), "{}", text(&output.stderr));
+    }
+    let more = |guest: &mut Guest| {
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        guest.wait_acknowledged("a", last + 10, LIMIT).unwrap();
+    };
+    assert!(placement("storage").contains("done"));
+    let entry = daemon.wait_state("n", "running");
+    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&"storage".into(), 0), "{entry}");
+    let inspected = amberlog_with(["inspect".as_ref(), "--json".as_ref(), "--nvm".as_ref(), region.as_os_str()]);
+    assert!(text(&inspected.stdout).contains("\"owner\": null"), "{}", text(&inspected.stdout));
+    more(&mut guest);
+    guest.freeze().unwrap();
+    let reported = guest.reported();
+    copy_image(&image, &copy).unwrap();
+    let lost_host = FileSystem::whole(copy.clone());
+    judge::replay_with_e2fsck(&lost_host).unwrap();
+    assert_consistent(&lost_host);
+    assert_records(&lost_host, "/a", "a", &first, &reported);
+    guest.thaw().unwrap();
+    more(&mut guest);
+
+    assert!(placement("nvm").contains("next mount"));
+    more(&mut guest);
+    guest.tell("again").unwrap();
+    guest.wait_mark("again", LIMIT).unwrap();
+    guest.wait_acknowledged("b", 20, LIMIT).unwrap();
+    let entry = daemon.wait_state("n", "running");
+    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&"nvm".into(), -5), "{entry}");
+    daemon.signal(Signal::KILL);
+    drop(daemon);
+    guest.kill_all().unwrap();
+    let reported = guest.final_report();
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("n", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &first, &reported);
+    assert_records(&file_system, "/b", "b", &second, &reported);
+}
+
 /// A second process that asks for a disk of a VM is turned away, and so is a QEMU that went on without its daemon; with all
 /// killed at once, the next daemon brings home what was retained.
 #[test]

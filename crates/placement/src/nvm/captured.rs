@@ -54,6 +54,8 @@ pub(super) struct Captured {
     pub stream: LogStream,
     pub journal: Journal<Region>,
     pub owner: Owner,
+    /// What the journal's superblock on storage is meanwhile.
+    pub mark: [u8; jbd2::SUPERBLOCK_BYTES],
     pub homes: HashMap<u64, Held>,
     pub at_home: HashMap<u64, AtHome>,
     pub allocation: Allocation,

@@ -42,7 +42,7 @@ impl NvmRoute {
     /// Commits what is complete, one transaction after the other, until one has to wait.
     pub(super) fn advance(&mut self, state: &mut State, plan: &mut Plan) {
         let State::Held(captured) = state else { return };
-        while self.commit.is_none() && !captured.has_failed {
+        while self.commit.is_none() && !captured.has_failed && self.may_commit() {
             let Some(transaction) = captured.accept() else { break };
             let commit = self.sort(captured, transaction);
             self.commit = Some(commit);
@@ -50,7 +50,7 @@ impl NvmRoute {
         }
         // Nobody is told that a log block is written while a commit block among those written may have to wait.
         let mut waiting = std::mem::take(&mut self.pass_requests);
-        if self.commit.is_some() {
+        if self.commit.is_some() || !self.may_commit() {
             for request in &waiting {
                 plan.hold(*request);
             }

@@ -103,7 +103,12 @@ impl NvmRoute {
     /// commit.
     pub(super) fn look_ahead(&mut self, state: &mut State, plan: &mut Plan) {
         let State::Held(captured) = state else { return };
-        if self.commit.is_some() || self.closing.is_some() || captured.has_failed || self.nvm.options.log_everything {
+        if self.commit.is_some()
+            || self.closing.is_some()
+            || self.leaving.is_some()
+            || captured.has_failed
+            || self.nvm.options.log_everything
+        {
             return;
         }
         let sequence = captured.stream.cursor().sequence;

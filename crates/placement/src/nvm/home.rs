@@ -116,6 +116,11 @@ impl NvmRoute {
         if whole.is_some_and(|whole| self.nvm.digest(whole) == known.digest) && !self.in_flight.touches(block) {
             return Ok(Some(same));
         }
+        if !self.may_commit() {
+            // That log will not be there to bring it back.
+            captured.at_home.remove(&block);
+            return Ok(Some(Decision::Through(false)));
+        }
         // The guest's log still holds what is at home now, and would bring it back: so it has to be held again.
         // (Not beside a transaction, though it may not have begun to be stored: for a moment the region has the next number.)
         if captured.journal.has_pending() || self.commit.is_some() {

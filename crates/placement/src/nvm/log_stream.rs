@@ -112,6 +112,11 @@ impl LogStream {
         Ok(())
     }
 
+    /// All log blocks that were written and belong to no accepted transaction yet, by position.
+    pub fn copies(&self) -> impl Iterator<Item = (u32, &Arc<[u8]>)> {
+        self.copies.iter().map(|(position, block)| (*position, block))
+    }
+
     /// A log block that was written and belongs to no accepted transaction yet.
     pub fn read(&self, position: u32) -> Option<&Arc<[u8]>> {
         self.copies.get(&position)

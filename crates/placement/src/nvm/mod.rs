@@ -10,6 +10,7 @@
 //! * A commit block is acknowledged when the transaction is durable: its versions in the region, its appends at home.
 //! * While a version is in the region, the journal superblock on storage carries the error mark, and the region says whose
 //!   it is, so that neither is used without the other unnoticed.
+//! * A log leaves the region for storage only when storage has all that the region would have given ([`leaving`]).
 //! * A version leaves the region only when the same content is durable at home, when the guest's log no longer holds it
 //!   and what is at home is what a complete journal would leave there, or when the guest revoked or discarded it.
 //! * What is not understood is not guessed: external journals, fast commits, unknown features, a second file system on the
@@ -24,6 +25,7 @@ mod commit;
 mod early;
 mod home;
 mod inflight;
+mod leaving;
 mod log_stream;
 mod recover;
 mod report;
@@ -85,6 +87,8 @@ pub struct NvmOptions {
     pub checkpoint_slices: u32,
     /// … but each of at least so many bytes: each costs a flush, and that a disk with an arm a turn of its platter.
     pub checkpoint_slice_bytes_min: u64,
+    /// … and of so many where the blocks are scattered: about what such a disk's cache can sort.
+    pub checkpoint_scattered_bytes_min: u64,
 }
 
 impl NvmOptions {
@@ -106,6 +110,7 @@ impl NvmOptions {
             early_run_bytes: 64 << 10,
             checkpoint_slices: 4,
             checkpoint_slice_bytes_min: 1 << 20,
+            checkpoint_scattered_bytes_min: 8 << 20,
         }
     }
 
@@ -262,6 +267,14 @@ impl NvmDisk {
         let State::Idle(medium) = &mut *state else { return Ok(None) };
         let finished = recover::recover_medium(medium, &self.options.path, home)?;
         Ok(finished.map(|finished| finished.recovery))
+    }
+
+    /// How many blocks the region holds of a log that is open; nothing when it does not hold that log.
+    pub(crate) fn blocks_of(&self, log: LogIndex) -> Option<u64> {
+        match &*self.lock() {
+            State::Held(captured) if captured.log.index == log => Some(captured.journal.len() as u64),
+            _ => None,
+        }
     }
 
     /// Has everything in the region go home soon.

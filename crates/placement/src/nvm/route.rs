@@ -5,11 +5,12 @@ use super::checkpoint::Checkpoint;
 use super::commit::Commit;
 use super::early::Early;
 use super::inflight::InFlight;
+use super::leaving::{Leaving, Left};
 use super::superblock::Closing;
 use super::{NvmDisk, State};
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::journals::{Journals, Log, TraceKind};
-use crate::layout::{DiskLayout, LogRange, Piece};
+use crate::layout::{DiskLayout, LogIndex, LogRange, Piece};
 use crate::plain;
 use crate::route::{
     Buffer, DiskOperation, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
@@ -58,6 +59,16 @@ pub(super) enum Errand {
     Flush { covered: u64, settled: Vec<Written> },
     /// The superblock of a log that is closed.
     Closed { rescan: bool },
+    /// Log blocks of a log that leaves for storage, …
+    LeavingLog,
+    /// … their flush, …
+    LeavingFlush(u64),
+    /// … the superblock that says where the log is, …
+    LeavingSuperblock,
+    /// … its flush, …
+    LeavingLastFlush(u64),
+    /// … and log blocks that came meanwhile.
+    LeavingRest,
 }
 
 /// A piece of a request that has to wait; its request is held.
@@ -92,6 +103,13 @@ pub struct NvmRoute {
     /// After which transaction long runs were looked for last.
     pub(super) runs_looked_for: Option<u32>,
     pub(super) closing: Option<Closing>,
+    pub(super) leaving: Option<Leaving>,
+    /// What the leaving log has written of itself.
+    pub(super) left: Left,
+    /// Why the last log that was to leave has not; told to who asks next.
+    pub(super) leaving_failed: Option<String>,
+    /// Somebody waits until what was committed up to this transaction is home.
+    pub(super) emptying: Option<u32>,
     /// Requests of this pass that wrote into the log.
     pub(super) pass_requests: Vec<RequestId>,
     /// Requests that wait until no commit is under way.
@@ -124,6 +142,10 @@ impl NvmRoute {
             checkpoint_failed: false,
             runs_looked_for: None,
             closing: None,
+            leaving: None,
+            left: Left::default(),
+            leaving_failed: None,
+            emptying: None,
             pass_requests: Vec::new(),
             held: Vec::new(),
             settled: Vec::new(),
@@ -218,6 +240,9 @@ impl NvmRoute {
         self.early.begin_anew();
         self.checkpoint = None;
         self.closing = None;
+        self.leaving = None;
+        self.leaving_failed = None;
+        self.emptying = None;
         self.in_flight = InFlight::default();
         self.errands.clear();
         self.behind.clear();
@@ -231,6 +256,8 @@ impl NvmRoute {
         self.commit = None;
         self.early.forget();
         self.checkpoint = None;
+        self.leaving = None;
+        self.emptying = None;
         let closing = self.closing.take().filter(|closing| !closing.is_on_its_way);
         for request in self.held.drain(..).chain(closing.map(|closing| closing.waiting.request)) {
             plan.release(request, Status::IoError);
@@ -253,9 +280,9 @@ impl NvmRoute {
         })
     }
 
-    /// The log that is, or would be, on NVM.
+    /// The log that is, or would be, on NVM, or has left it.
     fn log_of(&self, range: &LogRange) -> Option<Arc<Log>> {
-        self.journals.log(range.log).filter(|log| log.placement == PlacementKind::Nvm)
+        self.journals.log(range.log).filter(|log| log.placement == PlacementKind::Nvm || self.is_stored(log))
     }
 
     fn is_captured(state: &State, log: crate::layout::LogIndex) -> bool {
@@ -491,6 +518,8 @@ impl NvmRoute {
             self.begin_commit(captured, plan);
             self.drive_checkpoint(captured, plan);
         }
+        // First: if it does not leave after all, what waited for it goes on.
+        self.drive_leaving(state, plan);
         self.advance(state, plan);
         self.drive_space(state, plan);
         self.drive_closing(state, plan);
@@ -517,7 +546,12 @@ impl NvmRoute {
         let disk = disk.disk(self.disk);
         let wrote = !matches!(
             errand,
-            Errand::LateFlush { .. } | Errand::CommitFlush(_) | Errand::CheckpointFlush(_) | Errand::Flush { .. }
+            Errand::LateFlush { .. }
+                | Errand::CommitFlush(_)
+                | Errand::CheckpointFlush(_)
+                | Errand::LeavingFlush(_)
+                | Errand::LeavingLastFlush(_)
+                | Errand::Flush { .. }
         );
         if wrote {
             self.in_flight.end(ticket.0);
@@ -526,6 +560,19 @@ impl NvmRoute {
         let is_ours = matches!(errand, Errand::Append | Errand::EarlyAppend(_) | Errand::Checkpoint(_));
         if wrote && !is_ours {
             disk.set_dirty();
+        }
+        if let Errand::LeavingFlush(covered) | Errand::LeavingLastFlush(covered) = &errand
+            && is_ok
+        {
+            disk.set_flushed(*covered);
+        }
+        match &errand {
+            Errand::LeavingLog => return self.leaving_log_done(state, is_ok, plan),
+            Errand::LeavingFlush(_) => return self.leaving_flush_done(state, false, is_ok, plan),
+            Errand::LeavingSuperblock => return self.leaving_superblock_written(state, is_ok, plan),
+            Errand::LeavingLastFlush(_) => return self.leaving_flush_done(state, true, is_ok, plan),
+            Errand::LeavingRest => return self.leaving_rest_done(is_ok, plan),
+            _ => {}
         }
         let captured = match state {
             State::Held(captured) => Some(captured),
@@ -575,6 +622,15 @@ impl NvmRoute {
                 }
             }
             (Errand::Plain { .. } | Errand::Through { .. } | Errand::Append | Errand::Checkpoint(_), _) => {}
+            // See above.
+            (
+                Errand::LeavingLog
+                | Errand::LeavingFlush(_)
+                | Errand::LeavingSuperblock
+                | Errand::LeavingLastFlush(_)
+                | Errand::LeavingRest,
+                _,
+            ) => {}
         }
     }
 }
@@ -638,6 +694,14 @@ impl Route for NvmRoute {
         let mut state = nvm.lock();
         self.refresh_layout(&mut state, plan);
         self.drive(&mut state, plan);
+    }
+
+    fn hand_over(&mut self, log: LogIndex, plan: &mut Plan) -> io::Result<bool> {
+        self.leave(log, plan)
+    }
+
+    fn give_up_hand_over(&mut self, _log: LogIndex, plan: &mut Plan) {
+        self.stay(plan);
     }
 
     fn stopped(&mut self) {

@@ -80,6 +80,18 @@ impl NvmRoute {
         // What the guest wrote into the log before counts before.
         self.advance(state, plan);
         let block = segments::gather(&waiting.slices);
+        if self.is_stored(log) {
+            match self.journals.superblock_written(log, &block) {
+                Ok(true) => self.pass_on(&waiting, plan),
+                // It says that the log begins earlier than what is on storage.
+                Ok(false) => {}
+                Err(error) => {
+                    log::error!("disk {}: {error}", self.name());
+                    plan.fail(waiting.request);
+                }
+            }
+            return;
+        }
         if let State::Held(captured) = state
             && captured.log.index == log.index
         {
@@ -94,6 +106,7 @@ impl NvmRoute {
                 _ => {
                     plan.hold(waiting.request);
                     self.closing = Some(Closing { waiting, is_on_its_way: false });
+                    self.close_instead_of_leaving();
                     self.drive(state, plan);
                 }
             }
@@ -105,6 +118,9 @@ impl NvmRoute {
                 let is_open = Superblock::decode(&block).is_ok_and(|superblock| !superblock.is_empty());
                 log.set_open_elsewhere(is_open);
                 self.pass_on(&waiting, plan);
+                if !is_open {
+                    self.journals.follow_wish(log);
+                }
             }
             Err(error) => {
                 log::error!("disk {}: the journal cannot be taken onto NVM: {error}", self.name());
@@ -123,7 +139,7 @@ impl NvmRoute {
         }
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
         let passed = captured.stream.move_tail(tail);
-        if passed == TailMove::Anew && self.commit.is_some() {
+        if passed == TailMove::Anew && (self.commit.is_some() || !self.may_commit()) {
             return Err(io::Error::other("the guest began its journal anew while it committed"));
         }
         let before = captured.homes.len();
@@ -202,6 +218,7 @@ impl NvmRoute {
             stream: LogStream::new(format, tail, copies_max),
             journal,
             owner,
+            mark,
             homes: HashMap::new(),
             at_home: HashMap::new(),
             allocation: Allocation::default(),
@@ -224,7 +241,12 @@ impl NvmRoute {
     pub(super) fn drive_closing(&mut self, state: &mut State, plan: &mut Plan) {
         let Some(closing) = &self.closing else { return };
         let State::Held(captured) = state else { return };
-        if closing.is_on_its_way || self.commit.is_some() || self.early.is_writing() || self.checkpoint.is_some() {
+        if closing.is_on_its_way
+            || self.leaving.is_some()
+            || self.commit.is_some()
+            || self.early.is_writing()
+            || self.checkpoint.is_some()
+        {
             return;
         }
         // The guest says that its log is empty: what it has not written home it does not need there.
@@ -263,6 +285,7 @@ impl NvmRoute {
         }
         if let State::Held(captured) = std::mem::replace(state, State::Failed) {
             captured.log.set_open_elsewhere(false);
+            self.journals.follow_wish(&captured.log);
             self.nvm.counters.add_journal(&captured.journal.counters());
             match captured.journal.give_back() {
                 Ok(medium) => *state = State::Idle(medium),

@@ -52,6 +52,12 @@ impl Disk {
         }
     }
 
+    /// A block holds this, durably, whatever was written there before.
+    pub fn is_now(&mut self, block: u64, content: &[u8]) {
+        let write = Write { content: Arc::from(content), by: u64::MAX, ended: Some(0), is_lost: false };
+        self.blocks.insert(block, vec![write]);
+    }
+
     /// Write `by` failed.
     pub fn lost(&mut self, by: u64) {
         self.blocks.values_mut().flatten().filter(|write| write.by == by).for_each(|write| write.is_lost = true);

@@ -9,11 +9,12 @@ use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
 use placement::{
-    AreaDirectory, DiskOptions, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport, NvmRoute, PlacementKind,
-    Plan, RequestKind, Route, Start,
+    AreaDirectory, Change, DiskOptions, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport, NvmRoute,
+    PlacementKind, Plan, RequestKind, Route, Start,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use storage::Pending;
 
 const BLOCK: usize = 1024;
@@ -72,6 +73,8 @@ struct Committing {
     logged: Logged,
     requests: Vec<u32>,
     becomes: Vec<(u64, Use)>,
+    /// Its commit block is in the log, and a flush for it is on its way.
+    is_flushing: bool,
 }
 
 pub struct Guest {
@@ -101,9 +104,18 @@ pub struct Guest {
     pending: Vec<Pending>,
     holds: HashMap<u32, u32>,
     flushes: HashMap<u32, u64>,
+    /// What was written home of each block since it was committed last.
+    sent_home: HashMap<u64, Vec<Vec<u8>>>,
+    /// The log is to leave the region, or has left it.
+    is_leaving: bool,
+    /// See [`Guest::tell`].
+    is_told: bool,
+    journals: Arc<Journals>,
     /// Requests that ended with an error.
     failed: HashSet<u32>,
     has_broken: bool,
+    /// See [`Guest::leave_and_fail`].
+    fails_after: Option<u32>,
     are_flushes_broken: bool,
     next_request: u32,
     next_page: u32,
@@ -163,6 +175,7 @@ impl Guest {
         options.early_fill_percent = 1;
         options.checkpoint_slices = [4, u32::MAX][random.below(2) as usize];
         options.checkpoint_slice_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
+        options.checkpoint_scattered_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
@@ -206,8 +219,13 @@ impl Guest {
             pending: Vec::new(),
             holds: HashMap::new(),
             flushes: HashMap::new(),
+            sent_home: HashMap::new(),
+            is_leaving: false,
+            is_told: std::env::var_os("AMBERLOG_NVM_MODEL_TRACE").is_some(),
+            journals: Arc::clone(&journals),
             failed: HashSet::new(),
             has_broken: false,
+            fails_after: None,
             are_flushes_broken: false,
             next_request: 0,
             next_page: 0,
@@ -224,6 +242,13 @@ impl Guest {
         guest.route.started(Start::Fresh, &table).expect("started");
         guest.write_superblock(guest.builder.position, guest.builder.sequence);
         guest
+    }
+
+    /// Says what is going on, where AMBERLOG_NVM_MODEL_TRACE is set.
+    fn tell(&self, what: impl FnOnce() -> String) {
+        if self.is_told {
+            eprintln!("{}", what());
+        }
     }
 
     fn map(&self) -> MemoryTable {
@@ -264,12 +289,106 @@ impl Guest {
 
     /// The region's blocks are to go home.
     pub fn checkpoint(&mut self) {
+        self.tell(|| "a checkpoint is wanted".to_owned());
         self.nvm.request_checkpoint();
         let mut plan = Plan::default();
         self.images.lock().expect("no panic under this lock").clear();
         self.route.woken(&mut plan);
         self.carry_out(plan);
         self.check();
+    }
+
+    /// The log is to be on storage from now on: one step towards that. True when it is.
+    pub fn leave(&mut self) -> bool {
+        let has_left = self.try_leave();
+        assert!(has_left.is_ok() || self.has_broken, "{has_left:?}");
+        has_left.unwrap_or(false)
+    }
+
+    fn try_leave(&mut self) -> std::io::Result<bool> {
+        self.tell(|| "the log is to leave".to_owned());
+        let log = self.journals.logs()[0].index();
+        if !self.is_leaving {
+            self.is_leaving = true;
+            let change = self.journals.change_placement(log, PlacementKind::Storage).expect("possible");
+            assert_eq!(change, Change::HandOver);
+        }
+        let mut plan = Plan::default();
+        self.images.lock().expect("no panic under this lock").clear();
+        let has_left = self.route.hand_over(log, &mut plan);
+        self.carry_out(plan);
+        self.check();
+        has_left
+    }
+
+    /// The same, of which the disk fails one of the route's own operations, the one after so many; the guest goes on committing
+    /// a block. True when it came to that.
+    pub fn leave_and_fail(&mut self, after: u32, block: u64) -> bool {
+        self.fails_after = Some(after);
+        for _ in 0..1000 {
+            match self.try_leave() {
+                Ok(true) => break,
+                Err(_) => {
+                    if let [superblock] = &self.superblocks_on_storage()[..] {
+                        self.ours.is_now(self.log_at[0] / BLOCK as u64, superblock);
+                    }
+                    return true;
+                }
+                Ok(false) if self.committing.is_none() && !self.busy.contains_key(&block) => {
+                    let content = self.content(&self.cache[&block].clone());
+                    self.cache.insert(block, content);
+                    self.begin();
+                    self.finish(vec![block], Vec::new(), Vec::new());
+                }
+                Ok(false) => self.end_one(),
+            }
+        }
+        assert!(self.fails_after.is_some(), "an operation failed, and the log has left");
+        self.fails_after = None;
+        false
+    }
+
+    /// Who wished the log elsewhere does not wait any longer.
+    pub fn stay(&mut self) {
+        let log = self.journals.logs()[0].index();
+        let mut plan = Plan::default();
+        self.images.lock().expect("no panic under this lock").clear();
+        self.route.give_up_hand_over(log, &mut plan);
+        self.carry_out(plan);
+        self.check();
+    }
+
+    /// All that is committed is to be home.
+    pub fn empty(&mut self) {
+        let last = self.committed;
+        let journals = Arc::clone(&self.journals);
+        let waiting = std::thread::spawn(move || journals.write_home(Duration::from_secs(60)));
+        while !waiting.is_finished() {
+            let mut plan = Plan::default();
+            self.images.lock().expect("no panic under this lock").clear();
+            self.route.woken(&mut plan);
+            self.carry_out(plan);
+            self.check();
+            self.end_one();
+        }
+        waiting.join().expect("no panic").expect("written home");
+        if self.is_leaving {
+            return;
+        }
+        for (block, content) in self.replayed(&self.superblocks[0], self.committed) {
+            let is_later = |logged: &Logged| logged.blocks.contains(&block) && logged.sequence > last;
+            let is_overwritten =
+                self.sent_home.get(&block).is_some_and(|sent| sent.iter().any(|sent| *sent != content));
+            if self.used_as[&block] != Use::Metadata
+                || self.is_committing(block)
+                || self.live.iter().any(is_later)
+                || is_overwritten
+            {
+                continue;
+            }
+            let is_home = self.ours.possible(block).iter().all(|possible| possible[..] == content[..]);
+            assert!(is_home, "block {block} is not home");
+        }
     }
 
     pub fn any_metadata(&mut self) -> u64 {
@@ -343,6 +462,15 @@ impl Guest {
         }
     }
 
+    /// The guest writes what the block is committed as, after something else.
+    pub fn overwrite_before(&mut self, block: u64, then: impl FnOnce(&mut Self)) {
+        let before = self.cache[&block].clone();
+        self.overwrite(block);
+        self.settle();
+        then(self);
+        self.send_home(block, 0, &before);
+    }
+
     /// The same with a sector of a block whose home is what the guest knows.
     pub fn overwrite_part(&mut self, block: u64) {
         if self.may_overwrite(block) && self.clean.contains(&block) {
@@ -402,7 +530,7 @@ impl Guest {
         self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
         let logged = Logged { sequence, position, blocks: puts.to_vec() };
         // It ends only when the last of these has, which is none of those before.
-        self.committing = Some(Committing { logged, requests: vec![u32::MAX], becomes });
+        self.committing = Some(Committing { logged, requests: vec![u32::MAX], becomes, is_flushing: false });
         self.holds.insert(u32::MAX, 1);
         for block in puts {
             self.clean.remove(block);
@@ -531,6 +659,10 @@ impl Guest {
         let slice = self.page(&block);
         let request = self.send(RequestKind::Write, self.log_at[0], Some(slice));
         self.wait_for(request);
+        if self.is_leaving {
+            // As jbd2 does it (REQ_FUA).
+            self.flush();
+        }
         self.superblocks.drain(..self.superblocks.len() - 1);
         self.check();
     }

@@ -1,6 +1,6 @@
 //! The judge: what recovery would leave, and what it does leave, against jbd2's replay of the complete journal.
 
-use super::{BLOCK, Guest};
+use super::{BLOCK, Guest, Random};
 use jbd2::{Content, Format, LogRead, Plan as Replay, Superblock};
 use nvm_journal::Found;
 use nvm_journal::medium::SimulatedMedium;
@@ -32,6 +32,39 @@ impl LogRead for CompleteLog<'_> {
     }
 }
 
+/// A log as storage has it.
+struct StoredLog<'a> {
+    read: &'a dyn Fn(u32) -> Arc<[u8]>,
+}
+
+impl LogRead for StoredLog<'_> {
+    type Error = Infallible;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Infallible> {
+        buffer.copy_from_slice(&(self.read)(position));
+        Ok(Content::Present)
+    }
+}
+
+/// What a replay of a log leaves, and its last transaction.
+fn replay(log: &mut impl LogRead<Error = Infallible>, superblock: &[u8]) -> (BTreeMap<u64, Vec<u8>>, u32) {
+    let (superblock, format): (Superblock, Format) = Superblock::parse(superblock).expect("a superblock");
+    let plan = Replay::new(log, &superblock, &format, &|_| true).expect("a good log");
+    let mut replayed = BTreeMap::new();
+    for block in plan.blocks() {
+        let copy = block.newest();
+        let mut data = vec![0; BLOCK];
+        let Ok(_) = log.read(copy.position, &mut data);
+        assert!(copy.restore(plan.format(), &mut data));
+        replayed.insert(block.home(), data);
+    }
+    (replayed, plan.summary().walk.end_sequence.wrapping_sub(1))
+}
+
+fn is_live(superblock: &[u8]) -> bool {
+    !Superblock::decode(superblock).expect("a superblock").is_empty()
+}
+
 impl Guest {
     /// What recovery would leave now.
     pub(super) fn check(&mut self) {
@@ -40,24 +73,63 @@ impl Guest {
         self.judge(&region);
     }
 
-    fn replayed(&self, superblock: &[u8], last: u32) -> BTreeMap<u64, Vec<u8>> {
-        let (superblock, format): (Superblock, Format) = Superblock::parse(superblock).expect("a superblock");
-        let mut log = CompleteLog { blocks: &self.log, hidden: last.wrapping_add(1) };
-        let plan = Replay::new(&mut log, &superblock, &format, &|_| true).expect("a good log");
-        let mut replayed = BTreeMap::new();
-        for block in plan.blocks() {
-            let copy = block.newest();
-            let mut data = vec![0; BLOCK];
-            let Ok(_) = log.read(copy.position, &mut data);
-            assert!(copy.restore(plan.format(), &mut data));
-            replayed.insert(block.home(), data);
+    pub(super) fn replayed(&self, superblock: &[u8], last: u32) -> BTreeMap<u64, Vec<u8>> {
+        replay(&mut CompleteLog { blocks: &self.log, hidden: last.wrapping_add(1) }, superblock).0
+    }
+
+    /// What the journal's superblock on storage may be.
+    pub(super) fn superblocks_on_storage(&self) -> Vec<Vec<u8>> {
+        let offset = self.log_at[0];
+        let mut in_file = vec![0; BLOCK];
+        self.file.read_exact_at(&mut in_file, offset).expect("read");
+        // The mark is written, and flushed, past what is simulated here.
+        let is_marked = Superblock::decode(&in_file).expect("a superblock").errno != 0;
+        if is_marked && !self.is_on_its_way(offset) {
+            return vec![in_file];
         }
-        replayed
+        self.ours.possible(offset / BLOCK as u64).iter().map(|content| content.to_vec()).collect()
+    }
+
+    /// One of the logs that storage may have.
+    fn log_on_storage(&self, position: u32, choice: u64) -> Arc<[u8]> {
+        let possible = self.ours.possible(self.log_at[position as usize] / BLOCK as u64);
+        let index = match choice {
+            0 => 0,
+            1 => possible.len() - 1,
+            _ => Random::new(choice ^ u64::from(position) << 32).below(possible.len() as u64) as usize,
+        };
+        Arc::clone(&possible[index])
+    }
+
+    /// What a kernel that replays the log on storage would leave.
+    fn judge_stored(&self, superblock: &[u8]) {
+        for choice in [0, 1, self.next_operation + 2] {
+            let read = |position: u32| self.log_on_storage(position, choice);
+            let (stored, last) = replay(&mut StoredLog { read: &read }, superblock);
+            let readings = self.readings_to(last);
+            for block in self.metadata.iter().chain(&self.dynamic).copied() {
+                let contents = match stored.get(&block) {
+                    Some(content) => vec![Arc::from(content.clone())],
+                    None => self.ours.possible(block),
+                };
+                for content in contents {
+                    assert!(
+                        self.is_allowed(block, &content, &readings),
+                        "block {block} is not what a complete journal would leave there, the log being on storage (up to \
+                         transaction {last})"
+                    );
+                }
+            }
+        }
     }
 
     /// Whether a block may hold this: in one of the readings, the block being in use.
-    fn is_allowed(&self, block: u64, content: &[u8], readings: &[BTreeMap<u64, Vec<u8>>]) -> bool {
+    pub(super) fn is_allowed(&self, block: u64, content: &[u8], readings: &[BTreeMap<u64, Vec<u8>>]) -> bool {
         let (byte, bit) = ((block - 1) as usize / 8, (block - 1) % 8);
+        // A log that was handed over does not take back what the guest has written past it.
+        if self.is_leaving && self.sent_home.get(&block).is_some_and(|sent| sent.iter().any(|sent| sent == content)) {
+            return true;
+        }
         readings.iter().any(|replayed| match replayed.get(&block) {
             Some(replayed) => replayed[..] == *content,
             None => self.ideal.possible(block).iter().any(|possible| possible[..] == *content),
@@ -68,23 +140,40 @@ impl Guest {
     }
 
     fn readings(&self, found: &Found) -> Vec<BTreeMap<u64, Vec<u8>>> {
+        self.readings_to(found.sequence)
+    }
+
+    fn readings_to(&self, last: u32) -> Vec<BTreeMap<u64, Vec<u8>>> {
         assert!(
-            !jbd2::sequence::is_after(self.committed, found.sequence),
-            "the guest was told that {} is committed, and the region ends with {}",
+            !jbd2::sequence::is_after(self.committed, last),
+            "the guest was told that {} is committed, and what is left ends with {last}",
             self.committed,
-            found.sequence
         );
         // A transaction that failed is none, though the region has its number for a moment while it holds a block again.
-        let last = if self.committing.is_none() { self.committed } else { found.sequence };
-        self.superblocks.iter().map(|superblock| self.replayed(superblock, last)).collect()
+        let last = if self.committing.is_none() { self.committed } else { last };
+        // One that fails has its number, too, until the guest is told.
+        let readings = if self.has_broken && last != self.committed { vec![last, self.committed] } else { vec![last] };
+        let of = |last| self.superblocks.iter().map(move |superblock| self.replayed(superblock, last));
+        readings.into_iter().flat_map(of).collect()
     }
 
     pub(super) fn judge(&self, region: &[u8]) {
-        let Some(found) = Found::read(region).expect("a region").filter(|found| found.owner.is_some()) else {
-            assert!(self.next_request <= 1, "the region has no owner");
+        let found = Found::read(region).expect("a region").filter(|found| found.owner.is_some());
+        if found.is_none() && self.next_request <= 1 {
+            return;
+        }
+        let (live, marked): (Vec<_>, Vec<_>) =
+            self.superblocks_on_storage().into_iter().partition(|superblock| is_live(superblock));
+        live.iter().for_each(|superblock| self.judge_stored(superblock));
+        let Some(found) = found else {
+            assert!(marked.is_empty(), "neither the region nor storage has the log");
             return;
         };
+        assert!(live.is_empty() || found.latest.is_empty(), "storage has the log, and the region owes blocks");
         found.verify(region).expect("a good region");
+        if marked.is_empty() {
+            return;
+        }
         let readings = self.readings(&found);
         for block in self.metadata.iter().chain(&self.dynamic).copied() {
             let in_region = found.latest.get(&block).map(|header| found.content(region, header).to_vec());
@@ -107,7 +196,7 @@ impl Guest {
     /// The power fails, and what is left is really recovered, in copies.
     pub fn recover(&mut self) {
         let region = self.nvm.look_at_region(|medium| medium.bytes().to_vec()).expect("it has not failed");
-        let found = Found::read(&region).expect("a region").expect("a region");
+        let found = Found::read(&region).expect("a region").filter(|found| found.owner.is_some());
         let path: PathBuf = self.directory.path().join("recovered");
         std::fs::copy(self.directory.path().join("image"), &path).expect("copied");
         let copy = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the copy");
@@ -116,14 +205,31 @@ impl Guest {
             let content = &possible[self.random.below(possible.len() as u64) as usize];
             copy.write_all_at(content, block * BLOCK as u64).expect("written");
         }
+        let superblocks = self.superblocks_on_storage();
+        let superblock = &superblocks[self.random.below(superblocks.len() as u64) as usize];
+        copy.write_all_at(superblock, self.log_at[0]).expect("written");
         let medium = SimulatedMedium::from_image(region);
         let nvm = NvmDisk::with_medium(NvmOptions::new("left"), 0, Box::new(medium)).expect("a good region");
         let image = recovery::Disk::open(&path, Access::Write).expect("the copy");
         nvm.finish_earlier(&image).expect("recovered");
-        let readings = self.readings(&found);
+        let read = |position: u32| {
+            let mut content = vec![0; BLOCK];
+            copy.read_exact_at(&mut content, self.log_at[position as usize]).expect("read");
+            Arc::from(content)
+        };
+        let superblock = read(0);
+        let (stored, readings) = if is_live(&superblock) {
+            let (stored, last) = replay(&mut StoredLog { read: &read }, &superblock);
+            (stored, self.readings_to(last))
+        } else {
+            (BTreeMap::new(), self.readings(&found.expect("the region has the log")))
+        };
         for block in self.metadata.iter().chain(&self.dynamic).copied() {
             let mut content = vec![0; BLOCK];
             copy.read_exact_at(&mut content, block * BLOCK as u64).expect("read");
+            if let Some(stored) = stored.get(&block) {
+                content.clone_from(stored);
+            }
             assert!(self.is_allowed(block, &content, &readings), "block {block} is not as a complete journal has it");
         }
         std::fs::remove_file(&path).expect("removed");

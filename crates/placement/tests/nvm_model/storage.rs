@@ -1,8 +1,10 @@
 //! What lies between the guest and its disks: requests, their holds, and storage that works when it is told to.
 
-use super::{BLOCK, Guest};
+use super::{BLOCK, Committing, Guest};
 use guest_memory::MemorySlice;
-use placement::{Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
+use placement::{
+    Buffer, DiskOperation, Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Status,
+};
 use std::os::unix::fs::FileExt;
 
 /// An operation on its way.
@@ -18,6 +20,10 @@ impl Guest {
     pub(super) fn send(&mut self, kind: RequestKind, offset: u64, slice: Option<MemorySlice>) -> u32 {
         self.next_request += 1;
         let request = self.next_request;
+        self.tell(|| {
+            let position = self.log_at.iter().position(|at| *at == offset);
+            format!("guest: {request} {kind:?} of block {}, in the log {position:?}", offset / BLOCK as u64)
+        });
         self.holds.insert(request, 0);
         if kind == RequestKind::Flush {
             self.flushes.insert(request, self.ideal.now());
@@ -40,6 +46,7 @@ impl Guest {
         // The name of the request that comes next.
         self.ideal.write(u64::from(self.next_request + 1), offset, bytes);
         self.cache.get_mut(&block).expect("known")[from..from + bytes.len()].copy_from_slice(bytes);
+        self.sent_home.entry(block).or_default().push(self.cache[&block].clone());
         self.clean.insert(block);
         let request = self.send(RequestKind::Write, offset, Some(slice));
         if self.holds.contains_key(&request) {
@@ -54,6 +61,7 @@ impl Guest {
             self.judge(&region);
         }
         for action in plan.actions {
+            self.tell(|| told(&action));
             match action {
                 PlanAction::Disk(operation) => {
                     if let Some(request) = operation.request {
@@ -97,6 +105,23 @@ impl Guest {
             .as_ref()
             .is_some_and(|committing| committing.requests.iter().all(|request| !self.holds.contains_key(request)));
         if is_committed
+            && self.is_leaving
+            && let Some(committing) = &mut self.committing
+            && !committing.is_flushing
+            && !committing.requests.iter().any(|request| self.failed.contains(request))
+        {
+            // A commit block on storage counts when it is flushed.
+            committing.is_flushing = true;
+            committing.requests = vec![self.next_request + 1];
+            self.send(RequestKind::Flush, 0, None);
+            return;
+        }
+        // One that nobody could flush may count or not.
+        let is_known = |committing: &Committing| {
+            !committing.is_flushing || !committing.requests.iter().any(|request| self.failed.contains(request))
+        };
+        if is_committed
+            && self.committing.as_ref().is_some_and(is_known)
             && let Some(committing) = self.committing.take()
             && !committing.requests.iter().any(|request| self.failed.contains(request))
         {
@@ -104,22 +129,44 @@ impl Guest {
             for (block, becomes) in committing.becomes {
                 self.used_as.insert(block, becomes);
             }
+            for block in &committing.logged.blocks {
+                self.sent_home.remove(block);
+            }
             self.live.push(committing.logged);
         }
     }
 
+    /// Whether a write to this byte is on its way.
+    pub(super) fn is_on_its_way(&self, offset: u64) -> bool {
+        self.pending.iter().any(|pending| {
+            pending.operation.operation == Operation::Write
+                && (pending.operation.offset..pending.operation.offset + pending.operation.len).contains(&offset)
+        })
+    }
+
+    fn is_to_fail(&mut self, operation: &DiskOperation) -> bool {
+        // Once the log has left, what fails of it are the guest's own writes.
+        if operation.request.is_some() || self.journals.logs()[0].placement == PlacementKind::Storage {
+            return false;
+        }
+        let is_now = self.fails_after == Some(0);
+        self.fails_after = self.fails_after.and_then(|after| after.checked_sub(1));
+        is_now
+    }
+
     /// One operation of storage ends, whichever.
-    pub(super) fn end_one(&mut self) {
+    pub fn end_one(&mut self) {
         if self.pending.is_empty() {
             return;
         }
         let index = self.random.below(self.pending.len() as u64) as usize;
         let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
+        self.tell(|| format!("storage ends {:?} of block {}", operation.operation, operation.offset / BLOCK as u64));
         let is_lost = match operation.operation {
             Operation::Write => self.has_broken,
             Operation::Flush => self.has_broken && self.are_flushes_broken,
             _ => false,
-        };
+        } || self.is_to_fail(&operation);
         match operation.operation {
             Operation::Write if is_lost => self.ours.lost(number),
             Operation::Flush if is_lost => {}
@@ -187,6 +234,17 @@ impl Guest {
             self.end_one();
         }
         assert!(self.holds.is_empty(), "requests wait for nothing: {:?}", self.holds);
+    }
+}
+
+/// An action in words.
+fn told(action: &PlanAction) -> String {
+    match action {
+        PlanAction::Disk(DiskOperation { operation, offset, len, request, .. }) => {
+            let (first, count) = (offset / BLOCK as u64, len / BLOCK as u64);
+            format!("  {operation:?} of {count} blocks from {first}, for {request:?}")
+        }
+        other => format!("  {other:?}"),
     }
 }
 

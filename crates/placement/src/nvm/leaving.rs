@@ -1,0 +1,330 @@
+//! Leaving the region while the guest runs: its log is handed over to its own place on storage ([`crate::hand_over`] says how that
+//! is for logs in memory).
+//!
+//! What the region holds goes home, at first while the guest goes on committing, then with nothing more committed. When all
+//! of it is durable at home, the log blocks of the transaction that the guest is in the midst of go to their own places, and are
+//! flushed; then the superblock on storage says that the log begins with that transaction, durably; then the region is
+//! given back. Log writes that come meanwhile are answered when they are in their own places.
+//!
+//! It must never: answer a log write that is nowhere; say on storage that the log is there while the region holds a block
+//! that storage lacks; change what the guest sees. What it has written past its journal stays as it wrote it, though a replay of
+//! its complete log, which is no more, would have taken that back.
+//!
+//! Failure story: an error, or a kill, before the superblock on storage has changed leaves the log on NVM, with more of it home.
+//! Between that and the giving back, the region holds nothing, and says so to whoever recovers from it. When
+//! it is not known whether the superblock has changed, it is made the mark that it was; if that fails too, nothing more is
+//! committed.
+
+use super::State;
+use super::captured::{Captured, HomeState, Written};
+use super::route::{Errand, NvmRoute};
+use crate::disk::{DiskCounters, PlacementKind};
+use crate::layout::LogIndex;
+use crate::route::{Buffer, DiskOperation, Operation, Plan, Status};
+use jbd2::SuperblockEdit;
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+
+/// Log blocks that go to their places in one piece at most.
+const RUN_BYTES: usize = 1 << 20;
+
+/// How far a log is that leaves its region.
+#[derive(Debug)]
+pub(super) enum Leaving {
+    /// The guest commits still; what is in the region goes home.
+    Gathering,
+    /// Nothing is committed any more, and the rest goes home.
+    Draining,
+    /// So many writes of log blocks are on their way to their places.
+    Writing(usize),
+    /// They are being made durable, and so is what the guest wrote past its journal onto these blocks.
+    Flushing(Vec<Written>),
+    /// The superblock is on its way, …
+    Superblock,
+    /// … and made durable.
+    LastFlush,
+    /// The log is on storage; so many writes of what came meanwhile are on their way there.
+    Rest(usize),
+}
+
+/// The log blocks that a leaving log had to write are on their way, or were written.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Those whose latest copies are in their places.
+    positions: HashSet<u32>,
+    has_failed: bool,
+}
+
+impl NvmRoute {
+    /// Takes a log that shall leave one step on. True when it has left.
+    pub(super) fn leave(&mut self, index: LogIndex, plan: &mut Plan) -> io::Result<bool> {
+        let nvm = Arc::clone(&self.nvm);
+        let mut state = nvm.lock();
+        if let Some(reason) = self.leaving_failed.take() {
+            return Err(io::Error::other(reason));
+        }
+        let is_held = |state: &State| matches!(state, State::Held(captured) if captured.log.index == index);
+        if is_held(&state) && self.leaving.is_none() && self.closing.is_none() {
+            self.leaving = Some(Leaving::Gathering);
+            self.checkpoint_failed = false;
+            if let State::Held(captured) = &mut *state {
+                self.begin_checkpoint(captured, plan);
+            }
+        }
+        self.drive(&mut state, plan);
+        if is_held(&state) || matches!(self.leaving, Some(Leaving::Rest(_))) {
+            return Ok(false);
+        }
+        // It was closed meanwhile, or never came here.
+        self.journals.is_on_storage(index, None);
+        Ok(true)
+    }
+
+    /// A log that shall leave stays after all, if it has not left yet.
+    pub(super) fn stay(&mut self, plan: &mut Plan) {
+        use Leaving::{Draining, Flushing, Gathering, Writing};
+        if matches!(self.leaving, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
+            let nvm = Arc::clone(&self.nvm);
+            self.leaving = None;
+            self.drive(&mut nvm.lock(), plan);
+        }
+    }
+
+    fn cannot_leave(&mut self, reason: &str) {
+        log::error!("disk {}: the journal stays on NVM: {reason}", self.name());
+        self.leaving = None;
+        self.leaving_failed = Some(reason.to_owned());
+    }
+
+    /// Whether transactions count that are complete: not while the log is about to be elsewhere.
+    pub(super) fn may_commit(&self) -> bool {
+        matches!(self.leaving, None | Some(Leaving::Gathering))
+    }
+
+    /// The guest closes its log: one that has not begun to leave storage's side goes where it was wished with the next mount.
+    pub(super) fn close_instead_of_leaving(&mut self) {
+        if matches!(self.leaving, Some(Leaving::Gathering | Leaving::Draining)) {
+            self.leaving = None;
+        }
+    }
+
+    /// Takes a log that leaves as far as it gets.
+    pub(super) fn drive_leaving(&mut self, state: &mut State, plan: &mut Plan) {
+        let State::Held(captured) = state else { return };
+        if captured.has_failed && self.leaving.is_some() {
+            self.cannot_leave("the region has failed");
+            return;
+        }
+        if matches!(self.leaving, Some(Leaving::Gathering)) && self.checkpoint.is_none() {
+            self.leaving = Some(Leaving::Draining);
+        }
+        if !matches!(self.leaving, Some(Leaving::Draining))
+            || self.commit.is_some()
+            || self.early.is_writing()
+            || self.checkpoint.is_some()
+        {
+            return;
+        }
+        if captured.homes.values().any(|held| held.home != HomeState::Other) {
+            if !self.begin_checkpoint(captured, plan) && self.checkpoint_failed {
+                self.cannot_leave("writing its blocks home failed");
+            }
+            return;
+        }
+        if captured.homes.keys().any(|block| self.in_flight.touches(*block)) {
+            return;
+        }
+        self.left = Left::default();
+        let writes = self.write_open_end(captured, &Errand::LeavingLog, plan);
+        self.leaving = Some(Leaving::Writing(writes));
+        self.open_end_written(captured, plan);
+    }
+
+    /// Sends the log blocks that are not committed, and were not sent before, to their own places. Gives the number of writes.
+    fn write_open_end(&mut self, captured: &Captured, errand: &Errand, plan: &mut Plan) -> usize {
+        let mut blocks: Vec<(u64, u32, &Arc<[u8]>)> = captured
+            .stream
+            .copies()
+            .filter(|(position, _)| !self.left.positions.contains(position))
+            .filter_map(|(position, block)| Some((captured.log.offset_of(position)?, position, block)))
+            .collect();
+        blocks.sort_unstable_by_key(|(offset, ..)| *offset);
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (offset, position, block) in blocks {
+            self.left.positions.insert(position);
+            match runs.last_mut() {
+                Some((first, run)) if *first + run.len() as u64 == offset && run.len() < RUN_BYTES => {
+                    run.extend_from_slice(block);
+                }
+                _ => runs.push((offset, block.to_vec())),
+            }
+        }
+        let count = runs.len();
+        for (offset, run) in runs {
+            self.write_log(offset, run, errand.clone(), plan);
+        }
+        count
+    }
+
+    fn write_log(&mut self, offset: u64, bytes: Vec<u8>, errand: Errand, plan: &mut Plan) {
+        let len = bytes.len() as u64;
+        DiskCounters::add(&self.counters().journal_bytes_to_storage, len);
+        let ticket = self.ticket(errand);
+        plan.disk(DiskOperation {
+            request: None,
+            ticket: Some(ticket),
+            operation: Operation::Write,
+            offset,
+            len,
+            buffers: vec![Buffer::Bytes(Arc::from(bytes))],
+        });
+    }
+
+    /// A log block is in its place.
+    pub(super) fn leaving_log_done(&mut self, state: &mut State, is_ok: bool, plan: &mut Plan) {
+        self.left.has_failed |= !is_ok;
+        if let (Some(Leaving::Writing(left)), State::Held(captured)) = (&mut self.leaving, state) {
+            *left -= 1;
+            self.open_end_written(captured, plan);
+        }
+    }
+
+    fn open_end_written(&mut self, captured: &Captured, plan: &mut Plan) {
+        if !matches!(self.leaving, Some(Leaving::Writing(0))) {
+            return;
+        }
+        if self.left.has_failed {
+            self.cannot_leave("writing log blocks to their places failed");
+            return;
+        }
+        let is_still = |block: &&u64| !self.in_flight.touches(**block);
+        let written = captured.homes.keys().filter(is_still).filter_map(|block| captured.written(*block)).collect();
+        self.leaving = Some(Leaving::Flushing(written));
+        let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
+        self.flush_for(Errand::LeavingFlush(covered), None, plan);
+    }
+
+    /// The log blocks are durable, and what the guest wrote past its journal: nothing more is owed.
+    fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+        let Some(Leaving::Flushing(written)) = &mut self.leaving else { return };
+        let written = std::mem::take(written);
+        if !is_ok {
+            self.cannot_leave("flushing the disk failed");
+            return;
+        }
+        let gone: Vec<u64> = written
+            .iter()
+            .filter(|written| captured.written(written.block) == Some(**written))
+            .map(|written| written.block)
+            // What the guest has put back meanwhile was absorbed: only the region has it.
+            .filter(|block| captured.homes.get(block).is_some_and(|held| held.home == HomeState::Other))
+            .collect();
+        if let Err(error) = captured.release(&gone) {
+            self.cannot_leave(&error.to_string());
+            return;
+        }
+        if !captured.journal.is_empty() {
+            // Written to again meanwhile.
+            self.leaving = Some(Leaving::Draining);
+            return;
+        }
+        let mut block = captured.owner.attachment.to_vec();
+        let cursor = captured.stream.cursor();
+        let edited = SuperblockEdit::new(&mut block).map(|mut edit| {
+            edit.start(cursor.position).sequence(cursor.sequence).seal();
+        });
+        match (edited, captured.log.offset_of(0)) {
+            (Ok(()), Some(offset)) => {
+                self.leaving = Some(Leaving::Superblock);
+                self.write_log(offset, block, Errand::LeavingSuperblock, plan);
+            }
+            _ => self.cannot_leave("its superblock is not one"),
+        }
+    }
+
+    /// The superblock that says where the log is has arrived, or not.
+    fn leaving_superblock_done(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+        if is_ok {
+            self.leaving = Some(Leaving::LastFlush);
+            let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
+            self.flush_for(Errand::LeavingLastFlush(covered), None, plan);
+        } else {
+            self.mark_again(captured);
+        }
+    }
+
+    /// Whether storage says that the log is there is not known. It must not while anything is committed to the region.
+    fn mark_again(&mut self, captured: &mut Captured) {
+        if let Err(error) = self.journals.write_mark_bytes(&captured.log, &captured.mark) {
+            log::error!("disk {}: marking the journal as being on NVM again failed: {error}", self.name());
+            captured.has_failed = true;
+        }
+        self.cannot_leave("writing its superblock failed");
+    }
+
+    /// A flush of a leaving log has ended.
+    pub(super) fn leaving_flush_done(&mut self, state: &mut State, is_last: bool, is_ok: bool, plan: &mut Plan) {
+        let State::Held(captured) = state else { return };
+        match (is_last, is_ok) {
+            (false, _) => self.leaving_flushed(captured, is_ok, plan),
+            (true, false) => self.mark_again(captured),
+            (true, true) => self.left_region(state, plan),
+        }
+    }
+
+    pub(super) fn leaving_superblock_written(&mut self, state: &mut State, is_ok: bool, plan: &mut Plan) {
+        if let State::Held(captured) = state {
+            self.leaving_superblock_done(captured, is_ok, plan);
+        }
+    }
+
+    /// Storage says, durably, that the log is there.
+    fn left_region(&mut self, state: &mut State, plan: &mut Plan) {
+        let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
+        debug_assert!(captured.journal.is_empty(), "a region that still holds blocks is not given back");
+        self.journals.is_on_storage(captured.log.index, Some(captured.stream.cursor().sequence));
+        self.left.has_failed = false;
+        let writes = self.write_open_end(&captured, &Errand::LeavingRest, plan);
+        self.leaving = Some(Leaving::Rest(writes));
+        self.early.forget();
+        self.settled.clear();
+        self.nvm.counters.add_journal(&captured.journal.counters());
+        let Captured { journal, log, .. } = *captured;
+        match journal.give_back() {
+            Ok(medium) => *state = State::Idle(medium),
+            Err(error) => log::error!("disk {}: giving the NVM region back failed: {error}", self.name()),
+        }
+        // A guest that closes its log meanwhile closes one that is on storage.
+        if let Some(closing) = self.closing.take() {
+            let request = closing.waiting.request;
+            if let Some(log) = self.journals.log(log.index) {
+                self.superblock_write(state, &log, closing.waiting, plan);
+            }
+            plan.release(request, Status::Ok);
+        }
+        self.end_rest(plan);
+    }
+
+    /// What came while the log left is in its place.
+    pub(super) fn leaving_rest_done(&mut self, is_ok: bool, plan: &mut Plan) {
+        self.left.has_failed |= !is_ok;
+        if let Some(Leaving::Rest(left)) = &mut self.leaving {
+            *left -= 1;
+            self.end_rest(plan);
+        }
+    }
+
+    fn end_rest(&mut self, plan: &mut Plan) {
+        if matches!(self.leaving, Some(Leaving::Rest(0))) {
+            let status = if self.left.has_failed { Status::IoError } else { Status::Ok };
+            self.held.drain(..).for_each(|request| plan.release(request, status));
+            self.leaving = None;
+        }
+    }
+
+    /// Whether a log of this disk goes to its own place on storage, though the disk has a region.
+    pub(super) fn is_stored(&self, log: &crate::journals::Log) -> bool {
+        log.placement == PlacementKind::Storage && !log.place.is_external && log.home_disk == self.disk
+    }
+}
