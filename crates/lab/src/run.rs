@@ -13,6 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often `results.json` is made anew while an experiment runs.
 const KEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Of earlier runs, so many iterations and guests are looked for.
+const ITERATIONS_LOOKED_FOR: u32 = 10;
+const GUESTS_LOOKED_FOR: u32 = 8;
 
 /// What a run is asked for.
 #[derive(Clone, Debug)]
@@ -94,9 +97,34 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                 kept_at = Some(Instant::now());
             }
         }
-        keep(experiment, options, &parameters, &directory, &cells)?;
+        let all = with_earlier(experiment, &options.extent, &raw, &parameters, cells)?;
+        keep(experiment, options, &parameters, &directory, &all)?;
     }
     Ok(failed)
+}
+
+/// What a run measured, and what earlier ones into the same directory measured under the same parameters: more iterations, or
+/// more guests.
+fn with_earlier(
+    experiment: &Experiment,
+    extent: &Extent,
+    raw: &Path,
+    parameters: &Parameters,
+    cells: Vec<CellResult>,
+) -> Result<Vec<CellResult>> {
+    let most = extent.iterations.or(experiment.iterations).unwrap_or(0).max(ITERATIONS_LOOKED_FOR);
+    let widest = Extent { iterations: Some(most), guests_max: GUESTS_LOOKED_FOR, ..extent.clone() };
+    let mut of_now: Vec<Option<CellResult>> = cells.into_iter().map(Some).collect();
+    let mut found = Vec::new();
+    for cell in experiment.cells(&widest) {
+        let now = of_now.iter_mut().find(|result| result.as_ref().is_some_and(|result| result.cell == cell));
+        match now.and_then(Option::take) {
+            Some(result) => found.push(result),
+            None => found.extend(kept_result(&raw.join(format!("{}.json", cell.file_name())), parameters)?),
+        }
+    }
+    found.extend(of_now.into_iter().flatten());
+    Ok(found)
 }
 
 /// A cell that was measured before under the same parameters, and did not fail.
@@ -237,5 +265,43 @@ pub fn duration(seconds: f64) -> String {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds.div_ceil(60)),
         _ => format!("{:.1} h", seconds as f64 / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_earlier_runs_measured_counts_too() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let experiments = catalogue::all().expect("descriptions");
+        let experiment =
+            experiments.iter().find(|experiment| experiment.guests.len() > 1).expect("one with more guests");
+        let of = |scale| Parameters {
+            quick: false,
+            scale,
+            time_scale: 5.0,
+            guest_mib: 192,
+            file_system: "ext3".to_owned(),
+            seed: 1,
+        };
+        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, scale: 0.1 };
+        let keep = |cell: &Cell, parameters: &Parameters| {
+            let path = directory.path().join(format!("{}.json", cell.file_name()));
+            results::write(&path, &CellResult::empty(cell, parameters)).expect("written");
+        };
+        let wider = experiment.cells(&Extent { iterations: Some(3), guests_max: 2, ..extent.clone() });
+        let cells = experiment.cells(&extent);
+        let more: Vec<&Cell> = wider.iter().filter(|cell| !cells.contains(cell)).collect();
+        keep(more[0], &of(0.1));
+        keep(more[1], &of(0.2));
+        keep(more[2], &of(0.1));
+        let now: Vec<CellResult> = cells.iter().map(|cell| CellResult::empty(cell, &of(0.1))).collect();
+        let all = with_earlier(experiment, &extent, directory.path(), &of(0.1), now).expect("read");
+        let found: Vec<&Cell> = all.iter().map(|result| &result.cell).collect();
+        assert_eq!(found.len(), cells.len() + 2, "what was measured otherwise does not count");
+        assert!(cells.iter().all(|cell| found.contains(&cell)));
+        assert!(found.contains(&more[0]) && found.contains(&more[2]));
     }
 }

@@ -81,7 +81,6 @@ fn options(random: &mut Random) -> NvmOptions {
     options.early_run_bytes = [0, 8 << 10, 64 << 10][random.below(3) as usize];
     options.early_fill_percent = [10, 50][random.below(2) as usize];
     options.checkpoint_slices = [4, 4, 64][random.below(3) as usize];
-    options.checkpoint_scattered_bytes_min = [16 << 10, 64 << 10, 8 << 20][random.below(3) as usize];
     options.checkpoint_slice_bytes_min = [16 << 10, 64 << 10, 1 << 20][random.below(3) as usize];
     options
 }

@@ -3,8 +3,7 @@
 //!
 //! They leave it slice by slice, each behind a flush of its own, while the next is being written: a commit that waits for
 //! room waits for a slice, and the disk is not idle meanwhile. (The paper's file system is "frozen" until all of it is home.)
-//! Where they are scattered a slice is larger: a drive with an arm finds the shorter way the more it knows of. For the same reason
-//! as above long runs begin to go home when the region is half full: they are data, written once. What is changed
+//! For the same reason long runs begin to go home when the region is half full: they are data, written once. What is changed
 //! again and again is scattered, and stays until there is need for its place.
 
 use super::State;
@@ -22,8 +21,6 @@ use std::sync::atomic::Ordering;
 
 /// Bytes that go home in one piece at most.
 const RUN_BYTES: u64 = 256 << 10;
-/// Pieces of fewer blocks are scattered ones.
-const SCATTERED_BLOCKS: usize = 8;
 /// Pieces on their way at a time.
 const RUNS_MAX: usize = 16;
 
@@ -35,8 +32,6 @@ pub(super) struct Checkpoint {
     writing: usize,
     /// Blocks that are at home, and which version of them.
     written: Vec<Written>,
-    /// In so many pieces.
-    pieces: usize,
     /// Those that a flush is under way for; more is written meanwhile, which it need not cover.
     flushing: Option<Vec<Written>>,
     has_failed: bool,
@@ -81,8 +76,7 @@ impl NvmRoute {
         // Taken from the end: the largest first, equal ones from the disk's beginning on.
         runs.sort_by_key(|run| (run.end - run.start, Reverse(run.start)));
         NvmCounters::add(&self.nvm.counters.checkpoints, 1);
-        self.checkpoint =
-            Some(Checkpoint { runs, writing: 0, written: Vec::new(), pieces: 0, flushing: None, has_failed: false });
+        self.checkpoint = Some(Checkpoint { runs, writing: 0, written: Vec::new(), flushing: None, has_failed: false });
         self.drive_checkpoint(captured, plan);
         true
     }
@@ -120,13 +114,9 @@ impl NvmRoute {
                 }
             }
         }
-        let options = &self.nvm.options;
+        let slice = u64::from(captured.journal.geometry().blocks / self.nvm.options.checkpoint_slices.max(1));
+        let slice = slice.max(self.nvm.options.checkpoint_slice_bytes_min / captured.block_bytes()) as usize;
         let Some(checkpoint) = &mut self.checkpoint else { return };
-        let is_scattered = checkpoint.written.len() < SCATTERED_BLOCKS * checkpoint.pieces;
-        let bytes_min =
-            if is_scattered { options.checkpoint_scattered_bytes_min } else { options.checkpoint_slice_bytes_min };
-        let slice = u64::from(captured.journal.geometry().blocks / options.checkpoint_slices.max(1));
-        let slice = slice.max(bytes_min / captured.block_bytes()) as usize;
         if checkpoint.flushing.is_some() {
             return;
         }
@@ -140,7 +130,6 @@ impl NvmRoute {
             return;
         }
         checkpoint.flushing = Some(std::mem::take(&mut checkpoint.written));
-        checkpoint.pieces = 0;
         let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
         self.flush_for(Errand::CheckpointFlush(covered), None, plan);
     }
@@ -182,7 +171,6 @@ impl NvmRoute {
         if let Some(checkpoint) = &mut self.checkpoint {
             checkpoint.writing -= 1;
             if is_ok {
-                checkpoint.pieces += 1;
                 checkpoint.written.extend(versions);
             } else {
                 checkpoint.has_failed = true;

@@ -87,8 +87,6 @@ pub struct NvmOptions {
     pub checkpoint_slices: u32,
     /// … but each of at least so many bytes: each costs a flush, and that a disk with an arm a turn of its platter.
     pub checkpoint_slice_bytes_min: u64,
-    /// … and of so many where the blocks are scattered: about what such a disk's cache can sort.
-    pub checkpoint_scattered_bytes_min: u64,
 }
 
 impl NvmOptions {
@@ -110,7 +108,6 @@ impl NvmOptions {
             early_run_bytes: 64 << 10,
             checkpoint_slices: 4,
             checkpoint_slice_bytes_min: 1 << 20,
-            checkpoint_scattered_bytes_min: 8 << 20,
         }
     }
 

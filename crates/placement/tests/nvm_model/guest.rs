@@ -175,7 +175,6 @@ impl Guest {
         options.early_fill_percent = 1;
         options.checkpoint_slices = [4, u32::MAX][random.below(2) as usize];
         options.checkpoint_slice_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
-        options.checkpoint_scattered_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
