@@ -49,6 +49,7 @@ crash: packages nats-server
 	@$(PHASE) "remote journals, a model" env AMBERLOG_REMOTE_SEEDS=500 cargo test --release --quiet -p placement --lib -- remote::
 	@$(PHASE) "servers of a replicated remote journal" cargo test --release --quiet -p remote-journal --test jetstream -- --ignored --test-threads 3
 	@$(PHASE) "crash explorer" cargo run --release --quiet -p crash-explorer -- explore --points 20000
+	@$(PHASE) "placement nvm, a model" env AMBERLOG_NVM_MODEL_SEEDS=90..3000 cargo test --release --quiet -p placement --test nvm_model
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture
 

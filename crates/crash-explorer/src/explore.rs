@@ -70,6 +70,8 @@ pub struct Outcome {
     pub points: u64,
     /// Crash points that were judged with e2fsprogs.
     pub judgements: u64,
+    /// Logs that have left their region for storage.
+    pub left: usize,
     /// What is wrong.
     pub finding: Option<Finding>,
 }

@@ -64,6 +64,8 @@ pub trait Watcher: Send {
     fn executed(&mut self, number: u64, operation: &DiskOperation, bytes: Option<&[u8]>);
     /// Its route is about to be told.
     fn completed(&mut self, number: u64, operation: &DiskOperation);
+    /// A log is wished away from its region.
+    fn leaves(&mut self);
 }
 
 /// A watcher that others share.
@@ -271,7 +273,7 @@ impl<'r> Simulation<'r> {
             hand_over_at: None,
             has_moved: false,
         };
-        if switches.has(Switches::HAND_OVER) && nvm.is_none() {
+        if switches.has(Switches::HAND_OVER) {
             let mut random = Random::of(seed, 3);
             simulation.hand_over_at = Some(random.below(recording.events.len().max(1) as u64) as usize);
         }
@@ -698,7 +700,32 @@ impl<'r> Simulation<'r> {
             return Ok(());
         }
         self.has_moved |= hand_over::attempt(self)?;
+        self.leave_region()?;
         self.looked(look)
+    }
+
+    /// Has a log that is on NVM leave it, a step further.
+    fn leave_region(&mut self) -> Step {
+        for index in 0..self.logs.len() {
+            let number = self.logs[index].log.index();
+            let Some(log) = self.journals.log(number) else { continue };
+            let disk = log.journal_disk();
+            if log.placement != PlacementKind::Nvm || !log.is_open() || self.is_in_pass(disk) {
+                continue;
+            }
+            self.journals.change_placement(number, PlacementKind::Storage).during("asking for a hand-over")?;
+            if let Some(watcher) = &self.watcher {
+                watch(watcher).leaves();
+            }
+            let mut plan = Plan::default();
+            let left = self.routes[disk].hand_over(number, &mut plan);
+            self.carry_out(disk, plan)?;
+            self.has_moved = true;
+            if let Err(error) = left {
+                return finding(format!("a log cannot leave its region: {error}"));
+            }
+        }
+        Ok(())
     }
 
     /// Index of the recorded event that is happening.

@@ -20,7 +20,7 @@ impl Switches {
     /// amberlog is killed between two stores into its files.
     pub const KILLS: Switches = Switches(64);
 
-    /// Logs are handed over to storage from some moment on.
+    /// Logs are handed over to storage from some moment on, or leave their region.
     pub const HAND_OVER: Switches = Switches(128);
 
     const NAMES: [(Switches, &'static str); 8] = [

@@ -9,6 +9,28 @@ use std::path::Path;
 const SEED: u64 = 20_180_319;
 const POINTS_MIN: u64 = 2000;
 
+/// The log leaves its region in the midst of each recording.
+#[test]
+fn every_loss_of_power_while_a_log_leaves_is_recovered() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
+    let mut points = 0;
+    for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
+        if recording.disks.len() > 1 {
+            continue;
+        }
+        let seed = SEED + 100 + number as u64;
+        let switches = Switches::of_seed(seed).with(Switches::HAND_OVER);
+        let how = Thoroughness { points_each: 100, judgements_each: 300, until: u64::MAX };
+        let outcome = run(recording, seed, switches, how).expect("a run");
+        assert_eq!(outcome.left, 1, "{}: the log has not left its region once", recording.scenario);
+        points += outcome.points;
+        if let Some(finding) = outcome.finding {
+            panic!("{finding}");
+        }
+    }
+    assert!(points >= POINTS_MIN / 2, "only {points} crash points were checked");
+}
+
 #[test]
 fn every_loss_of_power_is_recovered_to_what_a_complete_journal_makes() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");

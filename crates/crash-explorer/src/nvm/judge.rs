@@ -6,9 +6,11 @@
 //! free in the committed block bitmap, and what the guest discarded: nobody may depend on that.
 
 use super::history::{Content, History, id_of};
+use crate::error::During;
 use crate::recording::{Issue, Kind, Recording};
 use crate::simulation::Watcher;
 use extfs::{Allocation, ReadAt};
+use guest_tools::random::Random;
 use jbd2::{LogRead, Plan, Superblock};
 use nvm_journal::Found;
 use placement::{DiskOperation, Log, Operation};
@@ -17,6 +19,7 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A write of the journal's superblock.
@@ -48,6 +51,11 @@ pub struct Judge {
     commits: HashMap<u32, u32>,
     /// The last one that it was told is committed.
     committed: Option<u32>,
+    /// The log leaves the region, or has left it.
+    is_leaving: bool,
+    /// Then a commit counts when it was flushed: the last that is in the log, and by flush request.
+    unflushed: Option<u32>,
+    flushing: HashMap<u32, Option<u32>>,
     discarded: HashSet<u64>,
     replays: HashMap<(u64, u32, u32), Replayed>,
 }
@@ -72,6 +80,9 @@ impl Judge {
             superblocks: Vec::new(),
             commits: HashMap::new(),
             committed: None,
+            is_leaving: false,
+            unflushed: None,
+            flushing: HashMap::new(),
             discarded: HashSet::new(),
             replays: HashMap::new(),
         }
@@ -116,6 +127,26 @@ impl Judge {
                 self.check_mark(found)?;
             }
         }
+        let (live, other): (Vec<_>, Vec<_>) =
+            self.superblocks_on_storage().into_iter().partition(|block| is_live(block));
+        for superblock in &live {
+            self.check_stored(superblock)?;
+        }
+        if !live.is_empty() {
+            if found.as_ref().is_some_and(|found| !found.latest.is_empty()) {
+                return Err("storage may have the log, and the region owes blocks".to_owned());
+            }
+            if other.is_empty() {
+                return Ok(());
+            }
+            // Where the guest closes its log, storage says so.
+            let mut before = vec![0; self.block_bytes as usize];
+            let offset = self.log.offset_of(0).unwrap_or(0);
+            self.base.read_exact_at(&mut before, offset).map_err(|error| error.to_string())?;
+            if found.is_none() && other.iter().any(|block| block[..] == before[..]) {
+                return Err("the region is given back, and storage may not have the log".to_owned());
+            }
+        }
         let sequence = match (&found, self.committed) {
             (Some(found), committed) => {
                 if committed.is_some_and(|committed| jbd2::sequence::is_after(committed, found.sequence)) {
@@ -139,7 +170,7 @@ impl Judge {
             blocks.extend(found.latest.keys());
         }
         for block in blocks {
-            if !self.is_home(block) || self.discarded.contains(&block) {
+            if !self.is_home(block) || self.discarded.contains(&block) || self.is_past_the_journal(block) {
                 continue;
             }
             let held =
@@ -164,6 +195,105 @@ impl Judge {
             }
         }
         Ok(())
+    }
+
+    /// What the journal's superblock on storage may be.
+    fn superblocks_on_storage(&self) -> Vec<Arc<[u8]>> {
+        let offset = self.log.offset_of(0).unwrap_or(0);
+        let possible = self.ours.possible(offset / self.block_bytes);
+        possible.map(|all| all.map(|content| Arc::clone(&content.bytes)).collect()).unwrap_or_default()
+    }
+
+    /// Whether the log in its own place is one to be replayed.
+    ///
+    /// # Errors
+    /// When the image cannot be read.
+    pub fn is_live(&self, image: &Path) -> crate::error::Result<bool> {
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        let file = File::open(image).during("opening an image")?;
+        file.read_exact_at(&mut raw, self.log.offset_of(0).unwrap_or(0)).during("reading an image")?;
+        Ok(is_live(&raw))
+    }
+
+    /// Checks what a kernel would leave that replays the log in its own place.
+    fn check_stored(&mut self, superblock: &[u8]) -> Result<(), String> {
+        let (superblock, format) = Superblock::parse(superblock).map_err(|error| error.to_string())?;
+        for choice in [0, 1, self.log_version + 2] {
+            let (stored, last) = {
+                let read = |position: u32| self.stored_block(position, choice);
+                let mut log = StoredLog { read: &read };
+                let is_home = |block: u64| self.is_home(block);
+                let plan = Plan::new(&mut log, &superblock, &format, &is_home).map_err(|error| error.to_string())?;
+                (self.left_by(&plan, &mut log), plan.summary().walk.end_sequence.wrapping_sub(1))
+            };
+            if let Some(committed) = self.committed.filter(|committed| jbd2::sequence::is_after(*committed, last)) {
+                return Err(format!(
+                    "the guest was told that transaction {committed} is committed, and the log on storage ends with {last}"
+                ));
+            }
+            let readings = self.readings(last)?;
+            let mut blocks: BTreeSet<u64> =
+                self.guest.blocks().chain(self.ours.blocks()).filter_map(|block| self.home(block)).collect();
+            readings.iter().for_each(|reading| blocks.extend(reading.replayed.keys()));
+            for block in blocks {
+                if !self.is_home(block) || self.discarded.contains(&block) || self.is_past_the_journal(block) {
+                    continue;
+                }
+                let possible: Vec<[u64; 2]> = match (stored.get(&block), self.ours.possible(self.on_disk(block))) {
+                    (Some(content), _) => vec![content.id],
+                    (None, Some(all)) => all.map(|content| content.id).collect(),
+                    (None, None) => vec![self.base_content(block).id],
+                };
+                if possible.iter().any(|id| !self.is_allowed(block, *id, &readings)) && !self.is_free(block, &readings)
+                {
+                    return Err(format!(
+                        "block {block} is not what a complete journal would leave there, the log being on storage (up to \
+                         transaction {last})"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Guests write the file system's superblock past their journals as well, and a log that was handed over does not take
+    /// that back.
+    fn is_past_the_journal(&self, block: u64) -> bool {
+        self.is_leaving && block == extfs::SUPERBLOCK_OFFSET / self.block_bytes
+    }
+
+    /// One of the log blocks that storage may have.
+    fn stored_block(&self, position: u32, choice: u64) -> Arc<[u8]> {
+        let on_disk = self.log.offset_of(position).unwrap_or(0) / self.block_bytes;
+        let Some(mut possible) = self.ours.possible(on_disk) else {
+            let mut bytes = vec![0; self.block_bytes as usize];
+            // Beyond the end there is nothing that anybody replays.
+            let _ = self.base.read_exact_at(&mut bytes, on_disk * self.block_bytes);
+            return Arc::from(bytes);
+        };
+        let count = possible.len();
+        let index = match choice {
+            0 => 0,
+            1 => count - 1,
+            _ => Random::of(choice, u64::from(position)).below(count as u64) as usize,
+        };
+        possible.nth(index).map(|content| Arc::clone(&content.bytes)).unwrap_or_default()
+    }
+
+    /// What a plan's log leaves at home.
+    fn left_by<L: LogRead<Error = Infallible>>(&self, plan: &Plan, log: &mut L) -> BTreeMap<u64, Content> {
+        let mut left = BTreeMap::new();
+        let mut data = vec![0; self.block_bytes as usize];
+        for block in plan.blocks() {
+            for copy in block.copies() {
+                let Ok(_) = log.read(copy.position, &mut data);
+                if copy.restore(plan.format(), &mut data) {
+                    left.insert(block.home(), Content::new(&data));
+                    break;
+                }
+            }
+        }
+        left
     }
 
     /// While the region owes anything, storage says so.
@@ -215,18 +345,7 @@ impl Judge {
         let mut log = CompleteLog { blocks: &self.log_blocks, hidden: last.wrapping_add(1) };
         let is_home = |block: u64| self.is_home(block);
         let plan = Plan::new(&mut log, &superblock, &format, &is_home).map_err(|error| error.to_string())?;
-        let mut replayed = BTreeMap::new();
-        let mut data = vec![0; self.block_bytes as usize];
-        for block in plan.blocks() {
-            for copy in block.copies() {
-                let Ok(_) = log.read(copy.position, &mut data);
-                if copy.restore(plan.format(), &mut data) {
-                    replayed.insert(block.home(), Content::new(&data));
-                    break;
-                }
-            }
-        }
-        let replayed = Arc::new(replayed);
+        let replayed = Arc::new(self.left_by(&plan, &mut log));
         self.replays.insert(key, Arc::clone(&replayed));
         Ok(replayed)
     }
@@ -300,6 +419,24 @@ impl ReadAt for Committed<'_> {
     }
 }
 
+fn is_live(superblock: &[u8]) -> bool {
+    Superblock::decode(superblock).is_ok_and(|superblock| !superblock.is_empty())
+}
+
+/// The log as it may be in its own place.
+struct StoredLog<'a> {
+    read: &'a dyn Fn(u32) -> Arc<[u8]>,
+}
+
+impl LogRead for StoredLog<'_> {
+    type Error = Infallible;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<jbd2::Content, Infallible> {
+        buffer.copy_from_slice(&(self.read)(position));
+        Ok(jbd2::Content::Present)
+    }
+}
+
 /// The log as the guest wrote it, up to a transaction.
 struct CompleteLog<'a> {
     blocks: &'a HashMap<u32, Arc<[u8]>>,
@@ -331,6 +468,7 @@ impl Watcher for Judge {
             Kind::WriteZeroes(_) | Kind::Discard => vec![0; issue.len as usize],
             Kind::Flush => {
                 self.guest.flush_begins(by);
+                self.flushing.insert(issue.id, self.unflushed);
                 return;
             }
             Kind::Read => return,
@@ -370,10 +508,14 @@ impl Watcher for Judge {
         self.guest.ended(u64::from(id));
         self.guest.flush_ended(u64::from(id));
         if let Some(sequence) = self.commits.remove(&id) {
-            let is_later = self.committed.is_none_or(|known| jbd2::sequence::is_after(sequence, known));
-            if is_later {
-                self.committed = Some(sequence);
+            if self.is_leaving {
+                self.unflushed = Some(sequence);
+            } else {
+                self.is_committed(sequence);
             }
+        }
+        if let Some(sequence) = self.flushing.remove(&id).flatten() {
+            self.is_committed(sequence);
         }
         if let Some(index) = self.superblocks.iter().position(|write| write.request == id && !write.is_done) {
             self.superblocks[index].is_done = true;
@@ -401,6 +543,10 @@ impl Watcher for Judge {
         self.ours.write(number, operation.offset, bytes, block_bytes, &read);
     }
 
+    fn leaves(&mut self) {
+        self.is_leaving = true;
+    }
+
     fn completed(&mut self, number: u64, _operation: &DiskOperation) {
         self.ours.ended(number);
         self.ours.flush_ended(number);
@@ -408,6 +554,12 @@ impl Watcher for Judge {
 }
 
 impl Judge {
+    fn is_committed(&mut self, sequence: u32) {
+        if self.committed.is_none_or(|known| jbd2::sequence::is_after(sequence, known)) {
+            self.committed = Some(sequence);
+        }
+    }
+
     fn log_written(&mut self, request: u32, position: u32, content: &[u8]) {
         self.log_version += 1;
         let block: Arc<[u8]> = Arc::from(content);

@@ -10,6 +10,7 @@ pub mod judge;
 
 use crate::error::{During, Error, Result};
 use crate::explore::{Finding, Outcome, Thoroughness};
+use crate::hand_over;
 use crate::recording::Recording;
 use crate::scenario::Scenario;
 use crate::simulation::{SharedWatcher, Simulation, Step, Stop, finding, scratch};
@@ -152,6 +153,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         Err(Stop::Finding(what)) => Some(what),
     };
     outcome.points += lock(&look).points;
+    outcome.left = simulation.logs.iter().filter(|log| hand_over::is_stored(&simulation, log)).count();
     outcome.finding = found.map(|what| Finding {
         scenario: recording.scenario.clone(),
         seed,
@@ -185,6 +187,10 @@ impl crate::simulation::Watcher for Relay {
 
     fn executed(&mut self, number: u64, operation: &placement::DiskOperation, bytes: Option<&[u8]>) {
         self.judge.iter().for_each(|judge| lock(judge).executed(number, operation, bytes));
+    }
+
+    fn leaves(&mut self) {
+        self.judge.iter().for_each(|judge| lock(judge).leaves());
     }
 
     fn completed(&mut self, number: u64, operation: &placement::DiskOperation) {
@@ -242,7 +248,11 @@ fn recover_really(
         return finding(format!("recovery from the region fails: {error}"));
     }
     cut_off::check(&before, &simulation.logs[0].log, &image, random)?;
-    let file_system = FileSystem::whole(image);
+    let file_system = FileSystem::whole(image.clone());
+    if judge.is_live(&image)? {
+        // The log has left the region: it is the kernel's, or e2fsck's, to replay.
+        judged_by::replay_with_e2fsck(&file_system).map_err(Error::from)?;
+    }
     let verdict = judged_by::check(&file_system).map_err(Error::from)?;
     if verdict.needs_recovery && verdict.problems.is_empty() {
         judged_by::replay_with_e2fsck(&file_system).map_err(Error::from)?;
