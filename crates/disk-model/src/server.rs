@@ -173,7 +173,6 @@ impl Worker {
         loop {
             let stop = {
                 let mut shared = self.shared.lock().expect("no panic under this lock");
-                shared.totals = self.model.totals();
                 for stream in std::mem::take(&mut shared.arriving) {
                     add_client(&mut self.clients, &mut self.next_tag, stream);
                 }
@@ -191,6 +190,8 @@ impl Worker {
                 self.read(index);
             }
             self.model.advance(self.clock.now_ns(), &mut completed);
+            // Before anybody learns that something is done: who then asks finds it counted.
+            self.shared.lock().expect("no panic under this lock").totals = self.model.totals();
             self.answer(&mut completed);
             self.forget_gone();
         }
