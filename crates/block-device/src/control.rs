@@ -31,6 +31,8 @@ pub(crate) struct Control {
     identity: (u64, u64),
     stop_signal: OwnedFd,
     stopping: AtomicBool,
+    /// The thread reads a message of the VMM, which may never be whole.
+    is_reading: AtomicBool,
     connection: Mutex<Option<UnixStream>>,
 }
 
@@ -64,15 +66,19 @@ impl Control {
             identity: (metadata.dev(), metadata.ino()),
             stop_signal: event_descriptor()?,
             stopping: AtomicBool::new(false),
+            is_reading: AtomicBool::new(false),
             connection: Mutex::new(None),
         })
     }
 
-    /// Has the thread end soon, whatever it waits for on its socket.
+    /// Has the thread end soon, whatever it waits for on its socket. The connection stays while requests are in flight, if that is
+    /// possible: a VMM without an in-flight region goes on from the used ring as it is when the connection ends.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&self.stop_signal, &1u64.to_ne_bytes());
-        if let Some(connection) = self.connection.lock().expect("no panic under this lock").as_ref() {
+        if self.is_reading.load(Ordering::SeqCst)
+            && let Some(connection) = self.connection.lock().expect("no panic under this lock").as_ref()
+        {
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
@@ -199,13 +205,20 @@ impl Control {
             if !self.wait_alone(connection.as_fd(), name, pid) {
                 break None;
             }
+            self.is_reading.store(true, Ordering::SeqCst);
+            if self.stopping() {
+                break None;
+            }
             if let Some(socket) = peek_backend_channel(&connection) {
                 *channel.lock().expect("no panic under this lock") = Some(BackendChannel::new(socket));
             }
-            if let Err(error) = handler.handle_request() {
+            let handled = handler.handle_request();
+            self.is_reading.store(false, Ordering::SeqCst);
+            if let Err(error) = handled {
                 break Some(error);
             }
         };
+        self.is_reading.store(false, Ordering::SeqCst);
         match error {
             None | Some(vhost::vhost_user::Error::Disconnected) => log::info!("disk {name}: process {pid} has gone"),
             Some(error) => log::warn!("disk {name}: the connection of process {pid} is dropped: {error}"),

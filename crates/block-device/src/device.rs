@@ -277,7 +277,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         self.handle.clone()
     }
 
-    /// Drops the connection, lets what is in flight end, and gives the route back. [`Route::stopped`] has been called
+    /// Lets what is in flight end, drops the connection, and gives the route back. [`Route::stopped`] has been called
     /// if [`Route::started`] was. Takes at most twice [`DeviceConfig::drain_timeout`] and a few seconds.
     ///
     /// # Errors

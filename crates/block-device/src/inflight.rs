@@ -159,9 +159,14 @@ impl InflightQueue {
         self.header(AT_USED_INDEX).store(used_index, Ordering::Release);
     }
 
+    /// Whether a ring was recovered from it or used it before: it is not as it was made.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.header(AT_VERSION).load(Ordering::Relaxed) == VERSION
+    }
+
     /// Brings the region in step with the used ring, and returns the descriptors that were in flight, oldest first.
     pub(crate) fn recover(&mut self, used_index: u16) -> Vec<u16> {
-        if self.header(AT_VERSION).load(Ordering::Relaxed) != VERSION {
+        if !self.is_in_use() {
             // Fresh, all zeros.
             self.header(AT_VERSION).store(VERSION, Ordering::Relaxed);
             self.header(AT_DESCRIPTOR_COUNT).store(self.size, Ordering::Relaxed);

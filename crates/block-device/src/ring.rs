@@ -131,16 +131,18 @@ impl RunningRing {
         Ok(running)
     }
 
-    /// Finds out where the ring stands: from the base the VMM named, or, when requests were in flight at a
-    /// disconnection, from the used ring and their number (the VMM then knows only the used index).
+    /// Finds out where the ring stands: from the base the VMM named, or, when the in-flight region was in use before, from the
+    /// used ring and the number of requests in flight. After a disconnection the VMM's base is the used index as it was at that
+    /// moment, and requests may have been answered since: they must not be done again.
     fn take_position(&mut self, base: u16) -> Result<(), RingError> {
         let memory = self.table.guest_memory();
         let used_index = self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Used)?.0;
         self.queue.set_next_used(used_index);
         self.queue.set_next_avail(base);
         if let Some(inflight) = &mut self.inflight {
+            let was_in_use = inflight.is_in_use();
             let heads = inflight.recover(used_index);
-            if !heads.is_empty() {
+            if was_in_use {
                 self.queue.set_next_avail(used_index.wrapping_add(heads.len() as u16));
                 self.resubmit = heads.into();
             }

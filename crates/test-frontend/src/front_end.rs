@@ -61,6 +61,8 @@ pub struct FrontEnd {
     /// The features in use.
     pub features: u64,
     inflight: Option<Inflight>,
+    /// The used indices when the loss of the connection was noticed.
+    used_at_loss: Option<Vec<u16>>,
     channel: Option<UnixStream>,
 }
 
@@ -92,6 +94,7 @@ impl FrontEnd {
             queues: Vec::new(),
             features: 0,
             inflight: None,
+            used_at_loss: None,
             channel: None,
         };
         front_end.handshake()?;
@@ -210,16 +213,27 @@ impl FrontEnd {
         (0..self.queues.len()).map(|index| Ok(u16::try_from(self.messages.get_vring_base(index)?)?)).collect()
     }
 
-    /// Connects again after the connection (or the device) was lost, and goes on where the used rings are: what QEMU
-    /// does with `reconnect=`. The memory, the rings and the in-flight region are those of before.
+    /// Connects again after the connection (or the device) was lost, and goes on where the used rings were when it was lost, or
+    /// are, if nobody looked then: what QEMU does with `reconnect=`. The memory, the rings and the in-flight region are those
+    /// of before.
     ///
     /// # Errors
     /// When the device cannot be reached or refuses something.
     pub fn reconnect(&mut self) -> Result<()> {
         self.messages = connect(&self.path, self.options.queues)?;
         self.handshake()?;
-        let bases: Vec<u16> = self.queues.iter().map(DriverQueue::used_index).collect();
+        let bases = self.used_at_loss.take().unwrap_or_else(|| self.used_indices());
         self.start_with_bases(&bases)
+    }
+
+    fn used_indices(&self) -> Vec<u16> {
+        self.queues.iter().map(DriverQueue::used_index).collect()
+    }
+
+    /// Notices now that the connection is lost, as QEMU does before a device that ends has answered everything: what is
+    /// answered after this moment is not in the bases that [`FrontEnd::reconnect`] names.
+    pub fn notice_loss(&mut self) {
+        self.used_at_loss = Some(self.used_indices());
     }
 
     /// Drops the connection without a word, as a VMM that was killed. Memory, rings and in-flight region stay.
@@ -227,6 +241,7 @@ impl FrontEnd {
     /// # Errors
     /// When there is no descriptor left.
     pub fn disconnect(&mut self) -> Result<()> {
+        self.notice_loss();
         let (other, _) = UnixStream::pair()?;
         self.messages = Frontend::from_stream(other, u64::from(self.options.queues));
         self.channel = None;
