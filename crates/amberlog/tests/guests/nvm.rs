@@ -1,6 +1,7 @@
 //! Placement `nvm` below real guests: killed, out of power (the region's file and the image as they are at a random
 //! moment), refused.
 
+use crate::remote::wait_for_log;
 use crate::support::*;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::workload::{STREAMS, Workload};
@@ -15,6 +16,9 @@ use std::time::Duration;
 fn on_nvm(image: &Path, region: &Path, more: &str) -> [OsString; 2] {
     disk_with(image, &format!(",placement=nvm={}{more}", region.display()))
 }
+
+/// What is logged of a garbage collection.
+const COLLECTED: &str = "garbage collection of the NVM region";
 
 fn recover(image: &Path, region: &Path, more: &[&str]) -> (i32, Value, String) {
     let words = ["recover", "--json", "--disk"].map(OsString::from).into_iter();
@@ -43,10 +47,14 @@ fn what_was_acknowledged_survives_a_killed_qemu() {
     let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
     let load = Workload::new(random.below(1 << 32));
     let options = ",nvm-size=8,nvm-latency=300,nvm-bandwidth=1000,nvm-checkpoint=2,nvm-append-home=0";
-    let mut guest = Guest::start(bench.spec("nvm", load.script(), on_nvm(&image, &region, options))).unwrap();
+    let mut spec = bench.spec("nvm", load.script(), on_nvm(&image, &region, options));
+    spec.environment.push(("AMBERLOG_LOG".into(), "info,placement=debug".into()));
+    let mut guest = Guest::start(spec).unwrap();
     for stream in STREAMS {
         guest.wait_acknowledged(stream, 20, LIMIT).unwrap();
     }
+    // However fast the guest is: a checkpoint has ended, and what it took out of the region is collected.
+    wait_for_log(&guest, COLLECTED, 1);
     assert_eq!(journal_superblock(&image).errno, -5, "storage says that the journal is elsewhere");
     std::thread::sleep(Duration::from_millis(random.below(3000)));
     let reported = kill(&mut guest);

@@ -209,14 +209,34 @@ impl NvmRoute {
             }
             gone.push(*block);
         }
-        let released = captured.release(&gone);
-        let collected = match released {
-            Ok(()) if !captured.journal.has_pending() => captured.journal.collect().map(|_| ()),
-            other => other,
-        };
-        if let Err(error) = collected {
+        if let Err(error) = captured.release(&gone) {
             log::error!("disk {}: {error}", self.name());
             captured.has_failed = true;
+            return;
+        }
+        self.collection_due = true;
+        self.collect_when_due(captured);
+    }
+
+    /// Makes room of what a checkpoint took out of the region: at once, or when the transaction that is being committed is
+    /// through, whose headers must stay where they are.
+    fn collect_when_due(&mut self, captured: &mut Captured) {
+        if self.collection_due && !captured.journal.has_pending() {
+            self.collect(captured);
+        }
+    }
+
+    /// Collects garbage; no transaction may be under way.
+    fn collect(&mut self, captured: &mut Captured) {
+        self.collection_due = false;
+        match captured.journal.collect() {
+            Ok(free) => {
+                log::debug!("disk {}: garbage collection of the NVM region made {free} blocks free", self.name())
+            }
+            Err(error) => {
+                log::error!("disk {}: {error}", self.name());
+                captured.has_failed = true;
+            }
         }
     }
 
@@ -224,14 +244,12 @@ impl NvmRoute {
     /// everything go home when that is asked for.
     pub(super) fn drive_space(&mut self, state: &mut State, plan: &mut Plan) {
         let State::Held(captured) = state else { return };
+        self.collect_when_due(captured);
         if captured.journal.is_filled() && !captured.journal.has_pending() {
             // Not for a few headers at a time.
             let blocks = captured.journal.geometry().blocks;
-            if captured.journal.reclaimable() >= blocks / 32
-                && let Err(error) = captured.journal.collect()
-            {
-                log::error!("disk {}: {error}", self.name());
-                captured.has_failed = true;
+            if captured.journal.reclaimable() >= blocks / 32 {
+                self.collect(captured);
             }
         }
         if captured.journal.is_filled() {

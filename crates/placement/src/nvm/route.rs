@@ -100,6 +100,8 @@ pub struct NvmRoute {
     pub(super) early: Early,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) checkpoint_failed: bool,
+    /// What a checkpoint took out of the region is not collected yet.
+    pub(super) collection_due: bool,
     /// After which transaction long runs were looked for last.
     pub(super) runs_looked_for: Option<u32>,
     pub(super) closing: Option<Closing>,
@@ -140,6 +142,7 @@ impl NvmRoute {
             early: Early::default(),
             checkpoint: None,
             checkpoint_failed: false,
+            collection_due: false,
             runs_looked_for: None,
             closing: None,
             leaving: None,
