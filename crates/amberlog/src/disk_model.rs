@@ -8,7 +8,8 @@ use std::process::ExitCode;
 /// Arguments of `amberlog disk-model`.
 #[derive(clap::Args, Debug)]
 pub struct DiskModelArgs {
-    /// The drive: st336753lw, st336753lw-write-through, hdd-7200, sata-ssd, nvme or none.
+    /// The drive: st336753lw, st336753lw-write-through, hdd-7200, hdd-7200-protected, sata-ssd, nvme,
+    /// nvme-protected or none.
     #[arg(value_name = "NAME")]
     profile: Profile,
     /// Where runs find it: give them --disk IMAGE,model=SOCKET (with a / in it).

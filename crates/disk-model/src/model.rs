@@ -88,8 +88,12 @@ impl Model {
                 Self::spinning(SpinningDrive { write_cache_bytes: 0, ..SpinningDrive::ST336753LW }, seed)
             }
             Profile::Hdd7200 => Self::spinning(SpinningDrive::HDD_7200, seed),
+            Profile::Hdd7200Protected => {
+                Self::spinning(SpinningDrive { is_cache_durable: true, ..SpinningDrive::HDD_7200 }, seed)
+            }
             Profile::SataSsd => Self::flash(FlashDrive::SATA_SSD, seed),
             Profile::Nvme => Self::flash(FlashDrive::NVME, seed),
+            Profile::NvmeProtected => Self::flash(FlashDrive::NVME_PROTECTED, seed),
             Profile::None => Self::with(Inner::Nothing(Vec::new()), None),
         }
     }

@@ -12,18 +12,30 @@ pub enum Profile {
     St336753lwWriteThrough,
     /// A drive of 1 TB for desktops: see [`SpinningDrive::HDD_7200`].
     Hdd7200,
+    /// The same with a write cache that outlasts a loss of power: flushes cost nothing.
+    Hdd7200Protected,
     /// A SATA SSD: see [`FlashDrive::SATA_SSD`].
     SataSsd,
     /// An NVMe drive: see [`FlashDrive::NVME`].
     Nvme,
+    /// An NVMe drive for servers, with capacitors: see [`FlashDrive::NVME_PROTECTED`].
+    NvmeProtected,
     /// A disk that takes no time.
     None,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::St336753lw, Self::St336753lwWriteThrough, Self::Hdd7200, Self::SataSsd, Self::Nvme, Self::None];
+    pub const ALL: [Self; 8] = [
+        Self::St336753lw,
+        Self::St336753lwWriteThrough,
+        Self::Hdd7200,
+        Self::Hdd7200Protected,
+        Self::SataSsd,
+        Self::Nvme,
+        Self::NvmeProtected,
+        Self::None,
+    ];
 
     /// Its name on command lines and in results.
     pub fn name(self) -> &'static str {
@@ -31,8 +43,10 @@ impl Profile {
             Self::St336753lw => "st336753lw",
             Self::St336753lwWriteThrough => "st336753lw-write-through",
             Self::Hdd7200 => "hdd-7200",
+            Self::Hdd7200Protected => "hdd-7200-protected",
             Self::SataSsd => "sata-ssd",
             Self::Nvme => "nvme",
+            Self::NvmeProtected => "nvme-protected",
             Self::None => "none",
         }
     }
@@ -47,8 +61,14 @@ impl Profile {
             Self::Hdd7200 => {
                 "a 1 TB drive for desktops: 7,200 rpm, 8.9 ms seek, 4.2 ms rotation, 126 MB/s, 64 MiB write cache"
             }
+            Self::Hdd7200Protected => {
+                "the same behind a controller whose write cache outlasts a loss of power: a flush costs a command"
+            }
             Self::SataSsd => "a SATA SSD: 90/40 µs, 540/500 MB/s, a flush 2 ms",
             Self::Nvme => "an NVMe drive: 80/20 µs, 3.5/2.5 GB/s, a flush 0.5 ms",
+            Self::NvmeProtected => {
+                "the same with capacitors, as for servers: what it has taken outlasts a loss of power, a flush is 20 µs"
+            }
             Self::None => "a disk that takes no time",
         }
     }
@@ -90,6 +110,8 @@ pub struct SpinningDrive {
     pub command_ns: u64,
     /// The cache for writes, in bytes; 0: off.
     pub write_cache_bytes: u64,
+    /// What is in the write cache outlasts a loss of power (a battery, or capacitors), so that a flush has nothing to do.
+    pub is_cache_durable: bool,
     /// How far it reads on by itself after a read, in bytes.
     pub read_ahead_bytes: u64,
 }
@@ -106,6 +128,7 @@ impl SpinningDrive {
         bus_bytes_per_second: 320_000_000,
         command_ns: 40_000,
         write_cache_bytes: 8 << 20,
+        is_cache_durable: false,
         read_ahead_bytes: 512 << 10,
     };
 
@@ -120,6 +143,7 @@ impl SpinningDrive {
         bus_bytes_per_second: 300_000_000,
         command_ns: 40_000,
         write_cache_bytes: 64 << 20,
+        is_cache_durable: false,
         read_ahead_bytes: 1 << 20,
     };
 }
@@ -165,6 +189,9 @@ impl FlashDrive {
         flush_ns: 500_000,
         jitter_percent: 10,
     };
+
+    /// The same with capacitors: a flush finds nothing to do.
+    pub const NVME_PROTECTED: Self = Self { flush_ns: 20_000, ..Self::NVME };
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 //! * A write is done when it is in the cache; with no room, or no cache, when the medium has it.
 //! * What is in the cache goes to the medium whenever no read waits, and before reads when it is nearly full or a flush
 //!   waits. Neighbours go in one transfer.
-//! * A flush is done when all that was written before it is on the medium. While one waits, nothing younger is written.
+//! * A flush is done when all that was written before it is on the medium, or in a cache that outlasts a loss of power.
+//!   While one waits, nothing younger is written.
 //! * A read of what is in the cache, or has been read ahead, costs the bus alone. No read waits longer than
 //!   [`PATIENCE_NS`] because others lie closer.
 
@@ -219,15 +220,21 @@ impl Spinning {
     fn finish_flushes(&mut self, now_ns: u64) {
         while let Some(&(tag, sequence)) = self.flushes.front() {
             let older = |other: u64| other < sequence;
-            let owed = self.serving.is_some_and(|serving| serving.kind == Kind::Write && older(serving.sequence))
-                || self.dirty.values().any(|dirty| older(dirty.sequence))
+            let in_cache = self.serving.is_some_and(|serving| serving.kind == Kind::Write && older(serving.sequence))
+                || self.dirty.values().any(|dirty| older(dirty.sequence));
+            let owed = (in_cache && !self.drive.is_cache_durable)
                 || self.for_room.iter().any(|waiting| older(waiting.sequence))
                 || self.waiting.iter().any(|w| w.request.kind == Kind::Write && older(w.sequence));
             if owed {
                 return;
             }
             self.flushes.pop_front();
-            self.complete(now_ns + self.drive.command_ns, tag);
+            if self.drive.is_cache_durable {
+                // Behind what is on its way into the cache.
+                self.over_the_bus(now_ns, tag, 0);
+            } else {
+                self.complete(now_ns + self.drive.command_ns, tag);
+            }
         }
     }
 

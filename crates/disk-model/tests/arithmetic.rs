@@ -107,6 +107,32 @@ fn the_write_cache_answers_at_once_until_it_is_full_and_a_flush_waits_for_all_of
     assert_eq!(completed.len(), 4096);
 }
 
+/// As `hdd-7200`, of which 16384 scattered writes fill the cache; only the flush differs.
+#[test]
+fn a_flush_of_a_protected_cache_waits_for_what_has_no_room_in_it_and_for_nothing_else() {
+    let flushed_ns = |profile: Profile, writes: u64| {
+        let mut model = Model::new(profile, 1);
+        let mut state = 9;
+        for tag in 0..writes {
+            let offset = random(&mut state, 900_000_000_000 / 4096) * 4096;
+            model.submit(0, request(tag, Kind::Write, offset, 4096));
+        }
+        model.submit(0, request(writes, Kind::Flush, 0, 0));
+        let mut completed = Vec::new();
+        let end = model.drain(&mut completed);
+        let at_ns = |wanted: u64| completed.iter().find(|completion| completion.tag == wanted).unwrap().at_ns;
+        let last_write = (0..writes).map(at_ns).max().unwrap();
+        assert!(at_ns(writes) > last_write, "{profile}: a write that is not in the cache is not durable");
+        assert_eq!(completed.len() as u64, writes + 1);
+        assert!(end >= at_ns(writes));
+        at_ns(writes)
+    };
+    // 100 commands of 40 µs and 13.7 µs on the bus, and the flush's own 40.
+    assert!(flushed_ns(Profile::Hdd7200Protected, 100) < 6 * MS);
+    assert!(flushed_ns(Profile::Hdd7200, 100) > 300 * MS);
+    assert!(flushed_ns(Profile::Hdd7200Protected, 16_384 + 100) > 300 * MS, "a hundred had no room");
+}
+
 #[test]
 fn neighbours_leave_the_cache_together_and_overwrites_leave_once() {
     let mut model = Model::new(Profile::St336753lw, 1);

@@ -25,10 +25,11 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
-    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]; a comma in a path is written twice. The first is /dev/vda. M makes the disk as slow
-    /// as st336753lw (15,000 rpm, 2012), st336753lw-write-through, hdd-7200, sata-ssd, nvme or none: disks that name the same one
-    /// share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments: flushes then
-    /// do not reach the image's own storage.
+    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]; a comma in a path is written twice.
+    /// The first is /dev/vda. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
+    /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
+    /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
+    /// flushes then do not reach the image's own storage.
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,
     /// An external journal device: IMAGE[,for=NAME][,name=NAME][,model=M]; attached after the disks.
@@ -113,7 +114,7 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
 /// Serves the disks, runs the VMM and waits for its end. On return nothing of the VM runs any more.
 fn serve_and_wait(args: &RunArgs, vm: &Vm) -> anyhow::Result<ExitCode> {
     let directory = vm.directory();
-    let serving = vm.serve(directory, Starter::Ourselves, |index, _| format!("disk{index}"))?;
+    let serving = vm.serve(directory, Starter::Ourselves, None, |index, _| format!("disk{index}"))?;
     let arguments = qemu::arguments(&args.vmm, &directory.join("ram"), &serving.attachments).map_err(exit::usage)?;
     let environment = preload(&serving);
     // The VMM's number, once it runs, for the thread that passes signals on.

@@ -32,6 +32,8 @@ pub enum Alternative {
     /// As [`Alternative::MemoryJournal`], on a modelled drive: amberlog serves both disks, and has nothing to do with their
     /// journal.
     MemoryJournalOnModel,
+    /// As [`Alternative::NoJournal`], on a modelled drive.
+    NoJournalOnModel,
     /// amberlog, data=journal, journal on emulated persistent memory of the NJS paper.
     Nvm(Njs),
 }
@@ -79,6 +81,7 @@ impl Alternative {
             Self::MemoryJournal => "(c) tmpfs journal",
             Self::NoJournal => "(d) no journal",
             Self::MemoryJournalOnModel => "(e) RAM journal",
+            Self::NoJournalOnModel => "(f) no journal",
             Self::Nvm(Njs::Whole) => "nvm",
             Self::Nvm(Njs::Paper) => "nvm, appends home",
             Self::Nvm(Njs::NoByteLevel) => "nvm, no-BJ",
@@ -92,7 +95,7 @@ impl Alternative {
             Self::Retain | Self::FullJournal | Self::Nvm(_) => "-o data=journal",
             Self::Ordered => "-o data=ordered",
             Self::MemoryJournal | Self::MemoryJournalOnModel => "-o data=journal,journal_path=/dev/vdb",
-            Self::NoJournal => "",
+            Self::NoJournal | Self::NoJournalOnModel => "",
         }
     }
 }
@@ -113,7 +116,7 @@ pub struct Setting {
     /// A directory whose files the image has from the beginning.
     pub content: Option<PathBuf>,
     /// The drive that the image is on, for alternatives that can have a modelled one, and how many seconds one of its takes.
-    pub model: Option<(&'static str, f64)>,
+    pub model: Option<(String, f64)>,
 }
 
 /// What a run came to.
@@ -172,7 +175,7 @@ pub fn run(
     let mut recipe = ExtRecipe::ext4(setting.image_mib, setting.journal_mib);
     recipe.content.clone_from(&setting.content);
     match alternative {
-        Alternative::NoJournal => recipe.journal = Journal::None,
+        Alternative::NoJournal | Alternative::NoJournalOnModel => recipe.journal = Journal::None,
         Alternative::MemoryJournal | Alternative::MemoryJournalOnModel => {
             image::journal_device(&journal_image, setting.journal_mib, recipe.block_bytes).map_err(sentence)?;
             recipe.journal = Journal::External(journal_image.clone());
@@ -216,7 +219,10 @@ pub fn run(
     spec.boot_timeout = Duration::from_secs(300);
     let report_path = directory.path().join("report.json");
     let spec = match alternative {
-        Alternative::Retain | Alternative::Nvm(_) | Alternative::MemoryJournalOnModel => {
+        Alternative::Retain
+        | Alternative::Nvm(_)
+        | Alternative::MemoryJournalOnModel
+        | Alternative::NoJournalOnModel => {
             let amberlog = program::workspace_binary("amberlog").map_err(sentence)?;
             let mut disk: OsString = image.clone().into();
             disk.push(",name=data,placement=");
@@ -235,7 +241,7 @@ pub fn run(
                 _ => disk.push("storage"),
             }
             let mut words: Vec<OsString> = vec![amberlog.into(), "run".into(), "--disk".into()];
-            if let Some((profile, time_scale)) = setting.model {
+            if let Some((profile, time_scale)) = &setting.model {
                 disk.push(format!(",model={profile}"));
                 words.extend([disk, "--time-scale".into(), time_scale.to_string().into()]);
             } else {

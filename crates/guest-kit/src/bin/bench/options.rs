@@ -54,7 +54,9 @@ pub struct Options {
     pub rounds: u64,
     /// Of the loads of stages `nvm` and `remote`, those whose names begin so.
     pub load: String,
-    /// Seconds that a second of the modelled drive takes, in stage `nvm`.
+    /// The modelled drive of stage `nvm`.
+    pub drive: String,
+    /// Seconds that a second of it takes.
     pub time_scale: Option<u32>,
 }
 
@@ -81,6 +83,7 @@ impl Options {
             directory: words.text("dir").map_or_else(|| program::workspace().join("build/bench"), PathBuf::from),
             stages,
             load: words.text("load").unwrap_or_default(),
+            drive: words.text("drive").unwrap_or_else(|| "hdd-7200".to_owned()),
             time_scale: match words.number("time-scale", 0, 0..=1000)? {
                 0 => None,
                 scale => u32::try_from(scale).ok(),
