@@ -44,6 +44,8 @@ enum Command {
     Flush(serve::ask::FlushArgs),
     /// Change where the journals of a daemon's VM live, while its guest runs: to storage before the lights go out.
     Placement(serve::ask::PlacementArgs),
+    /// End a daemon and leave its VMs running: their journals are on storage until the next daemon takes them.
+    Detach(serve::ask::DetachArgs),
     /// Print the environment and the arguments with which QEMU finds a daemon's disks.
     Arguments(serve::ask::ArgumentsArgs),
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         Command::Top(args) => serve::ask::top(&args),
         Command::Flush(args) => serve::ask::flush(&args),
         Command::Placement(args) => serve::ask::placement(&args),
+        Command::Detach(args) => serve::ask::detach(&args),
         Command::Arguments(args) => serve::ask::arguments(&args),
         Command::Inspect(args) => inspect::run(args),
         Command::Lab(args) => lab::run(args),

@@ -123,8 +123,9 @@ fn make_private(path: &Path) -> Result<(), DirectoryError> {
     }
 }
 
-/// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone.
-fn started_at(pid: i32) -> Option<u64> {
+/// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone. With its
+/// number this names a process for good.
+pub fn process_started_at(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before may hold anything, a parenthesis too.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
@@ -138,7 +139,7 @@ fn lives_one_of(noted: &Path) -> bool {
     let noted = std::fs::read_to_string(noted).unwrap_or_default();
     noted.lines().filter_map(|line| line.split_once(' ')).any(|(pid, started)| {
         let (pid, started) = (pid.parse().ok(), started.parse::<u64>().ok());
-        started.is_some() && pid.and_then(started_at) == started
+        started.is_some() && pid.and_then(process_started_at) == started
     })
 }
 
@@ -201,7 +202,7 @@ impl AreaDirectory {
         if noted.lines().count() >= VMMS_MAX {
             return Err(io::Error::other(format!("more than {VMMS_MAX} processes have asked for disks of this VM")));
         }
-        let Some(started) = started_at(pid) else { return Ok(()) };
+        let Some(started) = process_started_at(pid) else { return Ok(()) };
         std::fs::write(path, format!("{noted}{pid} {started}\n"))
     }
 

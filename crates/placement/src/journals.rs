@@ -121,7 +121,7 @@ impl Log {
         }
     }
 
-    fn set_open(&self) {
+    pub(crate) fn set_open(&self) {
         self.is_open.store(true, Ordering::Release);
         self.was_opened.store(true, Ordering::Release);
     }
@@ -758,7 +758,7 @@ impl Journals {
         Ok(self.superblock_on_storage(log)?.is_some_and(|superblock| !superblock.is_empty()))
     }
 
-    fn superblock_on_storage(&self, log: &Log) -> io::Result<Option<Superblock>> {
+    pub(crate) fn superblock_on_storage(&self, log: &Log) -> io::Result<Option<Superblock>> {
         let Some(offset) = log.offset_of(0) else { return Ok(None) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod description;
 mod disk;
 mod finish;
@@ -22,7 +23,7 @@ mod route;
 mod scan;
 mod segments;
 
-pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, registry};
+pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, process_started_at, registry};
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory};
 pub use hand_over::Change;

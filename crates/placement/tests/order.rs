@@ -512,3 +512,66 @@ fn a_log_is_not_handed_over_while_a_home_write_is_under_way() {
     assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
     assert_eq!(rig.home(block), content(2));
 }
+
+#[test]
+fn a_guest_that_was_left_goes_on_from_storage() {
+    let mut rig = Rig::new();
+    let another = |rig: &Rig, name: &str| {
+        let (directory, options) = (rig.directory.path(), rig.journals.disk(0).options.clone());
+        let area = AreaDirectory::create(&directory.join(name), &directory.join("registry")).expect("a directory");
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        Journals::new(&VmMemory::new(), area, options).expect("journals")
+    };
+    another(&rig, "before").adopt().expect("an empty log without a mark");
+    rig.open();
+    let earlier = superblock_of(&rig);
+    rig.commit(&[(300, content(1))]);
+    assert!(rig.journals.check_left().is_err(), "it is held");
+    // Whoever began with this log is not the one who asks.
+    let before = std::fs::read(&rig.image).expect("the image");
+    let error = another(&rig, "too-early").adopt().expect_err("it is marked").to_string();
+    assert!(error.contains("marked"), "{error}");
+    assert!(std::fs::read(&rig.image).expect("the image") == before, "nothing was changed");
+
+    let index = rig.journals.logs()[0].index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    rig.journals.check_left().expect("nothing is held");
+    rig.journals.flush_images().expect("flushed");
+
+    rig.journals = another(&rig, "next");
+    rig.journals.adopt().expect("it was left");
+    rig.route = JournalRoute::new(Arc::clone(&rig.journals), 0);
+    let table = Arc::new(rig.map("the same"));
+    rig.route.started(Start::Resumed, &table).expect("it goes on");
+    let log = rig.journals.logs().remove(0);
+    assert!(log.is_open() && log.placement == PlacementKind::Storage, "{log:?}");
+    // What the earlier process wrote may be in the drive's cache.
+    assert_eq!(rig.route(RequestKind::Flush, 0, &[]).len(), 1, "the guest's first flush reaches the disk");
+    // The guest believes that its log begins where it did; on storage it begins later.
+    let write = rig.write(rig.log_at[0], &earlier);
+    assert!(write.is_empty(), "{write:?}");
+    let transaction = Transaction { blocks: vec![(301, content(2))], ..Transaction::default() };
+    let mut log_blocks = Vec::new();
+    rig.builder.transaction(&transaction, &mut |position, block| log_blocks.push((position, block.to_vec())));
+    for (position, block) in log_blocks {
+        let write = rig.write(rig.log_at[position as usize], &block);
+        assert_eq!(write.len(), 1, "the log is on storage");
+        rig.carry_out(write);
+    }
+    let now = superblock_of(&rig);
+    assert_eq!(rig.write(rig.log_at[0], &now).len(), 1, "from where it begins on, the guest says");
+    // With the next mount it lives where it was meant to.
+    let empty = rig.superblock.clone();
+    let write = rig.write(rig.log_at[0], &empty);
+    rig.carry_out(write);
+    assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Retain);
+}
+
+/// The superblock of a guest whose log begins at its first transaction.
+fn superblock_of(rig: &Rig) -> Vec<u8> {
+    let mut block = rig.superblock.clone();
+    let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+    jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+    block
+}

@@ -1,8 +1,9 @@
-//! `amberlog status`, `top`, `flush`, `placement` and `arguments`: what is asked of a running daemon, over its control socket.
+//! `amberlog status`, `top`, `flush`, `placement`, `detach` and `arguments`: what is asked of a running daemon, over its control socket.
 //!
 //! One line of JSON each way. The daemon answers `{"schema":1,...}`, or `{"schema":1,"error":SENTENCE}`.
 
 use crate::exit;
+use crate::vm::watched::Watched;
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
@@ -83,6 +84,16 @@ pub struct PlacementArgs {
     daemon: Daemon,
 }
 
+/// Arguments of `amberlog detach`.
+#[derive(Args, Debug)]
+pub struct DetachArgs {
+    /// Seconds after which it is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
 /// Arguments of `amberlog arguments`.
 #[derive(Args, Debug)]
 pub struct ArgumentsArgs {
@@ -94,6 +105,9 @@ pub struct ArgumentsArgs {
     /// Print JSON: "environment" and "arguments".
     #[arg(long)]
     json: bool,
+    /// Have QEMU connect again when a daemon has left it to the next one (amberlog detach).
+    #[arg(long)]
+    reconnect: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -184,10 +198,28 @@ pub fn placement(args: &PlacementArgs) -> ExitCode {
     })())
 }
 
+/// `amberlog detach`: returns when the daemon has ended.
+pub fn detach(args: &DetachArgs) -> ExitCode {
+    end((|| {
+        let question = json!({"command": "detach", "patience_seconds": args.patience});
+        let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
+        let pid = answer["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        // It may have ended already.
+        if let Some(daemon) = pid.and_then(Watched::new)
+            && !daemon.wait(Duration::from_secs(args.patience) + PATIENCE)
+        {
+            anyhow::bail!("the daemon has not ended; its log says why");
+        }
+        Ok(print("the daemon has ended; its VMs wait for the next one\n")?)
+    })())
+}
+
 /// `amberlog arguments`.
 pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
     end((|| {
-        let question = json!({"command": "arguments", "vm": args.vm, "memory_mib": args.memory});
+        let question = json!({
+            "command": "arguments", "vm": args.vm, "memory_mib": args.memory, "reconnect": args.reconnect,
+        });
         let answer = args.daemon.ask(&question, PATIENCE)?;
         if args.json {
             return Ok(print(&format!("{answer}\n"))?);

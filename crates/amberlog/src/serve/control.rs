@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of a question.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -29,10 +29,28 @@ pub type Slots = Arc<Mutex<BTreeMap<String, Arc<Slot>>>>;
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 enum Question {
-    Status { vm: Option<String> },
-    Flush { vm: String, patience_seconds: u64 },
-    Placement { vm: String, disk: String, placement: String, patience_seconds: u64 },
-    Arguments { vm: String, memory_mib: u64 },
+    Status {
+        vm: Option<String>,
+    },
+    Flush {
+        vm: String,
+        patience_seconds: u64,
+    },
+    Placement {
+        vm: String,
+        disk: String,
+        placement: String,
+        patience_seconds: u64,
+    },
+    Arguments {
+        vm: String,
+        memory_mib: u64,
+        #[serde(default)]
+        reconnect: bool,
+    },
+    Detach {
+        patience_seconds: u64,
+    },
 }
 
 /// The socket; removed when it is dropped.
@@ -107,6 +125,18 @@ impl Drop for Place {
     }
 }
 
+/// Has everything of every guest that runs be on storage.
+///
+/// # Errors
+/// The first VM for which that is not possible. Nothing was changed if its placement is why; otherwise those before it have
+/// their journals on storage now.
+pub fn hand_over_all(slots: &Slots, patience: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + patience;
+    let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+    all.iter().try_for_each(|slot| slot.check_can_be_left())?;
+    all.iter().try_for_each(|slot| slot.hand_over(deadline.saturating_duration_since(Instant::now())))
+}
+
 fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
@@ -141,6 +171,12 @@ fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
             let when = find(&vm)?.change_placement(&disk, to, Duration::from_secs(patience_seconds.min(86_400)))?;
             Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
         }
-        Question::Arguments { vm, memory_mib } => find(&vm)?.arguments(memory_mib),
+        Question::Arguments { vm, memory_mib, reconnect } => find(&vm)?.arguments(memory_mib, reconnect),
+        Question::Detach { patience_seconds } => {
+            hand_over_all(slots, Duration::from_secs(patience_seconds.min(86_400)))?;
+            // The main thread does so once more, which is quick, and leaves.
+            signal_hook::low_level::raise(signal_hook::consts::SIGUSR2)?;
+            Ok(json!({"schema": 1, "pid": std::process::id()}))
+        }
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! What it must never do: take a disk from a guest that runs because a configuration changed. Failure story: killed at any
 //! moment, it leaves in tmpfs what the VMs are owed, locked for as long as their VMMs live; the next daemon finishes it
-//! once they are gone. A guest does not go on under another daemon: it waits for its disks until it is ended.
+//! once they are gone. A guest does not go on under another daemon unless it was left (SIGUSR2, `amberlog detach`): then all
+//! that was held is on storage, and the next daemon takes it as it is.
 //!
 //! SIGHUP reads the configuration again. SIGTERM and SIGINT end the VMMs, as `amberlog run` does, and everything goes home.
 
 pub mod ask;
 mod config;
 mod control;
+mod left;
 mod slot;
 
 use crate::exit;
@@ -23,6 +25,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long the VMs may take to be on storage before the daemon leaves them.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Arguments of `amberlog serve`.
 #[derive(clap::Args, Debug)]
@@ -64,6 +70,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         signal_hook::consts::SIGHUP,
         signal_hook::consts::SIGTERM,
         signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGUSR2,
     ])?;
     let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new() };
     let control = Control::listen(&config.run.join(ask::CONTROL), Arc::clone(&vms.slots))?;
@@ -75,7 +82,21 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let run = config.run.clone();
     vms.apply(config)?;
     log::info!("serving {} VMs", vms.threads.len());
+    let mut end = Wanted::Stop;
     for signal in signals.forever() {
+        if signal == signal_hook::consts::SIGUSR2 {
+            match control::hand_over_all(&vms.slots, LEAVING_PATIENCE) {
+                Ok(()) => {
+                    log::info!("ending: the VMMs are left running, and wait for the next daemon");
+                    end = Wanted::Leave;
+                    break;
+                }
+                Err(error) => {
+                    log::error!("not ending: {error:#}");
+                    continue;
+                }
+            }
+        }
         if signal != signal_hook::consts::SIGHUP {
             log::info!("ending: the VMMs are ended, and what is owed goes home");
             break;
@@ -93,7 +114,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             Err(error) => log::error!("{error:#}: nothing was changed"),
         }
     }
-    vms.stop();
+    vms.stop(&end);
     drop(control);
     Ok(())
 }
@@ -132,10 +153,10 @@ impl Vms {
         Ok(())
     }
 
-    /// Ends everything, and waits for it.
-    fn stop(self) {
+    /// Ends everything, or leaves it, and waits for that.
+    fn stop(self, end: &Wanted) {
         for slot in self.slots.lock().expect("no panic under this lock").values() {
-            slot.want(Wanted::Stop);
+            slot.want(end.clone());
         }
         for (name, thread) in self.threads {
             if thread.join().is_err() {

@@ -5,6 +5,7 @@
 //! be prepared or finished is logged once, shown, and tried again every few seconds; what is owed stays in tmpfs until then.
 
 use super::config::VmConfig;
+use super::left::{self, Left};
 use crate::vm::{Serving, Starter, Vm};
 use anyhow::Context;
 use block_device::DeviceHandle;
@@ -31,6 +32,8 @@ pub enum Wanted {
     Gone,
     /// The daemon ends: the VMM is ended, too.
     Stop,
+    /// The daemon ends, and the VMM goes on under the next one: nothing of it is held ([`Slot::hand_over`]).
+    Leave,
 }
 
 /// How it is.
@@ -50,6 +53,14 @@ struct Live {
     handles: Vec<DeviceHandle<dyn Route>>,
     attachments: Vec<crate::vm::qemu::Attachment>,
     sockets: std::path::PathBuf,
+}
+
+/// Why a VM is not served any more.
+enum End {
+    /// No VMM of it lives.
+    Finish,
+    /// This one goes on.
+    Leave(i32),
 }
 
 struct Inner {
@@ -88,7 +99,7 @@ impl Slot {
     /// Says what is wanted from now on.
     pub fn want(&self, wanted: Wanted) {
         let mut inner = self.lock();
-        if inner.wanted != Wanted::Stop {
+        if !matches!(inner.wanted, Wanted::Stop | Wanted::Leave) {
             inner.wanted = wanted;
         }
         self.changed.notify_all();
@@ -151,24 +162,60 @@ impl Slot {
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
         self.set_state(State::Preparing);
         let vm = Vm::prepare(&config.options)?;
+        let left = match left::find(&config.sockets) {
+            Left::Nobody => None,
+            Left::Waits(pid, watched) => {
+                // It lives: whatever fails, nothing of its disks may be touched.
+                if let Err(error) = vm.adopt(pid) {
+                    vm.abandon();
+                    return Err(error);
+                }
+                Some((pid, watched))
+            }
+            Left::Gone => {
+                log::info!("vm {}: the VMM that was left running has ended", self.name);
+                self.set_state(State::Recovering);
+                if let Err(error) = vm.journals.adopt() {
+                    log::warn!("vm {}: {error:#}", self.name);
+                }
+                vm.finish(config.report.as_deref())?;
+                return left::forget(&config.sockets);
+            }
+        };
+        let lives = left.as_ref().map(|(pid, _)| *pid);
         let served = prepare_sockets(&config.sockets, vm.directory()).and_then(|()| {
             vm.memory.keep_to_directory(vm.directory());
-            vm.serve(&config.sockets, Starter::Strangers, |_, name| name.to_owned())
+            vm.serve(&config.sockets, Starter::Strangers, left, |_, name| name.to_owned())
         });
-        let ended = served.map(|serving| {
-            self.wait_for_end(config, &vm, &serving);
-            let mut inner = self.lock();
-            inner.state = State::Recovering;
-            inner.live = None;
-            drop(inner);
-            serving.stop();
-        });
-        // Whatever happened: somebody may have been connected.
-        vm.finish(config.report.as_deref()).and(ended)
+        let serving = match served {
+            Ok(serving) => serving,
+            Err(error) if lives.is_some() => {
+                vm.abandon();
+                return Err(error);
+            }
+            // Somebody may have been connected.
+            Err(error) => return vm.finish(config.report.as_deref()).and(Err(error)),
+        };
+        let end = self.wait_for_end(config, &vm, &serving);
+        let mut inner = self.lock();
+        inner.state = State::Recovering;
+        inner.live = None;
+        drop(inner);
+        serving.stop();
+        match end {
+            End::Finish => {
+                vm.finish(config.report.as_deref())?;
+                left::forget(&config.sockets)
+            }
+            End::Leave(pid) => {
+                log::info!("vm {}: process {pid} waits for the next daemon", self.name);
+                vm.leave()
+            }
+        }
     }
 
-    /// Waits until the VMM has ended, or the VM is not wanted so any more and has none.
-    fn wait_for_end(&self, config: &VmConfig, vm: &Vm, serving: &Serving) {
+    /// Waits until the VMM has ended, or the VM is not wanted so any more and has none, or is to be left.
+    fn wait_for_end(&self, config: &VmConfig, vm: &Vm, serving: &Serving) -> End {
         let live = Live {
             journals: Arc::clone(&vm.journals),
             handles: serving.handles(),
@@ -178,14 +225,17 @@ impl Slot {
         let mut inner = self.lock();
         inner.live = Some(live);
         inner.state = State::Waiting;
-        log::info!("vm {}: waits for its VMM at {}", self.name, config.sockets.display());
+        match serving.observer.vmms().first() {
+            Some((pid, _)) => log::info!("vm {}: process {pid} goes on here", self.name),
+            None => log::info!("vm {}: waits for its VMM at {}", self.name, config.sockets.display()),
+        }
         loop {
             let vmms = serving.observer.vmms();
             match vmms.iter().find(|(_, has_ended)| !has_ended) {
                 Some((pid, _)) => inner.state = State::Running(*pid),
                 None if !vmms.is_empty() => {
                     log::info!("vm {}: its VMM has ended", self.name);
-                    return;
+                    return End::Finish;
                 }
                 None => {}
             }
@@ -193,10 +243,26 @@ impl Slot {
                 Wanted::Stop => {
                     drop(inner);
                     serving.observer.end_vmms();
-                    return;
+                    return End::Finish;
                 }
-                Wanted::Gone if vmms.is_empty() => return,
-                Wanted::Serve(wanted) if vmms.is_empty() && **wanted != *config => return,
+                Wanted::Leave => {
+                    let Some(pid) = vmms.iter().find(|(_, has_ended)| !has_ended).map(|(pid, _)| *pid) else {
+                        return End::Finish;
+                    };
+                    drop(inner);
+                    match vm.journals.check_left().map_err(Into::into).and_then(|()| left::write(&config.sockets, pid))
+                    {
+                        Ok(()) => return End::Leave(pid),
+                        Err(error) => {
+                            // It began after all had been handed over.
+                            log::error!("vm {}: {error:#}; its VMM is ended", self.name);
+                            serving.observer.end_vmms();
+                            return End::Finish;
+                        }
+                    }
+                }
+                Wanted::Gone if vmms.is_empty() => return End::Finish,
+                Wanted::Serve(wanted) if vmms.is_empty() && **wanted != *config => return End::Finish,
                 _ => {}
             }
             inner = self.changed.wait_timeout(inner, INTERVAL).expect("no panic under this lock").0;
@@ -282,14 +348,62 @@ impl Slot {
         Ok(answer)
     }
 
-    /// Environment and arguments that a VMM needs.
+    /// Whether its guest, if one runs, could be left at all.
+    ///
+    /// # Errors
+    /// When a journal of it lives where it cannot be handed over from.
+    pub fn check_can_be_left(&self) -> anyhow::Result<()> {
+        let Some(live) = self.lock().live.clone() else { return Ok(()) };
+        for log in live.journals.logs().iter().filter(|log| log.is_open()) {
+            anyhow::ensure!(
+                !matches!(log.placement, PlacementKind::Remote | PlacementKind::Discard),
+                "vm {}: the journal of disk {} has placement {}, and cannot be left: end that VM first",
+                self.name,
+                live.journals.disk(log.home_disk()).options.name,
+                log.placement.name()
+            );
+        }
+        Ok(())
+    }
+
+    /// Has everything of a guest that runs be on storage, so that it can be left. A VM without a VMM has nothing to hand over.
+    ///
+    /// # Errors
+    /// When a journal cannot be handed over, the VM is being prepared or recovered, or takes longer than `patience`.
+    pub fn hand_over(&self, patience: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + patience;
+        let live = loop {
+            let inner = self.lock();
+            match (&inner.state, &inner.live) {
+                (State::Running(_), Some(live)) => break live.clone(),
+                (State::Waiting | State::Failed(_), _) => return Ok(()),
+                _ if inner.is_over => return Ok(()),
+                _ if Instant::now() > deadline => {
+                    anyhow::bail!("vm {} is not served at this moment; ask again", self.name)
+                }
+                _ => drop(inner),
+            }
+            std::thread::sleep(INTERVAL);
+        };
+        for index in 0..live.journals.disks().len() {
+            if live.journals.logs().iter().any(|log| log.home_disk() == index) {
+                let disk = live.journals.disk(index).options.name.clone();
+                let left = deadline.saturating_duration_since(Instant::now());
+                self.change_placement(&disk, PlacementKind::Storage, left)
+                    .with_context(|| format!("vm {}", self.name))?;
+            }
+        }
+        live.journals.check_left().with_context(|| format!("vm {}", self.name))
+    }
+
+    /// Environment and arguments that a VMM needs; with `reconnect` it connects again when a daemon has left it to the next.
     ///
     /// # Errors
     /// When it is not served.
-    pub fn arguments(&self, memory_mib: u64) -> anyhow::Result<Value> {
+    pub fn arguments(&self, memory_mib: u64, reconnect: bool) -> anyhow::Result<Value> {
         let live = self.live()?;
         let memory = live.sockets.join(AREA).join("ram");
-        let words = crate::vm::qemu::arguments_for_strangers(memory_mib, &memory, &live.attachments)
+        let words = crate::vm::qemu::arguments_for_strangers(memory_mib, &memory, &live.attachments, reconnect)
             .map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
         let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
         let mut environment = serde_json::Map::new();

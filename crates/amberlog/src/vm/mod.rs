@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use trace::Trace;
+use watched::Watched;
 
 /// What a VM is made from.
 #[derive(Clone, Debug)]
@@ -285,7 +286,22 @@ impl Vm {
         self.journals.directory().remove();
     }
 
-    /// Serves the disks at sockets in `sockets`, where the disk with a number is called what `name` says.
+    /// Takes a guest that an earlier daemon left alone: before [`Vm::serve`].
+    ///
+    /// # Errors
+    /// When its journals are not where that daemon would have left them.
+    pub fn adopt(&self, pid: i32) -> anyhow::Result<()> {
+        self.journals.adopt()?;
+        // It has the lock of another directory: nobody may take this one over while it lives.
+        self.journals.directory().note_vmm(pid)?;
+        self.memory.refuse_protection(format!(
+            "the VMM (process {pid}) began under an earlier daemon; its pages are protected again from its next start on"
+        ));
+        Ok(())
+    }
+
+    /// Serves the disks at sockets in `sockets`, where the disk with a number is called what `name` says; to nobody but the
+    /// process that an earlier daemon `left` alone, if there is one ([`Vm::adopt`]).
     ///
     /// # Errors
     /// When a socket or an io_uring cannot be made.
@@ -293,6 +309,7 @@ impl Vm {
         &self,
         sockets: &Path,
         starter: Starter,
+        left: Option<(i32, Watched)>,
         name: impl Fn(usize, &str) -> String,
     ) -> anyhow::Result<Serving> {
         let strangers = starter == Starter::Strangers;
@@ -303,7 +320,7 @@ impl Vm {
             handover: HandoverSocket::listen(&sockets.join("shim.sock"), lock.map(Into::into))?,
             journals: Arc::clone(&self.journals),
             strangers_at: strangers.then(|| sockets.to_owned()),
-            peers: Mutex::default(),
+            peers: Mutex::new(left.into_iter().collect()),
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
         });
         let mut serving = Serving { observer, devices: Vec::new(), attachments: Vec::new() };
@@ -331,6 +348,21 @@ impl Vm {
     /// What its disks did so far.
     pub fn report(&self) -> VmReport {
         self.journals.report(&self.name)
+    }
+
+    /// Leaves a guest that goes on under the next process, after [`Serving::stop`]. Nothing of it is held here:
+    /// [`Journals::check_left`] said so.
+    ///
+    /// # Errors
+    /// When storage or the trace fails; the VM is left all the same.
+    pub fn leave(mut self) -> anyhow::Result<()> {
+        debug_assert!(self.journals.check_left().is_ok());
+        let flushed = self.journals.flush_images();
+        drop(self.samples.take());
+        let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
+        self.journals.directory().remove();
+        flushed.context("flushing the images")?;
+        written
     }
 
     /// Recovers; nothing of the VM runs any more. Writes the report, and removes the directory if nothing is owed.

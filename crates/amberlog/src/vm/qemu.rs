@@ -114,9 +114,15 @@ pub fn arguments_for_strangers(
     memory_mib: u64,
     memory_file: &Path,
     disks: &[Attachment],
+    reconnect: bool,
 ) -> Result<Vec<OsString>, String> {
     let mut words: Vec<OsString> = vec!["-m".into(), format!("{memory_mib}M").into()];
     words = arguments(&words, memory_file, disks)?;
+    if reconnect {
+        for word in words.iter_mut().filter(|word| word.to_string_lossy().starts_with("socket,")) {
+            word.push(",reconnect=1");
+        }
+    }
     Ok(words)
 }
 

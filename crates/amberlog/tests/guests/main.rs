@@ -6,6 +6,7 @@
 mod clean;
 mod daemon;
 mod dax;
+mod detach;
 mod journals;
 mod kill;
 mod limits;

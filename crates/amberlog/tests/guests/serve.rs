@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A daemon in a process of its own.
-struct Daemon {
+pub(super) struct Daemon {
     process: Child,
     run: PathBuf,
     log: PathBuf,
@@ -21,7 +21,7 @@ struct Daemon {
 
 impl Daemon {
     /// Starts one on `config`, whose sockets are in `run`; its log goes to the end of the one before.
-    fn start(bench: &Bench, config: &Path) -> Self {
+    pub(super) fn start(bench: &Bench, config: &Path) -> Self {
         let log = bench.path("daemon.log");
         let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let process = Command::new(amberlog())
@@ -34,11 +34,11 @@ impl Daemon {
         Self { process, run: bench.path("run"), log }
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    fn ask(&self, words: &[&str]) -> Output {
+    pub(super) fn ask(&self, words: &[&str]) -> Output {
         amberlog_with(words.iter().map(OsString::from).chain(["--run".into(), self.run.clone().into()]))
     }
 
@@ -50,7 +50,7 @@ impl Daemon {
 
     /// Waits until a VM's state begins so; gives its entry.
     #[track_caller]
-    fn wait_state(&self, vm: &str, state: &str) -> Value {
+    pub(super) fn wait_state(&self, vm: &str, state: &str) -> Value {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let output = self.ask(&["status", "--json", vm]);
@@ -72,8 +72,13 @@ impl Daemon {
 
     /// A guest on a VM's disks, started as `amberlog arguments` says.
     fn spec(&self, vm: &str, script: impl Into<String>) -> GuestSpec {
+        self.spec_with(vm, script, &[])
+    }
+
+    /// The same with more words for `amberlog arguments`.
+    pub(super) fn spec_with(&self, vm: &str, script: impl Into<String>, more: &[&str]) -> GuestSpec {
         self.wait_state(vm, "waiting");
-        let needed = self.json(&["arguments", vm, "--memory", "256", "--json"]);
+        let needed = self.json(&[&["arguments", vm, "--memory", "256", "--json"], more].concat());
         let word = |value: &Value| OsString::from(value.as_str().expect("a word"));
         let mut spec = GuestSpec::new(vm, script);
         spec.qemu_arguments = needed["arguments"].as_array().unwrap().iter().map(word).collect();
@@ -84,11 +89,11 @@ impl Daemon {
         spec
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
     }
 
-    fn wait(mut self) -> ExitStatus {
+    pub(super) fn wait(mut self) -> ExitStatus {
         self.process.wait().unwrap()
     }
 }
@@ -100,7 +105,7 @@ impl Drop for Daemon {
     }
 }
 
-fn write_config(bench: &Bench, vms: &[(&str, String)]) -> PathBuf {
+pub(super) fn write_config(bench: &Bench, vms: &[(&str, String)]) -> PathBuf {
     let path = bench.path("amberlog.toml");
     let mut text = format!(
         "shm = {:?}\nrun = {:?}\nreports = {:?}\n[remote]\ninsecure = true\ntimeout_ms = 1500\n",

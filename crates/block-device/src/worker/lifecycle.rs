@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 use vhost::vhost_user::message::VhostUserVringState;
+use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 /// Why a message is refused, as a sentence.
@@ -25,7 +26,9 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
-        let offered = self.offered_features();
+        // A guest that began under another process may have been told of a write cache that this one would not tell of:
+        // its flushes are done as they are.
+        let offered = self.offered_features() | bit(VIRTIO_BLK_F_FLUSH);
         if features & !offered != 0 {
             return Err(format!("the features {features:#x} were not offered (those were {offered:#x})"));
         }

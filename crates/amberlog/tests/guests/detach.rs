@@ -1,0 +1,145 @@
+//! `amberlog detach`: a daemon ends, its guests stay, and the next daemon takes them.
+
+use crate::serve::{Daemon, write_config};
+use crate::support::*;
+use guest_kit::evidence::RecordLayout;
+use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
+use guest_kit::{Guest, Reported, Signal, judge};
+use serde_json::Value;
+use std::path::Path;
+
+#[track_caller]
+fn more(guest: &mut Guest, stream: &str) {
+    let last = guest.acknowledged(stream).last.unwrap_or(0);
+    guest.wait_acknowledged(stream, last + 10, LIMIT).unwrap();
+}
+
+#[track_caller]
+fn assert_goes_on(daemon: &Daemon, vm: &str, guest: &mut Guest, stream: &str, placement: &str) {
+    let entry = daemon.wait_state(vm, "running");
+    assert_eq!(entry["pid"], guest.qemu_pid().unwrap(), "{entry}");
+    let last = guest.acknowledged(stream).last.unwrap_or(0);
+    if let Err(error) = guest.wait_acknowledged(stream, last + 10, LIMIT) {
+        panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+    }
+    let entry = daemon.wait_state(vm, "running");
+    assert_eq!(entry["disks"][0]["placement"], placement, "{entry}");
+}
+
+fn detach(daemon: Daemon) {
+    let output = daemon.ask(&["detach"]);
+    assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
+    assert_eq!(daemon.wait().code(), Some(0));
+}
+
+/// The host is lost now: what was told is in the image, whose journal is an ordinary one.
+#[track_caller]
+fn assert_survives_the_host(bench: &Bench, image: &Path, directory: &str, layout: &RecordLayout, reported: &Reported) {
+    assert_eq!(journal_superblock(image).errno, 0);
+    let copy = bench.path("lost");
+    copy_image(image, &copy).unwrap();
+    let lost = FileSystem::whole(copy);
+    judge::replay_with_e2fsck(&lost).unwrap();
+    assert_consistent(&lost);
+    assert_records(&lost, directory, &directory[1..], layout, reported);
+}
+
+/// Two guests, one with its journal in its memory, one on NVM, go on from one daemon to the next, again and again; a third,
+/// whose journal is dropped, cannot, and then nobody is left.
+#[test]
+fn guests_go_on_under_the_next_daemon() {
+    let bench = Bench::new();
+    let [r, n, d] = ["r.img", "n.img", "d.img"].map(|name| bench.path(name));
+    let [fs_r, fs_n, _] = [&r, &n, &d].map(|image| ExtRecipe::ext4(96, 8).make(image).unwrap());
+    let region = bench.path("region");
+    let config = write_config(
+        &bench,
+        &[
+            ("r", r.to_str().unwrap().to_owned()),
+            ("n", format!("{},placement=nvm={},nvm-size=16", n.display(), region.display())),
+            ("d", format!("{},placement=discard", d.display())),
+        ],
+    );
+    let daemon = Daemon::start(&bench, &config);
+    let [of_r, of_n, after] = [81, 82, 83].map(overwritten);
+    let mount = "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a /mnt/b";
+    let writer = |name: &str, layout: &RecordLayout| record_writer(&format!("/mnt/{name}"), name, layout, "--forever");
+    let script_r = format!("{mount}\n{}", writer("a", &of_r));
+    let script_n = format!(
+        "exec 5</dev/ttyS1
+        {mount}
+        {} & writer=$!
+        read -r line <&5
+        kill $writer; wait $writer
+        umount /mnt || fail umount
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail 'second mount'
+        mark again
+        {}",
+        writer("a", &of_n),
+        writer("b", &after),
+    );
+    let start = |vm: &str, script: &str| Guest::start(daemon.spec_with(vm, script, &["--reconnect"])).unwrap();
+    let mut guest_r = start("r", &script_r);
+    let mut guest_n = start("n", &script_n);
+    let mut guest_d = start("d", &format!("{mount}\necho x >/mnt/x; sync; mark dropped; sleep 1000"));
+    guest_d.wait_mark("dropped", LIMIT).unwrap();
+    for guest in [&mut guest_r, &mut guest_n] {
+        guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    }
+    assert_eq!([&r, &n].map(|image| journal_superblock(image).errno), [-5, -5], "held");
+
+    let refused = daemon.ask(&["detach"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused.stderr).contains("vm d: the journal of disk disk0 has placement discard"),
+        "{}",
+        text(&refused.stderr)
+    );
+    more(&mut guest_r, "a");
+    assert_eq!(journal_superblock(&r).errno, -5, "and nothing was changed");
+    guest_d.forgive();
+    guest_d.kill_qemu().unwrap();
+    daemon.wait_state("d", "waiting");
+
+    detach(daemon);
+    bench.assert_area_is_empty();
+    let inspected = amberlog_with(["inspect".as_ref(), "--json".as_ref(), "--nvm".as_ref(), region.as_os_str()]);
+    let inspected: Value = serde_json::from_slice(&inspected.stdout).unwrap();
+    assert_eq!(inspected["owner"], Value::Null, "the region is free");
+    assert_survives_the_host(&bench, &r, "/a", &of_r, &guest_r.reported());
+    assert_survives_the_host(&bench, &n, "/a", &of_n, &guest_n.reported());
+
+    // On storage until the next mount.
+    let daemon = Daemon::start(&bench, &config);
+    assert_goes_on(&daemon, "r", &mut guest_r, "a", "storage");
+    assert_goes_on(&daemon, "n", &mut guest_n, "a", "storage");
+    assert_survives_the_host(&bench, &r, "/a", &of_r, &guest_r.reported());
+    guest_n.tell("again").unwrap();
+    guest_n.wait_mark("again", LIMIT).unwrap();
+    guest_n.wait_acknowledged("b", 20, LIMIT).unwrap();
+    assert_goes_on(&daemon, "n", &mut guest_n, "b", "nvm");
+    assert_eq!(journal_superblock(&n).errno, -5, "held again");
+
+    // A VMM that ends while there is no daemon is finished by the next one.
+    detach(daemon);
+    guest_r.kill_qemu().unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("r", "waiting");
+    assert!(daemon.log().contains("vm r: the VMM that was left running has ended"), "{}", daemon.log());
+    assert_consistent(&fs_r);
+    assert_records(&fs_r, "/a", "a", &of_r, &guest_r.final_report());
+    assert_goes_on(&daemon, "n", &mut guest_n, "b", "storage");
+
+    // A daemon that is killed leaves nothing that another could go on with, whoever began.
+    daemon.signal(Signal::KILL);
+    drop(daemon);
+    let daemon = Daemon::start(&bench, &config);
+    let waits = daemon.wait_state("n", "failed");
+    assert!(waits["state"].as_str().unwrap().contains("in use"), "{waits}");
+    guest_n.kill_qemu().unwrap();
+    daemon.wait_state("n", "waiting");
+    assert_consistent(&fs_n);
+    let reported = guest_n.final_report();
+    assert_records(&fs_n, "/a", "a", &of_n, &reported);
+    assert_records(&fs_n, "/b", "b", &after, &reported);
+}

@@ -1,0 +1,110 @@
+//! A guest that goes on from one amberlog to the next: the first hands its journals over to storage and leaves, the next
+//! one takes the guest as it is.
+//!
+//! What must never happen: that the next one takes a log for empty, or for whole, of which the first one held anything. So the
+//! first asserts that nothing is held before it leaves, and the next believes only what storage says: a log that is
+//! live in its own place, or one that is empty and carries no mark. Failure story: anything else is refused with a
+//! sentence, and the guest waits for its disks as if amberlog had been killed.
+
+use crate::disk::PlacementKind;
+use crate::journals::{Journals, Log};
+use jbd2::Superblock;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+impl Journals {
+    /// Whether a guest could go on without this process: every log that is open is in its own place on storage.
+    ///
+    /// # Errors
+    /// A sentence about the first log that is not.
+    pub fn check_left(&self) -> io::Result<()> {
+        for log in self.logs() {
+            let held_in_region = match &self.disk(log.home_disk).options.nvm {
+                Some(nvm) => nvm.blocks_of(log.index).is_some(),
+                None => false,
+            };
+            let is_elsewhere = log.is_open() && log.placement != PlacementKind::Storage;
+            if is_elsewhere || held_in_region {
+                return Err(io::Error::other(format!(
+                    "disk {}: the journal of the file system at byte {} lives in placement {}, and cannot be left",
+                    self.disk(log.home_disk).options.name,
+                    log.place.home_start,
+                    log.placement.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes durable what was written to the images: the guest's next flush goes to another process.
+    ///
+    /// # Errors
+    /// When storage fails.
+    pub fn flush_images(&self) -> io::Result<()> {
+        self.disks().iter().filter(|disk| !disk.options.read_only).try_for_each(|disk| disk.file.sync_data())
+    }
+
+    /// Takes a guest that another amberlog served and left: its logs are on storage, and stay there until the next mount.
+    /// Before any of its devices is started.
+    ///
+    /// # Errors
+    /// When what storage says of a log is not what that amberlog would have left. Nothing was changed on storage.
+    pub fn adopt(&self) -> io::Result<()> {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let logs = self.logs();
+        let found = logs.iter().map(|log| self.find_left(log)).collect::<io::Result<Vec<_>>>()?;
+        for (log, live_from) in logs.iter().zip(found) {
+            let Some(sequence) = live_from else { continue };
+            // A copy on a server would begin in the midst: that way is open again when the VM is started anew.
+            let (remote, wanted) = match &log.remote {
+                Some(_) => (None, Arc::new(Mutex::new(PlacementKind::Storage))),
+                None => (None, Arc::clone(&log.wanted)),
+            };
+            let on_storage = Log {
+                placement: PlacementKind::Storage,
+                storage_from: Some(sequence),
+                remote,
+                wanted,
+                ..(**log).clone()
+            };
+            on_storage.set_open();
+            self.logs.write().expect("no panic under this lock")[log.index.0] = Some(Arc::new(on_storage));
+        }
+        self.describe()?;
+        for disk in self.disks() {
+            // What was written before this process began may not be durable.
+            disk.set_dirty();
+            disk.set_started();
+        }
+        Ok(())
+    }
+
+    /// The transaction with which a log in its own place begins; nothing for one that is empty.
+    fn find_left(&self, log: &Log) -> io::Result<Option<u32>> {
+        let refuse = |what: &str| {
+            Err(io::Error::other(format!(
+                "disk {}: the journal of the file system at byte {} {what}: its guest cannot go on here; end the VM, and \
+                 what it is owed is looked for",
+                self.disk(log.home_disk).options.name,
+                log.place.home_start
+            )))
+        };
+        match self.superblock_on_storage(log)? {
+            None => refuse("cannot be read on storage"),
+            Some(superblock) => match left_at(&superblock) {
+                Ok(live_from) => Ok(live_from),
+                Err(()) => refuse("is marked on storage as held elsewhere, or with an error"),
+            },
+        }
+    }
+}
+
+/// Of a journal superblock on storage: the transaction with which the log begins, nothing if it is empty; an error if
+/// what the log held is not there.
+fn left_at(superblock: &Superblock) -> Result<Option<u32>, ()> {
+    match (superblock.is_empty(), superblock.errno) {
+        (false, _) => Ok(Some(superblock.sequence)),
+        (true, 0) => Ok(None),
+        (true, _) => Err(()),
+    }
+}
