@@ -227,6 +227,27 @@ fn a_log_that_leaves_waits_for_what_is_on_its_way_past_it() {
     guest.recover();
 }
 
+/// What the log has of a transaction that is not committed is on storage with it when its commit block comes.
+#[test]
+fn a_log_that_leaves_takes_along_the_transaction_in_its_midst() {
+    let image = guest::image();
+    for seed in 0..20 {
+        let mut guest = Guest::new(&image, 5_000_000 + seed);
+        let (before, block) = (guest.metadata[0], guest.metadata[1]);
+        guest.commit_one(before);
+        guest.commit_around(block, |guest| {
+            for _ in 0..1000 {
+                if guest.leave() {
+                    return;
+                }
+                guest.storage_works();
+            }
+            panic!("the log does not get away");
+        });
+        guest.recover();
+    }
+}
+
 /// What is absorbed while the last flush of a log that leaves is under way is nowhere but in the region.
 #[test]
 fn a_log_that_leaves_takes_along_what_the_guest_puts_back_meanwhile() {
@@ -239,6 +260,25 @@ fn a_log_that_leaves_takes_along_what_the_guest_puts_back_meanwhile() {
     assert!(guest.leave());
     guest.read(block);
     guest.recover();
+}
+
+/// Whichever operation of a commit with appends fails, nothing of it counts, and the guest is told so.
+#[test]
+fn a_commit_whose_appends_are_not_durable_does_not_count() {
+    let image = guest::image();
+    let mut failed = [0; 2];
+    for seed in 0..60 {
+        let after = seed % 2;
+        let mut guest = Guest::new(&image, 4_000_000 + u64::from(seed));
+        let [first, second] = [guest.dynamic[0], guest.dynamic[1]];
+        guest.commit_one(first);
+        if guest.commit_and_fail(after, second) {
+            failed[after as usize] += 1;
+            assert_eq!(guest.failures(), 1, "seed {seed}: the guest was not told");
+        }
+        guest.recover();
+    }
+    assert!(failed.iter().all(|count| *count > 4), "too few operations failed: {failed:?}");
 }
 
 /// Whichever operation fails, the log stays where it was, and goes on there; later it can leave.

@@ -201,17 +201,23 @@ impl Slot {
         inner.state = State::Recovering;
         inner.live = None;
         drop(inner);
+        let observer = Arc::clone(&serving.observer);
         serving.stop();
-        match end {
-            End::Finish => {
-                vm.finish(config.report.as_deref())?;
-                left::forget(&config.sockets)
-            }
-            End::Leave(pid) => {
-                log::info!("vm {}: process {pid} waits for the next daemon", self.name);
-                vm.leave()
+        if let End::Leave(pid) = end {
+            match vm.journals.check_left() {
+                Ok(()) => {
+                    log::info!("vm {}: process {pid} waits for the next daemon", self.name);
+                    return vm.leave();
+                }
+                Err(error) => {
+                    // Its guest has mounted something in the last moment.
+                    log::error!("vm {}: {error}; its VMM is ended", self.name);
+                    observer.end_vmms();
+                }
             }
         }
+        vm.finish(config.report.as_deref())?;
+        left::forget(&config.sockets)
     }
 
     /// Waits until the VMM has ended, or the VM is not wanted so any more and has none, or is to be left.

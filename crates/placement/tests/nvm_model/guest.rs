@@ -116,6 +116,10 @@ pub struct Guest {
     has_broken: bool,
     /// See [`Guest::leave_and_fail`].
     fails_after: Option<u32>,
+    /// That has come to pass.
+    pub(super) has_failed_one: bool,
+    /// What happens before the next transaction's commit block is sent.
+    midway: Option<fn(&mut Self)>,
     are_flushes_broken: bool,
     next_request: u32,
     next_page: u32,
@@ -225,6 +229,8 @@ impl Guest {
             failed: HashSet::new(),
             has_broken: false,
             fails_after: None,
+            has_failed_one: false,
+            midway: None,
             are_flushes_broken: false,
             next_request: 0,
             next_page: 0,
@@ -345,6 +351,15 @@ impl Guest {
         assert!(self.fails_after.is_some(), "an operation failed, and the log has left");
         self.fails_after = None;
         false
+    }
+
+    /// Commits a block that was free, of which the disk fails one of the route's own operations, the one after so many. True
+    /// when it came to that.
+    pub fn commit_and_fail(&mut self, after: u32, block: u64) -> bool {
+        self.fails_after = Some(after);
+        self.commit_one(block);
+        self.fails_after = None;
+        self.has_failed_one
     }
 
     /// Who wished the log elsewhere does not wait any longer.
@@ -537,6 +552,9 @@ impl Guest {
         let last = log.len() - 1;
         for (index, (position, block)) in log.into_iter().enumerate() {
             if index == last {
+                if let Some(midway) = self.midway.take() {
+                    midway(self);
+                }
                 self.flush();
             }
             self.log.insert(position, block.clone());
@@ -611,6 +629,12 @@ impl Guest {
     pub fn commit_one(&mut self, block: u64) {
         let content = self.content(&self.cache[&block].clone());
         self.commit_content(block, content);
+    }
+
+    /// The same, with something that happens when all of the transaction but its commit block is in the log.
+    pub fn commit_around(&mut self, block: u64, midway: fn(&mut Self)) {
+        self.midway = Some(midway);
+        self.commit_one(block);
     }
 
     pub fn commit_escaped(&mut self, block: u64) {

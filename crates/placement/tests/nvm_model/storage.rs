@@ -77,7 +77,11 @@ impl Guest {
                 }
                 PlanAction::Hold(request) => *self.holds.get_mut(&request.0).expect("a live request") += 1,
                 PlanAction::Release(request, status) => {
-                    assert!(status == Status::Ok || self.has_broken, "request {} fails for nothing", request.0);
+                    assert!(
+                        status == Status::Ok || self.has_broken || self.has_failed_one,
+                        "request {} fails for nothing",
+                        request.0
+                    );
                     if status != Status::Ok {
                         self.failed.insert(request.0);
                     }
@@ -150,6 +154,7 @@ impl Guest {
             return false;
         }
         let is_now = self.fails_after == Some(0);
+        self.has_failed_one |= is_now;
         self.fails_after = self.fails_after.and_then(|after| after.checked_sub(1));
         is_now
     }
