@@ -72,8 +72,6 @@ impl Journals {
         }
         self.describe()?;
         for disk in self.disks() {
-            // What was written before this process began may not be durable.
-            disk.set_dirty();
             disk.set_started();
         }
         Ok(())
