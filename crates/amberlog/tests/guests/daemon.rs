@@ -21,7 +21,7 @@ fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Re
     assert_consistent(file_system);
     let evidence = load.check(file_system, reported).unwrap();
     assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
-    assert!(evidence.acknowledged > 80);
+    assert!(evidence.acknowledged >= 80);
 }
 
 /// Waits for the end of a process that is not our child.
@@ -72,7 +72,7 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
     // The next run on the image, by another name and with another --shm, finishes it before it serves anything.
     let script = format!(
         "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
-         dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+         {NOTHING_TO_REPLAY}
          dmesg | grep -i 'ext4.*error' && fail 'the kernel found an error mark'
          mark mounted
          {}",
@@ -157,7 +157,7 @@ fn amberlog_and_qemu_killed_together_are_finished_by_recover_area() {
     // The images are as good as new; SIGINT brings everything home as well.
     let script = format!(
         "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
-         dmesg | grep -i 'recover' && fail 'the kernel had something to replay'
+         {NOTHING_TO_REPLAY}
          {}",
         record_writer("/mnt/again", "again", &overwritten(9), "--forever")
     );

@@ -123,6 +123,7 @@ fn guests_go_on_under_the_next_daemon() {
     // A VMM that ends while there is no daemon is finished by the next one.
     detach(daemon);
     guest_r.kill_qemu().unwrap();
+    guest_r.wait_end(LIMIT).unwrap();
     let daemon = Daemon::start(&bench, &config);
     daemon.wait_state("r", "waiting");
     assert!(daemon.log().contains("vm r: the VMM that was left running has ended"), "{}", daemon.log());
