@@ -21,7 +21,8 @@ fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Re
     assert_consistent(file_system);
     let evidence = load.check(file_system, reported).unwrap();
     assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
-    assert!(evidence.acknowledged >= 80);
+    // Of the four streams one does not acknowledge each of its numbers.
+    assert!(evidence.acknowledged > 40, "{evidence:?}");
 }
 
 /// Waits for the end of a process that is not our child.
