@@ -434,6 +434,14 @@ impl Journals {
         let known = self.logs();
         let mut kept = Vec::new();
         for place in found.logs {
+            if self.disks[place.home_disk].options.read_only {
+                // Nothing may ever be written home to it, not even by a later recovery: others may be reading the image,
+                // and its journal may be a device of this guest, which writes there what it likes.
+                if !place.is_external {
+                    self.refuse_marked(&place)?;
+                }
+                continue;
+            }
             let log = match known.iter().find(|log| log.place.is_same_log(&place)) {
                 Some(log) if log.place == place => Arc::clone(log),
                 Some(log) => self.move_log(log, place),
@@ -740,9 +748,6 @@ impl Journals {
 
     /// Whether a file system says that it needs recovery while its journal on storage is empty and without an error.
     fn is_mounted_with_empty_log(&self, log: &Log) -> io::Result<bool> {
-        if self.disks[log.home_disk].options.read_only {
-            return Ok(false);
-        }
         let mut raw = [0; extfs::SUPERBLOCK_BYTES];
         let home = &self.disks[log.home_disk].file;
         home.read_exact_at(&mut raw, log.place.home_start + extfs::SUPERBLOCK_OFFSET)?;

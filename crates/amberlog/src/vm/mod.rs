@@ -168,7 +168,12 @@ fn finish_earlier(registry: &Path, disks: &[Attached]) -> anyhow::Result<()> {
     for disk in disks {
         let path = &disk.options.path;
         let Some(left) = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))? else { continue };
-        let directory = take_over(&left, registry, Instant::now() + PATIENCE)?;
+        let directory = match take_over(&left, registry, Instant::now() + PATIENCE) {
+            Ok(directory) => directory,
+            // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
+            Err(_) if !left.exists() => continue,
+            Err(error) => return Err(error.into()),
+        };
         let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
         let finished = placement::finish_directory(&directory, &images)?.into_result()?;
         for log in &finished {
@@ -238,7 +243,9 @@ impl Vm {
             None => None,
         };
         let directory = AreaDirectory::create(&options.shm, &registry)?;
-        if let Err(error) = attached.iter().try_for_each(|disk| directory.register(&disk.options.path)) {
+        // Images that are only read are owed nothing, and several VMs may have the same.
+        let mut owed = attached.iter().filter(|disk| !disk.options.read_only);
+        if let Err(error) = owed.try_for_each(|disk| directory.register(&disk.options.path)) {
             directory.remove();
             return Err(error.into());
         }

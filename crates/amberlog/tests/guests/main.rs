@@ -17,5 +17,6 @@ mod refusals;
 mod remote;
 mod reset;
 mod serve;
+mod shared;
 mod support;
 mod wild;
