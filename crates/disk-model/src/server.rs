@@ -40,6 +40,8 @@ pub struct ServerOptions {
 struct Shared {
     arriving: Vec<UnixStream>,
     totals: Totals,
+    /// What the pace is to be from now on.
+    time_scale: Option<f64>,
     stop: bool,
 }
 
@@ -75,7 +77,7 @@ impl Server {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let worker = Worker {
             model: Model::new(options.profile, options.seed),
-            clock: Clock { started: Instant::now(), scale: options.time_scale.clamp(1e-6, 1e6) },
+            clock: Clock::new(options.time_scale),
             listener,
             woken,
             shared: Arc::clone(&shared),
@@ -104,6 +106,12 @@ impl Server {
         self.shared.lock().expect("no panic under this lock").totals
     }
 
+    /// Changes the pace from now on, whatever is under way; see [`ServerOptions::time_scale`].
+    pub fn set_time_scale(&self, time_scale: f64) {
+        self.shared.lock().expect("no panic under this lock").time_scale = Some(time_scale);
+        self.wake();
+    }
+
     fn wake(&self) {
         // A full pipe wakes as well.
         let _ = (&self.waker).write(&[1]);
@@ -125,14 +133,26 @@ impl Drop for Server {
 
 /// The model's time: that of this machine, stretched.
 struct Clock {
-    started: Instant,
+    /// When the present pace began, and the model's time then.
+    since: Instant,
+    since_ns: u64,
     scale: f64,
 }
 
 impl Clock {
+    fn new(scale: f64) -> Self {
+        Clock { since: Instant::now(), since_ns: 0, scale: scale.clamp(1e-6, 1e6) }
+    }
+
+    /// The model's time never jumps: only its pace is another.
+    fn set_scale(&mut self, scale: f64) {
+        let (now, since_ns) = (Instant::now(), self.now_ns());
+        *self = Clock { since: now, since_ns, scale: scale.clamp(1e-6, 1e6) };
+    }
+
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn now_ns(&self) -> u64 {
-        (self.started.elapsed().as_nanos() as f64 / self.scale) as u64
+        self.since_ns + (self.since.elapsed().as_nanos() as f64 / self.scale) as u64
     }
 
     /// Until `at_ns` of the model, for `poll`.
@@ -175,6 +195,9 @@ impl Worker {
                 let mut shared = self.shared.lock().expect("no panic under this lock");
                 for stream in std::mem::take(&mut shared.arriving) {
                     add_client(&mut self.clients, &mut self.next_tag, stream);
+                }
+                if let Some(scale) = shared.time_scale.take() {
+                    self.clock.set_scale(scale);
                 }
                 shared.stop
             };
@@ -316,6 +339,19 @@ fn room(regions: &[(u64, u64, u64)], capacity: Option<u64>, size: u64) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_pace_takes_the_time_that_was() {
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(2));
+        let mut clock = Clock::new(1e-3);
+        pause();
+        let before = clock.now_ns();
+        assert!(before >= 2_000_000_000, "two milliseconds are two seconds: {before}");
+        clock.set_scale(1e6);
+        let at = clock.now_ns();
+        pause();
+        assert!(at >= before && clock.now_ns() - at < 1_000_000_000, "and now next to nothing");
+    }
 
     #[test]
     fn regions_are_side_by_side_and_gaps_are_used_again() {

@@ -4,7 +4,8 @@
 //! (`load`, `recovery`, `integrity`, `flash`, `protect`, `sizes` or `missing`), `needs` (for what is missing), `workloads`, `modes`, `guests`, `disks`,
 //! `parameter` (a name and values), `iterations` (where the paper needs more than the usual few), `part` (of a run's scale, where a paper's
 //! sizes are many times the others'), `plot` (the fields to draw), `curves`
-//! (what to draw over time) and any number of `claim` lines (see [`crate::claim`]).
+//! (what to draw over time), any number of `claim` lines (see [`crate::claim`]) and of `headline` lines: words, a colon, and a
+//! claim, for the table of the README ([`crate::headline`]).
 
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
@@ -68,6 +69,8 @@ pub struct Experiment {
     pub curves: String,
     /// What the paper found.
     pub claims: Vec<Claim>,
+    /// Those of its figures that stand in the README: in words, and as a claim.
+    pub headlines: Vec<(String, Claim)>,
     /// For the reader: heading and text.
     pub sections: Vec<(String, String)>,
     /// The description itself, where it is the user's own.
@@ -196,6 +199,7 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         plot: "seconds".to_owned(),
         curves: String::new(),
         claims: Vec::new(),
+        headlines: Vec::new(),
         sections: Vec::new(),
         own_text: None,
     };
@@ -248,6 +252,10 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
                 experiment.parameter = Some((name.to_owned(), values.collect::<Result<_>>()?));
             }
             "claim" => experiment.claims.push(value.parse().map_err(bad)?),
+            "headline" => {
+                let (words, claim) = value.split_once(": ").ok_or_else(|| bad(format!("headline: {value}")))?;
+                experiment.headlines.push((words.to_owned(), claim.parse().map_err(bad)?));
+            }
             other => return Err(bad(format!("there is no key '{other}'"))),
         }
     }
@@ -340,11 +348,11 @@ impl Experiment {
     pub fn cell_seconds(&self, cell: &Cell, extent: &Extent) -> f64 {
         let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds) * extent.scale * self.part;
         let guests = cell.group.guests;
-        let boot = 2.0 + 6.0 * f64::from(guests.div_ceil(2));
+        let boot = 2.0 + 1.5 * f64::from(guests);
         match self.kind {
             Kind::Missing => 0.0,
             Kind::Sizes => 1.0,
-            Kind::Integrity => 2.5,
+            Kind::Integrity => 2.0,
             Kind::Flash => 4.0,
             Kind::Protect => 1.0,
             Kind::Load => boot + work * f64::from(guests).max(1.5),

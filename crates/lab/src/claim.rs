@@ -136,34 +136,38 @@ impl Claim {
         verdict
     }
 
-    fn compare(&self, rows: &[SummaryRow]) -> Verdict {
-        let (name, unit) = field_words(&self.field);
+    /// What was measured, in each group that the claim is about: by how many per cent less, or the value.
+    pub fn measured<'a>(&self, rows: &'a [SummaryRow]) -> Vec<(f64, &'a SummaryRow)> {
         let value = |group: &Group| {
             let row = rows.iter().find(|row| row.group == *group)?;
             row.fields.get(&self.field).map(|summary| summary.mean)
         };
+        let (What::Less { mode, .. } | What::Most { mode, .. }) = self.what;
         let fits = |row: &&SummaryRow| {
-            self.only.as_ref().is_none_or(|only| row.group.workload == *only || row.group.disk == *only)
+            let is_of = |only: &String| row.group.workload == *only || row.group.disk == *only;
+            row.group.mode == mode && self.only.as_ref().is_none_or(is_of)
         };
+        let of = |row: &SummaryRow| {
+            let ours = value(&row.group)?;
+            let What::Less { than, .. } = self.what else { return Some(ours) };
+            let other = value(&Group { mode: than, ..row.group.clone() })?;
+            (other > 0.0).then(|| 100.0 * (1.0 - ours / other))
+        };
+        rows.iter().filter(fits).filter_map(|row| Some((of(row)?, row))).collect()
+    }
+
+    fn compare(&self, rows: &[SummaryRow]) -> Verdict {
+        let (name, unit) = field_words(&self.field);
         let place = |group: &Group| {
             let guests = if group.guests == 1 { "1 guest".to_owned() } else { format!("{} guests", group.guests) };
             format!("{}, {guests}", group.workload)
         };
         let suffix = self.only.as_ref().map(|only| format!(", {only}")).unwrap_or_default();
+        let highest = self.measured(rows).into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
         match self.what {
             What::Less { mode, than, percent } => {
                 let label = format!("{name}: {mode} below {than}{suffix}");
-                let best = rows
-                    .iter()
-                    .filter(fits)
-                    .filter(|row| row.group.mode == mode)
-                    .filter_map(|row| {
-                        let ours = value(&row.group)?;
-                        let other = value(&Group { mode: than, ..row.group.clone() })?;
-                        (other > 0.0).then(|| (100.0 * (1.0 - ours / other), row))
-                    })
-                    .max_by(|a, b| a.0.total_cmp(&b.0));
-                let Some((ours, row)) = best else { return open(label, percent, "%") };
+                let Some((ours, row)) = highest else { return open(label, percent, "%") };
                 let agreement = if (ours - percent).abs() <= AGREEMENT_POINTS {
                     Agreement::Agrees
                 } else if ours > percent {
@@ -191,13 +195,7 @@ impl Claim {
             }
             What::Most { mode, value: limit } => {
                 let label = format!("{name}, {mode}{suffix}");
-                let largest = rows
-                    .iter()
-                    .filter(fits)
-                    .filter(|row| row.group.mode == mode)
-                    .filter_map(|row| Some((value(&row.group)?, row)))
-                    .max_by(|a, b| a.0.total_cmp(&b.0));
-                let Some((ours, row)) = largest else { return open(label, limit, unit) };
+                let Some((ours, row)) = highest else { return open(label, limit, unit) };
                 let agreement = if ours <= limit { Agreement::Agrees } else { Agreement::Differs };
                 let verdict = if ours <= limit { "Within it" } else { "Beyond it" };
                 let sentence = format!(
@@ -211,6 +209,62 @@ impl Claim {
             }
         }
     }
+
+    /// The paper's number, short: `up to −50.9 %`, `at most 205 kB`.
+    pub fn paper_in_short(&self) -> String {
+        match self.what {
+            What::Less { percent: 0.0, .. } => "no difference".to_owned(),
+            What::Less { percent, .. } => format!("up to {}", change(percent, 1)),
+            What::Most { value, .. } => self.bound(value),
+        }
+    }
+
+    /// Ours, short, one number for each group of a comparison, and the largest for a bound.
+    pub fn ours_in_short(&self, measured: &[(f64, &SummaryRow)]) -> String {
+        match self.what {
+            What::Less { .. } => {
+                let numbers: Vec<String> =
+                    measured.iter().map(|(value, _)| change(*value, 0).trim_end_matches(" %").to_owned()).collect();
+                format!("{} %", numbers.join(" / "))
+            }
+            What::Most { .. } => {
+                let largest = measured.iter().map(|(value, _)| *value).fold(f64::MIN, f64::max);
+                self.bound(largest)
+            }
+        }
+    }
+
+    fn bound(&self, value: f64) -> String {
+        if value == 0.0 { "none".to_owned() } else { format!("at most {}", self.amount(value)) }
+    }
+
+    /// Whether each group is a number of its own, as in a comparison.
+    pub fn is_comparison(&self) -> bool {
+        matches!(self.what, What::Less { .. })
+    }
+
+    fn amount(&self, value: f64) -> String {
+        match field_words(&self.field).1 {
+            "bytes" if value >= 1e6 => format!("{:.1} MB", value / 1e6),
+            "bytes" if value >= 1e3 => format!("{:.0} kB", value / 1e3),
+            unit => format!("{} {unit}", grouped(value)).trim_end().to_owned(),
+        }
+    }
+}
+
+/// A percentage less as a change with its sign: less is negative.
+fn change(percent_less: f64, digits: usize) -> String {
+    let text = format!("{:.digits$}", percent_less.abs());
+    let is_zero = text.bytes().all(|byte| byte == b'0' || byte == b'.');
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    let sign = if is_zero {
+        ""
+    } else if percent_less > 0.0 {
+        "−"
+    } else {
+        "+"
+    };
+    format!("{sign}{text} %")
 }
 
 /// A percentage less, as it reads.
@@ -286,5 +340,11 @@ mod tests {
         assert!("most seconds".parse::<Claim>().is_err());
         assert_eq!(grouped(1_234_567.0), "1,234,567");
         assert_eq!(grouped(50.90), "50.9");
+        let bound: Claim = "most area_bytes_max vma 204800".parse().unwrap();
+        assert_eq!((bound.paper_in_short(), bound.amount(10_800_332.0)), ("at most 205 kB".into(), "10.8 MB".into()));
+        assert_eq!(
+            (change(50.9, 1), change(-7.0, 1), change(0.04, 1)),
+            ("−50.9 %".into(), "+7 %".into(), "0 %".into())
+        );
     }
 }

@@ -19,6 +19,7 @@ pub mod claim;
 pub mod crash;
 pub mod error;
 pub mod flash;
+pub mod headline;
 mod integrity;
 mod journal_server;
 pub mod load;

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// What a held block costs in amberlog's tables, in bytes.
 const TUPLE_BYTES: f64 = 18.0;
+/// How long amberlog, which writes ten a second, may take to the next sample.
+const SAMPLE_LIMIT: Duration = Duration::from_secs(30);
+const SAMPLE_PAUSE: Duration = Duration::from_millis(50);
 /// Points of a curve that are kept.
 const CURVE_POINTS_MAX: usize = 240;
 /// A gigabit network, in bytes per second.
@@ -53,6 +56,7 @@ impl Rig {
                 load = workload.load(sizes(parameters, cell, number)),
             )
         })?;
+        let counted_before = running.counters_so_far(cell.group.mode)?;
         let before = running.server.totals();
         let cpu = |guest: &Guest| process_cpu_seconds(guest.process_id());
         let cpu_before: Vec<f64> = running.guests.iter().map(cpu).collect();
@@ -69,7 +73,7 @@ impl Rig {
             }
             let outcome = outcome.and_then(|()| {
                 let reported = running.guests[index].final_report();
-                measured(cell.group.mode, parameters, &reported, &running.reports[index])
+                measured(cell.group.mode, parameters, &reported, &running.reports[index], &counted_before[index])
             });
             match outcome {
                 Ok(mut fields) => {
@@ -129,8 +133,14 @@ fn finish(guest: &mut Guest, deadline: Instant) -> Result<()> {
 }
 
 /// What a guest told and what amberlog counted, as fields.
-fn measured(mode: Mode, parameters: &Parameters, reported: &Reported, report: &Path) -> Result<BTreeMap<String, f64>> {
-    let mut fields = counters(mode, report)?;
+fn measured(
+    mode: Mode,
+    parameters: &Parameters,
+    reported: &Reported,
+    report: &Path,
+    before: &BTreeMap<String, f64>,
+) -> Result<BTreeMap<String, f64>> {
+    let mut fields = counters(mode, report, before)?;
     if mode == Mode::Tmpfs {
         // amberlog writes that journal to storage as it sees it, which is the host's memory.
         let home = fields.get("home_bytes_to_storage").copied().unwrap_or(0.0);
@@ -164,9 +174,8 @@ fn measured(mode: Mode, parameters: &Parameters, reported: &Reported, report: &P
     Ok(fields)
 }
 
-/// amberlog's report of the data disk, flattened.
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn counters(mode: Mode, report: &Path) -> Result<BTreeMap<String, f64>> {
+/// amberlog's report of the data disk, flattened, without what had been counted `before`.
+pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
     let text = std::fs::read(report).at("read", report)?;
     let damaged = |reason: String| Error::Damaged { path: report.to_owned(), reason };
     let value: Value = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
@@ -174,13 +183,10 @@ pub(crate) fn counters(mode: Mode, report: &Path) -> Result<BTreeMap<String, f64
     if disk["journal"]["kind"] == "none" && mode.has_journal_on_image() {
         return Err(damaged("amberlog found no journal on the data disk".to_owned()));
     }
-    let mut fields = BTreeMap::new();
-    for (name, value) in disk["counters"].as_object().into_iter().flatten() {
-        fields.extend(value.as_u64().map(|value| (name.clone(), value as f64)));
-    }
-    for part in ["recovery", "remote", "nvm"] {
-        for (name, value) in disk[part].as_object().into_iter().flatten() {
-            fields.extend(value.as_f64().map(|value| (format!("{part}_{name}"), value)));
+    let mut fields = flattened(disk);
+    for (name, value) in &mut fields {
+        if is_sum(name) {
+            *value -= before.get(name).copied().unwrap_or(0.0);
         }
     }
     let of = |name: &str| fields.get(name).copied().unwrap_or(0.0);
@@ -195,6 +201,58 @@ pub(crate) fn counters(mode: Mode, report: &Path) -> Result<BTreeMap<String, f64
     fields.insert("journal_write_bytes".to_owned(), journal);
     fields.insert("tuple_bytes_max".to_owned(), tuples);
     Ok(fields)
+}
+
+/// A disk of amberlog's report, as fields.
+#[allow(clippy::cast_precision_loss)]
+fn flattened(disk: &Value) -> BTreeMap<String, f64> {
+    let mut fields = BTreeMap::new();
+    for (name, value) in disk["counters"].as_object().into_iter().flatten() {
+        fields.extend(value.as_u64().map(|value| (name.clone(), value as f64)));
+    }
+    for part in ["recovery", "remote", "nvm"] {
+        for (name, value) in disk[part].as_object().into_iter().flatten() {
+            fields.extend(value.as_f64().map(|value| (format!("{part}_{name}"), value)));
+        }
+    }
+    fields
+}
+
+/// Whether a field grows with what is done; the others are the most that there was, or are of the end.
+fn is_sum(name: &str) -> bool {
+    let is_level = name.ends_with("_max") || name.ends_with("_now");
+    !is_level && !name.starts_with("recovery_") && name != "remote_fall_backs"
+}
+
+impl Running {
+    /// What amberlog has counted of each guest's data disk by now, the guests being idle: preparation.
+    fn counters_so_far(&self, mode: Mode) -> Result<Vec<BTreeMap<String, f64>>> {
+        let lines = |path: &Path| -> Result<(usize, Option<Value>)> {
+            let text = std::fs::read_to_string(path).at("read", path)?;
+            // What is behind the last end of a line is still being written.
+            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+            Ok((whole.lines().count(), whole.lines().last().and_then(|line| serde_json::from_str(line).ok())))
+        };
+        let deadline = Instant::now() + SAMPLE_LIMIT;
+        let mut counted = Vec::new();
+        for (path, _) in &self.samples {
+            let (known, _) = lines(path)?;
+            let sample = loop {
+                match lines(path)? {
+                    // The first that ends after this moment may have begun before it.
+                    (count, Some(sample)) if count >= known + 2 => break sample,
+                    _ if Instant::now() > deadline => {
+                        return Err(Error::Told(format!(
+                            "amberlog writes no samples ({mode}); its console may say why"
+                        )));
+                    }
+                    _ => std::thread::sleep(SAMPLE_PAUSE),
+                }
+            };
+            counted.push(flattened(&sample["disks"][0]));
+        }
+        Ok(counted)
+    }
 }
 
 /// What the first guest's journal held, over the seconds since the common beginning.

@@ -36,6 +36,11 @@ enum Command {
         /// A directory that `run` wrote to.
         directory: PathBuf,
     },
+    /// Print the papers' main figures beside those of the results in DIR, as a table in Markdown: the README's.
+    Table {
+        /// A directory that `run` wrote to.
+        directory: PathBuf,
+    },
 }
 
 #[derive(clap::Args)]
@@ -94,6 +99,7 @@ fn main() -> ExitCode {
         }),
         Command::Run(args) => run(args),
         Command::Report { directory } => report(&directory),
+        Command::Table { directory } => table(&directory),
     };
     match outcome {
         Ok(code) => code,
@@ -191,5 +197,11 @@ fn end_by_signals() -> Result<()> {
 fn report(directory: &std::path::Path) -> Result<ExitCode> {
     let path = lab::report::write(directory, &catalogue::all_in(directory)?)?;
     println!("{}", path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(directory: &std::path::Path) -> Result<ExitCode> {
+    let results = lab::results::read_all(directory)?;
+    print!("{}", lab::headline::table(&results, &catalogue::all_in(directory)?));
     Ok(ExitCode::SUCCESS)
 }

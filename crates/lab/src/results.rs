@@ -53,6 +53,10 @@ pub struct CellResult {
     /// The experiment that measured it, if it was another one: the same cell is measured once for all that need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_for: Option<String>,
+    /// Whether everything that was there before the load was home when it began, and is in no counter; results of
+    /// earlier versions have what a journal still owed of it in both.
+    #[serde(default)]
+    pub begins_clean: bool,
     /// Why there is no result.
     pub failure: Option<String>,
 }
@@ -70,6 +74,7 @@ impl CellResult {
             curves: BTreeMap::new(),
             load: String::new(),
             measured_for: None,
+            begins_clean: true,
             failure: None,
         }
     }
@@ -215,8 +220,16 @@ pub fn read_all(directory: &Path) -> Result<Vec<Results>> {
         .filter_map(|entry| entry.ok().map(|entry| entry.path().join("results.json")))
         .filter(|path| path.is_file())
         .collect();
-    paths.sort();
+    // The main system first, then what stands around it.
+    let is_around =
+        |path: &Path| path.parent().and_then(Path::file_name).is_some_and(|id| !is_main(&id.to_string_lossy()));
+    paths.sort_by_key(|path| (is_around(path), path.clone()));
     paths.iter().map(|path| read(path).map(|results| results.expect("it is a file"))).collect()
+}
+
+/// Whether an experiment is of VM-aware journaling itself.
+pub fn is_main(id: &str) -> bool {
+    id.starts_with("spe2012")
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ const JOURNAL_MIB_MIN: u64 = 8;
 pub const BLOCK_BYTES: u64 = 4096;
 /// How often a cell's guests are booted at most.
 const BOOTS_MAX: u32 = 3;
+/// The pace of the modelled disk while guests prepare what their load begins with: nothing is measured then.
+const PREPARATION_TIME_SCALE: f64 = 0.05;
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Where images are made, and fresh ones to copy.
@@ -110,7 +112,16 @@ impl<'a> Plan<'a> {
         } else {
             String::new()
         };
-        format!("{ram_disk}mount -t ext4 -o {} /dev/vda /mnt || fail mount", self.mount_options())
+        format!("{ram_disk}{}", self.mount_alone())
+    }
+
+    fn mount_alone(&self) -> String {
+        format!("mount -t ext4 -o {} /dev/vda /mnt || fail mount", self.mount_options())
+    }
+
+    /// Everything home, and an empty journal.
+    fn mount_again(&self) -> String {
+        format!("umount /mnt || fail umount\n{}", self.mount_alone())
     }
 
     /// The shell lines up to the common beginning.
@@ -119,6 +130,7 @@ impl<'a> Plan<'a> {
             "set -e
              {mount}
              {prepare}
+             {settle}
              sync
              echo 3 >/proc/sys/vm/drop_caches
              exec 5</dev/ttyS1
@@ -128,6 +140,7 @@ impl<'a> Plan<'a> {
              read -r begin rest </proc/uptime",
             mount = self.mount(),
             prepare = workload.prepare(sizes(self.parameters, self.cell, number)),
+            settle = if workload.is_prepared() { self.mount_again() } else { String::new() },
         )
     }
 }
@@ -142,6 +155,8 @@ pub(crate) struct Running {
     /// What each guest's journal held over time, and when that began.
     pub(crate) samples: Vec<(PathBuf, Instant)>,
     pub(crate) server: Server,
+    /// Its pace from the common beginning on.
+    time_scale: f64,
     /// Where journals are shipped to.
     pub(crate) journal_server: Option<JournalServer>,
     /// What getting here took: seconds of each part.
@@ -242,7 +257,7 @@ impl Rig {
         let server = Server::start(ServerOptions {
             profile,
             seed: parameters.seed + u64::from(cell.iteration),
-            time_scale: plan.time_scale,
+            time_scale: plan.time_scale.min(PREPARATION_TIME_SCALE),
             socket: Some(directory.path().join("model")),
         })?;
         let journal_server = match group.mode.placement() {
@@ -256,6 +271,7 @@ impl Rig {
             areas: Vec::new(),
             samples: Vec::new(),
             server,
+            time_scale: plan.time_scale,
             journal_server,
             phases: BTreeMap::new(),
             directory,
@@ -369,8 +385,14 @@ impl Running {
         self.phases.insert(name.to_owned(), begun.elapsed().as_secs_f64());
     }
 
+    /// From here on the modelled disk is as slow as it should be.
+    pub(crate) fn set_pace(&self) {
+        self.server.set_time_scale(self.time_scale);
+    }
+
     /// Lets all guests begin.
     pub(crate) fn go(&self) -> Result<()> {
+        self.set_pace();
         Ok(self.guests.iter().try_for_each(|guest| guest.tell("go"))?)
     }
 }

@@ -6,6 +6,7 @@ use crate::cell::Cell;
 use crate::error::{Error, FileContext, Result};
 use crate::results::{self, CellResult, Parameters, Results, SCHEMA};
 use crate::rig::Rig;
+use crate::workload::Workload;
 use crate::{flash, machine, sizes};
 use guest_kit::interrupt;
 use std::path::{Path, PathBuf};
@@ -127,10 +128,14 @@ fn with_earlier(
     Ok(found)
 }
 
-/// A cell that was measured before under the same parameters, and did not fail.
+/// A cell that was measured before under the same parameters and in the same way, and did not fail.
 fn kept_result(path: &Path, parameters: &Parameters) -> Result<Option<CellResult>> {
+    let is_prepared = |cell: &Cell| Workload::by_name(&cell.group.workload).is_some_and(Workload::is_prepared);
     let kept = results::read::<CellResult>(path)?;
-    Ok(kept.filter(|result| result.parameters == *parameters && result.failure.is_none()))
+    Ok(kept.filter(|result| {
+        let is_the_same_way = result.begins_clean || !is_prepared(&result.cell);
+        is_the_same_way && result.parameters == *parameters && result.failure.is_none()
+    }))
 }
 
 /// The same cell, if another experiment has measured it: a load whose only parameters are those of every cell.
@@ -159,7 +164,7 @@ fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, parameters: &Par
     match experiment.kind {
         Kind::Load => rig.load(cell, parameters, parameter),
         Kind::Recovery => rig.recovery(cell, parameters),
-        Kind::Integrity => rig.integrity(cell, parameters),
+        Kind::Integrity => rig.integrity(cell, parameters, parameter),
         Kind::Flash => {
             let begun = Instant::now();
             let mut result = empty(cell, parameters);

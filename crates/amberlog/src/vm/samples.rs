@@ -47,7 +47,7 @@ impl Samples {
     }
 }
 
-/// One moment; seconds since the beginning, blocks and bytes summed over the VM's disks.
+/// One moment; seconds since the beginning, blocks and bytes summed over the VM's disks, and each disk's own counters.
 fn line(journals: &Journals, begun: Instant) -> serde_json::Value {
     let report = journals.report("");
     let sum = |field: fn(&placement::CountersReport) -> u64| -> u64 {
@@ -59,6 +59,7 @@ fn line(journals: &Journals, begun: Instant) -> serde_json::Value {
         "pool_bytes": sum(|counters| counters.pool_bytes_now),
         "cow_faults": sum(|counters| counters.cow_faults),
         "transactions": sum(|counters| counters.transactions),
+        "disks": report.disks,
     })
 }
 
