@@ -19,13 +19,17 @@ pub(super) enum Kind {
     Ends = 2,
     /// A journal server has opened the stream, or is about to remove something: the numbers in it may be missing.
     Control = 3,
+    /// A journal server is about to open the stream while another writes: that one cannot write behind this. It takes
+    /// whatever number the stream gives it.
+    Fence = 4,
 }
 
 /// A message's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub kind: Kind,
-    /// Our own number, without gaps over the whole stream; also the sequence number that the stream has to give it.
+    /// Our own number, without gaps over the whole stream; also the sequence number that the stream has to give it. 0 in
+    /// a fence.
     pub number: u64,
     /// How many journal servers have opened the stream: whose message it is.
     pub generation: u64,
@@ -78,7 +82,7 @@ impl Head {
         if content_bytes as usize != content.len() || content_crc != crc32c::crc32c(content) {
             return Err("its checksum does not match");
         }
-        let kind = [Kind::Piece, Kind::Ends, Kind::Control].into_iter().find(|known| *known as u8 == kind);
+        let kind = [Kind::Piece, Kind::Ends, Kind::Control, Kind::Fence].into_iter().find(|known| *known as u8 == kind);
         let kind = kind.ok_or("it is of another version of amberlog")?;
         let [number, generation, run, segment, offset] = words;
         Ok((Head { kind, number, generation, run, segment, offset }, content))

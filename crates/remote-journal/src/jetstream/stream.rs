@@ -54,6 +54,22 @@ pub(super) fn failed(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
 
+/// Why a message is not there: another journal server's has its number.
+#[derive(Debug)]
+pub(super) struct Fenced {
+    what: String,
+    /// That server has only begun to open the stream, and writes nothing yet.
+    pub by_opening: bool,
+}
+
+impl std::fmt::Display for Fenced {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Fenced {}
+
 /// A message as the leader has it.
 pub(super) enum Read {
     /// It is whole.
@@ -137,6 +153,10 @@ impl Link {
         format!("{}.control", self.name())
     }
 
+    pub fn fence_subject(&self) -> String {
+        format!("{}.fence", self.name())
+    }
+
     /// Tries until it succeeds, or patience is over.
     fn patiently<T>(&self, what: &str, attempt: impl AsyncFnMut() -> Result<T, Failure>) -> io::Result<T> {
         self.tried_for(self.options.patience, what, attempt)
@@ -178,6 +198,7 @@ impl Link {
         let head = Head { kind, number, generation: self.generation, run: self.run, segment, offset };
         let subject = match kind {
             Kind::Control => self.control_subject(),
+            Kind::Fence => self.fence_subject(),
             Kind::Piece | Kind::Ends => self.segment_subject(segment),
         };
         match self.publish_until_known(number, &subject, &Bytes::from(head.write(content))) {
@@ -192,8 +213,29 @@ impl Link {
         }
     }
 
-    /// After a failed attempt to open: the next message may be tried again behind what others wrote.
-    pub fn forget_failure(&mut self) {
+    /// Whoever has the stream cannot write any more on return, and all that he wrote can be read in peace. After a failed
+    /// attempt to open, the next one may be made.
+    ///
+    /// A message on condition that the last one is the one that was read could fail for ever beside somebody who publishes
+    /// one after the other. This one has no condition: it comes behind any of his, and his next one is refused.
+    pub fn fence(&mut self) -> io::Result<()> {
+        let (kind, generation, run) = (Kind::Fence, self.generation, self.run);
+        let message = Bytes::from(Head { kind, number: 0, generation, run, segment: 0, offset: 0 }.write(&[]));
+        let subject = self.fence_subject();
+        let name = format!("{run:016x}-fence-{:016x}", u64::from_le_bytes(crate::security::random()));
+        self.patiently("fencing off the journal server that has it", async || {
+            let publish =
+                PublishMessage::build().payload(message.clone()).message_id(&name).expected_stream(self.name());
+            let acknowledgement =
+                self.context.send_publish(subject.clone(), publish).await.map_err(|error| refused(&error))?;
+            acknowledgement.await.map(|_| ()).map_err(|error| refused(&error))
+        })?;
+        self.may_try_again();
+        Ok(())
+    }
+
+    /// After a failed attempt to open.
+    pub fn may_try_again(&mut self) {
         self.failed = None;
     }
 
@@ -227,11 +269,15 @@ impl Link {
             // Our own message, whose acknowledgement was lost, or another journal server's.
             match self.read_now(number).await? {
                 Read::Whole(_, there) if there == *message => Ok(()),
-                Read::Whole(head, _) => Err(Failure::Never(self.fenced(&head))),
+                Read::Whole(head, _) => Err(Failure::Never(self.fenced(Some(&head)))),
                 Read::Damaged(why) => Err(again(format!("message {number} cannot be read: {why}"))),
                 Read::Missing => {
                     let standing = self.stream.get_info().await.map_err(again)?;
                     let standing = standing_of(standing).ok_or_else(|| again("it has no leader"))?;
+                    if standing.last > number {
+                        // We have published nothing behind it: somebody else has, and has removed what had this number.
+                        return Err(Failure::Never(self.fenced(None)));
+                    }
                     if standing.last + 1 < number && leader_moved.elapsed() > self.options.patience / 6 {
                         log::warn!(
                             "stream {}: {} leads and lacks messages from {} on; another is made leader",
@@ -248,16 +294,15 @@ impl Link {
         })
     }
 
-    fn fenced(&self, by: &Head) -> io::Error {
-        io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!(
-                "another journal server has the stream {} (opening {} of it, this is {}); only one may run",
-                self.name(),
-                by.generation,
-                self.generation
-            ),
-        )
+    fn fenced(&self, by: Option<&Head>) -> io::Error {
+        let theirs = by.map_or("a later opening".to_owned(), |head| format!("opening {}", head.generation));
+        let what = format!(
+            "another journal server has the stream {} ({theirs} of it, this is {}); only one may run",
+            self.name(),
+            self.generation
+        );
+        let by_opening = by.is_some_and(|head| head.kind == Kind::Fence);
+        io::Error::new(io::ErrorKind::PermissionDenied, Fenced { what, by_opening })
     }
 
     async fn read_now(&self, number: u64) -> Result<Read, Failure> {
@@ -380,7 +425,9 @@ async fn read_one(stream: &Stream, number: u64) -> Result<Read, Failure> {
     };
     Ok(match Head::read(&message.payload) {
         Err(why) => Read::Damaged(why.to_owned()),
-        Ok((head, _)) if head.number != number => Read::Damaged(format!("it says that it is message {}", head.number)),
+        Ok((head, _)) if head.kind != Kind::Fence && head.number != number => {
+            Read::Damaged(format!("it says that it is message {}", head.number))
+        }
         Ok((head, _)) => Read::Whole(head, message.payload),
     })
 }

@@ -1,11 +1,11 @@
-//! Opening a stream: all of it is read and checked, and whoever wrote before is fenced off.
+//! Opening a stream: whoever wrote before is fenced off, and all of it is read and checked.
 //!
 //! One replica may have lost what two others have, and may lead: so what is missing or damaged under one leader is asked
 //! of the next, and an end is believed only when two leaders agree. Which numbers may be missing says the newest control
 //! message; every other number up to the last has to be there and whole, or the stream is refused.
 
 use super::message::{Absent, HEAD_BYTES, Head, Kind};
-use super::stream::{Link, Read, failed};
+use super::stream::{Fenced, Link, Read, failed};
 use super::{Content, Piece};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -85,15 +85,19 @@ impl Survey {
         self.absent.others(self.last).filter(|number| !self.found.contains_key(number))
     }
 
-    /// All of it, under one leader after the other.
-    fn complete(&mut self, link: &Link) -> io::Result<()> {
+    /// All of it, under one leader after the other. Gives whether nobody removed anything meanwhile: then it has to be read
+    /// again.
+    fn complete(&mut self, link: &Link) -> io::Result<bool> {
         for _ in 0..LEADERS_ASKED_MAX {
             let (leader, followers) = self.ask_leader(link)?;
             let is_whole = !self.is_unknown() && self.missing().next().is_none();
             let enough = (1 + followers.len()).min(2);
             let is_behind = self.asked[&leader] < self.last;
             if is_whole && self.asked.len() >= enough && !is_behind {
-                return Ok(());
+                return Ok(true);
+            }
+            if !is_whole && link.newest_control()? > self.control {
+                return Ok(false);
             }
             // Whoever was not asked, then who had the most.
             let best = self.asked.iter().filter(|(name, _)| **name != leader).max_by_key(|(_, last)| **last);
@@ -143,6 +147,10 @@ impl Survey {
     fn check_generations(&self, link: &Link) -> io::Result<()> {
         let mut highest = 0;
         for (number, (head, _)) in &self.found {
+            // A fence counts openings as its writer had last read them.
+            if head.kind == Kind::Fence {
+                continue;
+            }
             if head.generation < highest {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -167,7 +175,7 @@ impl Survey {
                 continue;
             }
             match head.kind {
-                Kind::Control => {}
+                Kind::Control | Kind::Fence => {}
                 Kind::Ends => segments.entry(head.segment).or_default().cut(head.offset, *number),
                 Kind::Piece => segments.entry(head.segment).or_default().add(Piece {
                     offset: head.offset,
@@ -180,31 +188,45 @@ impl Survey {
     }
 }
 
-/// Reads a stream, checks it, and fences off whoever wrote before; gives its segments.
+/// Fences off whoever has a stream, reads all of it and checks it; gives its segments.
 pub(super) fn open(link: &mut Link) -> io::Result<BTreeMap<u64, Content>> {
     let mut survey = Survey::default();
     let deadline = Instant::now() + link.patience();
+    // Not where no journal server has been: that stream may be another program's.
+    if link.newest_control()? > 0 {
+        link.fence()?;
+    }
     loop {
-        survey.complete(link)?;
+        if !survey.complete(link)? {
+            let what = format!("stream {}: another journal server removed what was being read", link.name());
+            if Instant::now() >= deadline {
+                return Err(failed(format!("{what}, again and again; only one may run")));
+            }
+            log::info!("{what}; it is being fenced off");
+            link.fence()?;
+            continue;
+        }
         survey.check_generations(link)?;
         link.last = survey.last;
         link.absent = survey.absent.clone();
         link.control = survey.control;
         link.generation = survey.found.values().map(|(head, _)| head.generation).max().unwrap_or(0) + 1;
-        // Older control messages are of no use any more, and were or will be removed.
+        // Older control messages, and fences, are of no use any more, and were or will be removed.
         for (number, (head, _)) in &survey.found {
-            if head.kind == Kind::Control {
+            if matches!(head.kind, Kind::Control | Kind::Fence) {
                 link.absent.insert(*number);
             }
         }
         match publish_control(link) {
             Ok(()) => break,
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && Instant::now() < deadline => {
-                // It wrote between our reading and our writing.
-                log::debug!("{error}: it is being fenced off");
-                link.forget_failure();
-            }
-            Err(error) => return Err(error),
+            Err(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Fenced>()) {
+                Some(fenced) if Instant::now() < deadline => {
+                    log::info!("{error}: it is being fenced off");
+                    // Two that open it at once do not keep each other from it for ever: one of them is done first.
+                    if fenced.by_opening { link.may_try_again() } else { link.fence()? }
+                }
+                _ => return Err(error),
+            },
         }
     }
     let segments = survey.segments();
@@ -239,6 +261,7 @@ pub(super) fn publish_control(link: &mut Link) -> io::Result<()> {
 
 /// Removes what was to be removed when a journal server before this one ended.
 fn remove_leftovers(link: &Link, segments: &BTreeMap<u64, Content>) -> io::Result<()> {
+    link.purge(&link.fence_subject(), link.last)?;
     let there: BTreeSet<u64> = link.segments()?.into_iter().collect();
     for segment in there.iter().filter(|segment| !segments.contains_key(segment)) {
         link.purge(&link.segment_subject(*segment), link.last)?;

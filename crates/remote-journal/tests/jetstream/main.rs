@@ -177,8 +177,40 @@ fn a_store_in_a_stream_is_a_store() {
     assert_all_there(&mut store, begun.1, 320);
 }
 
+/// Servers that open one stream at once, each writing as fast as it can once it has it: all get it, one after the other, the
+/// last one keeps it, and what any of them was acknowledged is there.
+#[test]
+fn servers_that_open_a_stream_at_once_have_it_one_after_the_other() {
+    let Some(cluster) = Cluster::start(1, "") else { return };
+    let begun = begin(&mut open(&cluster));
+    let open_and_write = || {
+        let mut store = open(&cluster);
+        let mut acknowledged = 0;
+        for _ in 0..150 {
+            let next = store.info(NAME).expect("there").last + 1;
+            let written = append(&mut store, begun, next).and_then(|()| {
+                acknowledged = next;
+                store.clean()
+            });
+            if let Err(error) = written {
+                assert!(error.to_string().contains("another journal server"), "{error}");
+                return (acknowledged, false);
+            }
+        }
+        (acknowledged, true)
+    };
+    let ended: Vec<(u64, bool)> = std::thread::scope(|scope| {
+        let writing: Vec<_> = (0..4).map(|_| scope.spawn(open_and_write)).collect();
+        writing.into_iter().map(|thread| thread.join().expect("opened")).collect()
+    });
+    assert!(ended.iter().any(|(_, has_it)| *has_it), "{ended:?}");
+    let acknowledged = ended.iter().map(|(last, _)| *last).max().unwrap_or(0);
+    assert_all_there(&mut open(&cluster), begun.1, acknowledged);
+}
+
 fn the_server_that_opened_last_has_the_stream() {
     let Some(cluster) = Cluster::start(3, "") else { return };
+    let mut idle = open(&cluster);
     let mut store = open(&cluster);
     let begun = begin(&mut store);
     // The first writes all the time; the second opens none the less.
@@ -195,6 +227,10 @@ fn the_server_that_opened_last_has_the_stream() {
     assert!(
         append(&mut first, begun, acknowledged + 1).is_err() && first.begin(NAME, [1; 16], [9; 16], 0, 1024).is_err()
     );
+    // Nor can one that has not noticed until what fenced it off was removed.
+    let error =
+        idle.begin(NAME, [1; 16], [9; 16], 0, 1024).and_then(|_| idle.commit()).expect_err("fenced").to_string();
+    assert!(error.contains("another journal server"), "{error}");
     // A journal's older epoch is refused as in any store.
     let again = begin(&mut second);
     let error = append(&mut second, begun, last + 2).expect_err("an older epoch");
@@ -381,12 +417,13 @@ fn a_message_whose_acknowledgement_is_lost_is_there_once() {
         assert!(acknowledged < 65, "nothing was cut off, or a segment may have been removed");
     }
     assert_all_there(&mut store, begun.1, acknowledged);
-    // Each batch is one message, each opening one, the segment and the journal one: none is there twice.
+    // Each batch is one message, the first opening one, the second one and a fence, the segment and the journal one: none
+    // is there twice.
     let last = cluster.ask(async |context| {
         context.get_stream(cluster::STREAM).await.expect("there").cached_info().state.last_sequence
     });
     let segments = store.counters().groups - acknowledged - 1;
-    assert_eq!(last, 2 + store.counters().groups, "{segments} segments");
+    assert_eq!(last, 3 + store.counters().groups, "{segments} segments");
     drop(store);
     let mut store = open(&cluster);
     assert_all_there(&mut store, begun.1, acknowledged);
