@@ -139,6 +139,15 @@ pub fn replay_with_e2fsck(file_system: &FileSystem) -> Result<String> {
     Ok(text)
 }
 
+/// Whether an internal journal holds nothing and no error is noted in it: a kernel that mounts says in the file system's
+/// superblock that recovery is needed, before its first commit says from where.
+pub fn has_empty_journal(file_system: &FileSystem) -> Result<bool> {
+    let output = run(command("dumpe2fs")?.arg("-h").arg(file_system.argument()), &[0])?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    Ok(field("Journal start:") == Some("0") && field("Journal errno:").is_none_or(|errno| errno == "0"))
+}
+
 /// The content of a file in an image, or `None` if there is no such file.
 pub fn read_file(file_system: &FileSystem, path: &str) -> Result<Option<Vec<u8>>> {
     let directory = beside(&file_system.image)?;
@@ -357,6 +366,32 @@ mod tests {
         assert!(verdict.is_consistent() && verdict.orphans.len() == 1, "{verdict:?}");
         debugfs("setb 4000");
         assert!(!check(&file_system).unwrap().is_consistent());
+    }
+
+    #[test]
+    fn an_empty_journal_is_told_from_one_with_something_to_replay_or_an_error() {
+        let directory = directory();
+        let image = directory.path().join("image");
+        let file_system = ExtRecipe::ext3(16, 4).make(&image).unwrap();
+        let mut tool = command("debugfs").unwrap();
+        run(tool.args(["-w", "-R", "feature needs_recovery"]).arg(&image), &[0]).unwrap();
+        assert!(check(&file_system).unwrap().needs_recovery && has_empty_journal(&file_system).unwrap());
+        replay_with_e2fsck(&file_system).unwrap();
+        assert!(check(&file_system).unwrap().is_consistent());
+        // s_start and s_errno of the journal's superblock.
+        let said = super::debugfs(&file_system, "bmap <8> 0").unwrap();
+        let journal: u64 = said.lines().find_map(|line| line.parse().ok()).unwrap();
+        let block_bytes = u64::from(ExtRecipe::ext3(16, 4).block_bytes);
+        let set = |field: u64, value: u32| {
+            let file = File::options().write(true).open(&image).unwrap();
+            file.write_all_at(&value.to_be_bytes(), journal * block_bytes + field).unwrap();
+        };
+        for field in [0x1c, 0x20] {
+            set(field, 1);
+            assert!(!has_empty_journal(&file_system).unwrap(), "{field}");
+            set(field, 0);
+            assert!(has_empty_journal(&file_system).unwrap(), "{field}");
+        }
     }
 
     #[test]

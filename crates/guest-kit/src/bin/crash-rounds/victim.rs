@@ -70,6 +70,11 @@ impl Victim {
         Self::ALL[..count].iter().map(|(victim, _)| *victim).collect()
     }
 
+    /// Whether all may die while a machine that was reset mounts again.
+    pub fn dies_at_boot(self) -> bool {
+        matches!(self, Self::GuestThenBoth | Self::GuestThenAbort)
+    }
+
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(victim, _)| *victim == self).map_or("?", |(_, name)| name)
     }
