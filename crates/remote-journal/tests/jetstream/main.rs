@@ -208,6 +208,42 @@ fn servers_that_open_a_stream_at_once_have_it_one_after_the_other() {
     assert_all_there(&mut open(&cluster), begun.1, acknowledged);
 }
 
+/// Whoever publishes one message after the other, and neither cleans nor begins a segment in between, is fenced off as well:
+/// there is no moment at which the stream stands still by itself.
+#[test]
+fn a_server_that_never_pauses_is_fenced_off() {
+    const WIDE: StoreOptions = StoreOptions { segment_bytes: 48 << 20, ..SMALL };
+    let Some(cluster) = Cluster::start(1, "") else { return };
+    let mut options = cluster.options(WIDE.space_bytes_max);
+    options.patience = Duration::from_secs(10);
+    let stream = || JetStream::open(options.clone());
+    let mut store = Store::open(stream().expect("a stream"), WIDE, 9).expect("a store");
+    let (journal, epoch) = begin(&mut store);
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&acknowledged);
+    let writer = std::thread::spawn(move || {
+        for sequence in 1.. {
+            if let Err(error) = store.append(journal, epoch, sequence, sequence, b"small").and_then(|()| store.commit())
+            {
+                return error.to_string();
+            }
+            count.store(sequence, Ordering::Relaxed);
+        }
+        unreachable!("a batch for every number")
+    });
+    let deadline = Instant::now() + LIMIT;
+    while acknowledged.load(Ordering::Relaxed) < 100 {
+        assert!(Instant::now() < deadline && !writer.is_finished(), "nothing is acknowledged");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let second = stream().expect("opened beside it");
+    let error = writer.join().expect("no panic");
+    assert!(error.contains("another journal server"), "{error}");
+    let second = Store::open(second, WIDE, 9).expect("a store");
+    let last = second.info(NAME).expect("there").last;
+    assert!(last >= acknowledged.load(Ordering::Relaxed), "{last}, {acknowledged:?} were acknowledged");
+}
+
 fn the_server_that_opened_last_has_the_stream() {
     let Some(cluster) = Cluster::start(3, "") else { return };
     let mut idle = open(&cluster);
