@@ -7,8 +7,8 @@
 //! The image is written in full beforehand. Each server is a process of its own.
 
 use block_device::{CacheMode, Device, DeviceConfig, Image, ImageOptions};
+use block_route::PlainRoute;
 use guest_memory::VmMemory;
-use placement::PlainRoute;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};

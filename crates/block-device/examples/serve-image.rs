@@ -3,8 +3,8 @@
 //! `serve-image SOCKET IMAGE [direct|buffered] [readonly]`; ends when its standard input does.
 
 use block_device::{CacheMode, Device, DeviceConfig, Image, ImageOptions};
+use block_route::PlainRoute;
 use guest_memory::VmMemory;
-use placement::PlainRoute;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;

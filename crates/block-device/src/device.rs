@@ -9,8 +9,8 @@ use crate::image::Image;
 use crate::request::ID_BYTES;
 use crate::session::BackendChannel;
 use crate::worker::{Mailbox, Worker, WorkerParts, mailbox};
+use block_route::{Identity, Plan, Route};
 use guest_memory::{PageId, VmMemory};
-use placement::{Identity, Plan, Route};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -34,7 +34,7 @@ pub struct DeviceConfig {
     /// Data segments of one request, up to [`SEGMENTS_MAX`]; at most the VMM's queue size less two.
     pub segments_max: u32,
     /// Whether the guest is told of a write cache, and so flushes. Where it is not, every change is flushed for it before it
-    /// is answered ([`placement::Route::flush_after`]), which costs nothing where nothing has to be.
+    /// is answered ([`block_route::Route::flush_after`]), which costs nothing where nothing has to be.
     pub write_cache: bool,
     /// How long stopping waits for requests that storage does not answer.
     pub drain_timeout: Duration,

@@ -5,8 +5,8 @@ use crate::chain::Chain;
 use crate::config_space::SEGMENTS_MAX;
 use crate::request::{Limits, Range, parse};
 use crate::ring::{Ring, RingAddresses, RunningRing};
+use block_route::RequestKind;
 use guest_memory::{MemorySlice, MemoryTable};
-use placement::RequestKind;
 use std::sync::Arc;
 
 pub use crate::request::Ask;

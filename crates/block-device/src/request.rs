@@ -3,8 +3,8 @@
 use crate::chain::{Chain, copy_out, skip_front, take_last_byte, total_len};
 use crate::config_space::{RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SEGMENTS_MAX};
 use crate::image::SECTOR_BYTES;
+use block_route::{RequestKind, Status};
 use guest_memory::MemorySlice;
-use placement::{RequestKind, Status};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
     VIRTIO_BLK_T_WRITE_ZEROES,

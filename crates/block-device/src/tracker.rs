@@ -4,8 +4,8 @@
 //! several parts, a write on a disk without a write cache is a write and then a flush. The chain completes with its last
 //! part, each part with its last hold, both with the first error there was.
 
+use block_route::{RequestId, Status};
 use guest_memory::MemorySlice;
-use placement::{RequestId, Status};
 
 /// A virtio request that has not been answered yet.
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 mod common;
 
 use block_device::{CacheMode, Image, ImageOptions};
+use block_route::RequestKind;
 use common::{MIB, Place, connect, disk, open, pattern, rig, start};
-use placement::RequestKind;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use test_frontend::{
@@ -347,5 +347,5 @@ fn a_front_end_without_the_extras_is_served() {
     disk.front_end.start_with_bases(&bases).unwrap();
     assert_eq!(disk.read(0, 512).unwrap(), (STATUS_OK, pattern(0, 512, 11)));
     // The position tells a pause from a first start.
-    assert_eq!(journal.starts(), [placement::Start::Fresh, placement::Start::Resumed]);
+    assert_eq!(journal.starts(), [block_route::Start::Fresh, block_route::Start::Resumed]);
 }

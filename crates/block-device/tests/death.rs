@@ -3,9 +3,9 @@
 mod common;
 
 use block_device::{CacheMode, Device, DeviceConfig};
+use block_route::PlainRoute;
 use common::{MIB, Place, open, pattern};
 use guest_memory::VmMemory;
-use placement::PlainRoute;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

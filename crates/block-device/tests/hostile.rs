@@ -219,7 +219,7 @@ fn a_ring_that_lies_is_stopped_and_the_others_go_on() {
             .with_route(|route, plan| {
                 route.hold_writes = false;
                 for (id, ..) in route.held.drain(..) {
-                    plan.release(id, placement::Status::Ok);
+                    plan.release(id, block_route::Status::Ok);
                 }
             })
             .unwrap();

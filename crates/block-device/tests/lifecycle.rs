@@ -3,9 +3,9 @@
 mod common;
 
 use block_device::{CacheMode, Device, DeviceConfig, Error};
+use block_route::{RequestKind, Route, Start, Status};
 use common::{Journal, MIB, NotingRoute, Place, Told, connect, disk, open, pattern, rig, start};
 use guest_memory::VmMemory;
-use placement::{RequestKind, Route, Start, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use test_frontend::{
@@ -363,13 +363,13 @@ impl Route for Stuck {
         Ok(())
     }
 
-    fn route(&mut self, request: &placement::Request<'_>, plan: &mut placement::Plan) {
+    fn route(&mut self, request: &block_route::Request<'_>, plan: &mut block_route::Plan) {
         plan.fail(request.id);
     }
 
-    fn end_of_pass(&mut self, _: &mut placement::Plan) {}
+    fn end_of_pass(&mut self, _: &mut block_route::Plan) {}
 
-    fn disk_done(&mut self, _: placement::Ticket, _: std::io::Result<()>, _: &mut placement::Plan) {}
+    fn disk_done(&mut self, _: block_route::Ticket, _: std::io::Result<()>, _: &mut block_route::Plan) {}
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn a_write_of_the_routes_own_ends_before_the_next_start() {
     assert_eq!(disk.read(4 * MIB, 4096).unwrap(), (STATUS_OK, vec![0xee; 4096]));
     let told: Vec<Told> =
         journal.all().into_iter().filter(|told| matches!(told, Told::Started(_) | Told::OwnWriteDone)).collect();
-    let fresh = Told::Started(placement::Start::Fresh);
+    let fresh = Told::Started(block_route::Start::Fresh);
     assert!(done < 3, "the drive was too fast for this test to see anything");
     assert_eq!(told, [fresh.clone(), Told::OwnWriteDone, Told::OwnWriteDone, Told::OwnWriteDone, fresh]);
 }

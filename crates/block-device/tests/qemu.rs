@@ -3,9 +3,9 @@
 mod common;
 
 use block_device::CacheMode;
+use block_route::Start;
 use common::{MIB, Place, open, start};
 use guest_kit::{AtEnd, Guest, GuestSpec};
-use placement::Start;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;

@@ -263,7 +263,7 @@ fn retained_pages_are_asked_for_before_they_are_written() {
         let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), pages: Mutex::default() });
         memory.set_copy_on_write(Arc::clone(&asked) as Arc<dyn CopyOnWrite>);
         let config = block_device::DeviceConfig::new("asked", place.socket(), open(&place.image(), cache));
-        let route = Box::new(placement::PlainRoute);
+        let route = Box::new(block_route::PlainRoute);
         let device = block_device::Device::start(config, route, Arc::clone(&memory), Arc::new(())).unwrap();
         let mut disk = disk(&place, FrontEndOptions::default());
         assert_eq!(disk.flush().unwrap(), STATUS_OK);

@@ -1,8 +1,8 @@
 //! A route that writes down what goes through it.
 
 use crate::recording::{Contents, Event, Issue, Kind, PAGE_BYTES, Piece, RecordedDisk, Recording};
+use block_route::{Plan, PlanAction, Request, RequestKind, Route, Start, Ticket};
 use guest_memory::{MemorySlice, MemoryTable, PageId};
-use placement::{Plan, PlanAction, Request, RequestKind, Route, Start, Ticket};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;

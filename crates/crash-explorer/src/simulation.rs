@@ -9,13 +9,15 @@ use crate::hand_over;
 use crate::kills::{self, Looks};
 use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Piece, Recording};
 use crate::switches::Switches;
+use block_route::{
+    Buffer, DiskOperation, LogIndex, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+};
 use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, Buffer, DiskOperation, DiskOptions, JournalRoute, Journals, JournalsOptions, LogDescription,
-    LogIndex, NvmDisk, NvmRoute, Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route,
-    Start, Status,
+    AreaDirectory, DiskOptions, JournalRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute,
+    PlacementKind,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

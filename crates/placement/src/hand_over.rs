@@ -13,7 +13,7 @@
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_home;
 use crate::journals::{Journals, Log};
-use crate::layout::LogIndex;
+use block_route::LogIndex;
 use jbd2::SuperblockEdit;
 use journal_area::{HeldLog, Holding, Tail};
 use std::fs::File;

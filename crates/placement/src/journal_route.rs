@@ -5,13 +5,12 @@
 
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::journals::{Journals, Log, TraceKind};
-use crate::layout::{DiskLayout, HomeRange, LogIndex, LogRange, Piece};
-use crate::plain;
+use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
 use crate::remote::Outcome;
-use crate::route::{
-    Buffer, DiskOperation, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
+use block_route::segments;
+use block_route::{
+    Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
 };
-use crate::segments;
 use guest_memory::{MemorySlice, MemoryTable};
 use journal_area::{Content, HomeWrite, LogWrite, ReadFrom, Source};
 use std::collections::HashMap;
@@ -232,7 +231,7 @@ impl JournalRoute {
         if self.layout.is_plain() {
             self.count_plain(&Piece::Plain(start, end), request);
         }
-        let mut operation = plain::whole(request);
+        let mut operation = block_route::whole(request);
         if (start, end) != (request.offset, request.offset + request.len) {
             operation.offset = start;
             operation.len = end - start;
@@ -431,7 +430,7 @@ impl JournalRoute {
         let first = self.layout.logs.partition_point(|range| range.end <= start);
         let touches_log = self.layout.logs.get(first).is_some_and(|range| range.start < end);
         if !touches_log {
-            plan.disk(plain::whole(request));
+            plan.disk(block_route::whole(request));
             return;
         }
         let mut pieces = Vec::new();
@@ -563,7 +562,7 @@ impl JournalRoute {
         if to_flush.is_some() || disk.options.honour_flush {
             DiskCounters::add(&disk.counters.flushes_to_storage, 1);
             let ticket = self.ticket(Errand::Flush(to_flush.unwrap_or(0)));
-            plan.disk(DiskOperation { ticket: Some(ticket), ..plain::whole(request) });
+            plan.disk(DiskOperation { ticket: Some(ticket), ..block_route::whole(request) });
         }
     }
 

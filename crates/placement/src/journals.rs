@@ -7,9 +7,10 @@
 
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-use crate::layout::{DiskLayout, LogIndex, LogRun};
+use crate::layout::{DiskLayout, LogRun};
 use crate::remote::{MarkFound, RemoteLog, RemoteMark};
 use crate::scan::{self, FoundLogPlace};
+use block_route::LogIndex;
 use guest_memory::VmMemory;
 use jbd2::{Superblock, SuperblockEdit};
 use journal_area::{Holding, JournalArea, LogId, LogShape, SuperblockEffect};

@@ -1,12 +1,9 @@
 //! What a disk carries, as far as routing needs it: where logs lie, which parts are homes of which log, and which writes
 //! may change that.
 
+use block_route::LogIndex;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-
-/// Index of a log within its VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LogIndex(pub usize);
 
 /// A run of log blocks that lie together on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,15 @@
-//! The places a journal can live, behind one trait.
+//! The places a journal can live: which logs a VM's disks carry, and the routes that send each request to its place.
 //!
-//! A device (crate `block-device`) takes requests from its rings and asks its [`Route`] where each byte goes; the route
-//! answers by writing into a [`Plan`]: operations for the disk engine, requests to hold back, requests that are done.
+//! A route ([`block_route::Route`]) belongs to one disk. [`JournalRoute`] serves the disks whose logs are held, stored,
+//! dropped or shipped to a server, [`NvmRoute`] those with a region of persistent memory. [`Journals`] knows all logs of
+//! a VM: it finds them, opens and closes them, moves them from one place to another, and finishes them after a death.
+//!
+//! What this crate must never do: leave a lost journal unmarked on storage, or let an older version of a block land on a
+//! newer one.
+//!
+//! Failure story: what a killed process held is in the VM's directory in tmpfs ([`AreaDirectory`]), in a region, or on a
+//! server, and [`finish_directory`], [`recover_image`] and [`recover_remote_image`] bring it home; when storage fails,
+//! what is owed stays owed.
 
 #![forbid(unsafe_code)]
 
@@ -16,12 +24,9 @@ mod journal_route;
 mod journals;
 mod layout;
 mod nvm;
-mod plain;
 mod remote;
 mod report;
-mod route;
 mod scan;
-mod segments;
 
 pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, process_started_at, registry};
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
@@ -29,14 +34,8 @@ pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory};
 pub use hand_over::Change;
 pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
-pub use layout::LogIndex;
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
-pub use plain::PlainRoute;
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
 pub use report::{CountersReport, DiskReport, VmReport};
-pub use route::{
-    Buffer, DiskOperation, Identity, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start,
-    Status, Ticket,
-};

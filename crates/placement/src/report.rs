@@ -1,9 +1,9 @@
 //! What a VM's disks did, as `--report` and `status --json` print it.
 
 use crate::journals::Journals;
-use crate::layout::LogIndex;
 use crate::nvm::NvmReport;
 use crate::remote::RemoteReport;
+use block_route::LogIndex;
 use recovery::{Report, Status};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,8 @@
 //! Finding logs on a VM's disks, through crate `extfs`.
 
 use crate::disk::Disk;
-use crate::layout::{DiskLayout, HomeRange, LogIndex, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
+use crate::layout::{DiskLayout, HomeRange, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
+use block_route::LogIndex;
 use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use serde::{Deserialize, Serialize};
 use std::fs::File;

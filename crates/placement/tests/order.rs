@@ -1,10 +1,12 @@
 //! A route alone, with storage in the test's hands: what is in flight ends when the test says so.
 
+use block_route::{
+    Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+};
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, Buffer, Change, DiskOperation, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions,
-    Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+    AreaDirectory, Change, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, PlacementKind,
     finish_directory,
 };
 use std::os::unix::fs::FileExt;

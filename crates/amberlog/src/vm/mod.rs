@@ -18,6 +18,7 @@ use crate::remote_options::RemoteTrust;
 use crate::takeover::{PATIENCE, take_over};
 use anyhow::Context;
 use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
+use block_route::Route;
 use disk_model::Client;
 pub use disk_option::{DiskOption, JournalDiskOption};
 use guest_memory::{HandoverSocket, VmMemory};
@@ -25,7 +26,7 @@ use model::{ModelChoice, Models};
 use observer::{DiskObserver, VmObserver};
 use placement::{
     AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind,
-    Route, VmReport,
+    VmReport,
 };
 use samples::Samples;
 use std::collections::HashSet;

@@ -5,8 +5,8 @@
 use super::aligned::AlignedBuffer;
 use super::transfer::{copy_from, copy_to};
 use crate::image::{DirectAlignment, Image};
+use block_route::{DiskOperation, Operation};
 use guest_memory::MemoryTable;
-use placement::{DiskOperation, Operation};
 use std::io;
 use std::os::fd::AsRawFd;
 

@@ -13,11 +13,11 @@ use crate::counters::{self, Counters};
 use crate::error::Error;
 use crate::image::Image;
 use aligned::AlignedBuffer;
+use block_route::{DiskOperation, Operation, RequestId, Ticket};
 use disk_model::Client;
 use guest_memory::MemoryTable;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use modelled::Modelled;
-use placement::{DiskOperation, Operation, RequestId, Ticket};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -180,7 +180,7 @@ impl Engine {
         }
         let buffered: u64 = operation.buffers.iter().map(|buffer| buffer.len() as u64).sum();
         match operation.operation {
-            Operation::Read if operation.buffers.iter().any(|b| matches!(b, placement::Buffer::Bytes(_))) => {
+            Operation::Read if operation.buffers.iter().any(|b| matches!(b, block_route::Buffer::Bytes(_))) => {
                 refuse("bytes of the daemon's own are not read into")
             }
             Operation::Read | Operation::Write if buffered != operation.len => {

@@ -2,8 +2,8 @@
 //! have been done.
 
 use super::Event;
+use block_route::{DiskOperation, Operation, RequestId, Ticket};
 use disk_model::{Client, Inbox, Kind, Request};
-use placement::{DiskOperation, Operation, RequestId, Ticket};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};

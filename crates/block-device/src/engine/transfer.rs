@@ -2,9 +2,9 @@
 
 use super::aligned::AlignedBuffer;
 use crate::image::DirectAlignment;
+use block_route::{Buffer, DiskOperation, Operation};
 use guest_memory::{MemorySlice, MemoryTable};
 use io_uring::{opcode, squeue, types};
-use placement::{Buffer, DiskOperation, Operation};
 
 /// The registered file.
 pub(super) const FILE: types::Fixed = types::Fixed(0);

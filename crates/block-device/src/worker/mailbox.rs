@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::error::Error;
-use placement::Route;
+use block_route::Route;
 use rustix::event::EventfdFlags;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;

@@ -6,8 +6,8 @@ use crate::config_space::{RANGES_MAX, bit};
 use crate::counters::add;
 use crate::request::{Ask, ID_BYTES, Range, parse};
 use crate::ring::RingError;
+use block_route::{Request, RequestKind, Route, Status};
 use guest_memory::MemorySlice;
-use placement::{Request, RequestKind, Route, Status};
 use std::os::fd::AsFd;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,

@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::tracker::Settled;
-use placement::{PlanAction, RequestId, Route, Status, Ticket};
+use block_route::{PlanAction, RequestId, Route, Status, Ticket};
 use std::io;
 
 impl<R: Route + ?Sized> Worker<R> {

@@ -3,8 +3,8 @@
 #![allow(dead_code)]
 
 use block_device::{CacheMode, Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
+use block_route::{Buffer, DiskOperation, Operation, PlainRoute, Plan, Request, Route, Start, Ticket};
 use guest_memory::{MemoryTable, PageId, VmMemory};
-use placement::{Buffer, DiskOperation, Operation, PlainRoute, Plan, Request, Route, Start, Ticket};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -72,9 +72,9 @@ pub struct NotingRoute {
     pub journal: Journal,
     pub hold_writes: bool,
     pub writes_itself: bool,
-    pub held: Vec<(placement::RequestId, u64, Vec<guest_memory::MemorySlice>)>,
+    pub held: Vec<(block_route::RequestId, u64, Vec<guest_memory::MemorySlice>)>,
     pub refuse_start: bool,
-    pub routed: Vec<(placement::RequestKind, u64, u64)>,
+    pub routed: Vec<(block_route::RequestKind, u64, u64)>,
     plain: PlainRoute,
 }
 
@@ -89,10 +89,10 @@ impl Route for NotingRoute {
 
     fn route(&mut self, request: &Request<'_>, plan: &mut Plan) {
         self.routed.push((request.kind, request.offset, request.len));
-        if self.hold_writes && request.kind == placement::RequestKind::Write {
+        if self.hold_writes && request.kind == block_route::RequestKind::Write {
             plan.hold(request.id);
             self.held.push((request.id, request.offset, request.segments.to_vec()));
-        } else if self.writes_itself && request.kind == placement::RequestKind::Write {
+        } else if self.writes_itself && request.kind == block_route::RequestKind::Write {
             plan.disk(DiskOperation {
                 request: None,
                 ticket: Some(OWN_WRITE),

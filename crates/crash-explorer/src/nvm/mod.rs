@@ -181,11 +181,11 @@ impl crate::simulation::Watcher for Relay {
         self.judge.iter().for_each(|judge| lock(judge).request_done(id));
     }
 
-    fn submitted(&mut self, number: u64, operation: &placement::DiskOperation) {
+    fn submitted(&mut self, number: u64, operation: &block_route::DiskOperation) {
         self.judge.iter().for_each(|judge| lock(judge).submitted(number, operation));
     }
 
-    fn executed(&mut self, number: u64, operation: &placement::DiskOperation, bytes: Option<&[u8]>) {
+    fn executed(&mut self, number: u64, operation: &block_route::DiskOperation, bytes: Option<&[u8]>) {
         self.judge.iter().for_each(|judge| lock(judge).executed(number, operation, bytes));
     }
 
@@ -193,7 +193,7 @@ impl crate::simulation::Watcher for Relay {
         self.judge.iter().for_each(|judge| lock(judge).leaves());
     }
 
-    fn completed(&mut self, number: u64, operation: &placement::DiskOperation) {
+    fn completed(&mut self, number: u64, operation: &block_route::DiskOperation) {
         self.judge.iter().for_each(|judge| lock(judge).completed(number, operation));
     }
 }

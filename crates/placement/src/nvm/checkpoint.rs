@@ -13,7 +13,7 @@ use super::report::NvmCounters;
 use super::route::{Errand, NvmRoute};
 use crate::disk::DiskCounters;
 use crate::journals::TraceKind;
-use crate::route::{Buffer, DiskOperation, Operation, Plan};
+use block_route::{Buffer, DiskOperation, Operation, Plan};
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;

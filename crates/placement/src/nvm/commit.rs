@@ -8,7 +8,7 @@ use super::log_stream::Transaction;
 use super::report::NvmCounters;
 use super::route::{Errand, NvmRoute};
 use crate::disk::DiskCounters;
-use crate::route::{Buffer, DiskOperation, Operation, Plan, Status};
+use block_route::{Buffer, DiskOperation, Operation, Plan, Status};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

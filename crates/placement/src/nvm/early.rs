@@ -13,7 +13,7 @@ use super::State;
 use super::captured::Captured;
 use super::report::NvmCounters;
 use super::route::{Errand, NvmRoute};
-use crate::route::Plan;
+use block_route::Plan;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

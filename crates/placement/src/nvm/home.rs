@@ -11,8 +11,8 @@ use super::report::NvmCounters;
 use super::route::{Errand, NvmRoute, Waiting};
 use crate::disk::DiskCounters;
 use crate::layout::HomeRange;
-use crate::route::{Buffer, DiskOperation, Operation, Plan, RequestId, RequestKind, Status};
-use crate::segments;
+use block_route::segments;
+use block_route::{Buffer, DiskOperation, Operation, Plan, RequestId, RequestKind, Status};
 use std::ops::Range;
 use std::sync::Arc;
 

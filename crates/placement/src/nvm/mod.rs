@@ -39,7 +39,7 @@ pub use route::NvmRoute;
 
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
-use crate::layout::LogIndex;
+use block_route::LogIndex;
 use captured::Captured;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};

@@ -10,12 +10,11 @@ use super::superblock::Closing;
 use super::{NvmDisk, State};
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::journals::{Journals, Log, TraceKind};
-use crate::layout::{DiskLayout, LogIndex, LogRange, Piece};
-use crate::plain;
-use crate::route::{
-    Buffer, DiskOperation, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
+use crate::layout::{DiskLayout, LogRange, Piece};
+use block_route::segments;
+use block_route::{
+    Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
 };
-use crate::segments;
 use guest_memory::{MemorySlice, MemoryTable};
 use jbd2::SuperblockEdit;
 use std::collections::HashMap;
@@ -288,7 +287,7 @@ impl NvmRoute {
         self.journals.log(range.log).filter(|log| log.placement == PlacementKind::Nvm || self.is_stored(log))
     }
 
-    fn is_captured(state: &State, log: crate::layout::LogIndex) -> bool {
+    fn is_captured(state: &State, log: LogIndex) -> bool {
         matches!(state, State::Held(captured) if captured.log.index == log)
     }
 
@@ -445,7 +444,7 @@ impl NvmRoute {
         DiskCounters::add(&self.counters().read_bytes, request.len);
         self.trace(request.kind, TraceKind::Read, &(request.offset..request.offset + request.len));
         if !matches!(state, State::Held(_)) {
-            plan.disk(plain::whole(request));
+            plan.disk(block_route::whole(request));
             return;
         }
         let mut pieces = Vec::new();

@@ -35,8 +35,8 @@ pub(crate) use state::Outcome;
 
 use crate::disk::{Disk, DiskCounters};
 use crate::journals::offset_of;
-use crate::route::{RequestId, Status};
 use crate::scan::FoundLogPlace;
+use block_route::{RequestId, Status};
 use jbd2::Superblock;
 use remote_journal::ClientOptions;
 use report::RemoteCounters;

@@ -9,7 +9,7 @@
 //! * What waits to be sent is bounded: beyond that everything waits, not only commit blocks.
 //! * A batch's tail passes nothing that the superblock in it, or before it, still needs.
 
-use crate::route::{RequestId, Status};
+use block_route::{RequestId, Status};
 use jbd2::{Features, Kind, Superblock};
 use remote_journal::message::{Batch, Block};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};

@@ -3,7 +3,7 @@
 
 use super::mark::{MarkFound, RemoteMark};
 use super::state::{Mode, Outcome, State};
-use crate::route::{RequestId, Status};
+use block_route::{RequestId, Status};
 use jbd2::Superblock;
 use remote_journal::message::Batch;
 use std::collections::BTreeMap;

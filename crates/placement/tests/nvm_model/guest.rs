@@ -4,13 +4,14 @@ mod judge;
 mod storage;
 
 use super::disk::Disk;
+use block_route::{Plan, RequestKind, Route, Start};
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
 use placement::{
     AreaDirectory, Change, DiskOptions, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport, NvmRoute,
-    PlacementKind, Plan, RequestKind, Route, Start,
+    PlacementKind,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};

@@ -1,10 +1,9 @@
 //! What lies between the guest and its disks: requests, their holds, and storage that works when it is told to.
 
 use super::{BLOCK, Committing, Guest};
+use block_route::{Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
 use guest_memory::MemorySlice;
-use placement::{
-    Buffer, DiskOperation, Operation, PlacementKind, Plan, PlanAction, Request, RequestId, RequestKind, Route, Status,
-};
+use placement::PlacementKind;
 use std::os::unix::fs::FileExt;
 
 /// An operation on its way.

@@ -5,7 +5,7 @@ use crate::remote::state::Mode;
 use crate::remote::state::Outcome;
 use crate::remote::tests::Random;
 use crate::remote::{BackOff, RemoteLog};
-use crate::route::{RequestId, Status};
+use block_route::{RequestId, Status};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use std::collections::{BTreeMap, HashSet};

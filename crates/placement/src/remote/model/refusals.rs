@@ -4,7 +4,7 @@ use super::guest::Guest;
 use super::world::{BLOCK, World};
 use crate::remote::state::Outcome;
 use crate::remote::{MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
-use crate::route::{RequestId, Status};
+use block_route::{RequestId, Status};
 use jbd2::SuperblockEdit;
 use recovery::Error;
 use remote_journal::Server;

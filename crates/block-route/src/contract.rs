@@ -12,11 +12,14 @@
 //! Operations of a plan run concurrently and in any order; what must be ordered is sequenced by the route, which hears
 //! of each completion that carries a [`Ticket`].
 
-use crate::layout::LogIndex;
 use guest_memory::{MemorySlice, MemoryTable};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+
+/// Index of a log within its VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogIndex(pub usize);
 
 /// Names a request from the moment it is routed until it completes. Unique within a device while in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -221,7 +224,7 @@ pub trait Route: Send {
     /// The wake descriptor became readable.
     fn woken(&mut self, _plan: &mut Plan) {}
 
-    /// Hands the held log with this number over to its own place on storage ([`crate::Journals::change_placement`]). Between
+    /// Hands the held log with this number over to its own place on storage (`placement::Journals::change_placement`). Between
     /// two passes. False when it has to wait.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A disk without a journal of ours: every request goes to storage as it is.
 
-use crate::route::{Buffer, DiskOperation, Operation, Plan, Request, RequestKind, Route, Start, Ticket};
+use crate::contract::{Buffer, DiskOperation, Operation, Plan, Request, RequestKind, Route, Start, Ticket};
 use guest_memory::MemoryTable;
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct PlainRoute;
 
 /// The operation that carries out a request as it is.
-pub(crate) fn whole(request: &Request<'_>) -> DiskOperation {
+pub fn whole(request: &Request<'_>) -> DiskOperation {
     let operation = match request.kind {
         RequestKind::Read => Operation::Read,
         RequestKind::Write => Operation::Write,

@@ -3,7 +3,7 @@
 use guest_memory::MemorySlice;
 
 /// The slices that make up bytes `from..from + len` of `slices` taken together.
-pub(crate) fn part(slices: &[MemorySlice], from: u64, len: u64) -> Vec<MemorySlice> {
+pub fn part(slices: &[MemorySlice], from: u64, len: u64) -> Vec<MemorySlice> {
     let mut skip = from as usize;
     let mut left = len as usize;
     let mut parts = Vec::new();
@@ -25,7 +25,7 @@ pub(crate) fn part(slices: &[MemorySlice], from: u64, len: u64) -> Vec<MemorySli
 }
 
 /// Copies all of `slices` out.
-pub(crate) fn gather(slices: &[MemorySlice]) -> Vec<u8> {
+pub fn gather(slices: &[MemorySlice]) -> Vec<u8> {
     let mut bytes = vec![0; slices.iter().map(MemorySlice::len).sum()];
     let mut at = 0;
     for slice in slices {
@@ -37,7 +37,7 @@ pub(crate) fn gather(slices: &[MemorySlice]) -> Vec<u8> {
 
 /// For each of the blocks of `block_bytes` that `slices`, beginning `lead` bytes into a block, touch: its content, if it
 /// is covered whole and lies together.
-pub(crate) fn blocks(slices: &[MemorySlice], lead: u64, block_bytes: u32) -> Vec<Option<MemorySlice>> {
+pub fn blocks(slices: &[MemorySlice], lead: u64, block_bytes: u32) -> Vec<Option<MemorySlice>> {
     let block_bytes = block_bytes as usize;
     let total: usize = slices.iter().map(MemorySlice::len).sum();
     let count = (lead as usize + total).div_ceil(block_bytes);
