@@ -1,25 +1,24 @@
-//! The `amberlog` command: one module per subcommand, each with its arguments and a `run`.
+//! The `amberlog` command: one module per subcommand, each with its arguments and a `run`. Experiments and the journal
+//! server are programs of their own, which this one becomes when their commands are given.
 //!
-//! Exit codes are the contract of `docs/`: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
+//! Exit codes are a contract: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
 
-mod disk_model;
 mod exit;
 mod inspect;
-mod journal_server;
-mod lab;
-mod progress;
 mod recover;
-mod remote_options;
 mod run;
 mod serve;
 mod shim;
-mod ssd;
 mod takeover;
-mod trace;
 mod vm;
 
 use clap::{Parser, Subcommand};
+use command_line::programs::{OtherArgs, become_program};
+use std::ffi::OsString;
 use std::process::ExitCode;
+
+const LAB: &str = "amberlog-lab";
+const JOURNAL_SERVER: &str = "amberlog-journal-server";
 
 #[derive(Parser)]
 #[command(name = "amberlog", version, about = "VM-aware journaling for unmodified Linux guests")]
@@ -51,28 +50,21 @@ enum Command {
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
     Inspect(inspect::InspectArgs),
     /// Run the papers' experiments on real guests, and report on them.
-    Lab(lab::LabArgs),
+    Lab(OtherArgs),
     /// Serve a modelled disk that several VMs share, for experiments.
-    DiskModel(disk_model::DiskModelArgs),
+    DiskModel(OtherArgs),
     /// Run the server of remote journals, or list, inspect and delete what one keeps.
-    JournalServer(Box<journal_server::JournalServerArgs>),
+    JournalServer(OtherArgs),
     /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
-    Ssd(Box<ssd::SsdArgs>),
+    Ssd(OtherArgs),
     /// Summarise and convert block traces.
-    Trace(trace::TraceArgs),
+    Trace(OtherArgs),
 }
 
 fn main() -> ExitCode {
-    let command_line = CommandLine::parse();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("AMBERLOG_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
-        )
-        .with_target(false)
-        .init();
-    match command_line.command {
+    let command = CommandLine::parse().command;
+    command_line::logging::start();
+    match command {
         Command::Recover(args) => recover::run(args),
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::run(&args),
@@ -83,10 +75,15 @@ fn main() -> ExitCode {
         Command::Detach(args) => serve::ask::detach(&args),
         Command::Arguments(args) => serve::ask::arguments(&args),
         Command::Inspect(args) => inspect::run(args),
-        Command::Lab(args) => lab::run(args),
-        Command::DiskModel(args) => disk_model::run(args),
-        Command::JournalServer(args) => journal_server::run(*args),
-        Command::Ssd(args) => ssd::run(*args),
-        Command::Trace(args) => trace::run(args),
+        Command::Lab(args) => become_program(LAB, args.arguments),
+        Command::DiskModel(args) => become_program(LAB, with("disk-model", args)),
+        Command::JournalServer(args) => become_program(JOURNAL_SERVER, args.arguments),
+        Command::Ssd(args) => become_program(LAB, with("ssd", args)),
+        Command::Trace(args) => become_program(LAB, with("trace", args)),
     }
+}
+
+/// A command of another program, with its arguments.
+fn with(command: &str, args: OtherArgs) -> impl Iterator<Item = OsString> {
+    std::iter::once(OsString::from(command)).chain(args.arguments)
 }

@@ -7,8 +7,8 @@ mod area;
 mod nvm;
 mod remote;
 
-use crate::remote_options::{RemoteName, RemoteTrust};
 use clap::Args;
+use command_line::remote_options::{RemoteName, RemoteTrust};
 use nvm_journal::medium::RegionChoice;
 use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status};
 use serde_json::{Value, json};

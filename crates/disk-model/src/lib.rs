@@ -27,3 +27,16 @@ pub use error::Error;
 pub use model::{Completion, Kind, Model, Request, Totals};
 pub use profile::{FlashDrive, Profile, SpinningDrive};
 pub use server::{Server, ServerOptions};
+
+/// A factor of time, as an argument or an option has it: 0.0001 to 10000.
+///
+/// # Errors
+/// A sentence when the text is no such number.
+pub fn time_scale(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
+    if (0.0001..=10_000.0).contains(&factor) {
+        Ok(factor)
+    } else {
+        Err(format!("{factor} is not between 0.0001 and 10000"))
+    }
+}

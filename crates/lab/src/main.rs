@@ -1,8 +1,12 @@
-//! `amberlog-lab`, which `amberlog lab` starts: list, run, report.
+//! `amberlog-lab`: the papers' experiments, and what they measure with: block traces, simulated SSDs, modelled disks.
+//! `amberlog lab`, `ssd`, `trace` and `disk-model` start it.
 
 #![forbid(unsafe_code)]
 
+mod commands;
+
 use clap::{Parser, Subcommand};
+use commands::{disk_model, ssd, trace};
 use lab::catalogue::{self, Experiment, Extent, Kind};
 use lab::results::Parameters;
 use lab::run::{RunOptions, duration};
@@ -14,7 +18,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 #[derive(Parser)]
-#[command(name = "amberlog lab", version, about = "The papers' experiments on real guests")]
+#[command(
+    name = "amberlog-lab",
+    version,
+    about = "The papers' experiments on real guests, block traces, simulated SSDs, modelled disks"
+)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,
@@ -41,6 +49,12 @@ enum Command {
         /// A directory that `run` wrote to.
         directory: PathBuf,
     },
+    /// Serve a modelled disk that several VMs share, for experiments.
+    DiskModel(disk_model::DiskModelArgs),
+    /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
+    Ssd(Box<ssd::SsdArgs>),
+    /// Summarise and convert block traces.
+    Trace(trace::TraceArgs),
 }
 
 #[derive(clap::Args)]
@@ -91,6 +105,7 @@ struct RunArgs {
 }
 
 fn main() -> ExitCode {
+    command_line::logging::start();
     let outcome = match CommandLine::parse().command {
         Command::List(extents) => list(&extents),
         Command::Show { id } => catalogue::text(&id).map(|text| {
@@ -100,6 +115,9 @@ fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Report { directory } => report(&directory),
         Command::Table { directory } => table(&directory),
+        Command::DiskModel(args) => return disk_model::run(args),
+        Command::Ssd(args) => return ssd::run(*args),
+        Command::Trace(args) => return trace::run(args),
     };
     match outcome {
         Ok(code) => code,

@@ -1,7 +1,8 @@
 //! The remote journal: a guest's journal shipped to a server, as in "remote journaling" (2005).
 //!
 //! * [`message`]: the wire protocol. [`security`]: TLS, secrets, certificates.
-//! * [`store`]: batches in append-only segments, durable group by group.
+//! * [`store`]: batches in append-only segments, durable group by group; with the feature `jetstream` also in a stream of
+//!   NATS JetStream.
 //! * [`server`]: the server. [`client`]: the other end of the wire.
 //!
 //! What must always hold: a batch is acknowledged only when it is durable; only who has a journal's highest epoch adds to
@@ -15,6 +16,7 @@
 
 mod bytes;
 pub mod client;
+#[cfg(feature = "jetstream")]
 pub mod jetstream;
 mod link;
 pub mod message;

@@ -1,7 +1,7 @@
 //! `amberlog recover --disk IMAGE --remote HOST:PORT/NAME`: fetch the live log from a journal server and replay it.
 
 use super::{code_of, refusal_json, sentence, value};
-use crate::remote_options::{RemoteName, RemoteTrust};
+use command_line::remote_options::{RemoteName, RemoteTrust};
 use placement::{RemoteOptions, RemoteRecovered, recover_remote_image};
 use recovery::{Access, Disk, Error, Report, Status};
 use serde_json::json;

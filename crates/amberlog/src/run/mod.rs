@@ -54,10 +54,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory_budget: u64,
     /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = crate::disk_model::time_scale)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = ::disk_model::time_scale)]
     time_scale: f64,
     #[command(flatten)]
-    trust: crate::remote_options::RemoteTrust,
+    trust: command_line::remote_options::RemoteTrust,
     /// The VMM and its arguments.
     #[arg(last = true, required = true, value_name = "VMM ARGS")]
     vmm: Vec<OsString>,

@@ -2,9 +2,9 @@
 //!
 //! Disks are written as on the command line of `amberlog run`, so that what was tried there can be copied.
 
-use crate::remote_options::RemoteTrust;
 use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
 use anyhow::{Context, ensure};
+use command_line::remote_options::RemoteTrust;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

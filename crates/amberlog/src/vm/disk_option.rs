@@ -1,7 +1,7 @@
 //! The values of `--disk` and `--journal-disk`: `IMAGE[,key=value]...`, a comma in a path written twice.
 
 use super::model::ModelChoice;
-use crate::remote_options::RemoteName;
+use command_line::remote_options::RemoteName;
 use nvm_journal::medium::{DelayModel, RegionChoice};
 use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;

@@ -14,11 +14,11 @@ mod samples;
 mod trace;
 pub mod watched;
 
-use crate::remote_options::RemoteTrust;
 use crate::takeover::{PATIENCE, take_over};
 use anyhow::Context;
 use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
 use block_route::Route;
+use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{DiskOption, JournalDiskOption};
 use guest_memory::{HandoverSocket, VmMemory};

@@ -1,7 +1,7 @@
 //! Journal servers of a VM's disks: what an earlier run left on one is brought home before anything is served.
 
 use super::disk_option::DiskOption;
-use crate::remote_options::RemoteTrust;
+use command_line::remote_options::RemoteTrust;
 use placement::{DiskOptions, RemoteOptions, recover_remote_image};
 use recovery::{Access, Disk};
 use std::path::Path;

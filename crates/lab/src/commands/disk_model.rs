@@ -1,7 +1,7 @@
 //! `amberlog disk-model`: one modelled disk for several runs, which then share its arm, queue and cache.
 
-use crate::exit;
-use ::disk_model::{Profile, Server, ServerOptions};
+use command_line::exit;
+use disk_model::{Profile, Server, ServerOptions, time_scale};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -23,21 +23,11 @@ pub struct DiskModelArgs {
     seed: u64,
 }
 
-/// A factor of time, as an argument.
-pub fn time_scale(text: &str) -> Result<f64, String> {
-    let factor: f64 = text.parse().map_err(|_| format!("'{text}' is no number"))?;
-    if (0.0001..=10_000.0).contains(&factor) {
-        Ok(factor)
-    } else {
-        Err(format!("{factor} is not between 0.0001 and 10000"))
-    }
-}
-
 /// Serves until SIGTERM or SIGINT, then prints what the disk did.
 pub fn run(args: DiskModelArgs) -> ExitCode {
     match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => exit::report(&error),
+        Err(error) => exit::report("amberlog disk-model", &error, exit::code_of(&error)),
     }
 }
 

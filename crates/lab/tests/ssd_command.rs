@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 fn amberlog(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_amberlog")).args(arguments).stdin(Stdio::null()).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_amberlog-lab")).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -124,7 +124,7 @@ fn traces_come_through_a_pipe_and_packed() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&std::fs::read(&trace).unwrap()).unwrap();
     let packed = gzip.finish().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_amberlog-lab"))
         .args(["ssd", "--ftl", "page", "--trace", "-", "--format", "msr", "--json"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -204,7 +204,7 @@ fn ctrl_c_prints_what_there_is_so_far() {
     let directory = tempfile::tempdir().unwrap();
     let lines = std::fs::read(msr(directory.path(), "t.csv", 100_000)).unwrap();
     let run = |arguments: &[&str]| {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_amberlog-lab"))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -238,7 +238,7 @@ fn the_2010_papers_figures_hold_on_traces_of_real_guests() {
         .arg(root.join("crates/ssd-sim/traces/2010"))
         // One guest's disk of 4 GB.
         .args(["--blocks", "32768", "--precondition", "sequential", "--json"])
-        .env("AMBERLOG", env!("CARGO_BIN_EXE_amberlog"))
+        .env("AMBERLOG", env!("CARGO_BIN_EXE_amberlog-lab"))
         .stdin(Stdio::null())
         .output()
         .unwrap();

@@ -7,8 +7,8 @@
 mod options;
 mod runs;
 
-use crate::progress::Progress;
-use crate::trace::ReadArgs;
+use super::progress::Progress;
+use super::trace::ReadArgs;
 use clap::Args;
 use io_trace::Layout;
 use runs::{Failure, Job};

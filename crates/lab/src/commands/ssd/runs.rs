@@ -1,6 +1,6 @@
 //! Doing the runs: on several threads, under a progress bar, until the end or Ctrl-C.
 
-use crate::progress::{Part, Progress};
+use crate::commands::progress::{Part, Progress};
 use io_trace::{Filter, Filtered, Options};
 use ssd_sim::report::LabelledReport;
 use ssd_sim::run::{RunError, RunOptions, Watch, run};

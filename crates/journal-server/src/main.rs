@@ -1,8 +1,13 @@
-//! `amberlog journal-server`: run the server of remote journals, or look at what one keeps.
+//! `amberlog-journal-server`, which `amberlog journal-server` starts: run the server of remote journals, or look at what one
+//! keeps.
+//!
+//! What it must never do: touch a disk of a VM. Failure story: the crate `remote-journal` has it.
 
-use crate::exit;
-use crate::remote_options::{RemoteName, RemoteTrust};
-use clap::{Args, Subcommand};
+#![forbid(unsafe_code)]
+
+use clap::{Args, Parser, Subcommand};
+use command_line::exit;
+use command_line::remote_options::{RemoteName, RemoteTrust};
 use recovery::uuid_text;
 use remote_journal::jetstream::{JetStream, NatsAddress, NatsOptions};
 use remote_journal::message::JournalStatus;
@@ -15,9 +20,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Run the server of remote journals, or list, inspect and delete what one keeps.
-#[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct JournalServerArgs {
+#[derive(Parser, Debug)]
+#[command(name = "amberlog-journal-server", version, args_conflicts_with_subcommands = true)]
+struct JournalServerArgs {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
@@ -106,8 +111,9 @@ struct AskArgs {
     json: bool,
 }
 
-/// Runs the command.
-pub fn run(args: JournalServerArgs) -> ExitCode {
+fn main() -> ExitCode {
+    let args = JournalServerArgs::parse();
+    command_line::logging::start();
     let result = match (args.command, args.serve) {
         (Some(command), _) => ask(command),
         (None, Some(serve)) => serve_until_told(serve),
@@ -115,7 +121,7 @@ pub fn run(args: JournalServerArgs) -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => exit::report(&error),
+        Err(error) => exit::report("amberlog journal-server", &error, exit::code_of(&error)),
     }
 }
 
@@ -203,7 +209,7 @@ fn ask(command: Command) -> anyhow::Result<()> {
                 println!("  batches {} to {}, highest epoch given out {}", status.tail, status.last, status.fence);
             }
             if let Some(damage) = damage {
-                return Err(recovery::Error::Refused(damage).into());
+                return Err(exit::refused(damage));
             }
         }
         Command::Delete { force, .. } => {

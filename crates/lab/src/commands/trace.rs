@@ -4,7 +4,7 @@
 //! behind at the output's name but what was written before (`convert` writes beside it and renames at the end).
 //! Ctrl-C ends `summary` with what was read so far, and `convert` without an output; the exit code is then 1.
 
-use crate::progress::{Part, Progress};
+use super::progress::{Part, Progress};
 use clap::{Args, Subcommand};
 use io_trace::summary::{Summariser, Summary};
 use io_trace::{

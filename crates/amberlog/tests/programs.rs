@@ -1,0 +1,72 @@
+//! The programs beside `amberlog`: what serves VMs carries no experiments and no servers, and still knows their commands.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The crates that a package needs to run, as cargo resolves them for it alone.
+fn crates_below(package: &str) -> Vec<String> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--offline",
+            "--locked",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}",
+            "-p",
+            package,
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn what_serves_vms_carries_no_experiments_and_no_servers() {
+    let crates = crates_below("amberlog");
+    assert!(crates.iter().any(|name| name == "placement"), "{crates:?}");
+    for unwanted in ["lab", "ssd-sim", "guest-kit", "test-frontend", "journal-server", "async-nats"] {
+        assert!(!crates.iter().any(|name| name == unwanted), "amberlog needs {unwanted}");
+    }
+    // Moving bytes needs nothing of where journals live.
+    let device = crates_below("block-device");
+    for unwanted in ["placement", "journal-area", "remote-journal", "tokio", "jbd2"] {
+        assert!(!device.iter().any(|name| name == unwanted), "block-device needs {unwanted}");
+    }
+}
+
+#[test]
+fn commands_of_other_programs_start_them() {
+    let amberlog = Path::new(env!("CARGO_BIN_EXE_amberlog"));
+    let beside = tempfile::tempdir().expect("a temporary directory");
+    let copy: PathBuf = beside.path().join("amberlog");
+    std::fs::copy(amberlog, &copy).expect("copied");
+    // A program that says how it was called stands for the real ones, which are tested where they are.
+    for name in ["amberlog-lab", "amberlog-journal-server"] {
+        let script = beside.path().join(name);
+        std::fs::write(&script, "#!/bin/sh\necho \"${0##*/}\" \"$@\"\nexit 3\n").expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&script, mode).expect("made executable");
+    }
+    for (arguments, said) in [
+        (&["lab", "list", "--quick"][..], "amberlog-lab list --quick"),
+        (&["ssd", "--help"], "amberlog-lab ssd --help"),
+        (&["trace", "summary", "--json", "-"], "amberlog-lab trace summary --json -"),
+        (&["disk-model", "sata-ssd", "--socket", "s"], "amberlog-lab disk-model sata-ssd --socket s"),
+        (&["journal-server", "--listen", "[::1]:0"], "amberlog-journal-server --listen [::1]:0"),
+    ] {
+        let output = Command::new(&copy).args(arguments).output().expect("runs");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), said);
+        assert_eq!(output.status.code(), Some(3), "the other program's exit code");
+    }
+    std::fs::remove_file(beside.path().join("amberlog-lab")).expect("removed");
+    let output = Command::new(&copy).args(["ssd"]).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("install amberlog-lab"), "{output:?}");
+}

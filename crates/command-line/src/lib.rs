@@ -1,0 +1,11 @@
+//! What the command lines of amberlog's programs share: exit codes, logging, the options that say how a journal server is
+//! reached, and how one program becomes another.
+//!
+//! What it must never do: know a command. Failure story: none; every error is the caller's to report.
+
+#![forbid(unsafe_code)]
+
+pub mod exit;
+pub mod logging;
+pub mod programs;
+pub mod remote_options;
