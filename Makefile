@@ -4,7 +4,7 @@
 #   make demo     the main job: a real guest, killed, recovered, judged          ACCEL=kvm|tcg forces
 #   make test     everything that CI runs
 #   make lint     formatting and clippy alone
-#   make bench    the figures of the README
+#   make bench    the figures of docs/benchmarks.md
 #   make crash    the long crash rounds
 #   make mutants  seeded faults that some test must catch
 

@@ -5,7 +5,7 @@
 //! `parameter` (a name and values), `iterations` (where the paper needs more than the usual few), `part` (of a run's scale, where a paper's
 //! sizes are many times the others'), `plot` (the fields to draw), `curves`
 //! (what to draw over time), any number of `claim` lines (see [`crate::claim`]) and of `headline` lines: words, a colon, and a
-//! claim, for the table of the README ([`crate::headline`]).
+//! claim, for the table of docs/papers.md ([`crate::headline`]).
 
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
@@ -69,7 +69,7 @@ pub struct Experiment {
     pub curves: String,
     /// What the paper found.
     pub claims: Vec<Claim>,
-    /// Those of its figures that stand in the README: in words, and as a claim.
+    /// Those of its figures that stand in docs/papers.md: in words, and as a claim.
     pub headlines: Vec<(String, Claim)>,
     /// For the reader: heading and text.
     pub sections: Vec<(String, String)>,

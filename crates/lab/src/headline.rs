@@ -1,4 +1,4 @@
-//! The table of the README: the papers' main figures beside ours, made from results, so that no claim there is older than what
+//! The table of docs/papers.md: the papers' main figures beside ours, made from results, so that no claim there is older than what
 //! it points at.
 
 use crate::catalogue::Experiment;
@@ -51,15 +51,15 @@ mod tests {
     use crate::results::read_all;
     use std::path::Path;
 
-    /// Where the README says that its table begins and ends.
+    /// Where the page says that its table begins and ends.
     const BEGIN: &str = "<!-- amberlog lab table docs/results -->\n";
     const END: &str = "<!-- end -->";
 
     #[test]
-    fn the_readme_has_the_table_of_the_kept_results() {
+    fn the_page_has_the_table_of_the_kept_results() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-        let (_, rest) = readme.split_once(BEGIN).expect("the README has the place");
+        let page = std::fs::read_to_string(root.join("docs/papers.md")).unwrap();
+        let (_, rest) = page.split_once(BEGIN).expect("the page has the place");
         let (found, _) = rest.split_once(END).expect("and its end");
         let results = read_all(&root.join("docs/results")).unwrap();
         let made = table(&results, &catalogue::all().unwrap());

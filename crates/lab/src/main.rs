@@ -44,7 +44,7 @@ enum Command {
         /// A directory that `run` wrote to.
         directory: PathBuf,
     },
-    /// Print the papers' main figures beside those of the results in DIR, as a table in Markdown: the README's.
+    /// Print the papers' main figures beside those of the results in DIR, as a table in Markdown: the one of docs/papers.md.
     Table {
         /// A directory that `run` wrote to.
         directory: PathBuf,
