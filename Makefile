@@ -7,6 +7,9 @@
 #   make bench    the figures of docs/benchmarks.md
 #   make crash    the long crash rounds
 #   make mutants  seeded faults that some test must catch
+#
+# Guests run under KVM where one boots, else emulated. AMBERLOG_GUEST_KERNEL=FILE boots them from another kernel, a bzImage or an
+# uncompressed vmlinux with all built in (and AMBERLOG_GUEST_CPU, AMBERLOG_GUEST_BIOS are QEMU's -cpu and -bios with it).
 
 export ACCEL
 # rustup puts cargo here, and sudo or a fresh shell may not have it on PATH.

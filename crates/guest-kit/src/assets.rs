@@ -1,11 +1,9 @@
-//! What every guest boots from: Debian's cloud kernel, unpacked under `build/guest/kernel`, and an
-//! initramfs with busybox, postmark, e2fsprogs, our own guest tools and the few modules that a
-//! virtio disk needs. Built once per process, in memory: always from the current inputs.
+//! What every guest boots from beside its kernel ([`crate::kernel`]): an initramfs with busybox, postmark, e2fsprogs and our own
+//! guest tools. Built once per process, in memory: always from the current inputs.
 //!
 //! Failure story: whatever is missing is named together with the script that provides it.
 
-use crate::error::{Error, FileContext, Result};
-use crate::modules::ModuleTree;
+use crate::error::{Error, Result};
 use crate::program;
 use crate::tree::FileTree;
 use std::collections::BTreeMap;
@@ -15,18 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// The parts that guests boot from.
 pub struct Assets {
-    kernel: PathBuf,
-    modules: PathBuf,
     base: FileTree,
     initramfs: Vec<u8>,
 }
 
-/// Modules that every guest loads, with what they depend on. ext4 and jbd2 are built into
-/// Debian's cloud kernel; the list says so to the reader and would load them elsewhere.
-const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "ext4", "jbd2"];
-
 impl Assets {
-    /// The assets of this process; the first call prepares them (fetching the kernel if need be).
+    /// The assets of this process; the first call prepares them.
     pub fn get() -> Result<&'static Self> {
         static ASSETS: OnceLock<std::result::Result<Assets, String>> = OnceLock::new();
         ASSETS
@@ -35,35 +27,7 @@ impl Assets {
             .map_err(|text| Error::Assets(text.clone()))
     }
 
-    /// The kernel image for QEMU's `-kernel`.
-    pub fn kernel(&self) -> &Path {
-        &self.kernel
-    }
-
-    /// A module of the guests' kernel that not every guest loads, for [`crate::GuestSpec::files`]; it must depend on no
-    /// other one.
-    ///
-    /// # Errors
-    /// When there is none of that name, or it is built in, or needs others.
-    pub fn module(&self, name: &str) -> Result<Vec<u8>> {
-        match ModuleTree::read(&self.modules)?.load_order(&[name])?.as_slice() {
-            [only] => std::fs::read(only).at("read", only),
-            other => Err(Error::Assets(format!("the module {name} is {} files, not one", other.len()))),
-        }
-    }
-
-    /// Modules of the guests' kernel that not every guest loads, in the order in which they are to be inserted, with what they
-    /// depend on and without what is built in: names and contents, for [`crate::GuestSpec::files`].
-    ///
-    /// # Errors
-    /// When there is none of a name.
-    pub fn modules(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
-        let order = ModuleTree::read(&self.modules)?.load_order(names)?;
-        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        order.iter().map(|path| Ok((name(path), std::fs::read(path).at("read", path)?))).collect()
-    }
-
-    /// The initramfs that all guests share; a run appends its own small archive.
+    /// The initramfs that all guests share; a kernel appends its modules, and a run its own small archive.
     pub fn initramfs(&self) -> &[u8] {
         &self.initramfs
     }
@@ -96,10 +60,6 @@ impl Assets {
     }
 
     fn prepare() -> Result<Self> {
-        let kernel_directory = fetch_kernel()?;
-        let kernel = first_with_prefix(&kernel_directory.join("boot"), "vmlinuz-")?;
-        let modules_directory = first_with_prefix(&kernel_directory.join("lib/modules"), "")?;
-
         let mut base = programs()?;
         base.file("sbin/guest-main", 0o755, include_str!("../../../guest/main"));
         base.file("etc/guest-prelude", 0o644, include_str!("../../../guest/prelude"));
@@ -108,14 +68,7 @@ impl Assets {
         boot.file("init", 0o755, include_str!("../../../guest/init"));
         // The kernel opens it for init before anything could be mounted.
         boot.character_device("dev/console", 5, 1);
-        let mut list = String::new();
-        for module in ModuleTree::read(&modules_directory)?.load_order(&MODULES)? {
-            let name = module.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            boot.file(&format!("lib/modules/{name}"), 0o644, std::fs::read(&module).at("read", &module)?);
-            list.push_str(&format!("/lib/modules/{name}\n"));
-        }
-        boot.file("etc/load-modules", 0o644, list);
-        Ok(Self { kernel, modules: modules_directory, initramfs: boot.archive(), base })
+        Ok(Self { initramfs: boot.archive(), base })
     }
 }
 
@@ -145,16 +98,6 @@ fn programs() -> Result<FileTree> {
     Ok(tree)
 }
 
-/// Where the unpacked kernel package is, after `scripts/fetch-kernel.sh` made sure of it.
-fn fetch_kernel() -> Result<PathBuf> {
-    let directory = program::workspace().join("build/guest/kernel");
-    if !directory.join("package").is_file() {
-        let script = program::workspace().join("scripts/fetch-kernel.sh");
-        program::run(&mut Command::new(script), &[0])?;
-    }
-    Ok(directory)
-}
-
 /// Builds the guest's own tools, in a target directory of their own so that a running
 /// `cargo test` is never waited for.
 fn guest_tools() -> Result<&'static Path> {
@@ -175,19 +118,4 @@ fn guest_tools() -> Result<&'static Path> {
         })
         .as_deref()
         .map_err(|text| Error::Assets(text.clone()))
-}
-
-fn first_with_prefix(directory: &Path, prefix: &str) -> Result<PathBuf> {
-    let mut names: Vec<PathBuf> = std::fs::read_dir(directory)
-        .at("read", directory)?
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
-        .collect();
-    names.sort();
-    names.into_iter().next().ok_or_else(|| {
-        Error::Assets(format!(
-            "{} holds no {prefix}*; remove build/guest/kernel and run scripts/fetch-kernel.sh",
-            directory.display()
-        ))
-    })
 }

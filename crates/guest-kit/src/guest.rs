@@ -4,10 +4,10 @@
 //! Failure story: every wait has a limit, and every error carries the end of the console. The
 //! run's directory (console, QEMU's stderr) is removed at the end, unless something failed.
 
-use crate::accelerator::Accelerator;
 use crate::assets::Assets;
 use crate::error::{Error, FileContext, Result};
 use crate::interrupt;
+use crate::platform::Platform;
 use crate::program;
 use crate::qmp::Qmp;
 use crate::report::{Acknowledged, ReportChannel, Reported};
@@ -47,14 +47,16 @@ impl Guest {
 
     /// Starts QEMU (or the wrapper) and waits for nothing.
     pub fn launch(spec: GuestSpec) -> Result<Self> {
+        let platform = Platform::for_guest(&spec)?;
+        Self::launch_on(spec, &platform)
+    }
+
+    /// The same on this platform and no other.
+    pub(crate) fn launch_on(spec: GuestSpec, platform: &Platform) -> Result<Self> {
         if interrupt::is_requested() {
             return Err(Error::Interrupted);
         }
         let assets = Assets::get()?;
-        let accelerator = match spec.accelerator {
-            Some(accelerator) => accelerator,
-            None => Accelerator::choose()?,
-        };
         let temporary = std::env::temp_dir();
         let directory = tempfile::Builder::new().prefix("guest-").tempdir().at("create a directory in", &temporary)?;
         let path = directory.path();
@@ -62,6 +64,7 @@ impl Guest {
         let initramfs = path.join("initramfs");
         let mut archive = File::create(&initramfs).at("create", &initramfs)?;
         archive.write_all(assets.initramfs()).at("write", &initramfs)?;
+        archive.write_all(&platform.kernel.modules_archive(&spec.modules)?).at("write", &initramfs)?;
         for name in &spec.programs {
             archive.write_all(&Assets::program(name)?).at("write", &initramfs)?;
         }
@@ -83,7 +86,7 @@ impl Guest {
         }
         command
             .arg(&qemu)
-            .args(spec.arguments(accelerator, assets.kernel(), path))
+            .args(spec.arguments(platform, path))
             .envs(spec.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log_file(&path.join("stdout.log"))?)

@@ -1,4 +1,4 @@
-//! Real guests for tests, the demo and experiments: Debian's kernel under unmodified QEMU, on
+//! Real guests for tests, the demo and experiments: a kernel under unmodified QEMU ([`platform`]), on
 //! images made without privileges, driven by a shell script and judged from outside.
 //!
 //! This crate knows nothing of how amberlog works: it runs guests with QEMU's own drives or below
@@ -20,7 +20,9 @@ pub mod guest;
 pub mod image;
 pub mod interrupt;
 pub mod judge;
+pub mod kernel;
 mod modules;
+pub mod platform;
 pub mod program;
 pub mod qmp;
 pub mod report;
@@ -32,6 +34,8 @@ pub mod workload;
 pub use accelerator::Accelerator;
 pub use error::{Error, Result};
 pub use guest::Guest;
+pub use kernel::Kernel;
+pub use platform::Platform;
 pub use report::{Acknowledged, Reported};
 pub use spec::{AtEnd, Cache, Disks, Drive, GuestSpec};
 

@@ -2,6 +2,8 @@
 //! line that follows from it.
 
 use crate::accelerator::Accelerator;
+use crate::kernel::Kernel;
+use crate::platform::Platform;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -106,6 +108,13 @@ pub struct GuestSpec {
     pub environment: Vec<(OsString, OsString)>,
     /// Overrides what this machine was found to be capable of.
     pub accelerator: Option<Accelerator>,
+    /// Overrides which kernel boots.
+    pub kernel: Option<Kernel>,
+    /// Modules that init inserts, with what they depend on: "brd rd_nr=1". A guest that needs some gets a kernel that has
+    /// modules, unless [`Self::kernel`] names one.
+    pub modules: Vec<String>,
+    /// QEMU's `-M`.
+    pub machine: String,
     /// How long user space may take to come up.
     pub boot_timeout: Duration,
 }
@@ -129,6 +138,9 @@ impl GuestSpec {
             qemu_arguments: Vec::new(),
             environment: Vec::new(),
             accelerator: None,
+            kernel: None,
+            modules: Vec::new(),
+            machine: "q35".to_owned(),
             boot_timeout: Duration::from_secs(120),
         }
     }
@@ -166,16 +178,15 @@ impl GuestSpec {
 
     /// QEMU's arguments (without the program's name), for a run whose sockets, console and pid
     /// file are in `directory`.
-    pub(crate) fn arguments(&self, accelerator: Accelerator, kernel: &Path, directory: &Path) -> Vec<OsString> {
+    pub(crate) fn arguments(&self, platform: &Platform, directory: &Path) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
         let file = |name: &str| directory.join(name).to_string_lossy().replace(',', ",,");
-        add(&["-M", "q35", "-m", &format!("{}M", self.memory_mib)]);
+        add(&["-M", &self.machine, "-m", &format!("{}M", self.memory_mib)]);
         add(&["-smp", &self.cpus.to_string(), "-nodefaults", "-display", "none"]);
-        match accelerator {
-            Accelerator::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
-            // RDRAND seeds the kernel's random numbers at once.
-            Accelerator::Tcg => add(&["-accel", "tcg", "-cpu", "qemu64,+rdrand,+ssse3,+sse4.2"]),
+        add(&["-accel", platform.accelerator.name(), "-cpu", &platform.cpu]);
+        if let Some(bios) = &platform.bios {
+            add(&["-bios", bios]);
         }
         if !self.reboots {
             add(&["-no-reboot"]);
@@ -187,9 +198,12 @@ impl GuestSpec {
         add(&["-chardev", &format!("socket,id=qmp,path={}", file("qmp"))]);
         add(&["-mon", "chardev=qmp,mode=control"]);
         add(&["-pidfile", &file("qemu.pid")]);
-        add(&["-kernel", &kernel.to_string_lossy()]);
+        add(&["-kernel", &platform.kernel.image.to_string_lossy()]);
         add(&["-initrd", &directory.join("initramfs").to_string_lossy()]);
-        add(&["-append", &format!("console=ttyS0 loglevel=4 panic=-1 mitigations=off {}", self.kernel_arguments)]);
+        // Kernels from 6.8 on may refuse tools that write beside a mounted file system: resize2fs, tune2fs, a wild write.
+        let common = "console=ttyS0 loglevel=4 panic=-1 mitigations=off bdev_allow_write_mounted=1";
+        let words = [common, platform.kernel_arguments, &self.kernel_arguments];
+        add(&["-append", &words.join(" ")]);
         if let Disks::Plain(drives) = &self.disks {
             for (index, drive) in drives.iter().enumerate() {
                 let node = serde_json::json!({
@@ -230,8 +244,9 @@ mod tests {
     fn drives_come_in_order_and_a_wrapper_has_none() {
         let mut spec = GuestSpec::new("test", "true")
             .drives(vec![Drive::new("/a,b.img", Cache::None), Drive::new("/c.img", Cache::Unsafe)]);
+        let platform = Platform::emulated().unwrap();
         let text = |spec: &GuestSpec| {
-            spec.arguments(Accelerator::Tcg, Path::new("/kernel"), Path::new("/run,dir"))
+            spec.arguments(&platform, Path::new("/run,dir"))
                 .iter()
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect::<Vec<_>>()

@@ -1,6 +1,6 @@
 //! What a run was made on, kept with its results.
 
-use guest_kit::{Accelerator, program};
+use guest_kit::{Platform, program};
 use std::collections::BTreeMap;
 
 /// The machine's load averages, now.
@@ -30,9 +30,9 @@ pub fn describe() -> BTreeMap<String, String> {
         .and_then(|mut qemu| program::run(qemu.arg("--version"), &[0]))
         .map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let package = std::fs::read_to_string(program::workspace().join("build/guest/kernel/package"));
-    let accelerator = Accelerator::choose().map_or("unknown", Accelerator::name);
-    let guest_kernel = package.unwrap_or_default().split_whitespace().next().unwrap_or("unknown").to_owned();
+    let platform = Platform::native();
+    let accelerator = platform.as_ref().map_or("unknown", |platform| platform.accelerator.name());
+    let guest_kernel = platform.map_or_else(|error| error.to_string(), |platform| platform.kernel.version.clone());
     [
         ("processor", format!("{processors} × {}", field(&read("/proc/cpuinfo"), "model name"))),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),

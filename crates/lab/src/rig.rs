@@ -14,7 +14,6 @@ use crate::results::Parameters;
 use crate::workload::{Sizes, Workload};
 use disk_model::{Profile, Server, ServerOptions};
 use guest_kit::aged::Aged;
-use guest_kit::assets::Assets;
 use guest_kit::image::{self, ExtRecipe, FileSystem, Journal};
 use guest_kit::{Guest, GuestSpec, interrupt, program, toolchain};
 use std::collections::BTreeMap;
@@ -104,10 +103,8 @@ impl<'a> Plan<'a> {
     pub(crate) fn mount(&self) -> String {
         let ram_disk = if self.mode() == Mode::Ramdisk {
             format!(
-                "insmod /run/host/brd.ko rd_nr=1 rd_size={} || fail brd
-                 /bin/mke2fs -F -q -O journal_dev -b {BLOCK_BYTES} /dev/ram0 || fail 'journal device'
+                "/bin/mke2fs -F -q -O journal_dev -b {BLOCK_BYTES} /dev/ram0 || fail 'journal device'
                  /bin/tune2fs -J device=/dev/ram0 /dev/vda >/dev/null || fail tune2fs\n",
-                self.journal_mib * 1024
             )
         } else {
             String::new()
@@ -299,7 +296,7 @@ impl Rig {
             spec.kernel_arguments = "no_timer_check".to_owned();
             spec.environment = vec![("AMBERLOG_LOG".into(), "warn".into())];
             if group.mode == Mode::Ramdisk {
-                spec.files.push(("brd.ko".to_owned(), Assets::get()?.module("brd")?));
+                spec.modules.push(format!("brd rd_nr=1 rd_size={}", plan.journal_mib * 1024));
             }
             running.guests.push(Guest::launch(spec)?);
         }

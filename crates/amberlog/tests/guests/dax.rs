@@ -6,22 +6,20 @@
 //! caches are is `nvm-journal`'s own crash test.
 
 use crate::support::*;
-use guest_kit::assets::Assets;
-use guest_kit::{Guest, GuestSpec, Reported};
+use guest_kit::{Accelerator, Guest, GuestSpec, Platform, Reported};
 use std::path::Path;
 
 /// Bytes of an NVDIMM: small, but with whole huge pages behind what a devdax device keeps for itself.
 const NVDIMM_MIB: u32 = 64;
 
-/// A guest with these NVDIMMs, whose modules are loaded before its script.
+/// A guest with these NVDIMMs.
 fn spec(name: &str, nvdimms: &[&Path], script: &str) -> GuestSpec {
-    let modules = Assets::get().unwrap().modules(&["nfit", "nd_pmem", "dax_pmem", "device_dax"]).unwrap();
-    let insert: String = modules.iter().map(|(name, _)| format!("insmod /run/host/{name}\n")).collect();
-    let mut spec = GuestSpec::new(name, format!("set -e\n{insert}{script}"));
-    spec.files = modules;
+    let mut spec = GuestSpec::new(name, format!("set -e\n{script}"));
+    spec.modules = ["nfit", "nd_pmem", "dax_pmem", "device_dax"].map(str::to_owned).into();
+    let accelerator = Platform::for_guest(&spec).unwrap().accelerator;
     let mut add = |words: &[&str]| spec.qemu_arguments.extend(words.iter().map(Into::into));
     add(&["-machine", "nvdimm=on", "-m", "slots=4,maxmem=2G"]);
-    if guest_kit::Accelerator::choose().unwrap() == guest_kit::Accelerator::Tcg {
+    if accelerator == Accelerator::Tcg {
         add(&["-cpu", "qemu64,+rdrand,+ssse3,+sse4.2,+clflushopt,+clwb"]);
     }
     for (index, path) in nvdimms.iter().enumerate() {

@@ -3,22 +3,35 @@
 use crate::support::*;
 use guest_kit::image::ExtRecipe;
 use guest_kit::workload::{Mode, STREAMS, Workload};
-use guest_kit::{Guest, judge};
+use guest_kit::{Accelerator, Guest, judge};
 use guest_tools::random::Random;
 use std::time::Duration;
 
 #[test]
 fn whenever_qemu_is_killed_all_that_was_acknowledged_is_there() {
-    for round in 0..rounds(3) {
+    for (accelerator, rounds) in accelerators().into_iter().zip([rounds(3), rounds(1)]) {
+        kill_rounds(accelerator, rounds);
+    }
+}
+
+fn kill_rounds(accelerator: Accelerator, rounds: u64) {
+    for round in 0..rounds {
         let mut random = Random::of(seed(), round);
         let mode = [Mode::Journal, Mode::Ordered, Mode::Writeback][(round % 3) as usize];
         let moment = Duration::from_millis(random.below(4000));
-        println!("round {round}: data={}, killed after {moment:?} (AMBERLOG_SEED={})", mode.name(), seed());
+        println!(
+            "round {round} under {}: data={}, killed after {moment:?} (AMBERLOG_SEED={})",
+            accelerator.name(),
+            mode.name(),
+            seed()
+        );
         let bench = Bench::new();
         let image = bench.path("image");
         let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
         let load = Workload::new(random.below(1 << 32)).mode(mode);
-        let mut guest = Guest::start(bench.spec("killed", load.script(), disk(&image))).unwrap();
+        let mut spec = bench.spec("killed", load.script(), disk(&image));
+        spec.accelerator = Some(accelerator);
+        let mut guest = Guest::start(spec).unwrap();
         for stream in STREAMS {
             guest.wait_acknowledged(stream, 1, LIMIT).unwrap();
         }

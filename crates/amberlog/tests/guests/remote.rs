@@ -10,7 +10,7 @@ mod network;
 use crate::support::*;
 use guest_kit::image::{ExtRecipe, FileSystem, Journal, copy_image, journal_device};
 use guest_kit::workload::{Mode, STREAMS, Workload};
-use guest_kit::{Guest, Reported, Signal};
+use guest_kit::{Accelerator, Guest, Reported, Signal};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -197,6 +197,10 @@ fn assert_others_cannot_touch(image: &Path, address: &str, other: &str) {
 /// QEMU dies; then both die, and the log comes from the server: onto the image, by `recover` and by the next run.
 #[test]
 fn the_log_comes_from_the_server_when_amberlog_is_killed() {
+    accelerators().into_iter().for_each(comes_from_the_server);
+}
+
+fn comes_from_the_server(accelerator: Accelerator) {
     let bench = Bench::new();
     let (ann, bob) = ("ann 0123456789abcdef0", "bob abcdefghijklmnop1");
     for (name, content) in [("ann", ann.to_owned()), ("bob", bob.to_owned()), ("all", format!("{ann}\n{bob}\n"))] {
@@ -215,8 +219,9 @@ fn the_log_comes_from_the_server_when_amberlog_is_killed() {
     for (round, mode) in modes.into_iter().enumerate().take(rounds(1) as usize) {
         let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
         let load = Workload::new(31 + round as u64).without_postmark().mode(mode);
-        let mut guest =
-            Guest::start(bench.spec("remote", load.script(), remote_disk(&image, &server.address))).unwrap();
+        let mut spec = bench.spec("remote", load.script(), remote_disk(&image, &server.address));
+        spec.accelerator = Some(accelerator);
+        let mut guest = Guest::start(spec).unwrap();
         more_is_acknowledged(&mut guest, 5);
         wait_for_log(&guest, TO_SERVER, 1);
         if round == 1 {

@@ -2,8 +2,8 @@
 //! kernel reads its first block, so that it finds nothing to replay.
 
 use crate::support::*;
-use guest_kit::Guest;
 use guest_kit::image::{ExtRecipe, Journal, journal_device};
+use guest_kit::{Accelerator, Guest};
 use serde_json::json;
 
 /// The ways a guest ends its kernel's life, one a boot; the last boot ends by panic, with QEMU told to end then.
@@ -49,6 +49,10 @@ fn script() -> String {
 
 #[test]
 fn each_kind_of_reset_loses_nothing_and_leaves_nothing_to_replay() {
+    accelerators().into_iter().for_each(resets);
+}
+
+fn resets(accelerator: Accelerator) {
     let bench = Bench::new();
     let (image, second, journal) = (bench.path("image"), bench.path("second"), bench.path("journal"));
     let internal = ExtRecipe::ext4(64, 8).make(&image).unwrap();
@@ -58,6 +62,7 @@ fn each_kind_of_reset_loses_nothing_and_leaves_nothing_to_replay() {
     let words = [&disk(&image)[..], &disk(&second)[..], &["--journal-disk".into(), journal.into()][..]].concat();
     let mut spec = bench.spec("reset", script(), words);
     spec.reboots = true;
+    spec.accelerator = Some(accelerator);
     let mut guest = Guest::start(spec).unwrap();
     let pid = guest.qemu_pid().unwrap();
     let alive = |guest: &mut Guest, mark: &str| {

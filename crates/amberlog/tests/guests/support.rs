@@ -3,7 +3,7 @@
 
 use guest_kit::evidence::{self, Order, RecordLayout};
 use guest_kit::image::FileSystem;
-use guest_kit::{AtEnd, Guest, GuestSpec, Reported, judge};
+use guest_kit::{Accelerator, AtEnd, Guest, GuestSpec, Platform, Reported, judge};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -37,6 +37,13 @@ pub fn amberlog_with<W: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = 
 /// What a program wrote.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What guests run on here, and beside it emulation, if that is something else: what holds under one holds under the other.
+/// Every test runs under the first; some of each kind under all.
+pub fn accelerators() -> Vec<Accelerator> {
+    let native = Platform::native().expect("there is a way to run guests").accelerator;
+    if native == Accelerator::Tcg { vec![native] } else { vec![native, Accelerator::Tcg] }
 }
 
 /// Directories of one test, removed at its end.

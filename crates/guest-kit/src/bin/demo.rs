@@ -12,7 +12,7 @@
 
 use guest_kit::evidence::{self, Order, RecordLayout};
 use guest_kit::image::{ExtRecipe, FileSystem};
-use guest_kit::{Accelerator, AtEnd, Guest, GuestSpec, Reported, judge, program};
+use guest_kit::{AtEnd, Guest, GuestSpec, Platform, Reported, judge, program};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -116,9 +116,9 @@ fn main() -> ExitCode {
 
 fn demo() -> Outcome<bool> {
     let started = Instant::now();
-    let accelerator = Accelerator::choose().map_err(sentence)?;
     guest_kit::assets::Assets::get().map_err(sentence)?;
-    println!("amberlog demo: a real Debian guest under QEMU ({})", accelerator.name());
+    let platform = Platform::native().map_err(sentence)?;
+    println!("amberlog demo: a real guest under QEMU ({})", platform.describe());
     let directory = tempfile::Builder::new()
         .prefix("amberlog-demo-")
         .tempdir()

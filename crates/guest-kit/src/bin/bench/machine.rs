@@ -1,7 +1,7 @@
 //! What the measurements were made on, said beside them.
 
-use guest_kit::Accelerator;
 use guest_kit::image;
+use guest_kit::{Accelerator, Platform};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 use std::fmt;
@@ -17,7 +17,7 @@ const PROBES: u64 = 40;
 /// The machine, and the storage under the images.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    accelerator: Accelerator,
+    platform: Platform,
     processors: usize,
     processor: String,
     kernel: String,
@@ -31,7 +31,7 @@ pub struct Machine {
 
 impl Machine {
     /// Looks around, and times flushes in `directory`.
-    pub fn look(directory: &Path, accelerator: Accelerator) -> Result<Self, String> {
+    pub fn look(directory: &Path, platform: &Platform) -> Result<Self, String> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let processor = read("/proc/cpuinfo")
             .lines()
@@ -47,7 +47,7 @@ impl Machine {
         let direct = rustix::fs::open(&probe, OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).is_ok();
         let _ = std::fs::remove_file(&probe);
         Ok(Self {
-            accelerator,
+            platform: platform.clone(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             processor,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
@@ -60,7 +60,7 @@ impl Machine {
 
     /// Whether guests' processors are emulated.
     pub fn is_emulated(&self) -> bool {
-        self.accelerator == Accelerator::Tcg
+        self.platform.accelerator == Accelerator::Tcg
     }
 
     /// Whether a flush waits for the medium here: only then does leaving flushes out gain what it
@@ -77,7 +77,7 @@ impl Machine {
     /// For `--json`.
     pub fn to_json(&self) -> Value {
         json!({
-            "accelerator": self.accelerator.name(), "processors": self.processors, "processor": self.processor,
+            "accelerator": self.platform.accelerator.name(), "guest_kernel": self.platform.kernel.version, "processors": self.processors, "processor": self.processor,
             "kernel": self.kernel, "qemu": self.qemu, "load_at_start": self.load_at_start,
             "direct_io": self.direct, "flush_us": self.flush_us,
         })
@@ -91,7 +91,7 @@ impl fmt::Display for Machine {
             f,
             "guests under {}; load average at the start {}; images {} the host's page cache; a 4 KB write and its flush \
              take {:.0} µs there{}",
-            self.accelerator.name(),
+            self.platform.describe(),
             self.load_at_start,
             if self.direct { "around" } else { "through" },
             self.flush_us,

@@ -57,16 +57,16 @@ fn main() -> ExitCode {
 
 fn bench(options: &Options) -> Outcome<bool> {
     let started = Instant::now();
-    let accelerator = guest_kit::Accelerator::choose().map_err(sentence)?;
     eprintln!("preparing what guests boot from");
     guest_kit::assets::Assets::get().map_err(sentence)?;
+    let platform = guest_kit::Platform::native().map_err(sentence)?;
     std::fs::create_dir_all(&options.directory)
         .map_err(|error| format!("cannot make {}: {error}", options.directory.display()))?;
     let directory = tempfile::Builder::new()
         .prefix("bench-")
         .tempdir_in(&options.directory)
         .map_err(|error| format!("cannot make a directory in {}: {error}", options.directory.display()))?;
-    let machine = machine::Machine::look(directory.path(), accelerator)?;
+    let machine = machine::Machine::look(directory.path(), platform)?;
     println!("{machine}");
 
     let mut figures: Vec<Figure> = Vec::new();
