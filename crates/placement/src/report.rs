@@ -163,3 +163,30 @@ impl Journals {
         self.log(index).is_some_and(|log| log.was_opened())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every field that a report can have is explained.
+    #[test]
+    fn the_page_explains_every_counter() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reports.md");
+        let page = std::fs::read_to_string(page).expect("docs/reports.md");
+        let value = |value: serde_json::Result<serde_json::Value>| value.expect("reports are JSON");
+        for report in [
+            value(serde_json::to_value(CountersReport::default())),
+            value(serde_json::to_value(RemoteReport::default())),
+            value(serde_json::to_value(NvmReport::default())),
+            value(serde_json::to_value(Report {
+                first_sequence: Some(1),
+                last_sequence: Some(1),
+                ..Report::default()
+            })),
+        ] {
+            for name in report.as_object().expect("an object").keys() {
+                assert!(page.contains(&format!("`{name}`")), "docs/reports.md does not explain {name}");
+            }
+        }
+    }
+}

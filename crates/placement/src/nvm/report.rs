@@ -24,7 +24,7 @@ pub(super) struct NvmCounters {
 }
 
 /// A disk's region in a report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct NvmReport {
     /// The file or device.
     pub path: String,
