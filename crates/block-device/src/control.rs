@@ -1,5 +1,7 @@
-//! The control thread: listens on the socket, serves one VMM at a time, survives its coming and going.
+//! The control thread: listens on the socket, serves one VMM at a time, survives its coming and going. Who has connected and
+//! says nothing is no VMM ([`Callers`]).
 
+use crate::callers::{Callers, HEADER_BYTES, process_of};
 use crate::device::{DeviceConfig, Observer, Peer, event_descriptor};
 use crate::error::Error;
 use crate::session::{BackendChannel, Session, stop_rings};
@@ -17,10 +19,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
-use vhost::vhost_user::{BackendListener, BackendReqHandler, Listener};
-
-const HEADER_BYTES: usize = 12;
 
 /// The socket, and the way to end its thread.
 #[derive(Debug)]
@@ -87,23 +87,38 @@ impl Control {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Waits until `descriptor` is readable. Returns false when the thread is to end.
-    fn wait(&self, descriptor: BorrowedFd<'_>) -> bool {
+    /// Waits until somebody who has connected speaks. Returns `None` when the thread is to end.
+    fn next_front_end(&self, callers: &mut Callers) -> Option<UnixStream> {
         loop {
-            let mut list = [PollFd::new(&descriptor, PollFlags::IN), PollFd::new(&self.stop_signal, PollFlags::IN)];
-            match poll(&mut list, None) {
+            if let Some(connection) = callers.hear() {
+                return Some(connection);
+            }
+            let patience = callers.patience().and_then(|patience| patience.try_into().ok());
+            let mut list =
+                vec![PollFd::new(&self.stop_signal, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+            list.extend(callers.descriptors().map(|caller| PollFd::from_borrowed_fd(caller, PollFlags::IN)));
+            match poll(&mut list, patience.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     log::error!("waiting on the socket {} failed: {error}", self.path.display());
-                    return false;
+                    return None;
                 }
             }
             if self.stopping() {
-                return false;
+                return None;
             }
-            // Hang-up and errors are seen by the read that follows.
-            if !list[0].revents().is_empty() {
-                return true;
+            if list[1].revents().is_empty() {
+                continue;
+            }
+            drop(list);
+            match self.listener.accept() {
+                Ok((connection, _)) => callers.add(connection),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    log::error!("accepting a connection at {} failed: {error}", self.path.display());
+                    // Out of descriptors, perhaps: not to be tried without a pause.
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                }
             }
         }
     }
@@ -134,8 +149,7 @@ impl Control {
             if !list[2].revents().is_empty()
                 && let Ok((other, _)) = self.listener.accept()
             {
-                let other = rustix::net::sockopt::socket_peercred(&other)
-                    .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get());
+                let other = process_of(&other);
                 log::warn!("disk {name}: process {other} is turned away: process {pid} has this disk");
             }
         }
@@ -150,25 +164,11 @@ impl Control {
         observer: &Arc<dyn Observer>,
         channel: &Arc<Mutex<Option<BackendChannel>>>,
     ) {
-        let Ok(listener) = self.listener.try_clone() else {
-            log::error!("disk {}: no descriptor left for its socket", config.name);
-            return;
-        };
-        let mut listener = Listener::from(listener);
-        while self.wait(self.listener.as_fd()) {
+        let mut callers = Callers::new(&config.name);
+        while let Some(connection) = self.next_front_end(&mut callers) {
+            callers.turn_away(process_of(&connection));
             let session = Session::new(config.clone(), mailbox.clone(), Arc::clone(memory));
-            let session = Arc::new(Mutex::new(session));
-            let accepted = BackendListener::new(&mut listener, session).and_then(|mut listener| listener.accept());
-            let mut handler = match accepted {
-                Ok(Some(handler)) => handler,
-                Ok(None) => continue,
-                Err(error) => {
-                    log::error!("disk {}: accepting a connection failed: {error}", config.name);
-                    // Out of descriptors, perhaps: not to be tried without a pause.
-                    std::thread::sleep(std::time::Duration::from_millis(100));
-                    continue;
-                }
-            };
+            let mut handler = BackendReqHandler::from_stream(connection, Arc::new(Mutex::new(session)));
             self.serve(&mut handler, config, mailbox, observer, channel);
         }
     }
@@ -189,8 +189,7 @@ impl Control {
                 return;
             }
         };
-        let pid = rustix::net::sockopt::socket_peercred(&connection)
-            .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get());
+        let pid = process_of(&connection);
         let peer = Peer { pid };
         if let Ok(clone) = connection.try_clone() {
             *self.connection.lock().expect("no panic under this lock") = Some(clone);

@@ -95,7 +95,8 @@ pub struct Peer {
 /// What the owner of a device wants to be told. Calls come from the device's threads and must not wait for the device
 /// ([`DeviceHandle::with_route`] in one of them would wait for ever).
 pub trait Observer: Send + Sync {
-    /// A VMM has connected; none of its messages has been looked at. Memory it names comes after this returns.
+    /// A VMM has connected, and has said its first word; none of its messages has been looked at. Memory it names comes after
+    /// this returns.
     ///
     /// # Errors
     /// Why it is turned away: the connection is dropped, and nothing else of it is told.

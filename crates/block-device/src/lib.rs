@@ -21,6 +21,7 @@
 #[cfg(test)]
 extern crate self as block_device;
 
+mod callers;
 mod chain;
 mod config_space;
 mod control;

@@ -280,12 +280,24 @@ fn what_cannot_be_configured_is_a_sentence() {
 
 #[test]
 fn nonsense_on_the_socket_ends_the_connection_and_nothing_else() {
-    use std::io::Write;
+    use std::io::{Read, Write};
     let place = Place::new(MIB);
     let (device, journal) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
     for nonsense in [vec![0xff; 12], vec![0; 4096], b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![1, 0, 0]] {
         let mut stream = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         let _ = stream.write_all(&nonsense);
+        let ended = stream.read(&mut [0; 1]);
+        let is_reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(ended.as_ref().is_ok_and(|n| *n == 0) || ended.as_ref().is_err_and(is_reset), "{ended:?}");
+    }
+    assert_eq!(journal.all(), [], "none of them was a VMM");
+    // Requests whose payload is missing, or is not theirs.
+    for request in [5u32, 8, 24, 31] {
+        let mut stream = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
+        let mut message: Vec<u8> = [request, 1, 3].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        message.extend([0xff; 3]);
+        stream.write_all(&message).unwrap();
     }
     eventually("four connections gone", || {
         journal.all().iter().filter(|told| **told == Told::Disconnected).count() == 4
@@ -293,6 +305,25 @@ fn nonsense_on_the_socket_ends_the_connection_and_nothing_else() {
     let mut disk = disk(&place, FrontEndOptions::default());
     assert_eq!(disk.write(0, &[1; 512]).unwrap(), STATUS_OK);
     drop(disk);
+    device.stop().unwrap();
+}
+
+#[test]
+fn who_connects_and_says_nothing_is_no_vmm_and_is_in_nobodys_way() {
+    use std::io::Read;
+    let place = Place::new(MIB);
+    let (device, journal) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let mut silent = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
+    silent.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(silent.read(&mut [0; 1]).is_err(), "it may be silent for a while");
+    assert_eq!(journal.all(), [], "nobody was told of it");
+    let mut disk = disk(&place, FrontEndOptions::default());
+    assert_eq!(disk.write(0, &[1; 512]).unwrap(), STATUS_OK);
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0, "the disk has its VMM: the other is turned away");
+    assert_eq!(disk.read(0, 512).unwrap(), (STATUS_OK, vec![1; 512]));
+    // One that is there when the device stops does not hold that up.
+    drop(disk);
+    let _silent = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
     device.stop().unwrap();
 }
 

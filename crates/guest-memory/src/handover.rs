@@ -16,12 +16,18 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The environment variable that tells the preloaded library where to connect.
 pub const SHIM_SOCKET_VARIABLE: &str = "AMBERLOG_SHIM_SOCKET";
 
 /// At most this many descriptors are kept for processes that have not connected as a VMM.
 const SENDERS_MAX: usize = 64;
+/// Processes that are heard at once.
+const CALLERS_MAX: usize = 16;
+/// How long one may be silent: the library sends as soon as it has connected, and waits no longer than this for the answer.
+/// In tests, longer than a loaded machine takes to answer somebody else.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 2 });
 
 /// Receives userfaultfds from VMM processes and keeps them by process id.
 #[derive(Debug)]
@@ -52,23 +58,27 @@ impl HandoverSocket {
         std::thread::Builder::new()
             .name("handover".to_owned())
             .spawn(move || {
+                let lock = lock.map(Arc::new);
+                let callers = Arc::new(());
                 for stream in listener.incoming().flatten() {
                     if ended.load(Ordering::Acquire) {
                         return;
                     }
-                    if let Some((pid, descriptor)) = receive(&stream)
-                        && let Some(descriptor) = descriptor
-                    {
-                        let mut store = store.lock().expect("no panic under this lock");
-                        if store.len() < SENDERS_MAX || store.contains_key(&pid) {
-                            store.insert(pid, descriptor);
-                        }
+                    if Arc::strong_count(&callers) > CALLERS_MAX {
+                        log::warn!(
+                            "more than {CALLERS_MAX} processes hand over a userfaultfd at once: one is turned away"
+                        );
+                        continue;
                     }
-                    if let Some(lock) = &lock {
-                        send_lock(&stream, lock);
+                    // One that says nothing must not cost the VMM its time.
+                    let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
+                    let heard = std::thread::Builder::new().name("handover".to_owned()).spawn(move || {
+                        serve(&stream, &store, lock.as_deref());
+                        drop(caller);
+                    });
+                    if let Err(error) = heard {
+                        log::warn!("no thread for a process that hands over its userfaultfd: {error}");
                     }
-                    // The library waits for this end of file before it lets the program's main start, so that the
-                    // descriptor is here before the program can connect anywhere else.
                 }
             })
             .map_err(|e| Error::system("starting the thread that receives the VMM's userfaultfd", e))?;
@@ -95,10 +105,26 @@ impl Drop for HandoverSocket {
     }
 }
 
+/// Takes what one process hands over, and gives it the lock.
+///
+/// The library waits for the end of file that follows before it lets the program's main start, so that the descriptor is
+/// here before the program can connect anywhere else.
+fn serve(stream: &UnixStream, store: &Mutex<HashMap<i32, OwnedFd>>, lock: Option<&OwnedFd>) {
+    if let Some((pid, Some(descriptor))) = receive(stream) {
+        let mut store = store.lock().expect("no panic under this lock");
+        if store.len() < SENDERS_MAX || store.contains_key(&pid) {
+            store.insert(pid, descriptor);
+        }
+    }
+    if let Some(lock) = lock {
+        send_lock(stream, lock);
+    }
+}
+
 /// Who sent a byte, and the descriptor that came with it, if the process could make one.
 fn receive(stream: &UnixStream) -> Option<(i32, Option<OwnedFd>)> {
     let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    stream.set_read_timeout(Some(std::time::Duration::from_secs(2))).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let mut byte = [0u8; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -118,5 +144,33 @@ fn send_lock(stream: &UnixStream, lock: &OwnedFd) {
     if control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::sendmsg(stream, &[IoSlice::new(&[1])], &mut control, flags);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn silent_processes_do_not_make_the_vmm_wait() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("shim.sock");
+        let lock = std::fs::File::create(directory.path().join("lock")).expect("made");
+        let socket = HandoverSocket::listen(&path, Some(lock.into())).expect("listens");
+        let connect = || UnixStream::connect(&path).expect("connected");
+        // Were they heard one after the other, all of them would have been given up before the last one.
+        let silent: Vec<UnixStream> = (0..CALLERS_MAX - 1).map(|_| connect()).collect();
+        let mut speaks = connect();
+        speaks.write_all(&[1]).expect("sent");
+        let mut answer = Vec::new();
+        speaks.read_to_end(&mut answer).expect("the lock's byte, and the end");
+        assert_eq!(answer, [1]);
+        for other in &silent {
+            other.set_nonblocking(true).expect("set");
+            let heard = (&*other).read(&mut [0; 1]);
+            assert!(heard.is_err(), "its time is not over: {heard:?}");
+        }
+        drop(socket);
     }
 }
