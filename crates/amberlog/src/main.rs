@@ -1,7 +1,7 @@
 //! The `amberlog` command: one module per subcommand, each with its arguments and a `run`. Experiments and the journal
 //! server are programs of their own, which this one becomes when their commands are given.
 //!
-//! Exit codes are a contract: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
+//! Exit codes are the contract of `docs/command-line.md`: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
 
 mod exit;
 mod inspect;

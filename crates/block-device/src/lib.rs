@@ -3,7 +3,8 @@
 //! One [`Device`] is one Unix socket on which an unmodified VMM finds one disk. Two threads belong to it: the *control*
 //! thread accepts connections and answers vhost-user messages; the *worker* thread owns everything that moves data: the
 //! rings, the [`Route`](block_route::Route) that decides where each request goes, and the disk engine. The control thread
-//! tells the worker what the VMM said and waits for it, so no lock is taken on the data path.
+//! tells the worker what the VMM said and waits for it, so nothing here takes a lock on the data path; what a route takes
+//! there is its own affair.
 //!
 //! * [`Image`]: the file or block device behind the disk: opened, locked, measured.
 //! * [`Device`], [`DeviceHandle`]: start, ask, stop.

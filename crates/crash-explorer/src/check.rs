@@ -80,7 +80,8 @@ pub fn open_found(simulation: &Simulation<'_>, judged: &JudgedLog) -> Result<Fou
         .map_err(|e| Error::Other(e.to_string()))
 }
 
-/// While a log is held, the superblock on storage says that it is empty and that an error happened (rule 4).
+/// While a log is held, the superblock on storage says that it is empty and that an error happened (rule 4 of
+/// ARCHITECTURE.md).
 fn check_mark(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
     let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
     let offset = judged.offset_of(0).unwrap_or(0);

@@ -147,7 +147,7 @@ pub(crate) fn file_system(judged: &JudgedLog, images: &[PathBuf]) -> FileSystem 
     }
 }
 
-/// Rule 2, with e2fsck itself: the same crash, the complete journal at its place.
+/// Rule 2 of ARCHITECTURE.md, with e2fsck itself: the same crash, the complete journal at its place.
 fn compare_with_e2fsck(
     simulation: &Simulation<'_>,
     judged: &JudgedLog,

@@ -2,6 +2,8 @@
 //!
 //! Exit codes: 0 nothing found, 1 a broken promise or a failure, 2 usage.
 
+#![forbid(unsafe_code)]
+
 use crash_explorer::explore::{self, Thoroughness};
 use crash_explorer::scenario::Scenario;
 use crash_explorer::switches::Switches;

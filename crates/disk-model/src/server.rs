@@ -150,13 +150,11 @@ impl Clock {
         *self = Clock { since: now, since_ns, scale: scale.clamp(1e-6, 1e6) };
     }
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn now_ns(&self) -> u64 {
         self.since_ns + (self.since.elapsed().as_nanos() as f64 / self.scale) as u64
     }
 
     /// Until `at_ns` of the model, for `poll`.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn until(&self, at_ns: u64) -> Timespec {
         let left_ns = (at_ns.saturating_sub(self.now_ns()) as f64 * self.scale).min(1e15) as i64;
         Timespec { tv_sec: left_ns / 1_000_000_000, tv_nsec: left_ns % 1_000_000_000 }

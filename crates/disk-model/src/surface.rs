@@ -44,7 +44,6 @@ impl Surface {
     /// From one place to another, without rotation. It grows with the square root of the distance (the arm accelerates half
     /// the way and brakes the other half). Between two random places the mean of that root is 8/15 of the root of
     /// a full stroke, which fixes the constant so that the mean seek is the drive's.
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(crate) fn seek_ns(&self, from: u64, to: u64) -> u64 {
         let distance = (from / self.track_bytes).abs_diff(to / self.track_bytes);
         if distance == 0 {

@@ -39,7 +39,6 @@ pub struct LayoutScore {
 
 impl LayoutScore {
     /// From 0 to 1; nothing where no file has two blocks.
-    #[allow(clippy::cast_precision_loss)]
     pub fn score(&self) -> Option<f64> {
         (self.pairs > 0).then(|| self.adjacent as f64 / self.pairs as f64)
     }

@@ -103,7 +103,6 @@ impl AgedRecipe {
     }
 
     /// Each generation's runs of blocks (first and count), and at the end those of nobody.
-    #[allow(clippy::cast_precision_loss)]
     fn plan(&self, free: &[RangeInclusive<u64>], wanted: u64, free_count: u64) -> Vec<Vec<(u64, u64)>> {
         let mut random = Random::new(self.seed);
         let stay = f64::from(self.score_percent.min(99)) / 100.0;
@@ -201,7 +200,6 @@ pub fn measure(image: &Path) -> Result<Aged> {
     let layout = layout_score(&disk, &superblock).map_err(|error| bad(error.to_string()))?;
     let list = run(command("dumpe2fs")?.arg(image), &[0])?;
     let free: u64 = free_blocks(&String::from_utf8_lossy(&list.stdout)).iter().map(|r| r.end() - r.start() + 1).sum();
-    #[allow(clippy::cast_precision_loss)]
     let used_percent = 100.0 * (1.0 - free as f64 / superblock.blocks_count as f64);
     Ok(Aged { layout, used_percent })
 }
@@ -219,12 +217,10 @@ fn free_blocks(text: &str) -> Vec<RangeInclusive<u64>> {
 }
 
 /// From 0 to below 1.
-#[allow(clippy::cast_precision_loss)]
 fn uniform(random: &mut Random) -> f64 {
     random.below(1 << 53) as f64 / (1u64 << 53) as f64
 }
 
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn file_blocks(random: &mut Random, block_bytes: u64, most: u64) -> u64 {
     let normal: f64 = (0..12).map(|_| uniform(random)).sum::<f64>() - 6.0;
     let bytes = (SIZE_LN_MEAN + SIZE_LN_DEVIATION * normal).exp();

@@ -159,7 +159,7 @@ impl VmMemory {
         }
         if metadata.nlink() == 0 {
             // A memfd, or a file that QEMU made in a directory and removed: it dies with its last process, and a page that
-            // was retained in it would be lost with amberlog and the VMM (rule 1).
+            // was retained in it would be lost with amberlog and the VMM (rule 1 of ARCHITECTURE.md).
             self.channel.refuse_nameless();
         }
         if let Some(directory) = self.directory.get() {

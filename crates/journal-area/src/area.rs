@@ -1,7 +1,9 @@
 //! The journal area of one VM: its control blocks (the paper's `JCB_list`) and the operations of its section 4.1.
 //!
-//! One lock. Data-path threads take it once a pass, the thread that answers faults once a fault; under it there is no
-//! I/O and nothing that needs the guest.
+//! One lock. Data-path threads take it once a pass for what was committed, and for every home write, its completion, and
+//! every read of a log block; the thread that answers faults once a fault. Nothing under it needs the guest. There is no I/O
+//! under it but what [`JournalArea::log_op_recover`] and [`JournalArea::log_op_hand_over`] are given to do: they write
+//! to storage, and whoever wants the area meanwhile waits.
 
 use crate::commit::{LogWrite, Outcome};
 use crate::error::Error;

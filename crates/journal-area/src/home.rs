@@ -195,7 +195,7 @@ impl VmJcb {
                 _ => false,
             };
             let Some(block) = self.home_of(here) else { continue };
-            // Rule 3: a version that was superseded is no longer held, so that an older one cannot be found here.
+            // Rule 3 of ARCHITECTURE.md: what was superseded is no longer held, so that no older one can be found here.
             debug_assert!(!wanted || self.newest(block) == Some(here), "log block {here} is held though superseded");
             if !wanted || self.in_flight.overlaps(&(block..block + 1), None) {
                 continue;

@@ -1,6 +1,6 @@
 //! Home writes on their way to storage: what each would release, and which overlap.
 //!
-//! Rule 3 of the design (an older version never lands on a newer one) is kept here for the time in which a write is
+//! Rule 3 of ARCHITECTURE.md (an older version never lands on a newer one) is kept here for the time in which a write is
 //! neither issued nor done: two writes that overlap in flight may land in either order, so neither releases anything,
 //! and the host never writes a block home while a guest's write to it is in flight, nor lets one start while its own is.
 

@@ -8,7 +8,8 @@
 //! is read here from the guest's ordinary log writes.
 //!
 //! What it must never do: let the content of a committed, newest version change or go before the same content is at
-//! home, or something newer is committed; say that a batch is held before its pages are protected; do I/O.
+//! home, or something newer is committed; say that a batch is held before its pages are protected; do I/O of its own (recovery and a hand-over run
+//! that of their caller).
 //!
 //! Failure story: the process may be killed between any two stores. The tables are changed one word at a time and in an
 //! order in which every prefix is right; [`FoundLog`] opens what is left. When memory runs out, data blocks go to their

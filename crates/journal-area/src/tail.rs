@@ -10,7 +10,8 @@ use jbd2::{Format, Superblock, SuperblockEdit, SuperblockError};
 /// What a write of the log's superblock means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SuperblockEffect {
-    /// The log is opened: before the write completes, the superblock on storage must carry the error mark (rule 4).
+    /// The log is opened: before the write completes, the superblock on storage must carry the error mark (rule 4 of
+    /// ARCHITECTURE.md).
     Opened,
     /// The log goes on; nothing has to reach storage.
     GoesOn,
@@ -49,7 +50,7 @@ impl VmJcb {
         if !was_open {
             self.open_books(tail).map_err(|_| Error::NoMemory { what: "tables" })?;
             // Fast commits need inode and extent logic, and unknown features nobody knows: such a log is kept block
-            // for block (rule 5).
+            // for block (rule 5 of ARCHITECTURE.md).
             self.table.set_materialise(format.is_none_or(|format| format.fast_commit));
         }
         self.format = format;

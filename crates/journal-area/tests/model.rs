@@ -1,7 +1,8 @@
 //! The area against a complete journal: a simulated guest commits, revokes, writes home, scribbles and moves its tail; at
 //! every step, what recovery makes of the held log is compared with what the same replay makes of every block the guest
 //! ever wrote into its log; and before every store into the area's files, what the next process would make of them if
-//! this one were killed there. This is rule 2 of the design, and with it rules 1 and 3.
+//! this one were killed there. This is rule 2 of ARCHITECTURE.md, and with it its rules
+//! 1 and 3.
 
 use guest_memory::{HostFile, MemorySlice, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_kill};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
@@ -460,7 +461,7 @@ impl Guest {
         }
     }
 
-    /// Rule 2: the held log and the complete one make the same disk, whether the writes in flight land or not.
+    /// Rule 2 of ARCHITECTURE.md: the held log and the complete one make the same disk, whether the writes in flight land or not.
     fn compare(&self) {
         self.area.check().expect("the books are right");
         self.compare_on(&self.disk, &self.guest_disk);
@@ -477,7 +478,7 @@ impl Guest {
         }
     }
 
-    /// The same from the files alone, as a process finds them after this one was killed (rule 1).
+    /// The same from the files alone, as a process finds them after this one was killed (rule 1 of ARCHITECTURE.md).
     fn compare_found(&self) {
         let path = |name: &str| self.directory.path().join(name);
         let ram = vec![(0, HostFile::open(&path("ram")).expect("guest memory"))];

@@ -66,7 +66,6 @@ impl Rig {
 }
 
 /// Recovers one dead guest's disk, and works out what the modelled disk would have taken.
-#[allow(clippy::cast_precision_loss)]
 fn recovered(cell: &Cell, running: &Running, index: usize) -> Result<BTreeMap<String, f64>> {
     let image = &running.images[index];
     let crash = image.with_extension("crash");

@@ -218,7 +218,6 @@ impl Session {
     }
 
     /// What became of the records.
-    #[allow(clippy::cast_precision_loss)]
     fn judge(&self, image: &Path, mut fields: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
         let file_system = FileSystem::whole(image);
         let verdict = judge::check(&file_system)?;

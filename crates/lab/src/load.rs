@@ -204,7 +204,6 @@ pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>
 }
 
 /// A disk of amberlog's report, as fields.
-#[allow(clippy::cast_precision_loss)]
 fn flattened(disk: &Value) -> BTreeMap<String, f64> {
     let mut fields = BTreeMap::new();
     for (name, value) in disk["counters"].as_object().into_iter().flatten() {
@@ -285,7 +284,6 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points.chunks(size).filter_map(highest).map(|(at, value)| (rounded(at), value)).collect()
 }
 
-#[allow(clippy::cast_precision_loss)]
 fn totals(now: Totals, before: Totals) -> BTreeMap<String, f64> {
     let fields = [
         ("reads", now.reads - before.reads),

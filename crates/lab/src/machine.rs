@@ -49,7 +49,6 @@ pub fn describe() -> BTreeMap<String, String> {
 }
 
 /// Processor time of a process of this machine so far, in seconds; 0 if there is none of that number.
-#[allow(clippy::cast_precision_loss)]
 pub fn process_cpu_seconds(pid: u32) -> f64 {
     /// Clock ticks a second of `/proc` (`USER_HZ`), the same on every Linux of today.
     const TICKS: f64 = 100.0;

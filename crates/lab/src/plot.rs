@@ -91,7 +91,6 @@ fn short(value: f64) -> String {
 }
 
 /// The beginning of a plot: its title, and lines with numbers from `floor` to `ceiling`.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn frame(title: &str, floor: f64, ceiling: f64, step: f64) -> String {
     let y = |value: f64| TOP + (HEIGHT - TOP - BOTTOM) * (ceiling - value) / (ceiling - floor);
     let mut svg =
@@ -115,7 +114,6 @@ fn frame(title: &str, floor: f64, ceiling: f64, step: f64) -> String {
 }
 
 /// Curves over seconds from 0; each series has a colour and a dash of its own.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn curves(title: &str, series: &[(String, &[(f64, f64)])]) -> String {
     const DASHES: [&str; SERIES_MAX] = ["", "6 3", "2 2", "8 2 2 2", "1 3", "10 4", "4 1", "2 5", "7 1 1 1"];
     let all = || series.iter().flat_map(|(_, points)| points.iter());
@@ -170,7 +168,6 @@ pub fn curves(title: &str, series: &[(String, &[(f64, f64)])]) -> String {
 }
 
 /// Groups along the x axis, one bar per series in each; `values[group][series]`. Negative values hang below the axis.
-#[allow(clippy::cast_precision_loss)]
 pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Option<Summary>>]) -> String {
     let all = || values.iter().flatten().flatten();
     let highest = all().map(|value| value.mean + value.deviation).fold(0.0, f64::max);
@@ -233,7 +230,6 @@ pub fn bars(title: &str, groups: &[String], series: &[String], values: &[Vec<Opt
     svg + "</svg>"
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn shortened(text: &str, characters: f64) -> String {
     let room = (characters as usize).max(5);
     if text.chars().count() <= room { text.to_owned() } else { text.chars().take(room - 1).chain(['…']).collect() }

@@ -80,7 +80,6 @@ impl CellResult {
     }
 
     /// The mean of a field over the guests.
-    #[allow(clippy::cast_precision_loss)]
     pub fn mean(&self, field: &str) -> Option<f64> {
         let values: Vec<f64> = self.guests.iter().filter_map(|guest| guest.get(field).copied()).collect();
         Summary::of(&values).map(|summary| summary.mean)

@@ -263,7 +263,6 @@ impl Progress {
 }
 
 /// Seconds as people read them.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn duration(seconds: f64) -> String {
     let seconds = seconds.max(0.0) as u64;
     match seconds {

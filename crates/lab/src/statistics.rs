@@ -15,7 +15,6 @@ pub struct Summary {
 
 impl Summary {
     /// Of these values; `None` of none.
-    #[allow(clippy::cast_precision_loss)]
     pub fn of(values: &[f64]) -> Option<Self> {
         let count = values.len();
         if count == 0 {

@@ -312,7 +312,6 @@ fn sqlite(journal: &str, Sizes { scale, seed, .. }: Sizes) -> String {
 }
 
 /// A part of the paper's size, at least 1.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn part(full: u64, scale: f64) -> u64 {
     ((full as f64 * scale).round() as u64).max(1)
 }

@@ -199,7 +199,8 @@ enum Stored {
     /// It is as it was when the log was opened: the held log belongs onto this disk.
     Marked,
     /// It is an empty journal without the mark. Either a recovery was cut off after its last write, and there is nothing
-    /// left to do; or the image was used without us since, and the held log must never land on it (rule 3).
+    /// left to do; or the image was used without us since, and the held log must never land on it (rule 3 of
+    /// ARCHITECTURE.md).
     Emptied,
     /// It is live, and begins where the held log ends: that was being handed over to storage, where all of it is.
     HandedOver,

@@ -1,6 +1,6 @@
 //! All journals of one VM: which logs its disks carry, where each lives, what has to happen when one opens or closes.
 //!
-//! Rule 4 of the design is kept here: before the first transaction of an opened log can complete, the journal superblock
+//! Rule 4 of ARCHITECTURE.md is kept here: before the first transaction of an opened log can complete, the journal superblock
 //! *on storage* says that the log is empty and that an error happened ([`Journals::superblock_written`]); after a host
 //! power loss the file system is then checked in full instead of trusting an empty log. A clean close and a recovery
 //! take the mark away, after everything that it stood for is on storage.
@@ -634,7 +634,7 @@ impl Journals {
 
     /// A driver goes on that did not begin in this process: after a live migration to here, a restored snapshot, or the end
     /// of the amberlog that served it. What its journal holds is then not here, and what it commits next could not be
-    /// recovered (rule 1).
+    /// recovered (rule 1 of ARCHITECTURE.md).
     pub(crate) fn check_resumed(&self, disk: usize) -> io::Result<()> {
         let is_on_storage = |log: &Log| matches!(log.placement, PlacementKind::Storage | PlacementKind::Discard);
         let mut logs = self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk);
@@ -772,7 +772,7 @@ impl Journals {
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to
-    /// land before recovery writes to the same blocks (rule 3).
+    /// land before recovery writes to the same blocks (rule 3 of ARCHITECTURE.md).
     fn wait_for_home_writes(&self, log: &Log) -> io::Result<()> {
         let deadline = Instant::now() + HOME_WRITES_PATIENCE;
         while self.area.has_home_writes_in_flight(log.id) {

@@ -42,7 +42,6 @@ pub fn run(mut options: Options) -> Result<()> {
     if count == 0 {
         return Err(format!("{} holds no files to compile", tree.display()));
     }
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let mean_bytes = (((mib << 20) as f64 * OBJECT_SHARE) / units as f64) as u64;
     let mut linked = Vec::new();
     let mut directory = objects.clone();

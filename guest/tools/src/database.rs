@@ -72,7 +72,6 @@ pub fn run(mut options: Options) -> Result<()> {
         }
     }
     let seconds = started.elapsed().as_secs_f64();
-    #[allow(clippy::cast_precision_loss)]
     let rate = count as f64 / seconds.max(1e-6);
     println!(
         "phase=run transactions={count} seconds={seconds:.3} transactions_per_second={rate:.2}{}",

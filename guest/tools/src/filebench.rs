@@ -207,7 +207,6 @@ impl FileSet {
             Ok(())
         })?;
         let seconds = started.elapsed().as_secs_f64();
-        #[allow(clippy::cast_precision_loss)]
         let rate = flows as f64 / seconds.max(1e-6);
         println!(
             "phase=run flows={flows} operations={} seconds={seconds:.3} flows_per_second={rate:.2}{}",
@@ -320,7 +319,6 @@ fn read_whole(path: &Path) -> Result<()> {
 }
 
 /// Gamma with shape 1.5: an exponential and half the square of a normal (that is shape 0.5), times a scale.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn gamma_bytes(mean_kib: u64, random: &mut Random) -> u64 {
     let mut uniform = || (random.below(1 << 53) as f64 + 1.0) / (1u64 << 53) as f64;
     let exponential = -uniform().ln();

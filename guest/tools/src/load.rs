@@ -135,7 +135,6 @@ fn directory_count(files: u64) -> u64 {
 }
 
 /// Sizes of a tree's files: log-normal with sigma 1.39, brought to the paper's sum exactly.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn source_file_bytes(files: u64, seed: u64) -> Vec<u64> {
     // The normal is the sum of twelve uniforms. Sizes are drawn apart from names, so that each file's choices stay its own.
     let drawn = (0..files).map(|number| {
@@ -176,7 +175,6 @@ fn finish(file: &File, path: &Path, sync: bool) -> Result<()> {
     if sync { file.sync_all().map_err(at("fsync", path)) } else { Ok(()) }
 }
 
-#[allow(clippy::cast_precision_loss)]
 fn tell(name: &str, bytes: u64, started: Instant) {
     println!("{name}: {bytes} bytes in {:.3} s", started.elapsed().as_secs_f64());
 }

@@ -96,7 +96,6 @@ fn load(session: &mut Session, journal: &str, accounts: u64, transactions: u64, 
              lines of history of {amounts}, accounts of {balances} and branches of {branches}"
         ));
     }
-    #[allow(clippy::cast_precision_loss)]
     let rate = transactions as f64 / seconds.max(1e-6);
     println!(
         "phase=run transactions={transactions} seconds={seconds:.3} transactions_per_second={rate:.2}{}",

@@ -29,7 +29,9 @@ pub struct RunArgs {
     /// The first is /dev/vda. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
     /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
     /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
-    /// flushes then do not reach the image's own storage.
+    /// flushes then do not reach the image's own storage. Placement nvm=PATH has options of its own: [,nvm-size=MIB]
+    /// [,nvm-region=I/N][,nvm-checkpoint=SECONDS], and for experiments nvm-latency, nvm-bandwidth, nvm-append-home,
+    /// nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint and nvm-log-everything (docs/nvm.md).
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,
     /// An external journal device: IMAGE[,for=NAME][,name=NAME][,model=M]; attached after the disks.

@@ -2,6 +2,7 @@
 //!
 //! Disks are written as on the command line of `amberlog run`, so that what was tried there can be copied.
 
+use super::access::{Access, AccessEntry};
 use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
 use anyhow::{Context, ensure};
 use command_line::remote_options::RemoteTrust;
@@ -25,6 +26,8 @@ struct File {
     reports: Option<PathBuf>,
     #[serde(default)]
     remote: RemoteTrust,
+    #[serde(default)]
+    sockets: AccessEntry,
     #[serde(default, rename = "vm")]
     vms: Vec<VmEntry>,
 }
@@ -40,6 +43,7 @@ struct VmEntry {
     #[serde(default = "default_budget")]
     memory_budget_mib: u64,
     remote: Option<RemoteTrust>,
+    sockets: Option<AccessEntry>,
 }
 
 fn default_shm() -> PathBuf {
@@ -61,6 +65,8 @@ pub struct VmConfig {
     pub options: VmOptions,
     /// Where its sockets are.
     pub sockets: PathBuf,
+    /// Who may connect to them.
+    pub access: Access,
     /// Where its report goes when its VMM has ended.
     pub report: Option<PathBuf>,
     /// What the file says of it, for a comparison.
@@ -116,6 +122,11 @@ impl Config {
         }
         Ok(Config { run: file.run, shm: file.shm, vms })
     }
+
+    /// The bits of the mode with which VMMs of other users can pass through the directories that all VMs share.
+    pub fn way(&self) -> u32 {
+        self.vms.values().fold(0, |way, vm| way | vm.access.way(true))
+    }
 }
 
 fn paths(options: &VmOptions) -> impl Iterator<Item = &Path> {
@@ -168,9 +179,10 @@ impl VmEntry {
                 SOCKET_PATH_MAX - 1
             );
         }
+        let access = self.sockets.as_ref().unwrap_or(&file.sockets).check()?;
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
-        let text = format!("{:?} {:?} {:?}", options, sockets, report);
-        Ok(VmConfig { options, sockets, report, text })
+        let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
+        Ok(VmConfig { options, sockets, access, report, text })
     }
 }
 
@@ -196,6 +208,8 @@ mod tests {
         name = "web"
         disks = ["/srv/web.img"]
         memory_budget_mib = 64
+        [vm.sockets]
+        group = "root"
     "#;
 
     #[test]
@@ -210,6 +224,9 @@ mod tests {
         assert_eq!(db.options.trust.client("127.0.0.1:9").timeout.as_millis(), 700);
         let again = Config::parse(&GOOD.replace("= 64", "= 65")).expect("good");
         assert!(again.vms["db"] == config.vms["db"] && again.vms["web"] != config.vms["web"]);
+        assert!(!db.access.is_shared() && config.vms["web"].access.is_shared() && config.way() == 0o011);
+        let again = Config::parse(&GOOD.replace("[vm.sockets]", "[vm.sockets]\nmode = \"0600\"")).expect("good");
+        assert!(again.vms["web"] != config.vms["web"]);
     }
 
     #[test]
@@ -226,6 +243,8 @@ mod tests {
             ("memory_budget_mib", "memory_budget_gib", "unknown field"),
             ("insecure = true", "insecure = true\nca = \"/x\"", "insecure"),
             ("/run/test", &"/run".repeat(30), "too long a path"),
+            ("group = \"root\"", "mode = \"0666\"", "has no business at a disk"),
+            ("group = \"root\"", "groups = \"root\"", "unknown field"),
         ] {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD, "{from}");

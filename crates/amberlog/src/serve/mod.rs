@@ -7,6 +7,7 @@
 //!
 //! SIGHUP reads the configuration again. SIGTERM and SIGINT end the VMMs, as `amberlog run` does, and everything goes home.
 
+mod access;
 pub mod ask;
 mod config;
 mod control;
@@ -61,6 +62,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         println!("{}: good, {} VMs", args.config.display(), config.vms.len());
         return Ok(());
     }
+    // Sockets and files are ours alone until they are given to somebody.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -80,6 +83,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
          again, or run 'amberlog recover --area {shm}'"
     ));
     let run = config.run.clone();
+    access::open_above(&run, config.way())?;
     vms.apply(config)?;
     log::info!("serving {} VMs", vms.threads.len());
     let mut end = Wanted::Stop;
@@ -107,7 +111,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
                     "the configuration names another directory for sockets; that needs a new start: nothing was changed"
                 );
             }
-            Ok(config) => match vms.apply(config) {
+            Ok(config) => match access::open_above(&run, config.way()).and_then(|()| vms.apply(config)) {
                 Ok(()) => log::info!("read the configuration again"),
                 Err(error) => log::error!("{error:#}"),
             },

@@ -184,9 +184,12 @@ impl Slot {
             }
         };
         let lives = left.as_ref().map(|(pid, _)| *pid);
-        let served = prepare_sockets(&config.sockets, vm.directory()).and_then(|()| {
+        let served = prepare_directories(config, vm.directory()).and_then(|()| {
             vm.memory.keep_to_directory(vm.directory());
-            vm.serve(&config.sockets, Starter::Strangers, left, |_, name| name.to_owned())
+            let serving = vm.serve(&config.sockets, Starter::Strangers, left, |_, name| name.to_owned())?;
+            config.access.open_socket(serving.observer.handover.path())?;
+            serving.attachments.iter().try_for_each(|disk| config.access.open_socket(&disk.socket))?;
+            Ok(serving)
         });
         let serving = match served {
             Ok(serving) => serving,
@@ -426,8 +429,10 @@ impl Slot {
 /// Where the VM's directory in tmpfs is found from beside its sockets, whatever it is called this time.
 const AREA: &str = "area";
 
-/// Makes the directory of a VM's sockets, and puts a link to its directory in tmpfs there.
-fn prepare_sockets(sockets: &Path, directory: &Path) -> anyhow::Result<()> {
+/// Makes the directory of a VM's sockets, puts a link to its directory in tmpfs there, and lets those in who may start its
+/// VMM.
+fn prepare_directories(config: &VmConfig, directory: &Path) -> anyhow::Result<()> {
+    let sockets = &config.sockets;
     let of = || format!("preparing {}", sockets.display());
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).with_context(of)?;
     let link = sockets.join(AREA);
@@ -435,5 +440,12 @@ fn prepare_sockets(sockets: &Path, directory: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).with_context(of),
         _ => {}
     }
-    std::os::unix::fs::symlink(directory, &link).with_context(of)
+    std::os::unix::fs::symlink(directory, &link).with_context(of)?;
+    config.access.open_directory(sockets)?;
+    if config.access.is_shared() {
+        super::access::open_above(&config.options.shm, config.access.way(true))?;
+        config.access.open_directory(directory)?;
+        config.access.make_memory(&directory.join("ram"))?;
+    }
+    Ok(())
 }

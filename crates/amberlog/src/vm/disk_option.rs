@@ -7,7 +7,8 @@ use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]`.
+/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]`, and with
+/// `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOption {
     /// The image or block device.

@@ -355,6 +355,60 @@ fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
     assert_records(&file_system, "/b", "b", &second, &reported);
 }
 
+/// A connection that says nothing is no VMM, whatever it is for; and the sockets are there for whom the configuration names.
+#[test]
+fn a_silent_connection_is_no_vmm_and_sockets_belong_to_whom_they_shall() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let bench = Bench::new();
+    let images = [bench.path("a.img"), bench.path("b.img")];
+    images.iter().for_each(|image| File::create(image).unwrap().set_len(1 << 20).unwrap());
+    let disk = |image: &Path| image.to_str().unwrap().to_owned();
+    let config = write_config(&bench, &[("a", disk(&images[0])), ("b", disk(&images[1]))]);
+    std::fs::set_permissions(bench.path(""), std::fs::Permissions::from_mode(0o711)).unwrap();
+    // A group that this process may give things to, and that is not its own if it is root.
+    let group = if rustix::process::geteuid().is_root() { 54_321 } else { rustix::process::getegid().as_raw() };
+    let mut text = std::fs::read_to_string(&config).unwrap();
+    text += &format!("[vm.sockets]\ngroup = \"{group}\"\n");
+    std::fs::write(&config, text).unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("a", "waiting");
+    daemon.wait_state("b", "waiting");
+    let socket = |vm: &str| bench.path("run").join(vm).join("disk0.sock");
+    let mut silent = std::os::unix::net::UnixStream::connect(socket("a")).unwrap();
+    silent.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    assert!(std::io::Read::read(&mut silent, &mut [0]).is_err(), "it is let be");
+    let entry = daemon.json(&["status", "--json", "a"]);
+    assert!(entry["state"].as_str().unwrap().starts_with("waiting"), "{entry}");
+
+    let seen = |path: &Path| {
+        let metadata = std::fs::metadata(path).unwrap();
+        (metadata.permissions().mode() & 0o7777, metadata.gid())
+    };
+    let own = rustix::process::getegid().as_raw();
+    let run = bench.path("run");
+    assert_eq!((seen(&run).0, seen(&run.join("control.sock"))), (0o711, (0o600, own)));
+    assert_eq!((seen(&run.join("a")).0, seen(&socket("a"))), (0o700, (0o600, own)));
+    let memory = run.join("b/area/ram");
+    for (path, mode) in
+        [(&run.join("b"), 0o710), (&run.join("b/area/"), 0o710), (&socket("b"), 0o660), (&memory, 0o660)]
+    {
+        assert_eq!(seen(path), (mode, group), "{}", path.display());
+    }
+    assert_eq!(seen(&run.join("b/shim.sock")), (0o660, group));
+    assert_eq!(seen(&run.join("b/area/lock")).0 & 0o077, 0);
+    if own == 0 {
+        let may = |uid: &str, gid: u32, path: &Path| {
+            let ids = [format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".to_owned()];
+            let test = Command::new("setpriv").args(ids).arg("test").arg("-w").arg(path).status().unwrap();
+            test.success()
+        };
+        assert!(may("65534", group, &socket("b")) && may("65534", group, &memory), "who is named comes in");
+        assert!(!may("65534", 65534, &socket("b")) && !may("65534", 65534, &memory), "and nobody else");
+        assert!(!may("65534", group, &socket("a")) && !may("65534", group, &run.join("control.sock")));
+        assert!(!may("65534", group, &run.join("b/area/lock")) && !may("65534", group, &run.join("b")));
+    }
+}
+
 /// A second process that asks for a disk of a VM is turned away, and so is a QEMU that went on without its daemon; with all
 /// killed at once, the next daemon brings home what was retained.
 #[test]

@@ -278,7 +278,6 @@ fn count_records(file_system: &FileSystem, reported: &Reported, problems: &mut V
 
 fn print_table(runs: &[Run]) {
     let bytes = |bytes: u64| {
-        #[allow(clippy::cast_precision_loss)]
         let mib = bytes as f64 / (1 << 20) as f64;
         format!("{mib:.2} MiB")
     };
@@ -352,7 +351,6 @@ fn conclude(runs: &[Run]) -> bool {
                 storage.counter("journal_bytes_received"),
             ),
         );
-        #[allow(clippy::cast_precision_loss)]
         let ratio = retain.bytes_to_storage() as f64 / storage.bytes_to_storage().max(1) as f64;
         check(
             retain.bytes_to_storage() < storage.bytes_to_storage(),

@@ -101,7 +101,8 @@ impl NvmRoute {
         matches!(self.leaving, None | Some(Leaving::Gathering))
     }
 
-    /// The guest closes its log: one that has not begun to leave storage's side goes where it was wished with the next mount.
+    /// The guest closes its log. If nothing of it has been handed over to storage yet, it stays on NVM until then, and lives
+    /// where it was wished from the next mount on.
     pub(super) fn close_instead_of_leaving(&mut self) {
         if matches!(self.leaving, Some(Leaving::Gathering | Leaving::Draining)) {
             self.leaving = None;

@@ -1,5 +1,5 @@
 //! A few kinds of plots as inline SVG: bars in groups, and lines. Colours come from the page's style sheet
-//! (classes `s0` to `s7`), so that one picture serves light, dark and paper; lines also differ by dashes.
+//! (classes `f0` to `f7` fill, `l0` to `l7` draw lines), so that one picture serves light, dark and paper; lines also differ by dashes.
 
 use std::fmt::Write;
 

@@ -131,7 +131,6 @@ pub fn bytes_on_disk(path: &Path) -> u64 {
 }
 
 /// A MiB, for messages.
-#[allow(clippy::cast_precision_loss)]
 pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / image::MIB as f64
 }

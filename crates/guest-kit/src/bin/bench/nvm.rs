@@ -221,7 +221,6 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     Ok((figures, Value::Object(details)))
 }
 
-#[allow(clippy::cast_precision_loss)]
 fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other as f64
 }

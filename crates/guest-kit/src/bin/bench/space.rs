@@ -76,7 +76,6 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     Ok((figures, Value::Object(details)))
 }
 
-#[allow(clippy::cast_precision_loss)]
 fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other as f64
 }
@@ -85,7 +84,6 @@ fn byte_figures(load: &str, retain: &Run, full: &Run, ordered: &Run) -> Vec<Figu
     let journal = retain.counter("journal_bytes_to_storage");
     let received = retain.counter("journal_bytes_received");
     let bytes = retain.bytes_to_storage;
-    #[allow(clippy::cast_precision_loss)]
     let (kib, limit) = (journal as f64 / 1024.0, (MARK_BLOCKS_MAX * BLOCK_BYTES / 1024) as f64);
     vec![
         Figure::new(format!("{load}: journal to storage"), kib, "KiB", Limit::AtMost(limit), Basis::Count)
