@@ -20,6 +20,15 @@ pub struct FoundLog {
     ram: Vec<(u32, HostFile)>,
 }
 
+/// The file that has a page, and where in it. The one rule for whether a page is there and for where it is read: files
+/// that are said to overlap have each page once, in the first of them.
+fn place_in(ram: &[(u32, HostFile)], page: PageId) -> Option<(&HostFile, u64)> {
+    ram.iter().find_map(|(first, file)| {
+        let offset = u64::from(page.0.checked_sub(*first)?) * PAGE_BYTES as u64;
+        (offset + PAGE_BYTES as u64 <= file.len()).then_some((file, offset))
+    })
+}
+
 impl FoundLog {
     /// Opens table and pool and checks that every location they name exists, once.
     ///
@@ -40,10 +49,7 @@ impl FoundLog {
                 table.load(position).ok_or_else(|| damaged(position, "has an impossible word".to_owned()))?;
             let once = match location {
                 Location::Guest(page) => {
-                    let index = page.0;
-                    let known = ram.iter().any(|(first, file)| {
-                        index >= *first && u64::from(index - first + 1) * PAGE_BYTES as u64 <= file.len()
-                    });
+                    let known = place_in(&ram, page).is_some();
                     known && table.block_bytes() as usize == PAGE_BYTES && pages.insert(page)
                 }
                 Location::Block(slot) => pool.claim_block(slot),
@@ -55,6 +61,16 @@ impl FoundLog {
             }
         }
         Ok(FoundLog { table, pool, ram })
+    }
+
+    /// Bytes in a log block.
+    pub fn block_bytes(&self) -> u32 {
+        self.table.block_bytes()
+    }
+
+    /// Number of log blocks.
+    pub fn log_blocks(&self) -> u32 {
+        self.table.log_blocks()
     }
 
     /// Whether there is anything to finish.
@@ -148,9 +164,8 @@ impl<'a> HeldLog<'a> {
             From::Live(jcb, pages) => jcb.read_held(pages, position, buffer),
             From::Found(found) => match self.location(position) {
                 Location::Guest(page) => {
-                    let file = found.ram.iter().rev().find(|(first, _)| page.0 >= *first);
-                    let Some((first, file)) = file else { return false };
-                    file.slice(u64::from(page.0 - first) * PAGE_BYTES as u64, PAGE_BYTES).copy_out(0, buffer);
+                    let Some((file, offset)) = place_in(&found.ram, page) else { return false };
+                    file.slice(offset, PAGE_BYTES).copy_out(0, buffer);
                     true
                 }
                 Location::Block(slot) => {

@@ -18,6 +18,9 @@ const OFFSET_TAIL: u64 = 16;
 const OFFSET_FLAGS: u64 = 24;
 const FLAG_MATERIALISE: u64 = 1;
 const OFFSET_HANDED_OVER: u64 = 32;
+/// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
+/// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
+pub const LOG_BLOCKS_MAX: u32 = 1 << 26;
 
 /// Where the live log begins: the oldest transaction that recovery has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,9 @@ impl Table {
         let log_blocks = file.load_u32(OFFSET_LOG_BLOCKS);
         if !(1024..=65536).contains(&block_bytes) || !block_bytes.is_power_of_two() {
             return Err(refuse("its block size is impossible"));
+        }
+        if log_blocks > LOG_BLOCKS_MAX {
+            return Err(refuse("its number of log blocks is impossible"));
         }
         if file.len() != HEADER_BYTES + u64::from(log_blocks) * 4 {
             return Err(refuse("its length does not fit its number of log blocks"));

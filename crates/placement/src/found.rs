@@ -114,6 +114,7 @@ pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result
         let found = FoundLog::open(&path(log, "table"), &path(log, "pool"), open_ram())
             .map_err(|error| FinishError::Refused(error.to_string()))?;
         if found.is_open() {
+            check_place(directory, log, &found)?;
             needed.extend(found.pages().map(|page| page.0));
             open.push((log, found));
         }
@@ -131,6 +132,17 @@ pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result
         }
     }
     Ok(outcome)
+}
+
+/// Whether what is written down of a log's place can be that of the log whose tables lie beside it.
+fn check_place(directory: &AreaDirectory, log: &LogDescription, found: &FoundLog) -> Result<(), FinishError> {
+    log.place.check(found.block_bytes(), found.log_blocks()).map_err(|reason| {
+        FinishError::Refused(format!(
+            "the description in {} is damaged: {}: {reason}; nothing was changed",
+            directory.path().display(),
+            log.name
+        ))
+    })
 }
 
 /// Finishes one log. Gives where its home was found.
@@ -171,14 +183,18 @@ fn present_path(old: &Path, key: Option<&str>, images: &[PathBuf]) -> Result<Pat
     )))
 }
 
+/// No more pages of a file are looked at: 2 TiB of guest memory.
+const PAGES_MAX: u32 = 1 << 29;
+
 /// Gives all guest memory but the retained pages back to the host at once.
 fn give_back(ram: &[(u32, HostFile)], needed: &HashSet<u32>) {
     for (first_page, file) in ram {
-        let count = (file.len() / PAGE_BYTES as u64) as u32;
+        // Pages have numbers of 29 bits: what lies beyond is nobody's.
+        let count = u32::try_from(file.len() / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(PAGES_MAX);
         let mut index = 0;
         while index < count {
             let start = index;
-            while index < count && !needed.contains(&(first_page + index)) {
+            while index < count && !first_page.checked_add(index).is_some_and(|page| needed.contains(&page)) {
                 index += 1;
             }
             if index > start {

@@ -4,6 +4,7 @@ use crate::disk::Disk;
 use crate::layout::{DiskLayout, HomeRange, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
 use block_route::LogIndex;
 use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
+use journal_area::LOG_BLOCKS_MAX;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -42,6 +43,47 @@ impl FoundLogPlace {
     /// Bytes of the whole log.
     pub(crate) fn log_bytes(&self) -> u64 {
         u64::from(self.log_blocks) * u64::from(self.block_bytes)
+    }
+
+    /// Whether a place that was read from a file can be that of a log with these blocks: nothing overflows, and an internal log
+    /// lies in its file system. Looking for a block without a place is an error later, as its table says which are needed.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check(&self, block_bytes: u32, log_blocks: u32) -> Result<(), String> {
+        let bytes = |blocks: u64| blocks.checked_mul(u64::from(block_bytes));
+        if (self.block_bytes, self.log_blocks) != (block_bytes, log_blocks) {
+            return Err(format!(
+                "a log of {} blocks of {} bytes is described, and its table is of {log_blocks} of {block_bytes}",
+                self.log_blocks, self.block_bytes
+            ));
+        }
+        let home_end = bytes(self.home_blocks)
+            .and_then(|len| self.home_start.checked_add(len))
+            .filter(|end| i64::try_from(*end).is_ok())
+            .ok_or_else(|| {
+                format!("a file system of {} blocks at byte {} cannot be", self.home_blocks, self.home_start)
+            })?;
+        if self.runs.len() > log_blocks as usize {
+            return Err(format!("a log of {log_blocks} blocks is said to be in {} pieces", self.runs.len()));
+        }
+        for run in &self.runs {
+            let end = bytes(u64::from(run.count)).and_then(|len| run.offset.checked_add(len));
+            let is_inside = end.is_some_and(|end| {
+                if self.is_external {
+                    i64::try_from(end).is_ok()
+                } else {
+                    run.offset >= self.home_start && end <= home_end
+                }
+            });
+            if !is_inside {
+                return Err(format!(
+                    "the log's blocks from {} on are said to be where they cannot be",
+                    run.first_position
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether both are the same log in the same place. A file system that is mounted can grow, and be given another UUID.
@@ -152,7 +194,7 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
             Journal::None | Journal::JournalDevice { .. } | Journal::NotUnderstood { .. } => continue,
         };
         // The hot path compares offsets with sector-aligned requests and keeps log blocks in tables.
-        if (1024..=65536).contains(&place.block_bytes) && place.log_blocks > 1 {
+        if (1024..=65536).contains(&place.block_bytes) && (2..=LOG_BLOCKS_MAX).contains(&place.log_blocks) {
             logs.push(place);
         }
     }
