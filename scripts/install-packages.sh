@@ -14,6 +14,7 @@ packages="
     gcc libc6-dev
     zstd xz-utils
     ca-certificates
+    systemd
 "
 
 fail() {

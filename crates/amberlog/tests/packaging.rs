@@ -1,0 +1,89 @@
+//! The files in `packaging/`, judged by the tools that read them: systemd's own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// What `systemd-analyze security` may give at most, in tenths: from 0 (safe) to 100 (exposed).
+const EXPOSURE_MAX: &str = "20";
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").canonicalize().unwrap()
+}
+
+fn run(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/install-packages.sh installs it"))
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// The unit, with drop-ins, in a directory of its own and with programs that are there.
+fn unit(drop_ins: &[&str]) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(packaging().join("amberlog.service")).unwrap();
+    assert!(text.contains("ExecStart=/usr/bin/amberlog serve"));
+    let text = text.replace("/usr/bin/amberlog", env!("CARGO_BIN_EXE_amberlog"));
+    std::fs::write(directory.path().join("amberlog.service"), text).unwrap();
+    let place = directory.path().join("amberlog.service.d");
+    std::fs::create_dir(&place).unwrap();
+    for name in drop_ins {
+        std::fs::copy(packaging().join("amberlog.service.d").join(name), place.join(name)).unwrap();
+    }
+    directory
+}
+
+fn exposure(unit: &Path) -> Output {
+    let threshold = format!("--threshold={EXPOSURE_MAX}");
+    run(Command::new("systemd-analyze").args(["security", "--offline=true", "--no-pager", &threshold]).arg(unit))
+}
+
+#[test]
+fn the_unit_gives_away_next_to_nothing() {
+    let directory = unit(&[]);
+    let output = exposure(&directory.path().join("amberlog.service"));
+    assert!(output.status.success(), "{}", said(&output));
+    // The same without what was done for it: the tool is able to say no.
+    let text = std::fs::read_to_string(packaging().join("amberlog.service")).unwrap();
+    let bare: String = text
+        .lines()
+        .filter(|line| !line.contains("Protect") && !line.contains("Restrict"))
+        .collect::<Vec<_>>()
+        .join("\n");
+    let path = directory.path().join("bare.service");
+    std::fs::write(&path, bare).unwrap();
+    assert!(!exposure(&path).status.success());
+}
+
+#[test]
+fn systemd_understands_the_unit_and_its_drop_ins() {
+    for drop_ins in [&[][..], &["remote.conf"], &["block-devices.conf"], &["remote.conf", "block-devices.conf"]] {
+        let directory = unit(drop_ins);
+        let output = run(Command::new("systemd-analyze")
+            .args(["verify", "--man=no", "--recursive-errors=no"])
+            .arg(directory.path().join("amberlog.service")));
+        // Its complaints are warnings, with status 0.
+        assert!(output.status.success() && said(&output).is_empty(), "{drop_ins:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn the_user_and_the_directories_are_understood() {
+    // Given by name, it would be looked for below the root.
+    let file = |name: &str| std::fs::File::open(packaging().join(name)).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let etc = root.path().join("etc");
+    std::fs::create_dir(&etc).unwrap();
+    let of = format!("--root={}", root.path().display());
+    let output = run(Command::new("systemd-sysusers").args([&of, "-"]).stdin(file("sysusers.d/amberlog.conf")));
+    assert!(output.status.success(), "{}", said(&output));
+    let users = std::fs::read_to_string(etc.join("passwd")).unwrap();
+    assert!(users.contains("amberlog:x:") && users.contains("/usr/sbin/nologin"), "{users}");
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let output =
+        run(Command::new("systemd-tmpfiles").args(["--create", &of, "-"]).stdin(file("tmpfiles.d/amberlog.conf")));
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(root.path().join("dev/shm/amberlog").is_dir() && etc.join("amberlog").is_dir());
+}
