@@ -40,6 +40,8 @@ pub struct DeviceConfig {
     pub drain_timeout: Duration,
     /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
     pub polling_max: Duration,
+    /// What the device's threads may still ask the kernel for, once they are made; `None`: anything.
+    pub sandbox: Option<sandbox::Sandbox>,
     /// A modelled disk whose time this one takes; flushes then go to it, not to the image's storage: for experiments.
     pub model: Option<Arc<disk_model::Client>>,
 }
@@ -60,6 +62,7 @@ impl DeviceConfig {
             write_cache: true,
             drain_timeout: Duration::from_secs(30),
             polling_max: Duration::from_micros(32),
+            sandbox: None,
             model: None,
         }
     }
@@ -233,11 +236,15 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let (ready, is_ready) = sync_channel(1);
         let (route_back, route) = sync_channel(1);
         let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
-        let model = config.model.clone();
+        let (model, sandbox) = (config.model.clone(), config.sandbox.clone());
         let worker_thread = std::thread::Builder::new()
             .name(format!("disk {name}"))
             .spawn(move || match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model) {
                 Ok(engine) => {
+                    // Not before: the engine's io_uring is the last one that this thread gets.
+                    if let Some(sandbox) = sandbox {
+                        sandbox.enter(sandbox::Role::Disk);
+                    }
                     let _ = ready.send(Ok(()));
                     let route = Worker::new(parts, engine, receiver).run();
                     let _ = route_back.send(route);
@@ -257,6 +264,9 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let control_thread = {
             let (control, mailbox, channel) = (Arc::clone(&control), mailbox.clone(), Arc::clone(&channel));
             std::thread::Builder::new().name(format!("vhost {name}")).spawn(move || {
+                if let Some(sandbox) = &config.sandbox {
+                    sandbox.enter(sandbox::Role::Vmm);
+                }
                 control.run(&config, &mailbox, &memory, &observer, &channel);
                 let _ = ended.send(());
             })

@@ -40,6 +40,19 @@ pub struct ServeArgs {
     /// Only say whether the configuration is good.
     #[arg(long)]
     check: bool,
+    /// Let the daemon ask the kernel for anything; otherwise it can start nothing, and its threads that work for a guest can
+    /// open nothing but what is in that VM's directory (seccomp and landlock).
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+impl ServeArgs {
+    /// The configuration as it is now.
+    fn read(&self) -> anyhow::Result<Config> {
+        let mut config = Config::read(&self.config)?;
+        config.vms.values_mut().for_each(|vm| vm.options.sandbox = !self.no_sandbox);
+        Ok(config)
+    }
 }
 
 /// Runs the command.
@@ -57,10 +70,13 @@ struct Vms {
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    let config = Config::read(&args.config).map_err(|error| exit::usage(format!("{error:#}")))?;
+    let config = args.read().map_err(|error| exit::usage(format!("{error:#}")))?;
     if args.check {
         println!("{}: good, {} VMs", args.config.display(), config.vms.len());
         return Ok(());
+    }
+    if !args.no_sandbox {
+        sandbox::enter_daemon();
     }
     // Sockets and files are ours alone until they are given to somebody.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
@@ -105,7 +121,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             log::info!("ending: the VMMs are ended, and what is owed goes home");
             break;
         }
-        match Config::read(&args.config) {
+        match args.read() {
             Ok(config) if config.run != run => {
                 log::error!(
                     "the configuration names another directory for sockets; that needs a new start: nothing was changed"

@@ -29,6 +29,7 @@ use placement::{
     VmReport,
 };
 use samples::Samples;
+use sandbox::Sandbox;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -53,6 +54,8 @@ pub struct VmOptions {
     pub time_scale: f64,
     /// How its journal servers are trusted.
     pub trust: RemoteTrust,
+    /// Whether its threads may ask the kernel for no more than they need.
+    pub sandbox: bool,
     /// Where every request is recorded.
     pub trace: Option<PathBuf>,
     /// Where what is held at each moment is written to.
@@ -76,6 +79,7 @@ pub struct Vm {
     _models: Models,
     trace: Option<Trace>,
     samples: Option<Samples>,
+    has_sandbox: bool,
     /// Its guest's memory.
     pub memory: Arc<VmMemory>,
     /// Its journals.
@@ -268,6 +272,7 @@ impl Vm {
             _models: models,
             trace,
             samples: None,
+            has_sandbox: options.sandbox,
             memory,
             journals,
         };
@@ -321,6 +326,9 @@ impl Vm {
         name: impl Fn(usize, &str) -> String,
     ) -> anyhow::Result<Serving> {
         let strangers = starter == Starter::Strangers;
+        // A thread that finds a journal whose place is a server starts the one that speaks to that.
+        let has_network = self.attached.iter().any(|disk| disk.options.remote.is_some());
+        let sandbox = self.has_sandbox.then(|| Sandbox::new(self.directory(), has_network));
         let lock = strangers.then(|| self.journals.directory().lock_file().try_clone()).transpose();
         let lock = lock.context("duplicating the descriptor of the directory's lock")?;
         let observer = Arc::new(VmObserver {
@@ -337,6 +345,7 @@ impl Vm {
             let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
             config.identity.serial.clone_from(&disk.serial);
             config.queues = disk.queues;
+            config.sandbox.clone_from(&sandbox);
             config.model.clone_from(&self.clients[index]);
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
             let route: Box<dyn Route> = if disk.options.nvm.is_some() {
