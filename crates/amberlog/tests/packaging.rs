@@ -1,5 +1,6 @@
 //! The files in `packaging/`, judged by the tools that read them: systemd's own.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -86,4 +87,99 @@ fn the_user_and_the_directories_are_understood() {
         run(Command::new("systemd-tmpfiles").args(["--create", &of, "-"]).stdin(file("tmpfiles.d/amberlog.conf")));
     assert!(output.status.success(), "{}", said(&output));
     assert!(root.path().join("dev/shm/amberlog").is_dir() && etc.join("amberlog").is_dir());
+}
+
+/// The calls that a word of SystemCallFilter= stands for.
+fn calls(word: &str, sets: &BTreeMap<String, Vec<String>>) -> BTreeSet<String> {
+    match sets.get(word) {
+        Some(words) => words.iter().flat_map(|word| calls(word, sets)).collect(),
+        None => BTreeSet::from([word.to_owned()]),
+    }
+}
+
+/// What the daemon is seen to call, and some of which no set of systemd's knows or which a set taken away would take along.
+const NEEDED: &[&str] = &[
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "seccomp",
+    "prctl",
+    "landlock_create_ruleset",
+    "landlock_add_rule",
+    "landlock_restrict_self",
+    "chown",
+    "fchownat",
+    "fchmodat",
+    "umask",
+    "pidfd_open",
+    "pidfd_send_signal",
+    "memfd_create",
+    "fallocate",
+    "flock",
+    "eventfd2",
+    "clone3",
+    "futex",
+    "mmap",
+    "mremap",
+    "madvise",
+    "statx",
+    "renameat",
+    "symlinkat",
+    "unlinkat",
+    "openat",
+    "openat2",
+    "sendmsg",
+    "recvmsg",
+    "accept4",
+    "getrandom",
+    "fdatasync",
+    "pread64",
+    "pwrite64",
+    "pwritev",
+    "fcntl",
+    "ioctl",
+    "poll",
+    "ppoll",
+    "epoll_wait",
+    "tgkill",
+    "rt_sigaction",
+    "sched_yield",
+    "sched_getaffinity",
+    "sigaltstack",
+    "rseq",
+    "kill",
+    "fstatfs",
+    "readlink",
+];
+
+#[test]
+fn the_unit_lets_the_daemon_call_what_it_needs() {
+    let output = run(Command::new("systemd-analyze").args(["syscall-filter", "--no-pager"]));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut sets: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut set = String::new();
+    for line in text.lines() {
+        match line.strip_prefix("    ").map(str::trim) {
+            None if line.starts_with('@') => set = line.trim().to_owned(),
+            Some(word) if !word.starts_with('#') => sets.entry(set.clone()).or_default().push(word.to_owned()),
+            _ => {}
+        }
+    }
+    let unit = std::fs::read_to_string(packaging().join("amberlog.service")).unwrap();
+    let mut allowed = BTreeSet::new();
+    for line in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        let (takes_away, words) = line.strip_prefix('~').map_or((false, line), |words| (true, words));
+        for call in words.split_whitespace().flat_map(|word| calls(word, &sets)) {
+            if takes_away {
+                allowed.remove(&call)
+            } else {
+                allowed.insert(call)
+            };
+        }
+    }
+    let missing: Vec<_> = NEEDED.iter().filter(|call| !allowed.contains(**call)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    for never in ["ptrace", "mount", "init_module", "bpf", "setuid", "reboot", "perf_event_open", "swapon"] {
+        assert!(!allowed.contains(never), "{never}");
+    }
 }

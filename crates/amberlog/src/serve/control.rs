@@ -182,3 +182,6 @@ fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Questions as somebody could send them who has got as far as the socket.
+
+use super::*;
+use std::sync::atomic::AtomicBool;
+
+#[path = "../../../../../fuzz/src/exercise.rs"]
+mod exercise;
+
+const TARGET: &str = "control";
+
+/// What a daemon without VMs answers to these bytes.
+fn asked(bytes: &[u8]) -> anyhow::Result<Value> {
+    let (ours, theirs) = UnixStream::pair().expect("a pair");
+    // No more than the socket takes: nobody reads while it is written.
+    let bytes = &bytes[..bytes.len().min(100_000)];
+    (&theirs).write_all(bytes).expect("room");
+    theirs.shutdown(std::net::Shutdown::Write).expect("shut");
+    answer(&ours, &Slots::default())
+}
+
+/// `detach` ends a daemon by a signal.
+fn survive_detach() -> Arc<AtomicBool> {
+    let came = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGUSR2, Arc::clone(&came)).expect("registered");
+    came
+}
+
+#[test]
+fn whatever_is_asked_is_answered_and_nothing_else_happens() {
+    let _came = survive_detach();
+    exercise::exercise(TARGET, &|data| {
+        if let Ok(answer) = asked(data) {
+            assert_eq!(answer["schema"], 1, "{answer}");
+        }
+    });
+}
+
+#[test]
+fn a_question_is_understood_or_a_sentence_comes_back() {
+    let came = survive_detach();
+    assert_eq!(asked(b"{\"command\":\"status\",\"vm\":null}\n").expect("an answer")["vms"], json!([]));
+    assert!(asked(b"{\"command\":\"detach\",\"patience_seconds\":1}\n").is_ok() && came.load(Ordering::SeqCst));
+    // Deeper than any parser's stack, longer than a question may be, no text at all, one question too many fields.
+    let deep = [b"[".repeat(60_000), b"\n".to_vec()].concat();
+    let long = [b"{\"command\":\"status\",\"vm\":\"".to_vec(), b"x".repeat(90_000), b"\"}\n".to_vec()].concat();
+    for bad in [&b""[..], b"\xff\xfe\n", &deep, &long, b"{\"command\":\"status\",\"vm\":null,\"x\":1}\n"] {
+        let error = asked(bad).expect_err("no question").to_string();
+        assert!(error.contains("question"), "{error}");
+    }
+    let error = asked(b"{\"command\":\"flush\",\"vm\":\"../x\",\"patience_seconds\":18446744073709551615}\n")
+        .expect_err("no vm");
+    assert!(error.to_string().contains("there is no vm ../x"), "{error}");
+}
+
+/// Makes the first inputs anew (scripts/fuzz.sh seeds).
+#[test]
+#[ignore = "writes into the source tree"]
+fn seeds() {
+    let questions = [
+        ("status", json!({"command": "status", "vm": null})),
+        ("status-vm", json!({"command": "status", "vm": "db"})),
+        ("flush", json!({"command": "flush", "vm": "db", "patience_seconds": 60})),
+        (
+            "placement",
+            json!({"command": "placement", "vm": "db", "disk": "disk0", "placement": "storage", "patience_seconds": 30}),
+        ),
+        ("arguments", json!({"command": "arguments", "vm": "db", "memory_mib": 1024, "reconnect": true})),
+        ("detach", json!({"command": "detach", "patience_seconds": 60})),
+    ];
+    exercise::write_seeds(
+        TARGET,
+        questions.into_iter().map(|(name, question)| (name, format!("{question}\n").into_bytes())).collect(),
+    );
+    assert!(!exercise::corpus(TARGET).is_empty());
+}
