@@ -293,14 +293,16 @@ proptest! {
         cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(200),
         ..ProptestConfig::default() })]
 
-    /// Wherever durable bytes are damaged but in the very last group (which, where the store was closed in order, holds nothing
-    /// else): what is fetched of a journal is all that was acknowledged, or
-    /// it is refused. Above all it is not a log that ends early.
+    /// Wherever durable bytes are damaged, missing, or on a sector that gives an error, in a store that was ended and in one
+    /// whose server died: what is fetched of a journal is all that was acknowledged, or it is refused. Above all it is not a
+    /// log that ends early. It is so after the next start as well, when others have gone on.
     #[test]
     fn no_damage_shortens_a_log(
         batches in prop::collection::vec((0..4u8, 1..20_000usize, prop::bool::weighted(0.3)), 1..60),
         place in 0.0..1.0f64,
         bytes in prop_oneof![Just(1u64), 1..200u64, 1..60_000u64],
+        what in 0..5u8,
+        marks in 0..3usize,
         is_closed in any::<bool>(),
     ) {
         let medium = Simulated::default();
@@ -321,39 +323,65 @@ proptest! {
         }
         store.commit().expect("durable");
         let end = medium.used();
-        // One more group: nothing tells the last one from a torn one.
         if is_closed {
             store.end().expect("durable");
-        } else {
-            store.begin("client/j9", [9; 16], [0; 16], 0, 4096).expect("begun");
-            store.commit().expect("durable");
         }
         drop(store);
         let at = (end.iter().map(|(_, len)| len).sum::<u64>() as f64 * place) as u64;
         let mut before = 0;
         for (segment, len) in end {
             if (before..before + len).contains(&at) {
-                medium.wipe(segment, at - before, bytes.min(before + len - at));
+                let at = at - before;
+                match what {
+                    0 => medium.cut(segment, None),
+                    1 => medium.cut(segment, Some(at)),
+                    2 => medium.break_sector(segment, at),
+                    _ => medium.wipe(segment, at, bytes.min(len - at)),
+                }
             }
             before += len;
         }
-        let mut store = open(medium).expect("opens");
-        for (j, log) in written.iter().enumerate() {
-            let Ok(info) = store.info(&name(j as u8)) else {
-                prop_assert!(store.counters().damaged_places > 0, "journal {} is gone", j);
-                continue;
+        // One mark is enough; where there is none, nobody knows where the store ended.
+        (0..marks).for_each(|index| medium.remove_end_mark(index));
+        for start in 0..2 {
+            let mut store = match open(medium.clone()) {
+                Ok(store) => store,
+                Err(StoreError::Damaged(_)) => return Ok(()),
+                Err(error) => panic!("{error}"),
             };
-            let mut fetched = Vec::new();
-            let refused = loop {
-                match store.fetch(&info.name, info.epoch, info.tail + fetched.len() as u64) {
-                    Ok(Some(batch)) => fetched.push(batch),
-                    Ok(None) => break false,
-                    Err(_) => break true,
-                }
-            };
-            prop_assert!(refused || &fetched == log, "journal {}: {} of {} batches", j, fetched.len(), log.len());
+            // Where all of it is gone there is nothing to tell that it was there.
+            let is_gone = what == 0 && marks == 2;
+            assert_complete_or_refused(&mut store, &written, is_gone || start > 0)?;
+            let (id, epoch) = store.begin("client/j9", [9; 16], [start; 16], 0, 4096).expect("others go on");
+            for sequence in 1..=12 {
+                store.append(id, epoch, sequence, 1, &content(sequence, 30_000)).expect("others go on");
+                store.commit().expect("others go on");
+            }
         }
     }
+}
+
+fn assert_complete_or_refused(
+    store: &mut Store<Simulated>,
+    written: &[Vec<Vec<u8>>],
+    may_be_gone: bool,
+) -> Result<(), TestCaseError> {
+    for (j, log) in written.iter().enumerate() {
+        let Ok(info) = store.info(&name(j as u8)) else {
+            prop_assert!(may_be_gone || store.counters().damaged_places > 0, "journal {} is gone", j);
+            continue;
+        };
+        let mut fetched = Vec::new();
+        let refused = loop {
+            match store.fetch(&info.name, info.epoch, info.tail + fetched.len() as u64) {
+                Ok(Some(batch)) => fetched.push(batch),
+                Ok(None) => break false,
+                Err(_) => break true,
+            }
+        };
+        prop_assert!(refused || &fetched == log, "journal {}: {} of {} batches", j, fetched.len(), log.len());
+    }
+    Ok(())
 }
 
 #[test]

@@ -146,6 +146,16 @@ impl Medium for JetStream {
         Ok(self.segment(number))
     }
 
+    /// It is there with its first message.
+    fn publish(&mut self, _number: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// By the numbers of its messages.
+    fn proves_its_end(&self) -> bool {
+        true
+    }
+
     fn open(&self, number: u64) -> io::Result<Segment> {
         Ok(self.segment(number))
     }

@@ -22,6 +22,8 @@ impl<M: Medium> Store<M> {
             .segments
             .iter()
             .filter(|(number, segment)| Some(**number) != active && segment.live_bytes * 4 < segment.bytes * 3)
+            // What could be moved out of those was.
+            .filter(|(number, _)| !self.rotten.contains(number))
             .min_by_key(|(_, segment)| segment.live_bytes * 1024 / segment.bytes.max(1))
             .map(|(number, _)| *number);
         let Some(victim) = victim.filter(|_| is_wasteful || is_short) else { return Ok(false) };
@@ -33,10 +35,6 @@ impl<M: Medium> Store<M> {
             // Committing deletes the segment, once its batches are durable elsewhere.
             Ok(()) => self.commit().map(|()| true),
             Err(StoreError::Full(_)) => self.commit().map(|()| false),
-            Err(StoreError::Damaged(reason)) => {
-                log::error!("cleaning segment {victim:016x} is given up: {reason}");
-                self.commit().map(|()| false)
-            }
             Err(error) => Err(error),
         }
     }
@@ -52,7 +50,16 @@ impl<M: Medium> Store<M> {
             })
             .collect();
         for (id, epoch, tail, sequence, location) in batches {
-            let payload = self.read(&location).map_err(StoreError::Damaged)?;
+            let payload = match self.read(&location) {
+                Ok(payload) => payload,
+                Err(reason) => {
+                    // It stays where it is, and so does its segment; everything else goes on.
+                    let name = &self.journals[&id].record.name;
+                    log::error!("{name}: batch {sequence} in segment {victim:016x} cannot be read: {reason}");
+                    self.rotten.insert(victim);
+                    continue;
+                }
+            };
             let header = Header { epoch, sequence, tail: tail.min(sequence), ..self.header(Kind::Batch, id) };
             let moved = self.stage(header, &payload)?;
             self.counters.cleaned_bytes += payload.len() as u64;

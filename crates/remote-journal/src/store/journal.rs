@@ -49,8 +49,6 @@ pub(super) struct Journal {
     pub bytes: u64,
     /// The store was found damaged: something of this journal may be lost, so it is not added to.
     pub is_suspect: bool,
-    /// Something was lost of which it is not known whether it was of this journal, after its last batch that is known.
-    pub is_end_in_doubt: bool,
 }
 
 impl Journal {
@@ -85,10 +83,8 @@ impl<M: Medium> Store<M> {
         self.by_name.insert(record.name.clone(), id);
         self.next_id = self.next_id.max(id);
         let Some(journal) = self.journals.get_mut(&id) else {
-            self.journals.insert(
-                id,
-                Journal { record, batches: BTreeMap::new(), bytes: 0, is_suspect: false, is_end_in_doubt: false },
-            );
+            let journal = Journal { record, batches: BTreeMap::new(), bytes: 0, is_suspect: false };
+            self.journals.insert(id, journal);
             return;
         };
         let goes_on = record.is_live && journal.record.epoch == record.epoch;
@@ -101,7 +97,6 @@ impl<M: Medium> Store<M> {
         }
         journal.bytes = 0;
         journal.is_suspect = false;
-        journal.is_end_in_doubt = false;
         let dropped = std::mem::take(&mut journal.batches);
         dropped.values().for_each(|location| self.release(location));
     }

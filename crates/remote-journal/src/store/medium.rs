@@ -1,11 +1,7 @@
-//! What the store keeps its segments in: a directory, or a simulation that loses what was not made durable.
+//! What the store keeps its segments in: a directory (`directory`), a stream (crate's `jetstream`), or a simulation that loses
+//! what was not made durable (`simulated`).
 
-use super::staging::ALIGNMENT;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-
 /// One segment's bytes.
 pub trait SegmentFile: Send {
     /// Writes at an offset.
@@ -54,140 +50,82 @@ pub trait Medium: Send {
     /// # Errors
     /// When they cannot be listed.
     fn list(&self) -> io::Result<Vec<u64>>;
-    /// Makes a segment with room for `bytes`, all of it reserved: writing into it cannot find the disk full. Its name is
-    /// durable on return.
+    /// Makes a segment with room for `bytes`, all of it reserved: writing into it cannot find the disk full. It is listed, and
+    /// outlives a loss of power, only once it is published.
     ///
     /// # Errors
     /// [`io::ErrorKind::StorageFull`] when there is no room; nothing is left then.
     fn create(&mut self, number: u64, bytes: u64) -> io::Result<Self::File>;
+    /// Gives the segment that was created last its name, durably.
+    ///
+    /// # Errors
+    /// When it cannot be named.
+    fn publish(&mut self, number: u64) -> io::Result<()>;
     /// Opens a segment.
     ///
     /// # Errors
     /// When it cannot be opened.
     fn open(&self, number: u64) -> io::Result<Self::File>;
-    /// Removes a segment.
+    /// Removes a segment. What it took may become a reserve.
     ///
     /// # Errors
     /// When it cannot be removed.
     fn delete(&mut self, number: u64) -> io::Result<()>;
-}
-
-/// A directory on a file system.
-#[derive(Debug)]
-pub struct Directory {
-    path: PathBuf,
-    /// Locked for as long as the store is open: two servers on one store would each overwrite the other.
-    handle: File,
-}
-
-impl Directory {
-    /// Opens a directory, made if there is none, and locks it.
+    /// Keeps room for two segments of `bytes`, for [`Medium::create_from_reserve`].
     ///
     /// # Errors
-    /// When it cannot be made, or another server has it.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        std::fs::create_dir_all(path)?;
-        let handle = File::open(path)?;
-        rustix::fs::flock(&handle, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            if error == rustix::io::Errno::WOULDBLOCK {
-                io::Error::new(
-                    io::ErrorKind::ResourceBusy,
-                    format!("{} is in use by another journal server; stop that first", path.display()),
-                )
-            } else {
-                error.into()
-            }
-        })?;
-        Ok(Directory { path: path.to_owned(), handle })
+    /// [`io::ErrorKind::StorageFull`] when there is no room; those that were there are there.
+    fn reserve(&mut self, _bytes: u64) -> io::Result<()> {
+        Ok(())
     }
-
-    fn segment(&self, number: u64) -> PathBuf {
-        self.path.join(format!("segment-{number:016x}"))
+    /// Bytes of the reserves there are.
+    fn reserved_bytes(&self) -> u64 {
+        0
     }
-}
-
-impl Medium for Directory {
-    type File = Segment;
-
-    fn block_bytes(&self) -> usize {
-        ALIGNMENT
+    /// Makes a segment of a reserve of at least `least` bytes, and gives its length; otherwise like [`Medium::create`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`] when there is none.
+    fn create_from_reserve(&mut self, number: u64, least: u64) -> io::Result<(Self::File, u64)> {
+        Ok((self.create(number, least)?, least))
     }
-
-    fn list(&self) -> io::Result<Vec<u64>> {
-        let mut numbers = Vec::new();
-        for entry in std::fs::read_dir(&self.path)? {
-            let name = entry?.file_name();
-            let number = name.to_str().and_then(|name| name.strip_prefix("segment-"));
-            numbers.extend(number.and_then(|number| u64::from_str_radix(number, 16).ok()));
-        }
-        numbers.sort_unstable();
-        Ok(numbers)
+    /// Whether what is missing at the end of a segment, or a last segment that is missing, shows without end marks.
+    fn proves_its_end(&self) -> bool {
+        false
     }
-
-    fn create(&mut self, number: u64, bytes: u64) -> io::Result<Segment> {
-        let path = self.segment(number);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-        let made = match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
-            // A file system without reservation: a full disk is then found when writing, which ends the store.
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => file.sync_all().and_then(|()| self.handle.sync_all()),
-            Err(error) => Err(error.into()),
-        };
-        if let Err(error) = made {
-            let _ = std::fs::remove_file(&path);
-            return Err(error);
-        }
-        // Past the page cache: what is written is read only after a crash. Some file systems cannot.
-        let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-        let direct = OpenOptions::new().write(true).custom_flags(flags).open(&path).ok();
-        Ok(Segment { file, direct })
+    /// What lies where the two end marks should: nothing where a mark is not there, no bytes where it cannot be read.
+    ///
+    /// # Errors
+    /// When the medium is out of reach.
+    fn read_end_marks(&self) -> io::Result<[Option<Vec<u8>>; 2]> {
+        Ok([None, None])
     }
-
-    fn open(&self, number: u64) -> io::Result<Segment> {
-        let file = OpenOptions::new().read(true).write(true).open(self.segment(number))?;
-        Ok(Segment { file, direct: None })
+    /// Writes both end marks; that they are durable is not waited for.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    fn write_end_mark(&mut self, _mark: &[u8]) -> io::Result<()> {
+        Ok(())
     }
-
-    fn delete(&mut self, number: u64) -> io::Result<()> {
-        std::fs::remove_file(self.segment(number))
+    /// Makes the end marks durable.
+    ///
+    /// # Errors
+    /// When that failed.
+    fn sync_end_mark(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Looks whether the segment that was published last would be found again when the store is opened.
+    ///
+    /// # Errors
+    /// When it would not be.
+    fn check(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 
-/// A segment in a directory.
-#[derive(Debug)]
-pub struct Segment {
-    file: File,
-    /// The same file, opened for direct I/O.
-    direct: Option<File>,
-}
-
-impl SegmentFile for Segment {
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let is_aligned = |number: usize| number.is_multiple_of(ALIGNMENT);
-        let takes_direct = is_aligned(bytes.as_ptr().addr()) && is_aligned(bytes.len()) && is_aligned(offset as usize);
-        if let Some(direct) = self.direct.as_ref().filter(|_| takes_direct) {
-            match direct.write_all_at(bytes, offset) {
-                // A file system that opens a file so, and then asks for more than we give.
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.direct = None,
-                written => return written,
-            }
-        }
-        self.file.write_all_at(bytes, offset)
-    }
-
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
-    }
-
-    fn sync(&mut self) -> io::Result<()> {
-        self.file.sync_data()
-    }
-
-    fn truncate(&mut self, bytes: u64) -> io::Result<()> {
-        self.file.set_len(bytes)?;
-        self.file.sync_all()
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
-    }
+/// Whether a read failed because of what is on the disk there, and not because the medium is out of reach.
+pub(super) fn is_media_error(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let bad = [Errno::IO, Errno::REMOTEIO, Errno::NODATA, Errno::BADMSG, Errno::UCLEAN, Errno::ILSEQ];
+    error.raw_os_error().is_some_and(|number| bad.iter().any(|errno| errno.raw_os_error() == number))
 }

@@ -15,6 +15,8 @@
 //! that nobody knows what is durable, so everything is refused until the store is opened again.
 
 mod clean;
+mod directory;
+mod end_mark;
 mod journal;
 mod medium;
 mod open;
@@ -22,28 +24,24 @@ mod record;
 #[cfg(any(test, feature = "simulate"))]
 mod simulated;
 mod staging;
+mod write;
 
+pub use directory::Directory;
 pub use journal::{JournalInfo, Location};
-pub use medium::{Directory, Medium, SegmentFile};
+pub use medium::{Medium, SegmentFile};
 #[cfg(any(test, feature = "simulate"))]
 pub use simulated::{Simulated, SimulatedFile};
 
 use journal::Journal;
-use record::{HEADER_BYTES, Header, JournalRecord, Kind, record_bytes};
-use staging::{ALIGNMENT, Staging};
-use std::collections::{BTreeMap, HashMap};
+use record::{Header, JournalRecord, Kind};
+use staging::Staging;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
 /// Journals in one store.
 pub const JOURNALS_MAX: usize = 8192;
 /// Journals of one client.
 pub const JOURNALS_OF_CLIENT_MAX: usize = 256;
-/// Room at the end of every segment that batches leave to what frees room.
-const RESERVE_BYTES: u64 = 64 << 10;
-/// Staged bytes that are written without waiting for the rest of their group.
-const WRITE_BYTES: usize = 4 << 20;
-/// The smallest segment that is tried when the disk is nearly full, in bytes.
-const SEGMENT_BYTES_MIN: u64 = 256 << 10;
 
 /// How a store is bounded.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +91,11 @@ struct Segment<F> {
     file: F,
     /// Bytes that it takes on the disk.
     bytes: u64,
+    /// Where its last group ends, once it is not written any more.
+    end: u64,
     live_bytes: u64,
+    /// Made of a reserve: it has no batches.
+    is_reserve: bool,
 }
 
 /// The store.
@@ -102,12 +104,24 @@ pub struct Store<M: Medium> {
     options: StoreOptions,
     id: u32,
     segments: BTreeMap<u64, Segment<M::File>>,
+    /// The highest number of a segment that is known to have been used.
+    last_number: u64,
     /// The segment that is written, and where its next group begins.
     active: Option<(u64, u64)>,
     staged: Staging,
     /// Bytes of the group that is being staged that were written already.
     written_bytes: u64,
     group: u64,
+    /// The last end mark.
+    mark: Option<end_mark::EndMark>,
+    /// Whether it is not known to be durable.
+    is_mark_loose: bool,
+    /// Whether some checkpoint says that there are end marks.
+    expects_marks: bool,
+    /// Bytes of segments in which nothing can be read.
+    kept_bytes: u64,
+    /// Segments with batches that could not be read when they were to be moved.
+    rotten: BTreeSet<u64>,
     journals: BTreeMap<u32, Journal>,
     by_name: HashMap<String, u32>,
     next_id: u32,
@@ -142,7 +156,8 @@ impl<M: Medium> Store<M> {
     /// Bytes of all segments, and live bytes in them.
     pub fn space_bytes(&self) -> (u64, u64) {
         let live = self.segments.values().map(|segment| segment.live_bytes).sum();
-        (self.segments.values().map(|segment| segment.bytes).sum(), live)
+        let used: u64 = self.segments.values().map(|segment| segment.bytes).sum();
+        (used + self.kept_bytes + self.medium.reserved_bytes(), live)
     }
 
     /// How it has failed; then it refuses everything.
@@ -159,189 +174,6 @@ impl<M: Medium> Store<M> {
         log::error!("{reason}");
         self.failed = Some((error.kind(), reason.clone()));
         StoreError::Failed(reason)
-    }
-
-    /// Stages one record; what it says holds once [`Store::commit`] has returned.
-    fn stage(&mut self, header: Header, payload: &[u8]) -> Result<Location, StoreError> {
-        let needed = record_bytes(payload.len());
-        let reserve = if header.kind == Kind::Batch && !self.is_cleaning { RESERVE_BYTES } else { 0 };
-        let fits = |store: &Self| {
-            store.active.is_some_and(|(number, end)| {
-                // With what may fill up the group.
-                let group = store.group_bytes() + needed + ALIGNMENT as u64;
-                end + group + reserve <= store.segments[&number].bytes
-            })
-        };
-        if !fits(self) {
-            self.roll(needed)?;
-        }
-        let Some((number, end)) = self.active else {
-            return Err(StoreError::Full("there is no segment to write to".to_owned()));
-        };
-        let offset = end + self.group_bytes();
-        self.put(number, header, payload);
-        if self.staged.len() >= WRITE_BYTES {
-            self.write_staged()?;
-        }
-        Ok(Location { segment: number, offset, payload_bytes: payload.len() as u32 })
-    }
-
-    /// Bytes of the group that is being staged.
-    fn group_bytes(&self) -> u64 {
-        self.written_bytes + self.staged.len() as u64
-    }
-
-    fn put(&mut self, segment: u64, header: Header, payload: &[u8]) {
-        let is_first = self.group_bytes() == 0;
-        let header = Header { segment: segment as u32, group: self.group, store: self.id, is_first, ..header };
-        self.staged.extend(&header.bytes(payload));
-        self.staged.extend(payload);
-        self.staged.pad_to(HEADER_BYTES);
-    }
-
-    /// Writes what is staged, in whole blocks; nothing waits until it is durable.
-    fn write_staged(&mut self) -> Result<(), StoreError> {
-        let Some((number, end)) = self.active else { return Ok(()) };
-        let Some(segment) = self.segments.get_mut(&number) else { return Ok(()) };
-        let block_bytes = self.medium.block_bytes();
-        let whole = self.staged.len() / block_bytes * block_bytes;
-        if let Err(error) = segment.file.write_at(end + self.written_bytes, &self.staged.bytes()[..whole]) {
-            return Err(self.fail("writing a segment failed", &error));
-        }
-        self.staged.drop_first(whole);
-        self.written_bytes += whole as u64;
-        Ok(())
-    }
-
-    /// Goes on in a new segment. When there is no room for one, the old one stays, with its reserve.
-    fn roll(&mut self, needed: u64) -> Result<(), StoreError> {
-        self.commit()?;
-        let checkpoint = self.checkpoint();
-        let least = needed + record_bytes(checkpoint.len()) + 2 * ALIGNMENT as u64 + RESERVE_BYTES;
-        let number = self.segments.last_key_value().map_or(1, |(last, _)| last + 1);
-        let mut bytes = self.options.segment_bytes.max(least);
-        let file = loop {
-            let used = self.space_bytes().0;
-            let made = if used + bytes > self.options.space_bytes_max {
-                Err(io::Error::from(io::ErrorKind::StorageFull))
-            } else {
-                self.medium.create(number, bytes)
-            };
-            match made {
-                Ok(file) => break file,
-                Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
-                    if bytes / 4 < least.max(SEGMENT_BYTES_MIN.min(self.options.segment_bytes)) {
-                        return Err(StoreError::Full(format!("no room for another {bytes} bytes beside {used}")));
-                    }
-                    bytes /= 4;
-                }
-                Err(error) => return Err(self.fail("making a segment failed", &error)),
-            }
-        };
-        if let Some((old, end)) = self.active.take()
-            && let Some(segment) = self.segments.get_mut(&old)
-        {
-            segment.bytes = end;
-            if let Err(error) = segment.file.truncate(end) {
-                return Err(self.fail("ending a segment failed", &error));
-            }
-        }
-        self.segments.insert(number, Segment { file, bytes, live_bytes: 0 });
-        self.active = Some((number, 0));
-        let header = self.header(Kind::Checkpoint, 0);
-        self.stage(header, &checkpoint)?;
-        // Alone in its group: whatever is read after it was written after it was durable.
-        self.commit()
-    }
-
-    fn header(&self, kind: Kind, journal: u32) -> Header {
-        Header {
-            kind,
-            payload_bytes: 0,
-            payload_crc: 0,
-            journal,
-            segment: 0,
-            epoch: 0,
-            sequence: 0,
-            tail: 0,
-            group: 0,
-            store: 0,
-            is_first: false,
-        }
-    }
-
-    fn checkpoint(&self) -> Vec<u8> {
-        let mut payload = self.next_id.to_le_bytes().to_vec();
-        payload.extend_from_slice(&(self.journals.len() as u32).to_le_bytes());
-        self.journals.values().for_each(|journal| journal.record.write(&mut payload));
-        payload
-    }
-
-    /// Makes everything staged durable.
-    ///
-    /// # Errors
-    /// Then nothing staged may be acknowledged, and the store has failed.
-    pub fn commit(&mut self) -> Result<(), StoreError> {
-        self.check()?;
-        if self.group_bytes() == 0 {
-            return Ok(());
-        }
-        let Some((number, end)) = self.active else { return Ok(()) };
-        let past = self.group_bytes() as usize % self.medium.block_bytes();
-        if past > 0 {
-            // At least a header, as all records are multiples of one.
-            let filler = vec![0; self.medium.block_bytes() - past - HEADER_BYTES];
-            self.put(number, self.header(Kind::Filler, 0), &filler);
-        }
-        self.write_staged()?;
-        let bytes = std::mem::take(&mut self.written_bytes);
-        let Some(segment) = self.segments.get_mut(&number) else { return Ok(()) };
-        if let Err(error) = segment.file.sync() {
-            return Err(self.fail("making a segment durable failed", &error));
-        }
-        self.active = Some((number, end + bytes));
-        self.group += 1;
-        self.counters.groups += 1;
-        self.counters.written_bytes += bytes;
-        self.sweep()
-    }
-
-    /// To be called before the store is closed: what is staged is made durable, and a group behind it shows that it was, so
-    /// that damage in it is not taken for a torn end.
-    ///
-    /// # Errors
-    /// As [`Store::commit`]; or when there is no room for that group, which may then be missing.
-    pub fn end(&mut self) -> Result<(), StoreError> {
-        self.commit()?;
-        if self.active.is_none() {
-            return Ok(());
-        }
-        let checkpoint = self.checkpoint();
-        let header = self.header(Kind::Checkpoint, 0);
-        self.stage(header, &checkpoint)?;
-        self.commit()
-    }
-
-    /// Deletes segments in which nothing is live.
-    fn sweep(&mut self) -> Result<(), StoreError> {
-        let active = self.active.map(|(number, _)| number);
-        let dead: Vec<u64> = self
-            .segments
-            .iter()
-            .filter(|(number, segment)| segment.live_bytes == 0 && Some(**number) != active)
-            .map(|(number, _)| *number)
-            .collect();
-        // The newest segment's checkpoint says all that the dead ones say, so there has to be one.
-        if active.is_none() {
-            return Ok(());
-        }
-        for number in dead {
-            if let Err(error) = self.medium.delete(number) {
-                return Err(self.fail("deleting a segment failed", &error));
-            }
-            self.segments.remove(&number);
-        }
-        Ok(())
     }
 
     fn journal(&self, name: &str) -> Result<&Journal, StoreError> {
@@ -414,7 +246,11 @@ impl<M: Medium> Store<M> {
             is_live: true,
             tail: 1,
             last: 0,
+            is_end_in_doubt: false,
         })?;
+        if old.is_none() {
+            self.refill()?;
+        }
         Ok((id, epoch))
     }
 
@@ -482,7 +318,7 @@ impl<M: Medium> Store<M> {
         if !record.is_live || epoch != record.epoch || epoch != record.fence {
             return Err(StoreError::Fenced { name: record.name.clone(), given: epoch, fence: record.fence });
         }
-        if found.is_suspect {
+        if found.is_suspect || record.is_end_in_doubt {
             return Err(StoreError::Damaged(format!(
                 "the store was damaged when the server started; {} has to begin anew",
                 record.name
@@ -521,7 +357,7 @@ impl<M: Medium> Store<M> {
             return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch}")));
         }
         if sequence > record.last {
-            if journal.is_end_in_doubt {
+            if record.is_end_in_doubt {
                 return Err(StoreError::Damaged(format!(
                     "{name}: the store was damaged when the server started, and what followed batch {} of epoch {epoch} may \
                      have been there; a log that may lack its end is not replayed",

@@ -1,14 +1,16 @@
 //! What segments are made of: records of a 64-byte header and a payload, each with a CRC-32C, padded to 64 bytes.
 //!
 //! A header names its segment and its store, so that a record which an earlier file left on the same sectors of a disk is
-//! not taken for one of this segment. All numbers are little-endian.
+//! not taken for one of this segment. All numbers are little-endian. Whatever a later version changes, a header of 64 bytes
+//! with magic, version, store and checksum where they are now tells this one that it does not understand the store.
 
 use crate::bytes::{Reader, put_bytes};
 
 /// Bytes of a header; records begin at multiples of this.
 pub const HEADER_BYTES: usize = 64;
 const MAGIC: u32 = 0x4c42_4d41;
-const VERSION: u8 = 1;
+/// The version of the format.
+pub const VERSION: u8 = 1;
 /// No payload is longer: a batch is a frame, a checkpoint names at most [`super::JOURNALS_MAX`] journals.
 pub const PAYLOAD_BYTES_MAX: u32 = 4 << 20;
 
@@ -115,6 +117,26 @@ impl Header {
         is_good.then_some(header)
     }
 
+    /// The version of the program that wrote a header, where it is another one and the header is whole, and of this store:
+    /// guests do not know that number.
+    pub fn other_version(bytes: &[u8], store: Option<u32>) -> Option<u8> {
+        let version = Self::claimed_version(bytes)?;
+        let (head, crc) = bytes.get(..HEADER_BYTES)?.split_at(HEADER_BYTES - 4);
+        let of_store = &head[HEADER_BYTES - 8..];
+        (store.is_none_or(|store| store.to_le_bytes() == of_store)
+            && version != VERSION
+            && crc32c::crc32c(head).to_le_bytes() == crc)
+            .then_some(version)
+    }
+
+    /// The version that a header speaks of, whole or not.
+    pub fn claimed_version(bytes: &[u8]) -> Option<u8> {
+        let mut reader = Reader::new(bytes.get(..HEADER_BYTES)?);
+        let magic = reader.u32()?;
+        let [_, version, ..] = reader.array::<4>()?;
+        (magic == MAGIC).then_some(version)
+    }
+
     /// Whether a payload is the one that was written.
     pub fn matches(&self, payload: &[u8]) -> bool {
         payload.len() == self.payload_bytes as usize && crc32c::crc32c(payload) == self.payload_crc
@@ -144,7 +166,13 @@ pub struct JournalRecord {
     pub tail: u64,
     /// The last batch.
     pub last: u64,
+    /// Something was lost of which it is not known whether it was of this journal, after its last batch that is known.
+    pub is_end_in_doubt: bool,
 }
+
+/// Bits of a journal's state; the first version knew one, and took any other for it.
+const LIVE: u8 = 1;
+const IN_DOUBT: u8 = 2;
 
 impl JournalRecord {
     /// Appends it to `out`.
@@ -156,14 +184,18 @@ impl JournalRecord {
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.fence.to_le_bytes());
         out.extend_from_slice(&self.block_bytes.to_le_bytes());
-        out.push(u8::from(self.is_live));
+        out.push(match (self.is_live, self.is_end_in_doubt) {
+            (false, _) => 0,
+            (true, false) => LIVE,
+            (true, true) => LIVE | IN_DOUBT,
+        });
         out.extend_from_slice(&self.tail.to_le_bytes());
         out.extend_from_slice(&self.last.to_le_bytes());
     }
 
     /// Reads one.
     pub fn read(reader: &mut Reader<'_>) -> Option<Self> {
-        Some(JournalRecord {
+        let mut record = JournalRecord {
             id: reader.u32()?,
             name: String::from_utf8(reader.bytes()?.to_vec()).ok()?,
             owner: reader.array()?,
@@ -171,9 +203,14 @@ impl JournalRecord {
             epoch: reader.u64()?,
             fence: reader.u64()?,
             block_bytes: reader.u32()?,
-            is_live: reader.u8()? != 0,
-            tail: reader.u64()?,
-            last: reader.u64()?,
-        })
+            is_live: false,
+            is_end_in_doubt: false,
+            tail: 0,
+            last: 0,
+        };
+        let state = reader.u8()?;
+        (record.is_live, record.is_end_in_doubt) = (state != 0, state & IN_DOUBT != 0);
+        (record.tail, record.last) = (reader.u64()?, reader.u64()?);
+        Some(record)
     }
 }

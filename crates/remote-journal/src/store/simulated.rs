@@ -1,7 +1,7 @@
 //! A medium for tests: it loses power after any operation, and with it any part of what was not made durable.
 
 use super::medium::{Medium, SegmentFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -15,6 +15,17 @@ struct Content {
     end: u64,
     /// Written and not durable, in order.
     loose: Vec<(u64, Vec<u8>)>,
+    /// Whether it has its name.
+    is_named: bool,
+    /// Sectors that give an error.
+    bad: BTreeSet<u64>,
+}
+
+/// An end mark: what is durable, and what was written since.
+#[derive(Clone, Debug, Default)]
+struct Mark {
+    durable: Option<Vec<u8>>,
+    loose: Vec<Vec<u8>>,
 }
 
 impl Content {
@@ -39,9 +50,19 @@ struct State {
     operations: u64,
     dies_at: Option<u64>,
     capacity_bytes: Option<u64>,
+    reserves: Vec<u64>,
+    reserve_bytes: u64,
+    marks: [Mark; 2],
 }
 
 impl State {
+    /// Whether there is room for so many bytes more.
+    fn has_room_for(&self, bytes: u64) -> bool {
+        let used: u64 =
+            self.files.values().map(|file| file.durable.len() as u64).chain(self.reserves.iter().copied()).sum();
+        self.capacity_bytes.is_none_or(|capacity| used + bytes <= capacity)
+    }
+
     /// Counts an operation; from the one at which power is lost on, none does anything.
     fn step(&mut self) -> io::Result<()> {
         self.operations += 1;
@@ -82,9 +103,11 @@ impl Simulated {
 
     /// What is there after a loss of power: everything durable, and of every sector not durable what `survives` decides.
     pub fn after_power_loss(&self, mut survives: impl FnMut() -> bool) -> Self {
-        let files = self.with(|state| state.files.clone());
+        let (files, marks, reserves) =
+            self.with(|state| (state.files.clone(), state.marks.clone(), state.reserves.clone()));
         let files = files
             .into_iter()
+            .filter(|(_, content)| content.is_named)
             .map(|(number, content)| {
                 let mut bytes = content.durable;
                 for (offset, data) in &content.loose {
@@ -98,10 +121,15 @@ impl Simulated {
                         at += len;
                     }
                 }
-                (number, Content { durable: bytes, end: content.end, loose: Vec::new() })
+                (number, Content { durable: bytes, end: content.end, is_named: true, ..Content::default() })
             })
             .collect();
-        Simulated(Arc::new(Mutex::new(State { files, ..State::default() })))
+        // Any of the later ones may have arrived.
+        let marks = marks.map(|mark| {
+            let arrived = mark.loose.into_iter().filter(|_| survives()).last();
+            Mark { durable: arrived.or(mark.durable), loose: Vec::new() }
+        });
+        Simulated(Arc::new(Mutex::new(State { files, marks, reserves, ..State::default() })))
     }
 
     /// Flips a bit that is durable.
@@ -130,6 +158,32 @@ impl Simulated {
         });
     }
 
+    /// Has the sector with this byte give an error.
+    pub fn break_sector(&self, segment: u64, offset: u64) {
+        self.with(|state| {
+            if let Some(file) = state.files.get_mut(&segment) {
+                file.bad.insert(offset / SECTOR_BYTES as u64);
+            }
+        });
+    }
+
+    /// Removes a segment, or cuts it, as somebody might who is not the store.
+    pub fn cut(&self, segment: u64, end: Option<u64>) {
+        self.with(|state| match end {
+            None => drop(state.files.remove(&segment)),
+            Some(end) => {
+                if let Some(file) = state.files.get_mut(&segment) {
+                    file.durable.truncate(end as usize);
+                }
+            }
+        });
+    }
+
+    /// Removes an end mark.
+    pub fn remove_end_mark(&self, index: usize) {
+        self.with(|state| state.marks[index] = Mark::default());
+    }
+
     /// Bytes reserved by all segments.
     pub fn bytes(&self) -> u64 {
         self.with(|state| state.files.values().map(|file| file.durable.len() as u64).sum())
@@ -144,14 +198,14 @@ impl Medium for Simulated {
     }
 
     fn list(&self) -> io::Result<Vec<u64>> {
-        Ok(self.with(|state| state.files.keys().copied().collect()))
+        Ok(self.with(|state| state.files.iter().filter(|(_, file)| file.is_named).map(|(number, _)| *number).collect()))
     }
 
     fn create(&mut self, number: u64, bytes: u64) -> io::Result<SimulatedFile> {
         self.with(|state| {
             state.step()?;
-            let used: u64 = state.files.values().map(|file| file.durable.len() as u64).sum();
-            if state.capacity_bytes.is_some_and(|capacity| used + bytes > capacity) {
+            state.files.retain(|other, file| file.is_named || *other != number);
+            if !state.has_room_for(bytes) {
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
             state.files.insert(number, Content { durable: vec![0; bytes as usize], ..Content::default() });
@@ -164,10 +218,81 @@ impl Medium for Simulated {
         Ok(SimulatedFile(Arc::clone(&self.0), number))
     }
 
+    fn publish(&mut self, number: u64) -> io::Result<()> {
+        self.with(|state| {
+            let died = state.step();
+            // The moment in which power is lost may come before or after.
+            if died.is_ok() || (state.dies_at == Some(state.operations - 1) && state.operations % 2 == 0) {
+                file(state, number)?.is_named = true;
+            }
+            died
+        })
+    }
+
     fn delete(&mut self, number: u64) -> io::Result<()> {
         self.with(|state| {
             state.step()?;
-            state.files.remove(&number);
+            let removed = state.files.remove(&number);
+            let bytes = state.reserve_bytes;
+            let is_long_enough = removed.is_some_and(|file| file.durable.len() as u64 >= bytes);
+            if bytes > 0 && is_long_enough && state.reserves.len() < 2 {
+                state.reserves.push(bytes);
+            }
+            Ok(())
+        })
+    }
+
+    fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        self.with(|state| {
+            state.step()?;
+            state.reserve_bytes = bytes;
+            state.reserves.resize(2, 0);
+            for index in 0..2 {
+                let more = bytes.saturating_sub(state.reserves[index]);
+                if !state.has_room_for(more) {
+                    state.reserves.retain(|reserve| *reserve > 0);
+                    return Err(io::Error::from(io::ErrorKind::StorageFull));
+                }
+                state.reserves[index] += more;
+            }
+            Ok(())
+        })
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.with(|state| state.reserves.iter().sum())
+    }
+
+    fn create_from_reserve(&mut self, number: u64, least: u64) -> io::Result<(SimulatedFile, u64)> {
+        let bytes = self.with(|state| {
+            state.step()?;
+            let found = state.reserves.iter().position(|reserve| *reserve >= least);
+            let bytes = state.reserves.remove(found.ok_or(io::ErrorKind::StorageFull)?);
+            state.files.insert(number, Content { durable: vec![0; bytes as usize], ..Content::default() });
+            Ok::<u64, io::Error>(bytes)
+        })?;
+        Ok((SimulatedFile(Arc::clone(&self.0), number), bytes))
+    }
+
+    fn read_end_marks(&self) -> io::Result<[Option<Vec<u8>>; 2]> {
+        Ok(self.with(|state| state.marks.clone().map(|mark| mark.loose.last().cloned().or(mark.durable))))
+    }
+
+    fn write_end_mark(&mut self, mark: &[u8]) -> io::Result<()> {
+        self.with(|state| {
+            state.step()?;
+            state.marks.iter_mut().for_each(|at| at.loose.push(mark.to_vec()));
+            Ok(())
+        })
+    }
+
+    fn sync_end_mark(&mut self) -> io::Result<()> {
+        self.with(|state| {
+            state.step()?;
+            for mark in &mut state.marks {
+                mark.durable = mark.loose.pop().or(mark.durable.take());
+                mark.loose.clear();
+            }
             Ok(())
         })
     }
@@ -203,7 +328,13 @@ impl SegmentFile for SimulatedFile {
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.with(|state, number| {
-            let now = file(state, number)?.now();
+            let file = file(state, number)?;
+            let mut sectors =
+                offset / SECTOR_BYTES as u64..(offset + buffer.len() as u64).div_ceil(SECTOR_BYTES as u64);
+            if sectors.any(|sector| file.bad.contains(&sector)) {
+                return Err(rustix::io::Errno::IO.into());
+            }
+            let now = file.now();
             let offset = offset as usize;
             let bytes = now.get(offset..offset + buffer.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
             buffer.copy_from_slice(bytes);
