@@ -9,6 +9,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, Rea
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
+/// What has to come, or be taken, within the time limit, in bytes. Two seconds at the speed of an old modem.
+const PART_BYTES: usize = 16 << 10;
+/// What a connection keeps of its buffer, in bytes.
+const BUFFER_BYTES: usize = 64 << 10;
+
 /// A stream to the other side.
 #[derive(Debug)]
 pub(crate) enum Stream {
@@ -76,8 +81,8 @@ pub(crate) struct FrameReader {
 
 /// A frame's kind; its payload is in [`FrameReader::payload`].
 impl FrameReader {
-    /// Waits for a frame: `idle` for its first byte, `patience` for the rest. A peer that sends a byte now and then is
-    /// dropped like one that sends none.
+    /// Waits for a frame: `idle` for its first byte, `patience` for each part of the rest. A peer that sends a byte now and then
+    /// is dropped like one that sends none.
     pub async fn frame(&mut self, max: usize, idle: Duration, patience: Duration) -> Result<u8, LinkError> {
         let mut head = [0; FRAME_HEADER_BYTES];
         let first = tokio::time::timeout(idle, self.stream.read(&mut head)).await;
@@ -85,15 +90,23 @@ impl FrameReader {
         if got == 0 {
             return Err(LinkError::Closed);
         }
-        let rest = async {
-            self.stream.read_exact(&mut head[got..]).await?;
-            let header = FrameHeader::read(&head, max)?;
-            self.payload.resize(header.payload_bytes, 0);
-            self.stream.read_exact(&mut self.payload).await?;
-            header.check(&self.payload)?;
-            Ok::<u8, LinkError>(header.kind)
-        };
-        tokio::time::timeout(patience, rest).await.map_err(|_| LinkError::TimedOut(patience))?
+        self.fill(&mut head[got..], patience).await?;
+        let header = FrameHeader::read(&head, max)?;
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.resize(header.payload_bytes, 0);
+        for part in payload.chunks_mut(PART_BYTES) {
+            self.fill(part, patience).await?;
+        }
+        header.check(&payload)?;
+        self.payload = payload;
+        Ok(header.kind)
+    }
+
+    /// A slow link takes its time, part by part.
+    async fn fill(&mut self, part: &mut [u8], patience: Duration) -> Result<(), LinkError> {
+        let filled = tokio::time::timeout(patience, self.stream.read_exact(part)).await;
+        filled.map_err(|_| LinkError::TimedOut(patience))??;
+        Ok(())
     }
 
     pub fn payload(&self) -> &[u8] {
@@ -122,14 +135,27 @@ pub(crate) struct FrameWriter {
 
 impl FrameWriter {
     pub async fn send(&mut self, messages: &[Message]) -> Result<(), LinkError> {
-        self.buffer.clear();
         messages.iter().for_each(|message| message.write(&mut self.buffer));
+        self.flush().await
+    }
+
+    /// Messages that [`FrameWriter::flush`] sends.
+    pub fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// Sends what is in the buffer. A slow link takes its time, part by part.
+    pub async fn flush(&mut self) -> Result<(), LinkError> {
+        let patience = self.patience;
         self.sent_bytes += self.buffer.len() as u64;
-        let writing = async {
-            self.stream.write_all(&self.buffer).await?;
-            self.stream.flush().await
-        };
-        tokio::time::timeout(self.patience, writing).await.map_err(|_| LinkError::TimedOut(self.patience))??;
+        for part in self.buffer.chunks(PART_BYTES) {
+            let written = tokio::time::timeout(patience, self.stream.write_all(part)).await;
+            written.map_err(|_| LinkError::TimedOut(patience))??;
+        }
+        let flushed = tokio::time::timeout(patience, self.stream.flush()).await;
+        flushed.map_err(|_| LinkError::TimedOut(patience))??;
+        self.buffer.clear();
+        self.buffer.shrink_to(BUFFER_BYTES);
         Ok(())
     }
 

@@ -414,6 +414,18 @@ impl BatchHeader {
     }
 }
 
+/// Appends a batch that is stored as it came, as a frame.
+///
+/// # Errors
+/// When it is none, or a block's checksum does not match.
+pub(crate) fn write_stored_batch(out: &mut Vec<u8>, payload: &[u8]) -> Result<(), MessageError> {
+    BatchHeader::read(payload)?;
+    let start = begin_frame(out);
+    out.extend_from_slice(payload);
+    end_frame(out, start, 6);
+    Ok(())
+}
+
 fn begin_frame(out: &mut Vec<u8>) -> usize {
     let start = out.len();
     out.resize(start + FRAME_HEADER_BYTES, 0);

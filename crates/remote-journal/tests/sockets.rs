@@ -301,3 +301,72 @@ fn a_hundred_clients_may_come_at_once() {
         }
     });
 }
+
+/// Silent connections, always as many as there may be: whoever can prove who he is gets in.
+#[test]
+fn silent_peers_do_not_keep_others_out() {
+    let store = tempfile::tempdir().expect("a directory");
+    let mut limits = options(store.path());
+    limits.hello_timeout = Duration::from_secs(60);
+    let server = Server::start(limits).expect("starts");
+    let silent: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(server.address()).expect("connects")).collect();
+    let mut options = client_of(&server);
+    options.timeout = Duration::from_secs(20);
+    run(write(&options, "disk", 3)).expect("others are served");
+    drop(silent);
+}
+
+/// Those who fetch and do not read: what is on its way to them is bounded, and others write.
+#[test]
+fn who_fetches_and_does_not_read_harms_nobody() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    let epoch = run(async {
+        let mut client = Client::connect(&options).await.expect("connects");
+        let epoch = client.begin("large", [1; 16], [2; 16], 0, 65536).await.expect("begun");
+        let (mut sender, mut receiver) = client.into_pipeline();
+        for sequence in 1..=40 {
+            let blocks = (0..12).map(|at| Block::new(at, vec![sequence as u8; 65536].into())).collect();
+            sender.send(vec![Batch { epoch, sequence, tail: 1, blocks }]).await.expect("sent");
+        }
+        let patience = Duration::from_secs(20);
+        while receiver.hear(patience).await.expect("heard") != remote_journal::client::Heard::Durable(40) {}
+        epoch
+    });
+    let mut bytes = Vec::new();
+    Message::Hello { identity: "anonymous".to_owned(), proof: [0; 32] }.write(&mut bytes);
+    Message::Fetch { name: "large".to_owned(), epoch, from: 1 }.write(&mut bytes);
+    let resident = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("read");
+        statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096
+    };
+    let before = resident();
+    let deaf: Vec<TcpStream> = (0..120)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.address()).expect("connects");
+            stream.write_all(&bytes).expect("said");
+            stream
+        })
+        .collect();
+    for _ in 0..10 {
+        run(write(&options, "disk", 20)).expect("others are served");
+    }
+    let more = resident().saturating_sub(before) >> 20;
+    assert!(more < 300, "{more} MiB more are in memory");
+    drop(deaf);
+}
+
+#[test]
+fn metrics_are_right_before_anybody_asks() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    run(write(&client_of(&server), "disk", 5)).expect("written");
+    server.stop();
+    let server = Server::start(options(store.path())).expect("starts again");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while server.metrics_text().contains("amberlog_journal_server_live_bytes 0\n") {
+        assert!(Instant::now() < deadline, "{}", server.metrics_text());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

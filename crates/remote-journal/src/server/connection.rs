@@ -3,17 +3,28 @@
 use super::metrics::Metrics;
 use super::store_thread::{Answer, No, Operation, Question, Reply};
 use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
-use crate::message::{BatchHeader, Message, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX_BEFORE_HELLO, Refusal};
+use crate::message::{
+    BatchHeader, Message, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX_BEFORE_HELLO, Refusal, write_stored_batch,
+};
 use crate::security::{self, Secrets};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-/// Stored batches, and other answers, on their way to a peer.
+/// Answers other than stored batches on their way to a peer.
 const ANSWERS_IN_FLIGHT: usize = 8;
+/// Stored batches of one fetch on their way to a peer.
+const FETCHED_IN_FLIGHT: usize = 2;
+/// Fetches of one client at a time; more wait.
+const FETCHES_OF_CLIENT_MAX: usize = 8;
+/// After so many bytes no more replies are taken into one write.
+const WRITE_BYTES: usize = 256 << 10;
+/// Dropped connections that are logged within [`LOG_PERIOD`].
+const LOG_LINES_MAX: u32 = 20;
+const LOG_PERIOD: Duration = Duration::from_secs(10);
 /// Batches of one connection that are on their way to the store, or whose acknowledgement is on its way back.
 const BATCHES_IN_FLIGHT: usize = 1024;
 /// Connections of one client.
@@ -27,9 +38,12 @@ pub(crate) struct Shared {
     pub operations: std::sync::mpsc::Sender<Operation>,
     /// Bytes of batches that wait for the store.
     pub room: Arc<Semaphore>,
+    /// Bytes of stored batches that are on their way to those who fetch them.
+    pub fetch_room: Arc<Semaphore>,
     pub metrics: Arc<Metrics>,
-    /// Connections of each client that is known.
-    pub of_client: Mutex<HashMap<String, usize>>,
+    /// Connections of each client that is known, and the right to fetch.
+    pub of_client: Mutex<HashMap<String, (usize, Arc<Semaphore>)>>,
+    pub log_lines: Mutex<LogLines>,
     /// For the whole of TLS and the proof, in all.
     pub hello_timeout: Duration,
     /// For a whole frame once it has begun, and for each write.
@@ -51,6 +65,31 @@ pub(crate) enum Ended {
     OutOfTurn,
     #[error("the server is stopping")]
     Stopping,
+    #[error("it had not proven who it is, and others came")]
+    Evicted,
+}
+
+/// How many lines about dropped connections were logged of late, and how many were not.
+#[derive(Debug, Default)]
+pub(crate) struct LogLines {
+    since: Option<Instant>,
+    logged: u32,
+    left_out: u64,
+}
+
+impl LogLines {
+    /// Whether one more may be logged; and how many were left out before it.
+    fn take(&mut self) -> Option<u64> {
+        if self.since.is_none_or(|since| since.elapsed() > LOG_PERIOD) {
+            (self.since, self.logged) = (Some(Instant::now()), 0);
+        }
+        if self.logged >= LOG_LINES_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.logged += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
 }
 
 fn no(refusal: Refusal, reason: &str) -> No {
@@ -58,24 +97,25 @@ fn no(refusal: Refusal, reason: &str) -> No {
 }
 
 /// One of a client's connections.
-struct Slot(Arc<Shared>, String);
+struct Slot(Arc<Shared>, String, Arc<Semaphore>);
 
 impl Slot {
     fn take(shared: &Arc<Shared>, identity: &str) -> Option<Self> {
         let mut of_client = shared.of_client.lock().expect("no panic under this lock");
-        let count = of_client.entry(identity.to_owned()).or_default();
+        let new = || (0, Arc::new(Semaphore::new(FETCHES_OF_CLIENT_MAX)));
+        let (count, fetches) = of_client.entry(identity.to_owned()).or_insert_with(new);
         if *count >= CONNECTIONS_OF_CLIENT_MAX {
             return None;
         }
         *count += 1;
-        Some(Slot(Arc::clone(shared), identity.to_owned()))
+        Some(Slot(Arc::clone(shared), identity.to_owned(), Arc::clone(fetches)))
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut of_client = self.0.of_client.lock().expect("no panic under this lock");
-        if let Some(count) = of_client.get_mut(&self.1) {
+        if let Some((count, _)) = of_client.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
                 of_client.remove(&self.1);
@@ -125,9 +165,13 @@ impl Shared {
         self: Arc<Self>,
         stream: TcpStream,
         mut stopping: watch::Receiver<bool>,
+        mut evicted: oneshot::Receiver<()>,
         is_known: impl FnOnce(),
     ) -> Result<(), Ended> {
-        let greeted = tokio::time::timeout(self.hello_timeout, self.greet(stream)).await;
+        let greeted = tokio::select! {
+            greeted = tokio::time::timeout(self.hello_timeout, self.greet(stream)) => greeted,
+            Ok(()) = &mut evicted => return Err(Ended::Evicted),
+        };
         let (mut reader, writer, identity) = greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
         is_known();
         let slot = Slot::take(&self, &identity);
@@ -145,7 +189,7 @@ impl Shared {
         let ended = tokio::select! {
             biased;
             _ = std::future::ready(()), if slot.is_none() => Ok(()),
-            ended = self.read_requests(&mut reader, &identity, &replies) => ended,
+            ended = self.read_requests(&mut reader, &identity, &replies, slot.as_ref()) => ended,
             _ = stopping.wait_for(|stopping| *stopping) => Err(Ended::Stopping),
             // It said its last word, or the peer does not listen any more.
             _ = &mut writer_ends => Ok(()),
@@ -182,9 +226,11 @@ impl Shared {
         reader: &mut FrameReader,
         identity: &str,
         replies: &mpsc::UnboundedSender<Reply>,
+        slot: Option<&Slot>,
     ) -> Result<(), Ended> {
         let own = |name: String| format!("{identity}/{name}");
         let answers = Arc::new(Semaphore::new(ANSWERS_IN_FLIGHT));
+        let fetched = Arc::new(Semaphore::new(FETCHED_IN_FLIGHT));
         let batches = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT));
         let turn = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.map_err(|_| Ended::Stopping);
         let mut begun: Option<(u32, u32)> = None;
@@ -213,12 +259,20 @@ impl Shared {
                 Message::Fetch { name, epoch, from } => {
                     let name = own(name);
                     let mut sequence = from;
+                    let _fetch = match slot {
+                        Some(slot) => Some(turn(&slot.2).await?),
+                        None => None,
+                    };
                     loop {
                         let question = Question::Fetch { name: name.clone(), epoch, sequence };
-                        let turn = turn(&answers).await?;
+                        let turn = turn(&fetched).await?;
+                        let room = Arc::clone(&self.fetch_room).acquire_many_owned(PAYLOAD_BYTES_MAX as u32).await;
+                        let Ok(mut room) = room else { return Err(Ended::Stopping) };
                         match self.ask(question).await? {
                             Answer::Batch(Some(batch)) => {
-                                let _ = replies.send(Reply::Stored(batch, turn));
+                                // It is shorter than it might have been.
+                                drop(room.split(PAYLOAD_BYTES_MAX.saturating_sub(batch.len())));
+                                let _ = replies.send(Reply::Stored(batch, [turn, room]));
                             }
                             _ => break,
                         }
@@ -255,11 +309,22 @@ impl Shared {
         match ended {
             Ok(()) => log::debug!("{peer}: the connection ended"),
             Err(ended) => {
-                self.metrics.dropped.fetch_add(1, Ordering::Relaxed);
                 if matches!(ended, Ended::Unauthenticated(_)) {
                     self.metrics.unauthenticated.fetch_add(1, Ordering::Relaxed);
                 }
-                log::warn!("{peer}: the connection was dropped: {ended}");
+                self.log_dropped(peer, &ended);
+            }
+        }
+    }
+
+    /// Peers that are dropped all the time do not fill the log.
+    pub fn log_dropped(&self, peer: std::net::SocketAddr, why: &dyn std::fmt::Display) {
+        self.metrics.dropped.fetch_add(1, Ordering::Relaxed);
+        match self.log_lines.lock().expect("no panic under this lock").take() {
+            None => {}
+            Some(0) => log::warn!("{peer}: the connection was dropped: {why}"),
+            Some(others) => {
+                log::warn!("{peer}: the connection was dropped: {why} ({others} others were dropped before it)");
             }
         }
     }
@@ -268,45 +333,51 @@ impl Shared {
 /// Writes replies until there can be no more, or the last word was said. Of several "durable", the last says it all.
 async fn write_replies(mut writer: FrameWriter, mut replies: mpsc::UnboundedReceiver<Reply>) -> Result<(), Ended> {
     while let Some(first) = replies.recv().await {
-        let mut messages: Vec<Message> = Vec::new();
         // Given back when the replies are written.
         let mut turns = Vec::new();
         let mut next = Some(first);
         let mut last = None;
+        let mut durable = None;
         while let Some(reply) = next {
-            match reply {
-                Reply::Durable(sequence, turn) => {
-                    turns.push(turn);
-                    match messages.last_mut() {
-                        Some(Message::Durable { sequence: of_last }) => *of_last = sequence,
-                        _ => messages.push(Message::Durable { sequence }),
+            if let Reply::Durable(sequence, turn) = reply {
+                turns.push(turn);
+                durable = Some(sequence);
+            } else {
+                let buffer = writer.buffer();
+                if let Some(sequence) = durable.take() {
+                    Message::Durable { sequence }.write(buffer);
+                }
+                match reply {
+                    Reply::Durable(..) => {}
+                    Reply::Message(message, turn) => {
+                        turns.push(turn);
+                        message.write(buffer);
                     }
-                }
-                Reply::Message(message, turn) => {
-                    turns.push(turn);
-                    messages.push(message);
-                }
-                Reply::Stored(payload, turn) => {
-                    turns.push(turn);
-                    match Message::read(6, &payload) {
-                        Ok(message) => messages.push(message),
-                        Err(error) => last = Some(no(Refusal::Damaged, &error.to_string())),
+                    Reply::Stored(payload, of_it) => {
+                        turns.extend(of_it);
+                        if let Err(error) = write_stored_batch(buffer, &payload) {
+                            last = Some(no(Refusal::Damaged, &error.to_string()));
+                        }
                     }
-                }
-                Reply::No(no, turn) => {
-                    turns.extend(turn);
-                    last = Some(no);
+                    Reply::No(no, turn) => {
+                        turns.extend(turn);
+                        last = Some(no);
+                    }
                 }
             }
-            if last.is_some() {
+            if last.is_some() || writer.buffer().len() > WRITE_BYTES {
                 break;
             }
             next = replies.try_recv().ok();
         }
-        if let Some(No { refusal, reason }) = &last {
-            messages.push(Message::Refuse { refusal: *refusal, reason: reason.clone() });
+        let buffer = writer.buffer();
+        if let Some(sequence) = durable {
+            Message::Durable { sequence }.write(buffer);
         }
-        writer.send(&messages).await?;
+        if let Some(No { refusal, reason }) = &last {
+            Message::Refuse { refusal: *refusal, reason: reason.clone() }.write(buffer);
+        }
+        writer.flush().await?;
         if let Some(no) = last {
             writer.shut_down().await;
             return Err(Ended::No(no));

@@ -7,6 +7,7 @@
 mod connection;
 mod metrics;
 mod store_thread;
+mod unknown;
 
 use crate::security::{self, Secrets};
 use crate::store::{Directory, Medium, Store, StoreError, StoreOptions};
@@ -22,13 +23,14 @@ use std::time::Duration;
 use store_thread::{Operation, Reopen};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
+use unknown::{PAUSE as UNKNOWN_PAUSE, Unknown};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 1024;
-/// Connections at a time whose peers have not proven who they are.
-const UNKNOWN_MAX: usize = 64;
 /// Bytes of batches in memory that wait for the store.
 const ROOM_BYTES: usize = 64 << 20;
+/// Bytes of stored batches in memory that are on their way to those who fetch them.
+const FETCH_ROOM_BYTES: usize = 64 << 20;
 
 /// How a server is run.
 #[derive(Clone, Debug)]
@@ -187,6 +189,8 @@ impl Server {
             secrets,
             operations: operations.clone(),
             room: Arc::new(Semaphore::new(ROOM_BYTES)),
+            fetch_room: Arc::new(Semaphore::new(FETCH_ROOM_BYTES)),
+            log_lines: Mutex::default(),
             metrics: Arc::clone(&metrics),
             of_client: Mutex::default(),
             hello_timeout: options.hello_timeout,
@@ -250,15 +254,17 @@ async fn accept(
     mut stopping: watch::Receiver<bool>,
     connections: Arc<Semaphore>,
 ) {
-    let unknown = Arc::new(Semaphore::new(UNKNOWN_MAX));
+    let unknown = Arc::new(Unknown::default());
     loop {
         // Those too many wait in the kernel's queue until others have proven who they are or were dropped: after a server was
         // started again all of its clients come at once.
         let next = async {
-            let slot = Arc::clone(&unknown).acquire_owned().await;
-            (slot, listener.accept().await)
+            while !unknown.has_room() {
+                tokio::time::sleep(UNKNOWN_PAUSE).await;
+            }
+            listener.accept().await
         };
-        let (unknown_slot, accepted) = tokio::select! {
+        let accepted = tokio::select! {
             next = next => next,
             _ = stopping.wait_for(|stopping| *stopping) => return,
         };
@@ -271,16 +277,16 @@ async fn accept(
                 continue;
             }
         };
-        let (Ok(slot), Ok(unknown_slot)) = (Arc::clone(&connections).try_acquire_owned(), unknown_slot) else {
-            shared.metrics.dropped.fetch_add(1, Ordering::Relaxed);
-            log::warn!("{peer}: the connection was dropped: there are too many");
+        let Ok(slot) = Arc::clone(&connections).try_acquire_owned() else {
+            shared.log_dropped(peer, &"there are too many");
             continue;
         };
         shared.metrics.connections.fetch_add(1, Ordering::Relaxed);
         shared.metrics.connections_now.fetch_add(1, Ordering::Relaxed);
         let (shared, stopping) = (Arc::clone(&shared), stopping.clone());
+        let (entry, evicted) = Unknown::add(&unknown, peer.ip());
         tokio::spawn(async move {
-            let ended = Arc::clone(&shared).serve(stream, stopping, move || drop(unknown_slot)).await;
+            let ended = Arc::clone(&shared).serve(stream, stopping, evicted, move || drop(entry)).await;
             shared.log_end(peer, ended);
             shared.metrics.connections_now.fetch_sub(1, Ordering::Relaxed);
             drop(slot);

@@ -7,7 +7,7 @@ use crate::store::{JournalInfo, Medium, Store, StoreError};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
@@ -18,6 +18,11 @@ const GROUP_BYTES: usize = 16 << 20;
 
 /// Between two attempts to open a store again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// A store that has nothing to do for this long makes durable how far it has come.
+const SETTLE_PAUSE: Duration = Duration::from_millis(100);
+/// One that has much to do does so this often.
+const SETTLE_EVERY: Duration = Duration::from_secs(1);
 
 /// Why the server says no.
 #[derive(Clone, Debug)]
@@ -48,8 +53,8 @@ pub(crate) type Turn = OwnedSemaphorePermit;
 pub(crate) enum Reply {
     Durable(u64, Turn),
     Message(crate::message::Message, Turn),
-    /// A batch as it was stored.
-    Stored(Vec<u8>, Turn),
+    /// A batch as it was stored, and the room that it takes until it is written.
+    Stored(Vec<u8>, [Turn; 2]),
     /// The last word.
     No(No, Option<Turn>),
 }
@@ -149,6 +154,30 @@ fn reopen<M: Medium>(store: &mut Store<M>, reopen: &mut Option<Reopen<M>>, tried
     *tried = Some(Instant::now());
 }
 
+fn settle<M: Medium>(store: &mut Store<M>, settled: &mut Instant) {
+    // A store that has failed has said so.
+    let _ = store.settle();
+    *settled = Instant::now();
+}
+
+fn tell<M: Medium>(store: &Store<M>, metrics: &Metrics) {
+    let counters = store.counters();
+    let (used, live) = store.space_bytes();
+    for (metric, value) in [
+        (&metrics.groups, counters.groups),
+        (&metrics.batches, counters.batches),
+        (&metrics.payload_bytes, counters.payload_bytes),
+        (&metrics.written_bytes, counters.written_bytes),
+        (&metrics.cleaned_bytes, counters.cleaned_bytes),
+        (&metrics.damaged_places, counters.damaged_places),
+        (&metrics.store_bytes, used),
+        (&metrics.live_bytes, live),
+        (&metrics.store_failed, u64::from(store.failure().is_some())),
+    ] {
+        metric.store(value, Ordering::Relaxed);
+    }
+}
+
 /// Runs until [`Operation::Stop`], or until nobody can ask any more.
 pub(crate) fn run<M: Medium>(
     mut store: Store<M>,
@@ -158,8 +187,22 @@ pub(crate) fn run<M: Medium>(
 ) {
     let mut is_stopping = false;
     let mut tried = None;
+    let mut settled = Instant::now();
+    tell(&store, metrics);
     while !is_stopping {
-        let Ok(first) = operations.recv() else { break };
+        let first = if store.is_unsettled() {
+            match operations.recv_timeout(SETTLE_PAUSE) {
+                Ok(first) => first,
+                Err(RecvTimeoutError::Timeout) => {
+                    settle(&mut store, &mut settled);
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        } else {
+            let Ok(first) = operations.recv() else { break };
+            first
+        };
         reopen(&mut store, &mut reopening, &mut tried);
         let mut appended = Vec::new();
         let mut answered = Vec::new();
@@ -198,21 +241,10 @@ pub(crate) fn run<M: Medium>(
         {
             log::error!("{error}");
         }
-        let counters = store.counters();
-        let (used, live) = store.space_bytes();
-        for (metric, value) in [
-            (&metrics.groups, counters.groups),
-            (&metrics.batches, counters.batches),
-            (&metrics.payload_bytes, counters.payload_bytes),
-            (&metrics.written_bytes, counters.written_bytes),
-            (&metrics.cleaned_bytes, counters.cleaned_bytes),
-            (&metrics.damaged_places, counters.damaged_places),
-            (&metrics.store_bytes, used),
-            (&metrics.live_bytes, live),
-            (&metrics.store_failed, u64::from(committed.is_err())),
-        ] {
-            metric.store(value, Ordering::Relaxed);
+        if settled.elapsed() > SETTLE_EVERY {
+            settle(&mut store, &mut settled);
         }
+        tell(&store, metrics);
     }
     if let Err(error) = store.end() {
         log::warn!("the store was not closed in order: {error}");
