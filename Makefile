@@ -6,6 +6,7 @@
 #   make lint     formatting and clippy alone
 #   make bench    the figures of docs/benchmarks.md
 #   make crash    the long crash rounds
+#   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make mutants  seeded faults that some test must catch
 #
 # Guests run under KVM where one boots, else emulated. AMBERLOG_GUEST_KERNEL=FILE boots them from another kernel, a bzImage or an
@@ -17,7 +18,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint bench crash mutants packages nats-server clean
+.PHONY: demo test lint bench crash nemesis mutants packages nats-server clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -55,6 +56,11 @@ crash: packages nats-server
 	@$(PHASE) "placement nvm, a model" env AMBERLOG_NVM_MODEL_SEEDS=90..3000 cargo test --release --quiet -p placement --test nvm_model
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture
+
+ROUNDS ?= 200
+
+nemesis: packages
+	@$(PHASE) "journal server under a nemesis" env AMBERLOG_NEMESIS_ROUNDS=$(ROUNDS) cargo test --release --quiet -p journal-server --test nemesis -- --nocapture
 
 mutants: packages
 	@$(PHASE) "mutants" cargo run --release --quiet -p crash-explorer --bin mutants
