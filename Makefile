@@ -7,6 +7,7 @@
 #   make bench    the figures of docs/benchmarks.md
 #   make crash    the long crash rounds
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
+#   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P
 #   make mutants  seeded faults that some test must catch
 #
 # Guests run under KVM where one boots, else emulated. AMBERLOG_GUEST_KERNEL=FILE boots them from another kernel, a bzImage or an
@@ -18,7 +19,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint bench crash nemesis mutants packages nats-server clean
+.PHONY: demo test lint bench crash nemesis variety mutants packages nats-server clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -57,10 +58,14 @@ crash: packages nats-server
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture
 
-ROUNDS ?= 200
-
 nemesis: packages
-	@$(PHASE) "journal server under a nemesis" env AMBERLOG_NEMESIS_ROUNDS=$(ROUNDS) cargo test --release --quiet -p journal-server --test nemesis -- --nocapture
+	@$(PHASE) "journal server under a nemesis" env AMBERLOG_NEMESIS_ROUNDS=$(or $(ROUNDS),200) cargo test --release --quiet -p journal-server --test nemesis -- --nocapture
+
+variety: packages
+	@$(PHASE) "release build" cargo build --release --workspace
+	@$(PHASE) "a variety of guests" cargo run --release --quiet -p guest-kit --bin variety -- \
+		$(if $(CASES),--cases '$(CASES)') $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(PLACEMENT),--placement $(PLACEMENT))
 
 mutants: packages
 	@$(PHASE) "mutants" cargo run --release --quiet -p crash-explorer --bin mutants

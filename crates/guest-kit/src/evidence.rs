@@ -4,7 +4,7 @@
 //! Failure story: an image that cannot be read at all is an error; lost or damaged work is a
 //! verdict.
 
-use crate::error::{Error, FileContext, Result};
+use crate::error::{Error, Result};
 use crate::image::FileSystem;
 use crate::judge::{read_directory, read_file};
 use crate::report::Acknowledged;
@@ -14,9 +14,6 @@ use std::path::Path;
 pub use guest_tools::record::{Order, RecordLayout, RecordVerdict};
 pub use guest_tools::table::Table;
 pub use guest_tools::tree::TreeVerdict;
-
-/// How many operations a guest may be ahead of the last acknowledgement that we have read.
-const AHEAD: u64 = 20_000;
 
 /// Checks the files that `guest-tools records` has left in `directory` of a file system.
 pub fn records(
@@ -39,28 +36,8 @@ pub fn mix(file_system: &FileSystem, directory: &str, seed: u64, acknowledged: A
     }
     let extracted = read_directory(file_system, directory)?;
     let root = extracted.path().join(Path::new(directory).file_name().unwrap_or_default());
-    let mut recovered = tree::RecoveredTree::default();
-    collect(&root, "", &mut recovered)?;
-    recovered.ledger = recovered.files.remove(mix::LEDGER).unwrap_or_default();
-    Ok(tree::check(seed, &recovered, acknowledged.last, AHEAD))
-}
-
-fn collect(directory: &Path, prefix: &str, recovered: &mut tree::RecoveredTree) -> Result<()> {
-    for entry in std::fs::read_dir(directory).at("read", directory)? {
-        let entry = entry.at("read", directory)?;
-        let path = entry.path();
-        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        // Trees of ours are two deep: a deeper one is damage, and shows as a difference.
-        if entry.file_type().at("look at", &path)?.is_dir() {
-            if prefix.matches('/').count() < 4 {
-                collect(&path, &format!("{name}/"), recovered)?;
-            }
-            recovered.directories.insert(name);
-        } else {
-            recovered.files.insert(name, std::fs::read(&path).at("read", &path)?);
-        }
-    }
-    Ok(())
+    let recovered = tree::RecoveredTree::read(&root, false).map_err(Error::Assets)?;
+    Ok(tree::check(seed, &recovered, acknowledged.last, mix::AHEAD))
 }
 
 /// Checks the database that `guest-tools database` has left in `directory`; gives the transaction

@@ -59,7 +59,7 @@ impl FileSystem {
 pub struct ExtRecipe {
     /// Its size in MiB.
     pub size_mib: u32,
-    /// Bytes of a block: 1024, 2048 or 4096.
+    /// Bytes of a block: 1024, 2048 or 4096; up to 65536 for guests that can.
     pub block_bytes: u32,
     /// ext3: indirect blocks, no extents, no checksums.
     pub ext3: bool,
@@ -67,6 +67,8 @@ pub struct ExtRecipe {
     pub journal: Journal,
     /// Features for `mke2fs -O` beyond the defaults: "^64bit", "metadata_csum_seed".
     pub features: Vec<String>,
+    /// Further words for `mke2fs`: "-C", "65536".
+    pub arguments: Vec<String>,
     /// A directory whose content the file system gets.
     pub content: Option<PathBuf>,
 }
@@ -80,6 +82,7 @@ impl ExtRecipe {
             ext3: false,
             journal: Journal::Internal(journal_mib),
             features: Vec::new(),
+            arguments: Vec::new(),
             content: None,
         }
     }
@@ -116,6 +119,7 @@ impl ExtRecipe {
         if let Some(content) = &self.content {
             tool.arg("-d").arg(content);
         }
+        tool.args(&self.arguments);
         tool.arg(image).arg(format!("{}k", u64::from(self.size_mib) * 1024));
         run(&mut tool, &[0])?;
         let mut file_system = FileSystem { image: image.to_owned(), offset, external_journal: None };
@@ -211,7 +215,13 @@ pub fn partitioned(image: &Path, table: PartitionTable, sizes_mib: &[u32]) -> Re
         offset += bytes;
     }
     // Room for the second copy of a GPT.
-    create_sparse(image, offset + MIB)?;
+    partition(image, offset + MIB, &script)?;
+    Ok(offsets)
+}
+
+/// Makes an image of `bytes` with the partitions of a script of sfdisk's.
+pub fn partition(image: &Path, bytes: u64, script: &str) -> Result<()> {
+    create_sparse(image, bytes)?;
     let mut tool = command("sfdisk")?;
     let mut child = tool
         .arg("--quiet")
@@ -230,7 +240,7 @@ pub fn partitioned(image: &Path, table: PartitionTable, sizes_mib: &[u32]) -> Re
             output: String::from_utf8_lossy(&output.stderr).into_owned(),
         });
     }
-    Ok(offsets)
+    Ok(())
 }
 
 /// A directory with everything that a guest's root file system needs, for

@@ -65,6 +65,10 @@ fn is_harmless(line: &str) -> bool {
         || line.starts_with("Pass ")
         || line.starts_with("Fix? ")
         || line.starts_with("Optimize? ")
+        || line.starts_with("Clear? ")
+        || line.starts_with("MMP interval is ")
+        // Set while mounted, and what is in the file is then looked at.
+        || line.starts_with("Feature orphan_present is set but orphan file is clean")
         || line.contains("could be shorter")
         || line.contains("could be narrower")
         || line.ends_with("WARNING: Filesystem still has errors **********")
@@ -110,6 +114,15 @@ fn e2fsck(file_system: &FileSystem, how: &str) -> Result<Verdict> {
 
 fn seconds_now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Whether a journal is to be replayed before anything else may be said: the feature `needs_recovery` (bit 2 of
+/// `s_feature_incompat`).
+pub fn needs_recovery(file_system: &FileSystem) -> Result<bool> {
+    let file = File::open(&file_system.image).at("open", &file_system.image)?;
+    let mut field = [0; 4];
+    file.read_exact_at(&mut field, file_system.offset + 1024 + 0x60).at("read", &file_system.image)?;
+    Ok(u32::from_le_bytes(field) & 4 != 0)
 }
 
 /// Whether the superblock heads a list of orphans (`s_last_orphan`).

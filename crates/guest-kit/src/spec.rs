@@ -113,7 +113,7 @@ pub struct GuestSpec {
     /// Modules that init inserts, with what they depend on: "brd rd_nr=1". A guest that needs some gets a kernel that has
     /// modules, unless [`Self::kernel`] names one.
     pub modules: Vec<String>,
-    /// QEMU's `-M`.
+    /// QEMU's `-M`: "q35", "pc", "microvm,pcie=on".
     pub machine: String,
     /// How long user space may take to come up.
     pub boot_timeout: Duration,
@@ -194,7 +194,12 @@ impl GuestSpec {
         add(&["-chardev", &format!("file,id=console,path={},append=on", file("console.log"))]);
         add(&["-serial", "chardev:console"]);
         add(&["-chardev", &format!("socket,id=report,path={}", file("report"))]);
-        add(&["-serial", "chardev:report"]);
+        if self.machine.starts_with("microvm") {
+            // It has one serial port; init makes /dev/ttyS1 of this.
+            add(&["-device", "virtio-serial-pci", "-device", "virtconsole,chardev=report"]);
+        } else {
+            add(&["-serial", "chardev:report"]);
+        }
         add(&["-chardev", &format!("socket,id=qmp,path={}", file("qmp"))]);
         add(&["-mon", "chardev=qmp,mode=control"]);
         add(&["-pidfile", &file("qemu.pid")]);

@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let tool: fn(Options) -> Result<()> = match name.as_str() {
         "records" => records::run,
         "mix" => mix::run,
+        "verify" => mix::verify,
         "database" => database::run,
         "append" => load::append,
         "randwrite" => load::random_write,
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         "nvm" => nvm::run,
         _ => {
             eprintln!(
-                "guest-tools: '{name}' is not one of records, mix, database, append, randwrite, untar, compile, scribble, \
+                "guest-tools: '{name}' is not one of records, mix, verify, database, append, randwrite, untar, compile, scribble, \
                  filebench, updates, iozone, sqlite, sources, build, namespace, nvm"
             );
             return ExitCode::from(2);

@@ -1,15 +1,27 @@
 //! A small model of a directory tree, the random operations that change it, and the check that a
 //! recovered tree is the state after some operation no older than the last acknowledged one.
 //!
-//! The check holds for `data=journal`, where all changes of a file system become durable in the
+//! [`check`] holds for `data=journal`, where all changes of a file system become durable in the
 //! order in which they were made: what is recovered is a prefix of the operations, never a mix.
+//! [`check_untouched`] holds in every mode, for a tree that is made durable as a whole before anything is acknowledged.
 
 use crate::random::Random;
+use crate::{Result, at};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 const DIRECTORIES: u64 = 4;
 const NAMES: u64 = 12;
 const SUBDIRECTORIES: u64 = 3;
+const SYMBOLIC_LINKS: u64 = 3;
+/// Some attributes fit into an inode, others take a block of their own, of 1 KB on some file systems.
+const ATTRIBUTE_BYTES_MAX: u64 = 600;
+/// The extended attribute that files get.
+pub const ATTRIBUTE: &str = "user.model";
+/// The name of the ledger in the directory of the tree.
+pub const LEDGER: &str = "ledger";
+/// How many sync points may have been reached of which nobody was told: one, and another for good measure.
+const SYNC_POINTS_AHEAD: u64 = 2;
 const BLOCK: usize = 4096;
 const BLOCKS_MAX: u64 = 8;
 /// Bytes of an entry of the ledger: the operation's number, and its sum.
@@ -26,6 +38,27 @@ pub enum Operation {
         path: String,
         /// Which block of 4096 bytes.
         block: u64,
+    },
+    /// The content of one block becomes zeroes, as far as the file reaches; its length stays.
+    Punch {
+        /// The file.
+        path: String,
+        /// Which block of 4096 bytes.
+        block: u64,
+    },
+    /// A new symbolic link.
+    Symlink {
+        /// Its name.
+        path: String,
+        /// What it says.
+        target: String,
+    },
+    /// The extended attribute [`ATTRIBUTE`] gets another value.
+    SetAttribute {
+        /// The file.
+        path: String,
+        /// Bytes of the value.
+        length: u64,
     },
     /// The file gets another length.
     Truncate {
@@ -64,6 +97,7 @@ pub enum Operation {
 struct Content {
     bytes: Vec<u8>,
     sum: u64,
+    attribute: Option<Vec<u8>>,
 }
 
 /// The model.
@@ -73,6 +107,7 @@ pub struct Tree {
     names: BTreeMap<String, u64>,
     contents: BTreeMap<u64, Content>,
     directories: BTreeSet<String>,
+    links: BTreeMap<String, String>,
     ledger: Vec<u8>,
     next_file: u64,
 }
@@ -84,8 +119,64 @@ pub struct RecoveredTree {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Directories by relative path.
     pub directories: BTreeSet<String>,
+    /// What symbolic links say, by relative path.
+    pub links: BTreeMap<String, String>,
+    /// Values of [`ATTRIBUTE`] of the files that have it; `None` where they could not be read, as in a copy.
+    pub attributes: Option<BTreeMap<String, Vec<u8>>>,
     /// The ledger.
     pub ledger: Vec<u8>,
+}
+
+impl RecoveredTree {
+    /// Reads a tree in a mounted file system, or (without `with_attributes`) a copy of one.
+    ///
+    /// # Errors
+    /// When something in it cannot be read.
+    pub fn read(root: &Path, with_attributes: bool) -> Result<Self> {
+        let mut tree = Self { attributes: with_attributes.then(BTreeMap::new), ..Self::default() };
+        tree.collect(root, "")?;
+        tree.ledger = tree.files.remove(LEDGER).unwrap_or_default();
+        Ok(tree)
+    }
+
+    fn collect(&mut self, directory: &Path, prefix: &str) -> Result<()> {
+        for entry in std::fs::read_dir(directory).map_err(at("read", directory))? {
+            let entry = entry.map_err(at("read", directory))?;
+            let path = entry.path();
+            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            let kind = entry.file_type().map_err(at("look at", &path))?;
+            if kind.is_dir() {
+                // Trees of ours are two deep: a deeper one is damage, and shows as a difference.
+                if prefix.matches('/').count() < 4 {
+                    self.collect(&path, &format!("{name}/"))?;
+                }
+                self.directories.insert(name);
+            } else if kind.is_symlink() {
+                let target = std::fs::read_link(&path).map_err(at("read", &path))?;
+                self.links.insert(name, target.to_string_lossy().into_owned());
+            } else {
+                if let Some(attributes) = &mut self.attributes
+                    && let Some(value) = attribute_of(&path)?
+                {
+                    attributes.insert(name.clone(), value);
+                }
+                self.files.insert(name, std::fs::read(&path).map_err(at("read", &path))?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn attribute_of(path: &Path) -> Result<Option<Vec<u8>>> {
+    let mut value = vec![0; usize::try_from(ATTRIBUTE_BYTES_MAX).expect("small") + 1];
+    match rustix::fs::getxattr(path, ATTRIBUTE, &mut value[..]) {
+        Ok(length) => {
+            value.truncate(length);
+            Ok(Some(value))
+        }
+        Err(rustix::io::Errno::NODATA) => Ok(None),
+        Err(error) => Err(format!("cannot read the attribute of {}: {error}", path.display())),
+    }
 }
 
 /// The outcome of [`check`].
@@ -105,6 +196,7 @@ impl Tree {
             names: BTreeMap::new(),
             contents: BTreeMap::new(),
             directories: (0..DIRECTORIES).map(|number| format!("d{number}")).collect(),
+            links: BTreeMap::new(),
             ledger: Vec::new(),
             next_file: 0,
         }
@@ -124,7 +216,7 @@ impl Tree {
         let fresh = format!("d{}/f{}", random.below(DIRECTORIES), random.below(NAMES));
         let Some(existing) = self.pick(&mut random) else { return Operation::Create(fresh) };
         let fresh_is_free = !self.names.contains_key(&fresh);
-        match random.below(20) {
+        match random.below(25) {
             0..=3 if fresh_is_free => Operation::Create(fresh),
             0..=8 => Operation::Write { path: existing, block: random.below(BLOCKS_MAX) },
             9..=10 => {
@@ -144,8 +236,27 @@ impl Tree {
                     Operation::MakeDirectory(path)
                 }
             }
+            19 => Operation::Punch { path: existing, block: random.below(BLOCKS_MAX) },
+            20 => {
+                let path = format!("d{}/l{}", random.below(DIRECTORIES), random.below(SYMBOLIC_LINKS));
+                if self.links.contains_key(&path) {
+                    Operation::Unlink(path)
+                } else {
+                    // Short ones are kept in the inode, long ones in a block.
+                    let length = usize::try_from(random.below(150)).unwrap_or(0);
+                    Operation::Symlink { path, target: format!("{number}-{}", "x".repeat(length)) }
+                }
+            }
+            21..=22 => Operation::SetAttribute { path: existing, length: random.below(ATTRIBUTE_BYTES_MAX) },
             _ => Operation::Fsync(existing),
         }
+    }
+
+    /// The value that operation `number` gives to an attribute.
+    pub fn attribute(&self, number: u64, length: u64) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        Random::of(self.seed ^ 0x6174_7472, number).fill(&mut bytes);
+        bytes
     }
 
     /// Renaming one name of a file over another name of it does nothing at all (POSIX).
@@ -190,6 +301,20 @@ impl Tree {
                     content[start..start + BLOCK].copy_from_slice(&bytes);
                 });
             }
+            Operation::Punch { path, block } => {
+                let start = usize::try_from(*block).unwrap_or(0) * BLOCK;
+                self.change(path, |content| {
+                    let end = content.len().min(start + BLOCK);
+                    content.get_mut(start..end).unwrap_or_default().fill(0);
+                });
+            }
+            Operation::Symlink { path, target } => drop(self.links.insert(path.clone(), target.clone())),
+            Operation::SetAttribute { path, length } => {
+                let value = self.attribute(number, *length);
+                if let Some(content) = self.names.get(path).and_then(|file| self.contents.get_mut(file)) {
+                    content.attribute = Some(value);
+                }
+            }
             Operation::Truncate { path, length } => {
                 let length = usize::try_from(*length).unwrap_or(0);
                 self.change(path, |content| content.resize(length, 0));
@@ -224,6 +349,7 @@ impl Tree {
     }
 
     fn remove(&mut self, path: &str) {
+        self.links.remove(path);
         if let Some(file) = self.names.remove(path)
             && !self.names.values().any(|&other| other == file)
         {
@@ -248,6 +374,17 @@ impl Tree {
         for name in self.directories.symmetric_difference(&recovered.directories) {
             differences.push(format!("directory {name} is missing or should not be there"));
         }
+        for name in self.links.keys().chain(recovered.links.keys()).collect::<BTreeSet<_>>() {
+            if self.links.get(name) != recovered.links.get(name) {
+                differences
+                    .push(format!("symbolic link {name} is missing, should not be there or says something else"));
+            }
+        }
+        if let Some(attributes) = &recovered.attributes {
+            let wrong = |(name, file): &(&String, &u64)| attributes.get(*name) != self.attribute_of(**file);
+            let wrong = self.names.iter().filter(wrong);
+            differences.extend(wrong.map(|(name, _)| format!("{name} has another attribute")));
+        }
         if self.ledger != recovered.ledger {
             differences.push(format!(
                 "the ledger has {} bytes and should have {}",
@@ -256,6 +393,33 @@ impl Tree {
             ));
         }
         differences
+    }
+}
+
+impl Tree {
+    fn attribute_of(&self, file: u64) -> Option<&Vec<u8>> {
+        self.contents.get(&file).and_then(|content| content.attribute.as_ref())
+    }
+
+    /// The names that an operation changes, be it the name or what it stands for.
+    fn touches(&self, operation: &Operation) -> Vec<String> {
+        let names = |path: &String| match self.names.get(path) {
+            None => vec![path.clone()],
+            Some(file) => self.names.iter().filter(|(_, other)| *other == file).map(|(name, _)| name.clone()).collect(),
+        };
+        match operation {
+            Operation::Create(path)
+            | Operation::Unlink(path)
+            | Operation::Symlink { path, .. }
+            | Operation::MakeDirectory(path)
+            | Operation::RemoveDirectory(path) => vec![path.clone()],
+            Operation::Write { path, .. }
+            | Operation::Punch { path, .. }
+            | Operation::SetAttribute { path, .. }
+            | Operation::Truncate { path, .. } => names(path),
+            Operation::Rename { from, to } | Operation::Link { from, to } => vec![from.clone(), to.clone()],
+            Operation::Fsync(_) | Operation::SyncPoint => Vec::new(),
+        }
     }
 }
 
@@ -292,6 +456,52 @@ pub fn check(seed: u64, recovered: &RecoveredTree, acknowledged: Option<u64>, ah
     ))
 }
 
+/// Whether everything that no operation has touched since the acknowledged sync point, at which the whole tree was made durable,
+/// is as it was then, in a tree whose worker never went further than to the next sync points.
+pub fn check_untouched(seed: u64, recovered: &RecoveredTree, acknowledged: Option<u64>) -> TreeVerdict {
+    let Some(acknowledged) = acknowledged else { return TreeVerdict::State(None) };
+    let mut tree = Tree::new(seed);
+    for number in 0..=acknowledged {
+        let operation = tree.operation(number);
+        tree.apply(number, &operation);
+    }
+    let then = tree.clone();
+    let mut touched = BTreeSet::new();
+    let mut sync_points = 0;
+    for number in acknowledged + 1.. {
+        let operation = tree.operation(number);
+        sync_points += u64::from(operation == Operation::SyncPoint);
+        if sync_points > SYNC_POINTS_AHEAD {
+            break;
+        }
+        touched.extend(tree.touches(&operation));
+        tree.apply(number, &operation);
+    }
+    // What was touched is left out on both sides.
+    let is_asked_for = |name: &String| !touched.contains(name);
+    let mut expected = then.clone();
+    expected.names.retain(|name, _| is_asked_for(name));
+    expected.directories.retain(is_asked_for);
+    expected.links.retain(|name, _| is_asked_for(name));
+    let mut found = recovered.clone();
+    found.files.retain(|name, _| is_asked_for(name));
+    found.directories.retain(is_asked_for);
+    found.links.retain(|name, _| is_asked_for(name));
+    if found.ledger.starts_with(&then.ledger) {
+        found.ledger.truncate(then.ledger.len());
+    }
+    let sums = found.files.iter().map(|(name, bytes)| (name.as_str(), sum(bytes))).collect();
+    let mut differences = expected.differences(&found, &sums);
+    if differences.is_empty() {
+        return TreeVerdict::State(Some(acknowledged));
+    }
+    differences.truncate(20);
+    TreeVerdict::NoState(format!(
+        "untouched since operation {acknowledged}, at which all was durable: {}",
+        differences.join("; ")
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,12 +513,42 @@ mod tests {
             tree.apply(number, &operation);
         }
         let files = tree.names.iter().map(|(name, file)| (name.clone(), tree.contents[file].bytes.clone()));
+        let attribute = |(name, file): (&String, &u64)| Some((name.clone(), tree.attribute_of(*file)?.clone()));
         let recovered = RecoveredTree {
             files: files.collect(),
             directories: tree.directories.clone(),
+            links: tree.links.clone(),
+            attributes: Some(tree.names.iter().filter_map(attribute).collect()),
             ledger: tree.ledger.clone(),
         };
         (tree, recovered)
+    }
+
+    #[test]
+    fn what_nobody_touched_since_all_was_durable_is_held_against_the_tree_and_nothing_else() {
+        let mut tree = Tree::new(7);
+        let mut sync_points = Vec::new();
+        for number in 0..3000 {
+            let operation = tree.operation(number);
+            if operation == Operation::SyncPoint {
+                sync_points.push(number);
+            }
+            tree.apply(number, &operation);
+        }
+        let mut seen = 0;
+        for (index, &acknowledged) in sync_points.iter().enumerate().step_by(9).skip(1).take(20) {
+            // A worker that went on to just before the next one, and a disk that has half of that.
+            let (_, recovered) = after(sync_points[index + 1]);
+            assert_eq!(check_untouched(7, &recovered, Some(acknowledged)), TreeVerdict::State(Some(acknowledged)));
+            // A state far older is none of these.
+            let (_, old) = after(sync_points[index - 9]);
+            assert!(matches!(check_untouched(7, &old, Some(acknowledged)), TreeVerdict::NoState(_)));
+            let (_, mut emptied) = after(acknowledged + 1);
+            emptied.files.clear();
+            let is_seen = matches!(check_untouched(7, &emptied, Some(acknowledged)), TreeVerdict::NoState(_));
+            seen += u32::from(is_seen);
+        }
+        assert!(seen > 15, "now and then every file was touched since, but not always: {seen}");
     }
 
     #[test]
@@ -334,7 +574,7 @@ mod tests {
             kinds.insert(text.split(['(', ' ']).next().unwrap_or_default().to_owned());
             tree.apply(number, &operation);
         }
-        assert_eq!(kinds.len(), 10, "{kinds:?}");
+        assert_eq!(kinds.len(), 13, "{kinds:?}");
     }
 
     #[test]
@@ -347,9 +587,13 @@ mod tests {
         missing.files.remove(&name);
         let mut extra = recovered.clone();
         extra.directories.insert("d0/s9".to_owned());
-        let mut short = recovered;
+        let mut short = recovered.clone();
         short.ledger.truncate(LEDGER_ENTRY);
-        for tampered in [changed, missing, extra, short] {
+        let mut unlinked = recovered.clone();
+        assert!(unlinked.links.pop_first().is_some());
+        let mut plain = recovered;
+        assert!(plain.attributes.as_mut().unwrap().pop_first().is_some());
+        for tampered in [changed, missing, extra, short, unlinked, plain] {
             assert!(matches!(check(7, &tampered, Some(450), 100), TreeVerdict::NoState(_)));
         }
     }

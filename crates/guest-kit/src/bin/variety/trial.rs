@@ -1,0 +1,442 @@
+//! One trial: a case, a seed, and who serves the disk. A guest works and is ended; what it left is looked at from outside, and
+//! by a fresh guest that mounts it.
+
+use crate::case::{Case, Wanted};
+use crate::disk::Disks;
+use guest_kit::image::copy_image;
+use guest_kit::workload::Mode;
+use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Kernel, Reported, Result, judge, program};
+use guest_tools::random::Random;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(300);
+const LIBRARY: &str = include_str!("library.sh");
+/// How many operations further than at the last step every worker gets before the end.
+const OPERATIONS_BEFORE_END: u64 = 40;
+
+/// How the guest ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// `kill -9` of QEMU.
+    Qemu,
+    /// `kill -9` of amberlog and QEMU; `recover --area` finishes.
+    Both,
+    /// The machine is reset, the same case's kernel mounts again, and then QEMU is killed.
+    Reset,
+}
+
+impl End {
+    /// For the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu",
+            Self::Both => "both",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+/// Who serves the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// QEMU itself: the control.
+    Qemu,
+    /// amberlog, with this placement.
+    Amberlog(&'static str),
+}
+
+impl Server {
+    /// For the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "control",
+            Self::Amberlog(placement) => placement,
+        }
+    }
+}
+
+/// What a finding is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Acknowledged work is not there.
+    Lost,
+    /// The file system is not whole, cannot be mounted, or stands still.
+    Damaged,
+}
+
+/// What came of a trial.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Why it cannot be tried.
+    pub cannot: Option<String>,
+    /// What is wrong.
+    pub faults: Vec<(Kind, String)>,
+    /// What the trial itself failed of.
+    pub failure: Option<String>,
+    /// Sync points that were acknowledged.
+    pub acknowledged: u64,
+}
+
+impl Outcome {
+    fn fault(&mut self, kind: Kind, text: impl Into<String>) {
+        self.faults.push((kind, text.into()));
+    }
+}
+
+/// All choices of a trial, which follow from case, seed and server.
+pub struct Trial<'a> {
+    case: &'a Case,
+    seed: u64,
+    pub server: Server,
+    pub mode: Mode,
+    pub end: End,
+    cache: Cache,
+    moment: Duration,
+}
+
+/// A worker whose work has to be there: its name, its seed, and the last operation that it was told is durable.
+struct Stream {
+    name: String,
+    seed: u64,
+    acknowledged: Option<u64>,
+}
+
+impl<'a> Trial<'a> {
+    /// The trial of `seed`; the same choices whoever serves.
+    pub fn new(case: &'a Case, seed: u64, server: Server, end: Option<End>) -> Self {
+        // One seed is to be many choices in many cases.
+        let of_case = case.name.bytes().fold(0, |sum: u64, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let mut random = Random::of(seed, of_case);
+        let mode = pick(&mut random, case.modes);
+        let cache = pick(&mut random, &[Cache::Writeback, Cache::None]);
+        let drawn = pick(&mut random, &[End::Qemu, End::Qemu, End::Both, End::Reset]);
+        let moment = Duration::from_millis(random.below(1200));
+        Self { case, seed, server, mode, end: end.unwrap_or(drawn), cache, moment }
+    }
+
+    /// Runs it.
+    pub fn run(&self, keep: Option<&Path>) -> Outcome {
+        let mut outcome = Outcome::default();
+        if let Err(error) = self.attempt(&mut outcome, keep) {
+            outcome.failure = Some(error.to_string());
+        }
+        outcome
+    }
+
+    fn attempt(&self, outcome: &mut Outcome, keep: Option<&Path>) -> Result<()> {
+        let directory = directory_in(&std::env::temp_dir())?;
+        let area = directory_in(Path::new("/dev/shm"))?;
+        let kernel = match kernel(self.case.kernel) {
+            Ok(kernel) => kernel,
+            Err(error) => {
+                outcome.cannot = Some(format!("no kernel: {error}"));
+                return Ok(());
+            }
+        };
+        let disks = Disks::make(self.case, directory.path())?;
+        let backup = self.case.has_backup.then(|| self.backup(directory.path(), kernel.as_ref())).transpose()?;
+        let streams = self.work(&disks, backup.as_ref(), area.path(), kernel.as_ref(), outcome)?;
+        if outcome.faults.is_empty() && outcome.cannot.is_none() {
+            self.judge(&disks, &streams, kernel.as_ref(), outcome)?;
+        }
+        if let Some(keep) = keep.filter(|_| !outcome.faults.is_empty()) {
+            let name = format!("{}-{}-{}.img", self.case.name.replace('/', "-"), self.seed, self.server.name());
+            copy_image(&disks.file_system.image, &keep.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// Whether work is looked at only where nobody was at it: the mode does not promise more.
+    fn is_loose(&self) -> bool {
+        self.mode != Mode::Journal || self.case.is_full
+    }
+
+    fn spec(&self, name: &str, script: String, kernel: Option<&Kernel>) -> GuestSpec {
+        let mut spec = GuestSpec::new(name, script);
+        spec.at_end = AtEnd::Stay;
+        spec.kernel = kernel.cloned();
+        spec.machine = self.case.machine.to_owned();
+        spec.memory_mib = self.case.memory_mib;
+        spec.programs = self.case.programs.to_vec();
+        // An emulated timer on a busy host is too slow for the kernel's test of it.
+        spec.kernel_arguments = "no_timer_check".to_owned();
+        if kernel.is_some_and(|kernel| kernel.modules.is_some()) {
+            let wants = |word: &str| self.case.steps.contains(word);
+            spec.modules.extend(wants("loop").then(|| "loop".to_owned()));
+            spec.modules.extend(self.case.machine.starts_with("microvm").then(|| "virtio_console".to_owned()));
+            spec.modules.extend(self.case.recipe.features.iter().any(|f| f == "quota").then(|| "quota_v2".to_owned()));
+        }
+        spec
+    }
+
+    fn settings(&self, device: &str) -> String {
+        let case = self.case;
+        let mut rest = String::new();
+        if !case.mount.is_empty() {
+            rest.push_str(&format!(",{}", case.mount));
+        }
+        if case.external_mib.is_some() {
+            rest.push_str(",journal_path=/dev/vdb");
+        }
+        let mut mix = String::new();
+        let loose = if self.is_loose() { "--untouched" } else { "" };
+        if self.is_loose() {
+            mix.push_str("--sync-all ");
+        }
+        if case.is_full {
+            mix.push_str("--patient");
+        }
+        format!(
+            "DISK={device} REST='{rest}' MOUNT='-t ext4 -o data={}{rest}' MIX='{mix}' LOOSE='{loose}' SEED={}\n",
+            self.mode.name(),
+            self.seed % 1_000_000_000,
+        )
+    }
+
+    fn script(&self, device: &str, backup: Option<&(PathBuf, Vec<Stream>)>) -> String {
+        let backup = backup.map_or_else(String::new, |(_, streams)| {
+            let entry = |stream: &Stream| {
+                format!("{}:{}:{} ", stream.name, stream.seed, stream.acknowledged.unwrap_or_default())
+            };
+            format!("BACKUP=/dev/vdb BACKUP_STREAMS='{}'\n", streams.iter().map(entry).collect::<String>())
+        });
+        format!(
+            "{}{backup}{LIBRARY}
+            up || cannot mount: $(said /tmp/mount.err) $(last_words)
+            if [ -e /mnt/w1 ] || [ -e /mnt/w11 ]; then
+                mark back again
+                sleep 1000
+            fi
+            next
+            settle
+            {}
+            settle 16
+            streams=; while read -r name seed; do streams=\"$streams $name:$seed\"; done </tmp/started
+            mark working $streams
+            wait",
+            self.settings(device),
+            self.case.steps,
+        )
+    }
+
+    /// A live copy of another guest's file system, with the work that has to be in it.
+    fn backup(&self, directory: &Path, kernel: Option<&Kernel>) -> Result<(PathBuf, Vec<Stream>)> {
+        let directory = directory.join("backup");
+        std::fs::create_dir(&directory).map_err(|source| at("create", &directory, source))?;
+        let disks = Disks::make(self.case, &directory)?;
+        let plain = Case { steps: "", has_backup: false, ..self.case.clone() };
+        let trial = Trial { case: &plain, seed: self.seed + 500, server: Server::Qemu, end: End::Qemu, ..*self };
+        let mut outcome = Outcome::default();
+        let streams = trial.work(&disks, None, &directory, kernel, &mut outcome)?;
+        if let Some(reason) = outcome.cannot.or(outcome.faults.pop().map(|(_, text)| text)) {
+            return Err(Error::Assets(format!("no backup can be made: {reason}")));
+        }
+        Ok((disks.file_system.image, streams))
+    }
+
+    /// Runs the guest to its end, and amberlog; gives whose work has to be there.
+    fn work(
+        &self,
+        disks: &Disks,
+        backup: Option<&(PathBuf, Vec<Stream>)>,
+        area: &Path,
+        kernel: Option<&Kernel>,
+        outcome: &mut Outcome,
+    ) -> Result<Vec<Stream>> {
+        let mut spec = self.spec(&self.case.name, self.script(disks.device, backup), kernel);
+        spec.reboots = self.end == End::Reset;
+        let image = &disks.file_system.image;
+        let journal = disks.file_system.external_journal.as_ref();
+        let spec = match self.server {
+            Server::Qemu => {
+                let all = [Some(image), journal, backup.map(|(path, _)| path)].into_iter().flatten();
+                spec.drives(all.map(|path| Drive::new(path, self.cache)).collect())
+            }
+            Server::Amberlog(placement) => {
+                let mut disk = OsString::from(image);
+                disk.push(format!(",placement={placement}"));
+                let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
+                words.extend(["--shm".into(), area.into(), "--disk".into(), disk]);
+                if let Some(journal) = journal {
+                    words.extend(["--journal-disk".into(), journal.into()]);
+                }
+                if let Some((path, _)) = backup {
+                    words.extend(["--disk".into(), path.into()]);
+                }
+                spec.wrapper(words)
+            }
+        };
+        let mut guest = Guest::start(spec)?;
+        let told = guest.await_report("its steps did not end", LIMIT, |reported| {
+            let ended = reported.exit_code.map(|code| format!("bad damaged the script ended with {code}"));
+            let told = |mark: &&String| ["cannot ", "bad ", "working "].iter().any(|word| mark.starts_with(word));
+            ended.or_else(|| reported.marks.iter().find(told).cloned())
+        })?;
+        let Some(entries) = told.strip_prefix("working ") else {
+            match told.split_once(' ') {
+                Some(("cannot", reason)) => outcome.cannot = Some(reason.to_owned()),
+                Some((_, text)) if text.starts_with("lost ") => outcome.fault(Kind::Lost, &text[5..]),
+                _ => outcome.fault(Kind::Damaged, told.trim_start_matches("bad damaged ")),
+            }
+            guest.forgive();
+            return Ok(Vec::new());
+        };
+        let mut streams = Vec::new();
+        for entry in entries.split_whitespace() {
+            let (name, seed) = entry.split_once(':').unwrap_or((entry, "0"));
+            let seed = seed.split(':').next().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+            streams.push(Stream { name: name.to_owned(), seed, acknowledged: None });
+        }
+        // The last two work on.
+        for stream in streams.iter().rev().take(2) {
+            let last = guest.acknowledged(&stream.name).last.unwrap_or(0);
+            guest.wait_acknowledged(&stream.name, last + OPERATIONS_BEFORE_END, LIMIT)?;
+        }
+        std::thread::sleep(self.moment);
+        self.end(&mut guest, area, outcome)?;
+        let reported = guest.final_report();
+        let known = backup.map_or(&[][..], |(_, streams)| &streams[..]);
+        for stream in &mut streams {
+            // Names of workers of the backup were names of workers here, before it was restored.
+            let restored = known.iter().find(|other| (&other.name, other.seed) == (&stream.name, stream.seed));
+            stream.acknowledged = match restored {
+                Some(restored) => restored.acknowledged,
+                None => acknowledged(&reported, &stream.name),
+            };
+            outcome.acknowledged += reported.acknowledged.get(&stream.name).map_or(0, |stream| stream.count);
+        }
+        let stderr = guest.stderr();
+        for line in stderr.lines().filter(|line| line.contains("ERROR") || line.contains("panicked")) {
+            outcome.fault(Kind::Damaged, format!("amberlog says: {line}"));
+        }
+        guest.forgive();
+        Ok(streams)
+    }
+
+    fn end(&self, guest: &mut Guest, area: &Path, outcome: &mut Outcome) -> Result<()> {
+        match (self.end, self.server) {
+            (End::Both, Server::Amberlog(_)) => {
+                guest.kill_all()?;
+                let mut recover = Command::new(program::workspace_binary("amberlog")?);
+                if let Err(error) = program::run(recover.args(["recover", "--area"]).arg(area), &[0]) {
+                    outcome.fault(Kind::Damaged, error.to_string());
+                }
+            }
+            (End::Reset, _) => {
+                guest.qmp()?.system_reset()?;
+                let told = guest.await_report("it did not come back", LIMIT, |reported| {
+                    let after = reported.marks.iter().skip_while(|mark| !mark.starts_with("working "));
+                    after.skip(1).find(|mark| *mark == "back again" || mark.starts_with("cannot ")).cloned()
+                })?;
+                if told != "back again" {
+                    outcome.fault(Kind::Damaged, format!("after a reset: {told}"));
+                }
+                guest.kill_qemu()?;
+            }
+            _ => guest.kill_qemu()?,
+        }
+        guest.wait_end(LIMIT)?;
+        if let Server::Amberlog(_) = self.server {
+            let left = std::fs::read_dir(area).map_or(0, Iterator::count);
+            if left > 0 {
+                outcome.fault(Kind::Damaged, format!("{left} files are left in the area"));
+            }
+        }
+        Ok(())
+    }
+
+    /// e2fsck, a mount by a fresh guest that looks at the work and works on, e2fsck again.
+    fn judge(&self, disks: &Disks, streams: &[Stream], kernel: Option<&Kernel>, outcome: &mut Outcome) -> Result<()> {
+        if judge::needs_recovery(&disks.file_system)? {
+            // A journal on storage is the next kernel's to replay; e2fsck gives up on some that are not.
+            let directory = directory_in(&std::env::temp_dir())?;
+            let copy = disks.copied(directory.path())?;
+            judge::replay_with_e2fsck(&copy)?;
+            self.blame(judge::check(&copy)?, "e2fsck after its own replay", outcome);
+        } else {
+            self.blame(judge::check(&disks.file_system)?, "e2fsck", outcome);
+        }
+        let mut looks = String::new();
+        for Stream { name, seed, acknowledged } in streams {
+            let acknowledged = acknowledged.map_or_else(String::new, |number| number.to_string());
+            looks += &format!(
+                "guest-tools verify --directory /mnt/{name} --seed {seed} --acknowledged {acknowledged} $LOOSE \
+                 2>/tmp/verify.err || mark bad lost {name}: $(head -c 400 /tmp/verify.err)\n"
+            );
+        }
+        let script = format!(
+            "{}{LIBRARY}
+            up || {{ mark bad damaged a fresh guest cannot mount: $(said /tmp/mount.err) $(last_words); exit 0; }}
+            {looks}
+            # Whoever is full stays full.
+            mkdir -p /mnt/fresh && cp /bin/busybox /mnt/fresh/ 2>/dev/null
+            sync; umount /mnt || mark bad damaged a fresh guest cannot unmount
+            dmesg | grep -E 'EXT4-fs error|JBD2:.*(error|fail|corrupt)' | head -n 3 | while read -r line; do
+                mark bad damaged the fresh kernel says: $line
+            done",
+            self.settings(disks.device)
+        );
+        let mut spec = self.spec("fresh", script, kernel);
+        spec.at_end = AtEnd::PowerOff;
+        let images =
+            [Some(&disks.file_system.image), disks.file_system.external_journal.as_ref()].into_iter().flatten();
+        let mut guest = Guest::start(spec.drives(images.map(|path| Drive::new(path, Cache::Writeback)).collect()))?;
+        guest.wait_exit_code(LIMIT)?;
+        guest.wait_end(LIMIT)?;
+        for mark in guest.final_report().marks {
+            if let Some(text) = mark.strip_prefix("bad lost ") {
+                outcome.fault(Kind::Lost, format!("in a fresh guest: {text}"));
+            } else if let Some(text) = mark.strip_prefix("bad damaged ") {
+                outcome.fault(Kind::Damaged, text);
+            }
+        }
+        self.blame(judge::check(&disks.file_system)?, "e2fsck after the fresh guest", outcome);
+        Ok(())
+    }
+
+    fn blame(&self, verdict: judge::Verdict, who: &str, outcome: &mut Outcome) {
+        if verdict.needs_recovery {
+            outcome.fault(Kind::Damaged, format!("{who}: the journal is not replayed"));
+        }
+        let count = verdict.problems.len();
+        if count > 0 {
+            let first = verdict.problems.into_iter().take(4).collect::<Vec<_>>().join("; ");
+            outcome.fault(Kind::Damaged, format!("{who}: {count} lines: {first}"));
+        }
+    }
+}
+
+fn acknowledged(reported: &Reported, stream: &str) -> Option<u64> {
+    reported.acknowledged.get(stream)?.last
+}
+
+/// The kernel, or none where the machine's own choice will do.
+fn kernel(wanted: Wanted) -> Result<Option<Kernel>> {
+    match wanted {
+        Wanted::Native => Ok(None),
+        Wanted::Stock => Kernel::stock().map(|kernel| Some(kernel.clone())),
+        Wanted::Suite(suite) => {
+            program::run(Command::new(program::workspace().join("scripts/fetch-kernel.sh")).arg(suite), &[0])?;
+            Kernel::unpacked(&program::workspace().join("build/guest/kernels").join(suite)).map(Some)
+        }
+    }
+}
+
+fn pick<T: Copy>(random: &mut Random, choices: &[T]) -> T {
+    choices[usize::try_from(random.below(choices.len() as u64)).unwrap_or(0)]
+}
+
+fn directory_in(parent: &Path) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("variety-")
+        .tempdir_in(parent)
+        .map_err(|source| at("create a directory in", parent, source))
+}
+
+fn at(action: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::File { action, path: path.to_owned(), source }
+}
