@@ -203,6 +203,10 @@ fn refusal_json(error: &Error) -> Value {
     let mut object = value(&Report::of(Status::Damaged));
     object["schema"] = json!(1);
     object["errors"] = json!([error.to_string()]);
+    if !error.is_refusal() {
+        // Nothing is known of the disk: whoever takes "damaged" for a reason to repair it would give up a good log.
+        object["status"] = json!("failed");
+    }
     object
 }
 

@@ -228,6 +228,7 @@ fn value(status: &JournalStatus) -> Value {
         "epoch": status.epoch,
         "fence": status.fence,
         "live": status.is_live,
+        "recovered": status.is_recovered,
         "block_size": status.block_bytes,
         "tail": status.tail,
         "last": status.last,
@@ -241,7 +242,11 @@ fn print(status: &JournalStatus) {
         "{}: epoch {}, {}, {} batches, {} bytes",
         status.name,
         status.epoch,
-        if status.is_live { "live" } else { "over" },
+        match (status.is_live, status.is_recovered) {
+            (true, true) => "recovered, and kept until the next log begins",
+            (true, false) => "live",
+            (false, _) => "over",
+        },
         status.batches,
         status.bytes
     );

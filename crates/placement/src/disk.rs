@@ -129,6 +129,10 @@ pub struct Disk {
     pub counters: DiskCounters,
     /// For what is rare and may block: scans, marks, restored blocks. The data path has the disk engine.
     pub(crate) file: File,
+    /// The same past the page cache, where another host may write it.
+    pub(crate) direct: Option<File>,
+    /// Another host has it: nothing is written to it from here any more.
+    is_taken: AtomicBool,
     pub(crate) wake: Wake,
     layout: RwLock<Arc<DiskLayout>>,
     layout_version: AtomicU64,
@@ -147,10 +151,13 @@ impl Disk {
     /// When it cannot be opened.
     pub fn open(options: DiskOptions) -> std::io::Result<Self> {
         let file = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(&options.path)?;
+        let direct = crate::remote::open_direct(&file, &options.path);
         Ok(Disk {
             options,
             counters: DiskCounters::default(),
             file,
+            direct,
+            is_taken: AtomicBool::new(false),
             wake: Wake::new()?,
             layout: RwLock::default(),
             layout_version: AtomicU64::new(0),
@@ -175,6 +182,15 @@ impl Disk {
     /// A flush has ended, and well.
     pub(crate) fn set_flushed(&self, covered: u64) {
         self.flushed.fetch_max(covered, Ordering::AcqRel);
+    }
+
+    /// Another host has it: from now on its guest's writes fail, here and for good.
+    pub(crate) fn set_taken(&self) {
+        self.is_taken.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Acquire)
     }
 
     /// A driver starts from the beginning.

@@ -133,6 +133,10 @@ impl JournalRoute {
 
     fn route_write(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let (start, end) = (request.offset, request.offset + request.len);
+        if self.has_remote && self.journals.disk(self.disk).is_taken() {
+            plan.fail(request.id);
+            return;
+        }
         let rescan = self.changes_layout(start, end, request);
         if self.layout.is_plain() {
             self.plain_write(request, start, end, rescan, plan);

@@ -530,8 +530,9 @@ impl Journals {
                 None
             }
             Some(options) if placement == PlacementKind::Remote => {
-                let journal_disk = Arc::clone(&self.disks[place.journal_disk]);
-                Some(Arc::new(RemoteLog::new(options, place.clone(), journal_disk)?))
+                let disk_of = |index: usize| Arc::clone(&self.disks[index]);
+                let (home, journal) = (disk_of(place.home_disk), disk_of(place.journal_disk));
+                Some(Arc::new(RemoteLog::new(options, place.clone(), home, journal)?))
             }
             _ => None,
         };

@@ -41,7 +41,7 @@ impl Writer {
             timeout: LIMIT,
         };
         let mut client = Client::connect(&options).await.expect("connects");
-        let epoch = client.begin("disk", [1; 16], [2; 16], 0, 4096).await.expect("begun");
+        let epoch = client.begin("disk", [1; 16], [2; 16], 0, 4096, &[]).await.expect("begun");
         let (sender, receiver) = client.into_pipeline();
         Writer { what, _server: server, sender, receiver, epoch, sequence: 0, latencies: Vec::new() }
     }

@@ -1,7 +1,7 @@
 //! The client's end of the wire.
 
 use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
-use crate::message::{Batch, JournalStatus, Message, PAYLOAD_BYTES_MAX, Refusal};
+use crate::message::{Batch, JournalStatus, Message, MessageError, PAYLOAD_BYTES_MAX, Refusal};
 use crate::security::{self, ClientSecurity};
 use std::collections::HashMap;
 use std::io;
@@ -37,6 +37,9 @@ pub enum ClientError {
     /// The server said something else than was asked.
     #[error("the journal server gave an answer to another question")]
     Unexpected,
+    /// The server does not know what it is asked.
+    #[error("the journal server is older than this amberlog, and cannot tell whose log it has: update it first")]
+    OldServer,
     /// What was fetched is not whole.
     #[error("{0}")]
     Incomplete(String),
@@ -49,6 +52,26 @@ impl From<io::Error> for ClientError {
 }
 
 impl ClientError {
+    /// An older server says so of a frame that it does not know.
+    fn of_kind_unknown(self, kind: u8) -> Self {
+        let says = MessageError::Malformed(kind).to_string();
+        match self {
+            ClientError::Refused { refusal: Refusal::Refused, reason } if reason == says => ClientError::OldServer,
+            other => other,
+        }
+    }
+
+    /// Whether the same may go well later: nothing is said of what the server keeps.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            ClientError::Link(_) => true,
+            ClientError::Refused { refusal, .. } => {
+                matches!(refusal, Refusal::Full | Refusal::Failed | Refusal::Stopping)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether somebody else was given a higher epoch.
     pub fn is_fenced(&self) -> bool {
         matches!(self, ClientError::Refused { refusal: Refusal::Fenced, .. })
@@ -122,11 +145,36 @@ impl Client {
         }
     }
 
-    /// Begins a log; gives its epoch, which is higher than `epoch_min`. Batches follow on this connection.
+    /// Begins a log in the place of none but one of those with the nonces `after`; gives its epoch, which is higher than
+    /// `epoch_min`. Batches follow on this connection.
+    ///
+    /// # Errors
+    /// When the server refuses: it has somebody else's live log, or is older than this client.
+    pub async fn begin(
+        &mut self,
+        name: &str,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+        after: &[[u8; 16]],
+    ) -> Result<u64, ClientError> {
+        let (name, after) = (name.to_owned(), after.to_vec());
+        let question = Message::BeginAfter { name, owner, nonce, epoch_min, block_bytes, after };
+        let kind = question.kind();
+        match self.ask(question).await.map_err(|error| error.of_kind_unknown(kind))? {
+            Message::Begun { epoch } if epoch > epoch_min => Ok(epoch),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Begins a log as an amberlog up to 0.1 does, which cannot say which log it may follow: for tests of what a server
+    /// makes of that.
     ///
     /// # Errors
     /// When the server refuses.
-    pub async fn begin(
+    #[doc(hidden)]
+    pub async fn begin_as_before(
         &mut self,
         name: &str,
         owner: [u8; 16],
@@ -136,12 +184,12 @@ impl Client {
     ) -> Result<u64, ClientError> {
         let question = Message::Begin { name: name.to_owned(), owner, nonce, epoch_min, block_bytes };
         match self.ask(question).await? {
-            Message::Begun { epoch } if epoch > epoch_min => Ok(epoch),
+            Message::Begun { epoch } => Ok(epoch),
             _ => Err(ClientError::Unexpected),
         }
     }
 
-    /// Says that a log is over.
+    /// Says that a log is over: by its writer, or, on a connection that has taken it, by who recovered it.
     ///
     /// # Errors
     /// When the server refuses.
@@ -166,6 +214,16 @@ impl Client {
     /// When the server refuses.
     pub async fn take(&mut self, name: &str) -> Result<(), ClientError> {
         self.done(Message::Take { name: name.to_owned() }).await
+    }
+
+    /// Fences off whoever writes this very log. A [`Client::close`] on this connection then says that it was recovered.
+    ///
+    /// # Errors
+    /// When the server refuses: it has another log by now, or is older than this client.
+    pub async fn take_log(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        let question = Message::TakeLog { name: name.to_owned(), epoch, nonce };
+        let kind = question.kind();
+        self.done(question).await.map_err(|error| error.of_kind_unknown(kind))
     }
 
     /// Removes a journal.
@@ -337,6 +395,14 @@ impl BlockingClient {
     /// The same.
     pub fn take(&mut self, name: &str) -> Result<(), ClientError> {
         self.runtime.block_on(self.client.take(name))
+    }
+
+    /// As [`Client::take_log`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn take_log(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        self.runtime.block_on(self.client.take_log(name, epoch, nonce))
     }
 
     /// As [`Client::fetch`].

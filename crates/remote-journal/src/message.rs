@@ -25,6 +25,8 @@ pub const BATCH_HEADER_BYTES: usize = 28;
 pub const BLOCK_HEADER_BYTES: usize = 8;
 /// No name is longer, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
+/// Logs that a begin can name as its own.
+pub const AFTER_MAX: usize = 4;
 
 /// Why bytes are no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,6 +94,8 @@ pub struct JournalStatus {
     pub block_bytes: u32,
     /// Whether a log is kept.
     pub is_live: bool,
+    /// Whether it was recovered: it is kept until the next one begins.
+    pub is_recovered: bool,
     /// First batch needed.
     pub tail: u64,
     /// Last batch.
@@ -143,7 +147,8 @@ pub enum Message {
     Hello { identity: String, proof: [u8; 32] },
     /// Server: known, as this.
     Welcome { identity: String },
-    /// Client: begin a log.
+    /// Client of an amberlog up to 0.1: begin a log. It says the last epoch that it was given, and nothing else by which to
+    /// tell whether what is kept is its own.
     Begin { name: String, owner: [u8; 16], nonce: [u8; 16], epoch_min: u64, block_bytes: u32 },
     /// Server: begun.
     Begun { epoch: u64 },
@@ -171,10 +176,21 @@ pub enum Message {
     Pong,
     /// Server: no.
     Refuse { refusal: Refusal, reason: String },
+    /// Client: begin a log, in the place of none but one of those that these nonces name.
+    BeginAfter {
+        name: String,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+        after: Vec<[u8; 16]>,
+    },
+    /// Client: fence off the writer of this very log.
+    TakeLog { name: String, epoch: u64, nonce: [u8; 16] },
 }
 
 impl Message {
-    fn kind(&self) -> u8 {
+    pub(crate) fn kind(&self) -> u8 {
         match self {
             Message::Challenge { .. } => 1,
             Message::Hello { .. } => 2,
@@ -193,6 +209,8 @@ impl Message {
             Message::Ping => 15,
             Message::Pong => 16,
             Message::Refuse { .. } => 17,
+            Message::BeginAfter { .. } => 18,
+            Message::TakeLog { .. } => 19,
         }
     }
 
@@ -213,10 +231,20 @@ impl Message {
                 out.extend_from_slice(&epoch_min.to_le_bytes());
                 out.extend_from_slice(&block_bytes.to_le_bytes());
             }
+            Message::BeginAfter { name, owner, nonce, epoch_min, block_bytes, after } => {
+                put_bytes(out, name.as_bytes());
+                out.extend_from_slice(owner);
+                out.extend_from_slice(nonce);
+                out.extend_from_slice(&epoch_min.to_le_bytes());
+                out.extend_from_slice(&block_bytes.to_le_bytes());
+                debug_assert!(after.len() <= AFTER_MAX);
+                out.push(after.len() as u8);
+                after.iter().for_each(|nonce| out.extend_from_slice(nonce));
+            }
             Message::Begun { epoch } => out.extend_from_slice(&epoch.to_le_bytes()),
             Message::Batch(batch) => batch.write(out),
             Message::Durable { sequence } => out.extend_from_slice(&sequence.to_le_bytes()),
-            Message::Close { name, epoch, nonce } => {
+            Message::Close { name, epoch, nonce } | Message::TakeLog { name, epoch, nonce } => {
                 put_bytes(out, name.as_bytes());
                 out.extend_from_slice(&epoch.to_le_bytes());
                 out.extend_from_slice(nonce);
@@ -290,6 +318,19 @@ impl Message {
                 refusal: *REFUSALS.get(usize::from(reader.u8()?))?,
                 reason: reader.text()?.chars().filter(|c| !c.is_control()).take(400).collect(),
             },
+            18 => {
+                let (name, owner, nonce) = (name(reader)?, reader.array()?, reader.array()?);
+                let (epoch_min, block_bytes, count) = (reader.u64()?, reader.u32()?, reader.u8()?);
+                if usize::from(count) > AFTER_MAX {
+                    return None;
+                }
+                let mut after = Vec::new();
+                for _ in 0..count {
+                    after.push(reader.array()?);
+                }
+                Message::BeginAfter { name, owner, nonce, epoch_min, block_bytes, after }
+            }
+            19 => Message::TakeLog { name: name(reader)?, epoch: reader.u64()?, nonce: reader.array()? },
             _ => return None,
         })
     }
@@ -316,7 +357,8 @@ impl JournalStatus {
             out.extend_from_slice(&word.to_le_bytes());
         }
         out.extend_from_slice(&self.block_bytes.to_le_bytes());
-        out.push(u8::from(self.is_live));
+        // An older client takes any bit for "live".
+        out.push(u8::from(self.is_live) | u8::from(self.is_recovered) << 1);
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -327,8 +369,22 @@ impl JournalStatus {
             *word = reader.u64()?;
         }
         let [epoch, fence, tail, last, batches, bytes] = words;
-        let (block_bytes, is_live) = (reader.u32()?, reader.u8()? != 0);
-        Some(JournalStatus { name, owner, nonce, epoch, fence, block_bytes, is_live, tail, last, batches, bytes })
+        let (block_bytes, kept) = (reader.u32()?, reader.u8()?);
+        let (is_live, is_recovered) = (kept != 0, kept & 2 != 0);
+        Some(JournalStatus {
+            name,
+            owner,
+            nonce,
+            epoch,
+            fence,
+            block_bytes,
+            is_live,
+            is_recovered,
+            tail,
+            last,
+            batches,
+            bytes,
+        })
     }
 }
 

@@ -140,7 +140,7 @@ fn no_conversation_harms_the_server_or_another_client() {
     let of_ann = ClientOptions { address, security, timeout: Duration::from_secs(20) };
     runtime.block_on(async {
         let mut client = remote_journal::Client::connect(&of_ann).await.expect("connects");
-        let epoch = client.begin("disk", [1; 16], [2; 16], 0, 1024).await.expect("begun");
+        let epoch = client.begin("disk", [1; 16], [2; 16], 0, 1024, &[]).await.expect("begun");
         let (mut sender, mut receiver) = client.into_pipeline();
         let blocks = (0..20).map(|index| Block::new(index, vec![index as u8; 1024].into())).collect();
         sender.send(vec![Batch { epoch, sequence: 1, tail: 1, blocks }]).await.expect("sent");

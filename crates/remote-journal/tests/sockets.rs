@@ -32,7 +32,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 
 async fn write(options: &ClientOptions, name: &str, count: u64) -> Result<u64, ClientError> {
     let mut client = Client::connect(options).await?;
-    let epoch = client.begin(name, [1; 16], [2; 16], 0, 1024).await?;
+    let epoch = client.begin(name, [1; 16], [2; 16], 0, 1024, &[]).await?;
     let (mut sender, mut receiver) = client.into_pipeline();
     for sequence in 1..=count {
         let blocks = vec![block(sequence as u32, sequence as u8), block(0, sequence as u8)];
@@ -77,9 +77,9 @@ fn only_the_highest_epoch_writes() {
     let options = client_of(&server);
     run(async {
         let mut first = Client::connect(&options).await.expect("connects");
-        let old = first.begin("disk", [1; 16], [2; 16], 0, 1024).await.expect("begun");
+        let old = first.begin("disk", [1; 16], [2; 16], 0, 1024, &[]).await.expect("begun");
         let mut second = Client::connect(&options).await.expect("connects");
-        let new = second.begin("disk", [1; 16], [3; 16], 0, 1024).await.expect("begun");
+        let new = second.begin("disk", [1; 16], [3; 16], 0, 1024, &[[2; 16]]).await.expect("begun");
         assert!(new > old);
         let (mut sender, mut receiver) = first.into_pipeline();
         let batch = |epoch| vec![Batch { epoch, sequence: 1, tail: 1, blocks: vec![block(1, 1)] }];
@@ -90,10 +90,147 @@ fn only_the_highest_epoch_writes() {
         let mut third = Client::connect(&options).await.expect("connects");
         third.take("disk").await.expect("taken");
         let (mut sender, mut receiver) = second.into_pipeline();
-        sender.send(batch(new)).await.expect("sent");
+        // Whether it has heard of that already or not.
+        let _ = sender.send(batch(new)).await;
         let error = receiver.hear(Duration::from_secs(5)).await.expect_err("fenced");
         assert!(error.is_fenced(), "{error}");
     });
+}
+
+/// A log is somebody's until it is over: nobody takes its place who cannot name it, and nobody ends it who was fenced off.
+#[test]
+fn a_live_log_gives_way_to_nobody_who_cannot_name_it() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    let refused = |error: &ClientError| matches!(error, ClientError::Refused { refusal: Refusal::Refused, .. });
+    let (ours, next, other) = ([2; 16], [3; 16], [9; 16]);
+    run(async {
+        let connect = async || Client::connect(&options).await.expect("connects");
+        let old = connect().await.begin("disk", [1; 16], ours, 0, 1024, &[other]).await.expect("there is none yet");
+        let error = connect().await.begin("disk", [1; 16], next, old, 1024, &[other]).await.expect_err("whose?");
+        assert!(refused(&error) && error.to_string().contains("delete --force"), "{error}");
+        let new = connect().await.begin("disk", [1; 16], next, 0, 1024, &[other, ours]).await.expect("it is ours");
+        assert!(new > old);
+        // As an older amberlog asks: with the epoch that it was given last, or for the first time.
+        for (epoch_min, is_granted) in [(old, false), (new + 7, false), (new, true), (0, true)] {
+            let begun = connect().await.begin_as_before("disk", [1; 16], ours, epoch_min, 1024).await;
+            assert_eq!(begun.is_ok(), is_granted, "{begun:?}");
+        }
+        let begin = async || connect().await.begin("disk", [1; 16], next, 0, 1024, &[ours, next]).await.expect("ours");
+        // Taken: only this very log; and after that its writer neither ends it, nor does an older amberlog's go on.
+        let epoch = begin().await;
+        assert!(refused(&connect().await.take_log("disk", epoch, other).await.expect_err("another log")));
+        assert!(refused(&connect().await.take_log("disk", epoch - 1, next).await.expect_err("an older one")));
+        let mut taker = connect().await;
+        taker.take_log("disk", epoch, next).await.expect("taken");
+        let error = connect().await.close("disk", epoch, next).await.expect_err("its writer was fenced off");
+        assert!(error.is_fenced(), "{error}");
+        assert!(connect().await.begin_as_before("disk", [1; 16], ours, epoch, 1024).await.is_err());
+        // Taken once more: who took it before does not end it either.
+        let mut second = connect().await;
+        second.take("disk").await.expect("taken, as an older amberlog does");
+        assert!(taker.close("disk", epoch, next).await.expect_err("fenced off in turn").is_fenced());
+        second.close("disk", epoch, next).await.expect("recovered");
+        let status = connect().await.list().await.expect("listed").remove(0);
+        assert!(status.is_live && status.is_recovered, "{status:?}");
+        // Recovered, it is nobody's, and kept until somebody begins: it can be taken and fetched again.
+        connect().await.take_log("disk", epoch, next).await.expect("taken");
+        connect().await.begin("disk", [7; 16], ours, 0, 1024, &[]).await.expect("even another file system");
+        let status = connect().await.list().await.expect("listed").remove(0);
+        assert!(status.is_live && !status.is_recovered && status.batches == 0, "{status:?}");
+    });
+}
+
+/// What was recovered is kept over a restart, whole, and gives its room back when it is deleted, which needs no force.
+#[test]
+fn a_recovered_log_is_kept_until_the_next_begins() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let epoch = run(write(&client_of(&server), "disk", 20)).expect("written");
+    let mut client = BlockingClient::connect(&client_of(&server)).expect("connects");
+    client.take_log("disk", epoch, [2; 16]).expect("taken");
+    client.close("disk", epoch, [2; 16]).expect("recovered");
+    drop(client);
+    server.stop();
+    let server = Server::start(options(store.path())).expect("starts again");
+    let mut client = BlockingClient::connect(&client_of(&server)).expect("connects");
+    let status = client.status("disk").expect("listed").expect("there");
+    assert_eq!((status.epoch, status.last, status.is_live, status.is_recovered), (epoch, 20, true, true));
+    assert_eq!(client.fetch(&status, 1000).expect("whole").blocks.len(), 21);
+    client.delete("disk", false).expect("nobody needs it");
+}
+
+/// A writer with nothing to write hears at once that somebody else has its journal.
+#[test]
+fn an_idle_writer_is_told_that_it_is_fenced_off() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    run(async {
+        let connect = async || Client::connect(&options).await.expect("connects");
+        for taken in [true, false] {
+            let mut first = connect().await;
+            let epoch = first.begin("disk", [1; 16], [2; 16], 0, 1024, &[[2; 16]]).await.expect("begun");
+            // Another journal's writer is not.
+            let mut other = connect().await;
+            other.begin("other", [1; 16], [2; 16], 0, 1024, &[[2; 16]]).await.expect("begun");
+            let mut second = connect().await;
+            if taken {
+                second.take_log("disk", epoch, [2; 16]).await.expect("taken");
+            } else {
+                second.begin("disk", [1; 16], [2; 16], 0, 1024, &[[2; 16]]).await.expect("begun");
+            }
+            let (_sender, mut receiver) = first.into_pipeline();
+            let error = receiver.hear(Duration::from_secs(5)).await.expect_err("fenced");
+            assert!(error.is_fenced(), "{error}");
+            let (mut sender, mut receiver) = other.into_pipeline();
+            sender.ping().await.expect("sent");
+            let heard = receiver.hear(Duration::from_secs(5)).await.expect("left alone");
+            assert_eq!(heard, remote_journal::client::Heard::Alive);
+        }
+    });
+}
+
+/// A server that does not know how to begin after another log says that of the frame: the client says what to do.
+#[test]
+fn an_older_server_is_told_from_a_refusal() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound").to_string();
+    let serving = std::thread::spawn(move || {
+        for kind in [18, 19] {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let say = |stream: &mut std::net::TcpStream, message: Message| {
+                let mut frame = Vec::new();
+                message.write(&mut frame);
+                stream.write_all(&frame).expect("said");
+            };
+            let hear = |stream: &mut std::net::TcpStream| {
+                let mut header = [0; 12];
+                stream.read_exact(&mut header).expect("a frame");
+                let mut payload = vec![0; u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize];
+                stream.read_exact(&mut payload).expect("its payload");
+                header[4]
+            };
+            say(&mut stream, Message::Challenge { nonce: [1; 32] });
+            hear(&mut stream);
+            say(&mut stream, Message::Welcome { identity: "anonymous".to_owned() });
+            assert_eq!(hear(&mut stream), kind);
+            let reason = format!("a frame of kind {kind} is malformed");
+            say(&mut stream, Message::Refuse { refusal: Refusal::Refused, reason });
+        }
+    });
+    let security = ClientSecurity { insecure: true, ..ClientSecurity::default() };
+    let options = ClientOptions { address, security, timeout: Duration::from_secs(5) };
+    run(async {
+        let mut client = Client::connect(&options).await.expect("connects");
+        let error = client.begin("disk", [1; 16], [2; 16], 0, 1024, &[]).await.expect_err("too old");
+        assert!(matches!(error, ClientError::OldServer) && error.to_string().contains("update it"), "{error}");
+        let mut client = Client::connect(&options).await.expect("connects");
+        let error = client.take_log("disk", 1, [2; 16]).await.expect_err("too old");
+        assert!(matches!(error, ClientError::OldServer), "{error}");
+    });
+    serving.join().expect("it served");
 }
 
 #[test]
@@ -274,7 +411,7 @@ fn a_stopping_server_says_so() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let heard = runtime.block_on(async {
         let mut client = Client::connect(&options).await.expect("connects");
-        client.begin("disk", [1; 16], [2; 16], 0, 1024).await.expect("begun");
+        client.begin("disk", [1; 16], [2; 16], 0, 1024, &[]).await.expect("begun");
         let (_sender, mut receiver) = client.into_pipeline();
         let hearing = tokio::spawn(async move { receiver.hear(Duration::from_secs(10)).await });
         tokio::task::spawn_blocking(move || server.stop()).await.expect("stopped");
@@ -324,7 +461,7 @@ fn who_fetches_and_does_not_read_harms_nobody() {
     let options = client_of(&server);
     let epoch = run(async {
         let mut client = Client::connect(&options).await.expect("connects");
-        let epoch = client.begin("large", [1; 16], [2; 16], 0, 65536).await.expect("begun");
+        let epoch = client.begin("large", [1; 16], [2; 16], 0, 65536, &[]).await.expect("begun");
         let (mut sender, mut receiver) = client.into_pipeline();
         for sequence in 1..=40 {
             let blocks = (0..12).map(|at| Block::new(at, vec![sequence as u8; 65536].into())).collect();

@@ -133,9 +133,11 @@ fn blocks_of(journal: u64, epoch: u64, sequence: u64) -> Vec<Block> {
 /// Begins a log anew and adds to it until enough is acknowledged, or something fails.
 async fn write(journal: u64, count: u64, options: &ClientOptions, written: &mut Written) -> Result<(), ClientError> {
     let mut client = Client::connect(options).await?;
-    let nonce: [u8; 16] = remote_journal::random();
+    // Tried again under the same name until it is heard of, as a disk does.
+    let nonce = written.unheard.iter().next().copied().unwrap_or_else(remote_journal::random);
     written.unheard.insert(nonce);
-    let epoch = client.begin(&name(journal), [journal as u8; 16], nonce, written.epoch, BLOCK_BYTES).await?;
+    let after = [nonce, written.nonce];
+    let epoch = client.begin(&name(journal), [journal as u8; 16], nonce, written.epoch, BLOCK_BYTES, &after).await?;
     *written = Written { epoch, nonce, ..Written::default() };
     let (mut sender, mut receiver) = client.into_pipeline();
     let mut random = Random::new(epoch ^ journal << 32);

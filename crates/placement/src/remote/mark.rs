@@ -12,7 +12,7 @@ use crate::journals::MARK_ERRNO;
 use jbd2::{Features, SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use std::io;
 
-const OFFSET: usize = 0xc0;
+pub(super) const OFFSET: usize = 0xc0;
 const MAGIC: &[u8; 8] = b"AMBREMO1";
 const BYTES: usize = 8 + 8 + 16 + 4 + 4;
 

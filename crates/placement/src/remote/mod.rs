@@ -12,17 +12,24 @@
 //!
 //! What must always hold:
 //! * A commit block is acknowledged only when the place that counts has it durable, and all before it.
-//! * The superblock on storage is written under one lock, by whoever has it, never by a request on its way.
-//! * A journal that was taken by somebody else (a higher epoch) is not written to storage any more: its writes fail.
+//! * The superblock on storage is written under one lock, by whoever has it, never by a request on its way; and only where it
+//!   is as we left it ([`shared_storage`]).
+//! * A journal that was taken by somebody else (a higher epoch, or another superblock on storage) is not written to storage
+//!   any more, nor is anything else on its disk: the guest's writes fail.
+//! * Storage says of which log on the server the next one may take the place ([`lineage`]), before the server is asked.
+//! * The log on the server begins nowhere but where the mark says, or before; an image that was copied before the mark was
+//!   last written is told from the true one by that.
 //!
 //! Failure story: whatever dies, the superblock on storage says where the log is. When both places fail, the guest's
 //! journal writes fail, and its kernel stops.
 
+mod lineage;
 mod mark;
 #[cfg(test)]
 mod model;
 mod recover;
 mod report;
+mod shared_storage;
 mod ship;
 mod state;
 #[cfg(test)]
@@ -31,15 +38,18 @@ mod tests;
 pub use mark::{MarkFound, RemoteMark};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
+pub(crate) use shared_storage::open_direct;
 pub(crate) use state::Outcome;
 
 use crate::disk::{Disk, DiskCounters};
 use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
 use block_route::{RequestId, Status};
-use jbd2::Superblock;
+use jbd2::{SUPERBLOCK_BYTES, Superblock};
+use lineage::{Lineage, Nonce};
 use remote_journal::ClientOptions;
 use report::RemoteCounters;
+use shared_storage::Taken;
 use state::{Mode, State};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -73,6 +83,14 @@ pub(crate) trait JournalStorage: Send + Sync {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes durable what was written before.
     fn sync(&self) -> io::Result<()>;
+    /// Reads what is there, whoever wrote it.
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+    /// How long another host's write may be on its way; nothing where there is none.
+    fn patience(&self) -> Duration;
+    /// Waits for so long.
+    fn wait_for_others(&self) {
+        std::thread::sleep(self.patience());
+    }
 }
 
 impl JournalStorage for Disk {
@@ -83,6 +101,22 @@ impl JournalStorage for Disk {
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        shared_storage::read_at(self, offset, bytes)
+    }
+
+    fn patience(&self) -> Duration {
+        if shared_storage::may_be_shared(&self.file) { shared_storage::PATIENCE } else { Duration::ZERO }
+    }
+}
+
+/// What is known of the superblock on storage, by whoever may write it.
+#[derive(Debug, Default)]
+struct OnStorage {
+    /// What it is if nobody else has written it: as we left it, or, where a write failed, as it was before.
+    may_be: Vec<Vec<u8>>,
+    lineage: Lineage,
 }
 
 /// How long after a failure the next attempt comes; each time after twice as long.
@@ -103,11 +137,13 @@ struct Shared {
     name: String,
     client: ClientOptions,
     place: FoundLogPlace,
+    /// With the journal, and with the rest of the file system.
     disk: Arc<Disk>,
+    home: Arc<Disk>,
     medium: Arc<dyn JournalStorage>,
     back_off: BackOff,
     /// Held by whoever writes the superblock on storage, or completes the log there. Taken before `state`.
-    storage: Mutex<()>,
+    storage: Mutex<OnStorage>,
     state: Mutex<State>,
     /// Something changed, for who waits.
     changed: Condvar,
@@ -119,6 +155,65 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under this lock")
+    }
+
+    fn on_storage(&self) -> MutexGuard<'_, OnStorage> {
+        self.storage.lock().expect("no panic under this lock")
+    }
+
+    fn read_superblock(&self) -> io::Result<Vec<u8>> {
+        let offset = offset_of(&self.place.runs, self.place.block_bytes, 0)
+            .ok_or_else(|| io::Error::other("the log has no superblock on its disk"))?;
+        let mut superblock = vec![0; SUPERBLOCK_BYTES];
+        self.medium.read_at(offset, &mut superblock)?;
+        Ok(superblock)
+    }
+
+    /// Whether storage is as we left it: to be asked before anything is written to a journal there.
+    fn check(&self, storage: &OnStorage) -> io::Result<()> {
+        if storage.may_be.contains(&self.read_superblock()?) { Ok(()) } else { Err(Taken::error()) }
+    }
+
+    fn write_superblock(&self, storage: &mut OnStorage, block: &[u8]) -> io::Result<()> {
+        storage.may_be.push(block[..SUPERBLOCK_BYTES].to_vec());
+        self.write_block(0, block)?;
+        // It may not be durable; then the one before may come back.
+        let old = storage.may_be.len().saturating_sub(2);
+        storage.may_be.drain(..old);
+        Ok(())
+    }
+
+    /// Marks the log on storage as the server's, from the tail on that `block` says. On return that is durable.
+    fn write_mark(&self, storage: &mut OnStorage, block: &[u8], epoch: u64, nonce: Nonce) -> io::Result<()> {
+        self.check(storage)?;
+        let mut bytes = RemoteMark { epoch, nonce }.write_into(block)?;
+        storage.lineage.count += 1;
+        storage.lineage.write_into(&mut bytes);
+        self.write_superblock(storage, &bytes)?;
+        self.medium.sync()?;
+        RemoteCounters::add(&self.counters.marks, 1);
+        Ok(())
+    }
+
+    /// Somebody else has the journal, or storage failed: its writes fail from now on. Where somebody else has it, nothing is
+    /// written to the disk at all, as far as this host can see to that.
+    fn give_up(&self, is_taken: bool) {
+        if is_taken {
+            self.home.set_taken();
+            self.disk.set_taken();
+        }
+        self.lock().fail();
+        self.changed.notify_all();
+        self.disk.wake.wake();
+    }
+
+    /// Says what comes of an error while the guest writes a superblock.
+    fn unless_taken<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
+            if Taken::is(error) {
+                self.give_up(true);
+            }
+        })
     }
 
     fn tell(&self) {
@@ -148,15 +243,15 @@ impl std::fmt::Debug for RemoteLog {
 
 impl RemoteLog {
     /// Takes care of a log; it is closed.
-    pub fn new(options: &RemoteOptions, place: FoundLogPlace, disk: Arc<Disk>) -> io::Result<Self> {
-        let medium = Arc::clone(&disk);
-        Self::on_medium(options, place, disk, medium, BackOff::default())
+    pub fn new(options: &RemoteOptions, place: FoundLogPlace, home: Arc<Disk>, journal: Arc<Disk>) -> io::Result<Self> {
+        let medium = Arc::clone(&journal);
+        Self::on_medium(options, place, [home, journal], medium, BackOff::default())
     }
 
     pub(crate) fn on_medium(
         options: &RemoteOptions,
         place: FoundLogPlace,
-        disk: Arc<Disk>,
+        [home, disk]: [Arc<Disk>; 2],
         medium: Arc<dyn JournalStorage>,
         back_off: BackOff,
     ) -> io::Result<Self> {
@@ -165,6 +260,7 @@ impl RemoteLog {
             client: options.client.clone(),
             place,
             disk,
+            home,
             medium,
             back_off,
             storage: Mutex::default(),
@@ -221,10 +317,17 @@ impl RemoteLog {
     pub fn open(&self, superblock: &Superblock, block: &[u8]) -> io::Result<()> {
         let shared = &self.shared;
         {
-            let _storage = shared.storage.lock().expect("no panic under this lock");
+            let mut storage = shared.on_storage();
+            let found = shared.read_superblock()?;
+            if shared.disk.is_taken() || matches!(RemoteMark::read(&found), MarkFound::Live(_) | MarkFound::Damaged) {
+                // What an earlier run left there was brought home before the guest began.
+                return Err(Taken::error());
+            }
+            *storage = OnStorage { lineage: Lineage::read(&found).unwrap_or_default(), may_be: vec![found] };
             let mut content = block.to_vec();
             RemoteMark::remove_from(&mut content);
-            shared.write_block(0, &content)?;
+            storage.lineage.write_into(&mut content);
+            shared.write_superblock(&mut storage, &content)?;
             shared.medium.sync()?;
             shared.lock().open(superblock, content.into());
         }
@@ -249,14 +352,24 @@ impl RemoteLog {
         // The guest's kernel may have read one, and keeps what it does not know.
         let mut block = block.to_vec();
         RemoteMark::remove_from(&mut block);
-        let _storage = shared.storage.lock().expect("no panic under this lock");
-        let mut state = shared.lock();
-        if state.mode == Mode::Failed {
-            return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
+        let mut storage = shared.on_storage();
+        let (mode, epoch, nonce, storage_counts) = {
+            let state = shared.lock();
+            (state.mode, state.epoch, state.nonce, state.storage_counts())
+        };
+        match mode {
+            Mode::Failed => {
+                return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
+            }
+            // Before the server may let go of what the tail has passed. Where a copy of the image was made before, what the
+            // guest wrote home for that is missing, and its mark says so.
+            Mode::Remote => shared.unless_taken(shared.write_mark(&mut storage, &block, epoch, nonce))?,
+            _ if storage_counts => shared.unless_taken(shared.check(&storage))?,
+            _ => {}
         }
-        if state.superblock(superblock, block.as_slice().into()) {
-            drop(state);
-            shared.write_block(0, &block)?;
+        storage.lineage.write_into(&mut block);
+        if shared.lock().superblock(superblock, block.as_slice().into()) {
+            shared.write_superblock(&mut storage, &block)?;
             // The flush that the guest sends with it has to reach storage.
             shared.disk.set_dirty();
         }
@@ -273,12 +386,14 @@ impl RemoteLog {
         let mut block = block.to_vec();
         RemoteMark::remove_from(&mut block);
         {
-            let _storage = shared.storage.lock().expect("no panic under this lock");
+            let mut storage = shared.on_storage();
             // The server forgets when it hears of this; until then storage may still say that it has the log.
             if shared.lock().mode == Mode::Failed {
                 return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
             }
-            shared.write_block(0, &block)?;
+            shared.unless_taken(shared.check(&storage))?;
+            storage.lineage.write_into(&mut block);
+            shared.write_superblock(&mut storage, &block)?;
             shared.medium.sync()?;
             shared.lock().close();
         }
@@ -330,6 +445,12 @@ impl RemoteLog {
     #[cfg(test)]
     pub(crate) fn mode(&self) -> Mode {
         self.shared.lock().mode
+    }
+
+    /// The same; nothing while it is being changed.
+    #[cfg(test)]
+    fn try_mode(&self) -> Option<Mode> {
+        self.shared.state.try_lock().ok().map(|state| state.mode)
     }
 
     /// What was done with it.

@@ -1,17 +1,26 @@
 //! Recovery from a server: fetch the live log, complete it on storage, replay it from there.
 //!
-//! What must always hold: nothing is written before the whole log has been fetched and verified; the mark goes with the
-//! superblock, after everything else is on storage. Cut off anywhere, it can be done again.
+//! What must always hold:
+//! * Nothing is written before the whole log has been fetched and verified, and whoever wrote it is fenced off.
+//! * The mark goes with the superblock, after everything else is on storage. Cut off anywhere, it can be done again.
+//! * An image that is older than the log, a copy that was made before the mark was last written, is refused, and nobody is
+//!   fenced off for it.
+//! * Another host that is cut off from the server may be falling back just now: it finds our claim on storage, or we find
+//!   what it wrote ([`super::shared_storage`]).
+//!
+//! Failure story: what may go well later (a network that is cut, a server that is full or stops) is a failure, with exit code 1;
+//! only what is wrong with the image or the log is refused.
 
-use super::{MarkFound, RemoteMark, RemoteOptions};
+use super::lineage::{Lineage, Nonce};
+use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish;
 use crate::journals::offset_of;
 use crate::scan::{self, FoundLogPlace};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
 use recovery::{Error, Report, Status};
+use remote_journal::message::JournalStatus;
 use remote_journal::{BlockingClient, ClientError, FetchedLog};
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -75,14 +84,28 @@ pub fn recover_remote_image(
     dry_run: bool,
     only_marked: bool,
 ) -> Result<Vec<RemoteRecovered>, Error> {
+    recover_through(image, journal, options, dry_run, only_marked, &|disk| disk)
+}
+
+/// The same. For tests, the journal is read and written through something else than its disk.
+pub(super) fn recover_through(
+    image: &Path,
+    journal: Option<&Path>,
+    options: &RemoteOptions,
+    dry_run: bool,
+    only_marked: bool,
+    through: &dyn Fn(Arc<Disk>) -> Arc<dyn JournalStorage>,
+) -> Result<Vec<RemoteRecovered>, Error> {
     let mut disks = vec![disk(image, dry_run)?];
     if let Some(journal) = journal {
         disks.push(disk(journal, dry_run)?);
     }
+    disks.iter().for_each(|disk| shared_storage::forget_cached(disk));
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
     let mut recovered = Vec::new();
     for place in found.logs.iter().filter(|place| place.home_disk == 0) {
-        recovered.extend(recover_log(&disks, place, options, dry_run, only_marked)?);
+        let storage = through(Arc::clone(&disks[place.journal_disk]));
+        recovered.extend(recover_log(&disks, &*storage, place, options, dry_run, only_marked)?);
     }
     Ok(recovered)
 }
@@ -111,6 +134,7 @@ pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result
 
 fn recover_log(
     disks: &[Arc<Disk>],
+    storage: &dyn JournalStorage,
     place: &FoundLogPlace,
     options: &RemoteOptions,
     dry_run: bool,
@@ -120,8 +144,9 @@ fn recover_log(
     let name = options.name_of(place.home_start);
     let offset = offset_of(&place.runs, place.block_bytes, 0)
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
-    let mut raw = [0; SUPERBLOCK_BYTES];
-    journal.read_exact_at(&mut raw, offset).map_err(failed("reading the journal superblock"))?;
+    let mut superblock = OnStorage { storage, offset, raw: [0; SUPERBLOCK_BYTES] };
+    superblock.read()?;
+    let raw = superblock.raw;
     let mark = match RemoteMark::read(&raw) {
         MarkFound::Live(mark) => Some(mark),
         MarkFound::Damaged => {
@@ -154,30 +179,41 @@ fn recover_log(
         let report = report.with_note("the journal on storage is the live one; what a server holds of it is stale");
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: None, report }));
     };
-    let mut client = BlockingClient::connect(&options.client).map_err(|error| match error {
-        ClientError::Refused { .. } => Error::Refused(format!("{error}; nothing was changed")),
-        error => failed("reaching the journal server")(io::Error::other(error)),
-    })?;
-    let log = fetch(&mut client, &name, &mark, place, dry_run)?;
+    let mut client = BlockingClient::connect(&options.client).map_err(because)?;
+    let lineage = Lineage::read(&raw).unwrap_or_default();
+    let (status, mut log) = fetch(&mut client, &name, &mark, place)?;
+    refuse_older(&name, lineage.count, &log)?;
     if dry_run {
         let report = finish::dry_run(&mut Fetched(&log), place)?;
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
     }
     // Judged in memory before anything is written.
     finish::dry_run(&mut Fetched(&log), place)?;
+    take(&mut client, options, &name, &mark)?;
+    if status_of(&mut client, &name, &mark)? != (JournalStatus { fence: status.fence + 1, ..status }) {
+        // Its writer added to it until it was fenced off.
+        (_, log) = fetch(&mut client, &name, &mark, place)?;
+        refuse_older(&name, lineage.count, &log)?;
+        finish::dry_run(&mut Fetched(&log), place)?;
+    }
+    let claim = superblock.claim(lineage)?;
     let completing = || failed("completing the journal on storage");
     let mut blocks: Vec<_> = log.blocks.iter().filter(|(position, _)| **position != 0).collect();
     blocks.sort_by_key(|(position, _)| **position);
     for (position, content) in blocks {
-        journal.write_all_at(content, offset_in(place, *position)?).map_err(completing())?;
+        storage.write_at(offset_in(place, *position)?, content).map_err(completing())?;
     }
-    remove_what_a_fall_back_left(journal, place, &log)?;
-    journal.sync_data().map_err(completing())?;
-    let superblock = &log.blocks[&0];
-    journal.write_all_at(superblock, offset).map_err(completing())?;
-    journal.sync_data().map_err(completing())?;
+    superblock.check()?;
+    remove_what_a_fall_back_left(storage, place, &log)?;
+    storage.sync().map_err(completing())?;
+    superblock.check()?;
+    let mut whole = log.blocks[&0].to_vec();
+    // The claim stays: without it this could be, byte for byte, what the other host wrote when it fell back.
+    Lineage { held: mark.nonce, tried: Default::default(), claim, count: lineage.count }.write_into(&mut whole);
+    storage.write_at(offset, &whole).map_err(completing())?;
+    storage.sync().map_err(completing())?;
     let report = finish::finish_stored(place, home, journal)?;
-    // Storage has it all; the server may forget.
+    // Storage has it all; the server keeps what it has until the next log begins, and nobody has to ask for it.
     if let Err(error) = client.close(&name, mark.epoch, mark.nonce) {
         log::warn!("{name}: the server was not told that the log is over: {error}");
     }
@@ -191,7 +227,11 @@ fn offset_in(place: &FoundLogPlace, position: u32) -> Result<u64, Error> {
 
 /// A fall-back that was cut off may have left on storage, in any order, blocks of transactions that the server never had:
 /// a commit block without all that it commits. The replay from storage must end where the server's log does.
-fn remove_what_a_fall_back_left(journal: &File, place: &FoundLogPlace, log: &FetchedLog) -> Result<(), Error> {
+fn remove_what_a_fall_back_left(
+    storage: &dyn JournalStorage,
+    place: &FoundLogPlace,
+    log: &FetchedLog,
+) -> Result<(), Error> {
     let Some(Ok(superblock)) = log.blocks.get(&0).map(|block| Superblock::decode(block)) else { return Ok(()) };
     let mut block = vec![0; place.block_bytes as usize];
     for position in superblock.first..superblock.maxlen.min(place.log_blocks) {
@@ -199,26 +239,45 @@ fn remove_what_a_fall_back_left(journal: &File, place: &FoundLogPlace, log: &Fet
             continue;
         }
         let offset = offset_in(place, position)?;
-        journal.read_exact_at(&mut block, offset).map_err(failed("reading the journal's own place"))?;
+        storage.read_at(offset, &mut block).map_err(failed("reading the journal's own place"))?;
         let is_newer =
             jbd2::peek(&block).is_some_and(|header| sequence::is_at_or_after(header.sequence, superblock.sequence));
         if is_newer {
             block.fill(0);
-            journal.write_all_at(&block, offset).map_err(failed("completing the journal on storage"))?;
+            storage.write_at(offset, &block).map_err(failed("completing the journal on storage"))?;
         }
     }
     Ok(())
 }
 
-fn fetch(
-    client: &mut BlockingClient,
-    name: &str,
-    mark: &RemoteMark,
-    place: &FoundLogPlace,
-    dry_run: bool,
-) -> Result<FetchedLog, Error> {
-    let refused = |error: remote_journal::ClientError| Error::Refused(format!("{error}; nothing was changed"));
-    let status = client.status(name).map_err(refused)?.ok_or_else(|| {
+/// What a server's no, or its silence, means for who recovers. Nothing was changed until here.
+fn because(error: ClientError) -> Error {
+    if error.is_passing() {
+        return Error::Failed {
+            what: "fetching the log from the journal server (nothing was changed; try again)".to_owned(),
+            source: io::Error::other(error),
+        };
+    }
+    Error::Refused(format!("{error}; nothing was changed"))
+}
+
+/// Refuses an image whose mark is older than the log: what its guest wrote home since is not on it.
+fn refuse_older(name: &str, count: u64, log: &FetchedLog) -> Result<(), Error> {
+    let of_log = log.blocks.get(&0).and_then(|block| Lineage::read(block)).unwrap_or_default().count;
+    if of_log <= count {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "this image is an older copy, a snapshot or a backup, of the disk that the log {name} belongs to: its mark is number \
+         {count}, and the log goes on from number {of_log}; what was written to the disk in between is not on it, so the log \
+         must not be replayed over it; nothing was changed, and the log is kept for the disk (to use this copy without it, run \
+         e2fsck -fy, as after a loss of power without a journal)"
+    )))
+}
+
+/// The state of the very log that storage says is live.
+fn status_of(client: &mut BlockingClient, name: &str, mark: &RemoteMark) -> Result<JournalStatus, Error> {
+    let status = client.status(name).map_err(because)?.ok_or_else(|| {
         Error::Refused(format!(
             "the journal server has no journal {name} for this client, but storage says that epoch {} is there; nothing \
              was changed",
@@ -233,15 +292,17 @@ fn fetch(
             mark.epoch, status.epoch
         )));
     }
-    if !dry_run {
-        // Before it is read: nothing is added to it after.
-        client.take(name).map_err(refused)?;
-    }
-    // Once more: the writer may have added to it until it was fenced off.
-    let status = client.status(name).map_err(refused)?.filter(|now| now.epoch == mark.epoch).ok_or_else(|| {
-        Error::Refused(format!("{name} was begun anew by somebody else meanwhile; nothing was changed"))
-    })?;
-    let log = client.fetch(&status, place.log_blocks).map_err(refused)?;
+    Ok(status)
+}
+
+fn fetch(
+    client: &mut BlockingClient,
+    name: &str,
+    mark: &RemoteMark,
+    place: &FoundLogPlace,
+) -> Result<(JournalStatus, FetchedLog), Error> {
+    let status = status_of(client, name, mark)?;
+    let log = client.fetch(&status, place.log_blocks).map_err(because)?;
     let is_whole = log.blocks.get(&0).is_some_and(|superblock| Superblock::decode(superblock).is_ok());
     let is_same = log.blocks.iter().all(|(position, content)| {
         content.len() == place.block_bytes as usize
@@ -253,5 +314,62 @@ fn fetch(
             "what the server holds as {name} is not this file system's journal; nothing was changed"
         )));
     }
-    Ok(log)
+    Ok((status, log))
+}
+
+/// Fences off whoever writes the log.
+fn take(client: &mut BlockingClient, options: &RemoteOptions, name: &str, mark: &RemoteMark) -> Result<(), Error> {
+    match client.take_log(name, mark.epoch, mark.nonce) {
+        Err(ClientError::OldServer) => {
+            // It takes whatever there is; what that was is compared after.
+            *client = BlockingClient::connect(&options.client).map_err(because)?;
+            client.take(name).map_err(because)
+        }
+        result => result.map_err(because),
+    }
+}
+
+/// The journal superblock on storage, as it was read or written last.
+struct OnStorage<'d> {
+    storage: &'d dyn JournalStorage,
+    offset: u64,
+    raw: [u8; SUPERBLOCK_BYTES],
+}
+
+impl OnStorage<'_> {
+    fn now(&self) -> Result<[u8; SUPERBLOCK_BYTES], Error> {
+        let mut raw = [0; SUPERBLOCK_BYTES];
+        self.storage.read_at(self.offset, &mut raw).map_err(failed("reading the journal superblock"))?;
+        Ok(raw)
+    }
+
+    fn read(&mut self) -> Result<(), Error> {
+        self.raw = self.now()?;
+        Ok(())
+    }
+
+    /// Whether nobody else has written it since.
+    fn check(&self) -> Result<(), Error> {
+        if self.now()? == self.raw {
+            return Ok(());
+        }
+        Err(Error::Failed {
+            what: "recovering the journal (somebody else uses the disk; when that has ended, try again)".to_owned(),
+            source: io::Error::other(shared_storage::Taken),
+        })
+    }
+
+    /// Says on storage that this journal is being recovered: another host that had it finds that, and writes no more; or it was
+    /// faster, and its log on storage is the one that counts.
+    fn claim(&mut self, lineage: Lineage) -> Result<Nonce, Error> {
+        let claiming = || failed("claiming the journal on storage");
+        self.check()?;
+        let claim = remote_journal::random();
+        Lineage { claim, ..lineage }.write_into(&mut self.raw);
+        self.storage.write_at(self.offset, &self.raw).map_err(claiming())?;
+        self.storage.sync().map_err(claiming())?;
+        self.storage.wait_for_others();
+        self.check()?;
+        Ok(claim)
+    }
 }

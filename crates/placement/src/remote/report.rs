@@ -8,6 +8,7 @@ pub(crate) struct RemoteCounters {
     pub connects: AtomicU64,
     pub returns: AtomicU64,
     pub fall_backs: AtomicU64,
+    pub marks: AtomicU64,
     pub batches: AtomicU64,
     pub blocks: AtomicU64,
     pub block_bytes: AtomicU64,
@@ -22,6 +23,7 @@ pub struct RemoteReport {
     pub connects: u64,
     pub returns: u64,
     pub fall_backs: u64,
+    pub marks: u64,
     pub batches: u64,
     pub blocks: u64,
     pub block_bytes: u64,
@@ -40,6 +42,7 @@ impl RemoteCounters {
             connects: load(&self.connects),
             returns: load(&self.returns),
             fall_backs: load(&self.fall_backs),
+            marks: load(&self.marks),
             batches: load(&self.batches),
             blocks: load(&self.blocks),
             block_bytes: load(&self.block_bytes),
@@ -55,6 +58,7 @@ impl RemoteReport {
         self.connects += other.connects;
         self.returns += other.returns;
         self.fall_backs += other.fall_backs;
+        self.marks += other.marks;
         self.batches += other.batches;
         self.blocks += other.blocks;
         self.block_bytes += other.block_bytes;

@@ -1,8 +1,10 @@
 //! The thread that ships a log: connects, sends, hears, falls back, comes back.
 
 use super::Shared;
+use super::lineage::Nonce;
 use super::mark::RemoteMark;
 use super::report::RemoteCounters;
+use super::shared_storage::Taken;
 use super::state::Mode;
 use remote_journal::client::Heard;
 use remote_journal::{Client, ClientError};
@@ -13,6 +15,9 @@ use tokio::sync::mpsc;
 
 /// A connection that held this long did not fail at once: the back-off begins anew.
 const STEADY: Duration = Duration::from_secs(10);
+/// How old the mark on storage may be while commits go to the server: a copy of the image that was made before the last mark
+/// is told from the true one.
+const MARK_AGE: Duration = Duration::from_secs(10);
 /// Log blocks written to storage before the lock is let go for a moment.
 const CHUNK_BLOCKS: usize = 64;
 
@@ -41,16 +46,11 @@ pub(super) async fn run(shared: &Arc<Shared>) {
     let mut back_off = shared.back_off.min;
     loop {
         let generation = loop {
+            settle_stored(shared);
             {
-                let mut state = shared.lock();
+                let state = shared.lock();
                 if state.is_shut_down {
                     return;
-                }
-                if state.wants_settling && state.mode == Mode::Storage {
-                    // Complete there, and it counts. (One that has failed is not, whoever asks.)
-                    state.close();
-                    shared.changed.notify_all();
-                    shared.disk.wake.wake();
                 }
                 if state.mode == Mode::Storage && !state.is_local_only && !state.is_paused {
                     break state.generation;
@@ -84,12 +84,12 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         };
         shared.changed.notify_all();
         match &error {
-            Ended::Failed(error) if error.is_fenced() => {
+            Ended::Failed(error) if error.is_fenced() && was_remote => {
                 log::error!(
-                    "{}: {error}; somebody else has taken this journal, so nothing is written to it here any more",
+                    "{}: {error}; somebody else has taken this journal, so nothing is written to its disk here any more",
                     shared.name
                 );
-                give_up(shared);
+                shared.give_up(true);
                 continue;
             }
             Ended::Failed(error) if was_remote => {
@@ -103,7 +103,13 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                     back_off.as_millis()
                 );
             }
-            Ended::Storage(error) => log::error!("{}: {error}", shared.name),
+            Ended::Storage(error) => {
+                log::error!("{}: {error}", shared.name);
+                if Taken::is(error) {
+                    shared.give_up(true);
+                    continue;
+                }
+            }
             Ended::Paused => log::info!("{}: the journal goes to its own place on storage, as wished", shared.name),
             Ended::Over | Ended::Settle => {}
         }
@@ -112,23 +118,17 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 "{}: completing the journal on storage failed: {error}; the guest's journal writes fail",
                 shared.name
             );
-            give_up(shared);
+            shared.give_up(Taken::is(&error));
             continue;
         }
         if matches!(error, Ended::Settle) {
             let (epoch, nonce, had_log) = {
-                let mut state = shared.lock();
-                let log = (state.epoch, state.nonce);
-                if state.generation == generation {
-                    state.close();
-                }
-                (log.0, log.1, log.0 != 0)
+                let state = shared.lock();
+                (state.epoch, state.nonce, state.epoch != 0)
             };
-            if had_log {
+            if settle_stored(shared) && had_log {
                 tell_closed(shared, epoch, nonce).await;
             }
-            shared.changed.notify_all();
-            shared.disk.wake.wake();
             continue;
         }
         if started.elapsed() > STEADY {
@@ -150,10 +150,27 @@ pub(super) async fn run(shared: &Arc<Shared>) {
     }
 }
 
-fn give_up(shared: &Shared) {
-    shared.lock().fail();
+/// Somebody waits for the log on storage: where it is complete there, and counts, it is over. (One that has failed is not,
+/// whoever asks.)
+fn settle_stored(shared: &Shared) -> bool {
+    let storage = shared.on_storage();
+    let is_wanted = {
+        let state = shared.lock();
+        state.wants_settling && state.mode == Mode::Storage
+    };
+    if !is_wanted {
+        return false;
+    }
+    // Whoever settles it replays it from there.
+    if let Err(error) = shared.check(&storage) {
+        log::error!("{}: {error}", shared.name);
+        shared.give_up(Taken::is(&error));
+        return false;
+    }
+    shared.lock().close();
     shared.changed.notify_all();
     shared.disk.wake.wake();
+    true
 }
 
 /// Tells the server that a log is over. Nothing depends on it: storage says so already.
@@ -209,11 +226,12 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     let patience = shared.client.timeout;
     let mut client = unless_over(shared, generation, Client::connect(&shared.client)).await?;
     RemoteCounters::add(&shared.counters.connects, 1);
-    let nonce = remote_journal::random();
     let place = &shared.place;
     let epoch_min = shared.lock().epoch;
-    let beginning = client.begin(&shared.name, place.file_system_uuid, nonce, epoch_min, place.block_bytes);
+    let (nonce, after) = say_which_is_next(shared, generation)?;
+    let beginning = client.begin(&shared.name, place.file_system_uuid, nonce, epoch_min, place.block_bytes, &after);
     let epoch = unless_over(shared, generation, beginning).await?;
+    shared.on_storage().lineage.begun();
     let (mut sender, mut receiver) = client.into_pipeline();
     let (heard_sender, mut heard) = mpsc::unbounded_channel();
     let hearing = tokio::spawn(async move {
@@ -236,6 +254,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     };
     let mut last_sent = Instant::now();
     let mut last_progress = Instant::now();
+    let mut last_mark = Instant::now();
     let mut wire_bytes = 0;
     loop {
         if let Some(ended) = interruption(shared, generation) {
@@ -281,6 +300,10 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             last_sent = Instant::now();
         }
         advance(shared, generation, epoch, nonce, &mut until)?;
+        if last_mark.elapsed() > MARK_AGE {
+            last_mark = Instant::now();
+            renew_mark(shared, generation, epoch, nonce)?;
+        }
         tokio::select! {
             result = heard.recv() => match result {
                 Some(Ok(Heard::Durable(sequence))) => {
@@ -321,7 +344,7 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
             return Ok(());
         }
     }
-    let _storage = shared.storage.lock().expect("no panic under this lock");
+    let mut storage = shared.on_storage();
     let superblock = {
         let state = shared.lock();
         if state.generation != generation || state.mode != Mode::Switching {
@@ -330,13 +353,14 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
         state.mirror.get(&0).cloned()
     };
     // From the moment it is on storage the server counts; everything that anybody was told of is there.
-    let marked = superblock.ok_or_else(|| io::Error::other("the log has no superblock")).and_then(|block| {
-        let bytes = RemoteMark { epoch, nonce }.write_into(&block)?;
-        shared.write_block(0, &bytes)?;
-        shared.medium.sync()
-    });
+    let marked = superblock
+        .ok_or_else(|| io::Error::other("the log has no superblock"))
+        .and_then(|block| shared.write_mark(&mut storage, &block, epoch, nonce));
     let mut state = shared.lock();
     if let Err(error) = marked {
+        if Taken::is(&error) {
+            return Err(Ended::Storage(error));
+        }
         // Whether the mark arrived is not known. Nobody was told of anything since the switch began, so both places have
         // all that counts, and completing the log on storage takes the mark away.
         return Err(Ended::Storage(io::Error::new(
@@ -355,14 +379,82 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
     Ok(())
 }
 
+/// Says on storage what the next log is told from every other by, before the server is asked to begin it: whatever becomes of
+/// that, whoever has this disk then can name what the server has. Gives that, and the logs that it may follow.
+fn say_which_is_next(shared: &Shared, generation: u64) -> Result<(Nonce, Vec<Nonce>), Ended> {
+    let mut storage = shared.on_storage();
+    let superblock = {
+        let state = shared.lock();
+        if state.generation != generation || state.mode != Mode::Storage {
+            return Err(Ended::Over);
+        }
+        state.mirror.get(&0).cloned()
+    };
+    let nonce = storage.lineage.next();
+    shared.check(&storage).map_err(Ended::Storage)?;
+    if storage.lineage.tried != nonce {
+        let mut lineage = storage.lineage;
+        lineage.tried = nonce;
+        let block = superblock.ok_or_else(|| io::Error::other("the log has no superblock"));
+        let said = block.and_then(|block| {
+            let mut bytes = block.to_vec();
+            RemoteMark::remove_from(&mut bytes);
+            lineage.write_into(&mut bytes);
+            shared.write_superblock(&mut storage, &bytes)?;
+            shared.medium.sync()
+        });
+        said.map_err(Ended::Storage)?;
+        storage.lineage = lineage;
+    }
+    Ok((nonce, storage.lineage.logs()))
+}
+
+/// Writes the mark once more, with a higher count, and tells the server's log of it. Where that fails nothing is lost.
+fn renew_mark(shared: &Shared, generation: u64, epoch: u64, nonce: Nonce) -> Result<(), Ended> {
+    let mut storage = shared.on_storage();
+    let superblock = {
+        let state = shared.lock();
+        if state.generation != generation || !state.is_to_be_renewed() {
+            return Ok(());
+        }
+        state.mirror.get(&0).cloned()
+    };
+    let Some(superblock) = superblock else { return Ok(()) };
+    match shared.write_mark(&mut storage, &superblock, epoch, nonce) {
+        Ok(()) => {}
+        Err(error) if Taken::is(&error) => return Err(Ended::Storage(error)),
+        Err(error) => {
+            log::warn!("{}: the mark of the journal server could not be written anew: {error}", shared.name);
+            return Ok(());
+        }
+    }
+    let mut block = superblock.to_vec();
+    storage.lineage.write_into(&mut block);
+    let mut state = shared.lock();
+    if state.generation == generation && state.mode == Mode::Remote {
+        state.renew(block.into());
+    }
+    Ok(())
+}
+
 /// Completes the log on storage, if it is not: blocks, flush, their commit blocks, flush, superblock, flush; then storage
 /// counts. Where it counted all along, and so might be replayed from any moment of this, the superblock comes first as
 /// well: blocks may go where the one on storage still has its tail.
+///
+/// Whoever was cut off from the server does not know whether somebody else has taken the log there: storage is asked before
+/// every step ([`super::shared_storage`]).
 fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
     let mut commits = false;
     let mut written: Option<Arc<[u8]>> = None;
     loop {
-        let _storage = shared.storage.lock().expect("no panic under this lock");
+        let mut storage = shared.on_storage();
+        {
+            let state = shared.lock();
+            if state.generation != generation || state.mode != Mode::FallingBack {
+                return Ok(());
+            }
+        }
+        shared.check(&storage)?;
         let (superblock, blocks, storage_counts) = {
             let mut state = shared.lock();
             if state.generation != generation || state.mode != Mode::FallingBack {
@@ -376,8 +468,15 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
             (state.mirror.get(&0).cloned(), blocks, state.storage_counts())
         };
         let superblock = superblock.ok_or_else(|| io::Error::other("the log has no superblock"))?;
+        let with_lineage = |storage: &super::OnStorage, superblock: &[u8]| {
+            let mut bytes = superblock.to_vec();
+            RemoteMark::remove_from(&mut bytes);
+            storage.lineage.write_into(&mut bytes);
+            bytes
+        };
         if storage_counts && written.as_ref().is_none_or(|written| !Arc::ptr_eq(written, &superblock)) {
-            shared.write_block(0, &superblock)?;
+            let bytes = with_lineage(&storage, &superblock);
+            shared.write_superblock(&mut storage, &bytes)?;
             shared.medium.sync()?;
             written = Some(superblock);
         }
@@ -400,9 +499,21 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         if !state.is_clean(true) {
             continue;
         }
-        if let Some(superblock) = state.mirror.get(&0) {
-            shared.write_block(0, superblock)?;
+        if let Some(superblock) = state.mirror.get(&0).cloned() {
+            shared.check(&storage)?;
+            let bytes = with_lineage(&storage, &superblock);
+            shared.write_superblock(&mut storage, &bytes)?;
             shared.medium.sync()?;
+            written = Some(superblock);
+        }
+        if state.server_counts() && !shared.medium.patience().is_zero() {
+            // Whoever took the log before that was there may have had their own superblock on its way.
+            drop(state);
+            shared.medium.wait_for_others();
+            shared.check(&storage)?;
+            shared.lock().set_storage_counts();
+            commits = false;
+            continue;
         }
         state.end_fall_back();
         drop(state);

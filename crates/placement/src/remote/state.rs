@@ -97,6 +97,8 @@ pub(crate) struct State {
     pub stored_in_flight: u64,
     /// While falling back: storage still says that the server counts.
     server_counts: bool,
+    /// The batch with the superblock that was last sent because of its count alone.
+    renewed_with: u64,
     /// Somebody waits until the log is complete on storage and nothing is done to it any more.
     pub wants_settling: bool,
     /// The last attempt to reach the server failed.
@@ -133,6 +135,7 @@ impl State {
             done: Vec::new(),
             stored_in_flight: 0,
             server_counts: false,
+            renewed_with: 0,
             wants_settling: false,
             has_failed_to_connect: false,
             is_shut_down: false,
@@ -183,6 +186,20 @@ impl State {
         self.live_batches.clear();
         self.next_sequence = 1;
         self.acknowledged = 0;
+        self.renewed_with = 0;
+    }
+
+    /// Whether anything became durable on the server since the superblock was last sent anew.
+    pub fn is_to_be_renewed(&self) -> bool {
+        self.mode == Mode::Remote && self.acknowledged > self.renewed_with
+    }
+
+    /// Storage has the same superblock with a higher count, so the server may.
+    pub fn renew(&mut self, block: Arc<[u8]>) {
+        self.mirror.insert(0, Arc::clone(&block));
+        self.push(0, block, Vec::new());
+        self.form_batches();
+        self.renewed_with = self.next_sequence - 1;
     }
 
     fn move_held(&mut self) {
@@ -279,6 +296,16 @@ impl State {
             Mode::FallingBack => !self.server_counts,
             Mode::Closed | Mode::Remote | Mode::Failed => false,
         }
+    }
+
+    /// While falling back: whether storage still says that the server counts.
+    pub fn server_counts(&self) -> bool {
+        self.mode == Mode::FallingBack && self.server_counts
+    }
+
+    /// While falling back: storage says that it counts.
+    pub fn set_storage_counts(&mut self) {
+        self.server_counts = false;
     }
 
     /// The positions from the tail as it was to the tail as it is said to be now.

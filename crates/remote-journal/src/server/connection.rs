@@ -234,6 +234,8 @@ impl Shared {
         let batches = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT));
         let turn = async |of: &Arc<Semaphore>| Arc::clone(of).acquire_owned().await.map_err(|_| Ended::Stopping);
         let mut begun: Option<(u32, u32)> = None;
+        // What this connection has taken, and the fence that it was given for that.
+        let mut taken: Option<(String, u64)> = None;
         loop {
             let kind = reader.frame(PAYLOAD_BYTES_MAX, self.idle_timeout, self.frame_timeout).await?;
             if kind == 6 {
@@ -281,13 +283,32 @@ impl Shared {
                     let _ = replies.send(Reply::Message(Message::Done, turn(&answers).await?));
                     continue;
                 }
-                Message::Begin { .. } if begun.is_some() => return Err(Ended::OutOfTurn),
+                Message::Begin { .. } | Message::BeginAfter { .. } if begun.is_some() => return Err(Ended::OutOfTurn),
                 Message::Begin { name, owner, nonce, epoch_min, block_bytes } => {
                     begun = Some((0, block_bytes));
-                    Question::Begin { name: own(name), owner, nonce, epoch_min, block_bytes }
+                    let (name, writer) = (own(name), replies.downgrade());
+                    Question::Begin { name, owner, nonce, epoch_min, block_bytes, after: None, writer }
                 }
-                Message::Close { name, epoch, nonce } => Question::Close { name: own(name), epoch, nonce },
-                Message::Take { name } => Question::Take { name: own(name) },
+                Message::BeginAfter { name, owner, nonce, epoch_min, block_bytes, after } => {
+                    begun = Some((0, block_bytes));
+                    let (name, writer, after) = (own(name), replies.downgrade(), Some(after));
+                    Question::Begin { name, owner, nonce, epoch_min, block_bytes, after, writer }
+                }
+                Message::Close { name, epoch, nonce } => {
+                    let name = own(name);
+                    let taken = taken.as_ref().filter(|(taken, _)| *taken == name).map(|(_, fence)| *fence);
+                    Question::Close { name, epoch, nonce, taken }
+                }
+                Message::Take { name } => {
+                    let name = own(name);
+                    taken = Some((name.clone(), 0));
+                    Question::Take { name, log: None }
+                }
+                Message::TakeLog { name, epoch, nonce } => {
+                    let name = own(name);
+                    taken = Some((name.clone(), 0));
+                    Question::Take { name, log: Some((epoch, nonce)) }
+                }
                 Message::List => Question::List { prefix: format!("{identity}/") },
                 Message::Delete { name, even_live } => Question::Delete { name: own(name), even_live },
                 _ => return Err(Ended::OutOfTurn),
@@ -297,6 +318,10 @@ impl Shared {
                 Answer::Begun { journal, epoch } => {
                     begun = begun.map(|(_, block_bytes)| (journal, block_bytes));
                     Message::Begun { epoch }
+                }
+                Answer::Taken { fence } => {
+                    taken = taken.map(|(name, _)| (name, fence));
+                    Message::Done
                 }
                 Answer::Done | Answer::Batch(_) => Message::Done,
                 Answer::List(journals) => Message::Journals(journals),

@@ -4,6 +4,7 @@
 use super::metrics::Metrics;
 use crate::message::{BatchHeader, JournalStatus, Refusal};
 use crate::store::{JournalInfo, Medium, Store, StoreError};
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -62,17 +63,47 @@ pub(crate) enum Reply {
 /// A question to the store, and what it is answered with.
 #[derive(Debug)]
 pub(crate) enum Question {
-    Begin { name: String, owner: [u8; 16], nonce: [u8; 16], epoch_min: u64, block_bytes: u32 },
-    Close { name: String, epoch: u64, nonce: [u8; 16] },
-    Take { name: String },
-    List { prefix: String },
-    Fetch { name: String, epoch: u64, sequence: u64 },
-    Delete { name: String, even_live: bool },
+    Begin {
+        name: String,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+        /// The logs that this one may follow; none said by an older client.
+        after: Option<Vec<[u8; 16]>>,
+        /// Where the writer is told that somebody else has its journal.
+        writer: mpsc::WeakUnboundedSender<Reply>,
+    },
+    /// `taken`: what this connection was given when it took the journal; whoever did that recovered it.
+    Close {
+        name: String,
+        epoch: u64,
+        nonce: [u8; 16],
+        taken: Option<u64>,
+    },
+    /// `log`: which epoch and nonce it has to be; not said by an older client.
+    Take {
+        name: String,
+        log: Option<(u64, [u8; 16])>,
+    },
+    List {
+        prefix: String,
+    },
+    Fetch {
+        name: String,
+        epoch: u64,
+        sequence: u64,
+    },
+    Delete {
+        name: String,
+        even_live: bool,
+    },
 }
 
 #[derive(Debug)]
 pub(crate) enum Answer {
     Begun { journal: u32, epoch: u64 },
+    Taken { fence: u64 },
     Done,
     List(Vec<JournalStatus>),
     Batch(Option<Vec<u8>>),
@@ -101,6 +132,7 @@ pub(crate) fn status_of(info: JournalInfo, prefix: &str) -> JournalStatus {
         fence: info.fence,
         block_bytes: info.block_bytes,
         is_live: info.is_live,
+        is_recovered: info.is_recovered,
         tail: info.tail,
         last: info.last,
         batches: info.batches,
@@ -108,19 +140,61 @@ pub(crate) fn status_of(info: JournalInfo, prefix: &str) -> JournalStatus {
     }
 }
 
-fn answer<M: Medium>(store: &mut Store<M>, question: Question) -> Result<Answer, No> {
+/// Who writes to a journal, so that it can be told when somebody else has it: it may have nothing to write for long, and
+/// would go on believing that it has.
+#[derive(Default)]
+struct Writers(HashMap<String, (u64, mpsc::WeakUnboundedSender<Reply>)>);
+
+impl Writers {
+    /// A journal has another writer from `epoch` on, or none; to be said when that is durable.
+    fn fence_off(&mut self, name: &str, epoch: u64) {
+        let Some((given, writer)) = self.0.get(name) else { return };
+        if *given < epoch {
+            let fenced = StoreError::Fenced { name: name.to_owned(), given: *given, fence: epoch };
+            // A connection that is gone needs no answer.
+            let _ = writer.upgrade().map(|writer| writer.send(Reply::No(fenced.into(), None)));
+            self.0.remove(name);
+        }
+    }
+
+    fn add(&mut self, name: String, epoch: u64, writer: mpsc::WeakUnboundedSender<Reply>) {
+        self.0.retain(|_, (_, writer)| writer.strong_count() > 0);
+        self.0.insert(name, (epoch, writer));
+    }
+}
+
+/// What is to be done once an answer is durable.
+enum Then {
+    Nothing,
+    Begun(String, u64, mpsc::WeakUnboundedSender<Reply>),
+    Taken(String, u64),
+}
+
+fn answer<M: Medium>(store: &mut Store<M>, question: Question, then: &mut Then) -> Result<Answer, No> {
     Ok(match question {
-        Question::Begin { name, owner, nonce, epoch_min, block_bytes } => {
-            let (journal, epoch) = store.begin(&name, owner, nonce, epoch_min, block_bytes)?;
+        Question::Begin { name, owner, nonce, epoch_min, block_bytes, after, writer } => {
+            let (journal, epoch) = match after {
+                Some(after) => store.begin_after(&name, owner, nonce, epoch_min, block_bytes, &after)?,
+                None => store.begin(&name, owner, nonce, epoch_min, block_bytes)?,
+            };
+            *then = Then::Begun(name, epoch, writer);
             Answer::Begun { journal, epoch }
         }
-        Question::Close { name, epoch, nonce } => {
-            store.close(&name, epoch, nonce)?;
+        Question::Close { name, epoch, nonce, taken } => {
+            match taken {
+                Some(fence) => store.recovered(&name, epoch, nonce, fence)?,
+                None => store.close(&name, epoch, nonce)?,
+            }
             Answer::Done
         }
-        Question::Take { name } => {
-            store.take(&name)?;
-            Answer::Done
+        Question::Take { name, log } => {
+            let fence = match log {
+                Some((epoch, nonce)) => store.take_log(&name, epoch, nonce)?,
+                None => store.take(&name)?,
+            }
+            .fence;
+            *then = Then::Taken(name, fence);
+            Answer::Taken { fence }
         }
         Question::List { prefix } => {
             Answer::List(store.list(&prefix).into_iter().map(|info| status_of(info, &prefix)).collect())
@@ -189,6 +263,7 @@ pub(crate) fn run<M: Medium>(
     let mut tried = None;
     let mut settled = Instant::now();
     tell(&store, metrics);
+    let mut writers = Writers::default();
     while !is_stopping {
         let first = if store.is_unsettled() {
             match operations.recv_timeout(SETTLE_PAUSE) {
@@ -218,7 +293,11 @@ pub(crate) fn run<M: Medium>(
                         }
                     }
                 }
-                Operation::Ask(question, reply) => answered.push((reply, answer(&mut store, question))),
+                Operation::Ask(question, reply) => {
+                    let mut then = Then::Nothing;
+                    let result = answer(&mut store, question, &mut then);
+                    answered.push((reply, result, then));
+                }
                 Operation::Stop => is_stopping = true,
             }
             if is_stopping || bytes > GROUP_BYTES {
@@ -233,7 +312,17 @@ pub(crate) fn run<M: Medium>(
                 Err(no) => Reply::No(no.clone(), Some(turn)),
             });
         }
-        for (reply, result) in answered {
+        for (reply, result, then) in answered {
+            if committed.is_ok() {
+                match then {
+                    Then::Nothing => {}
+                    Then::Begun(name, epoch, writer) => {
+                        writers.fence_off(&name, epoch);
+                        writers.add(name, epoch, writer);
+                    }
+                    Then::Taken(name, fence) => writers.fence_off(&name, fence),
+                }
+            }
             let _ = reply.send(committed.clone().and(result));
         }
         if committed.is_ok()

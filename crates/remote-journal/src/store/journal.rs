@@ -32,6 +32,8 @@ pub struct JournalInfo {
     pub block_bytes: u32,
     /// Whether a log is kept.
     pub is_live: bool,
+    /// Whether it was recovered: it is kept until the next one begins.
+    pub is_recovered: bool,
     /// First batch needed.
     pub tail: u64,
     /// Last batch.
@@ -62,6 +64,7 @@ impl Journal {
             fence: record.fence,
             block_bytes: record.block_bytes,
             is_live: record.is_live,
+            is_recovered: record.is_recovered,
             tail: record.tail,
             last: record.last,
             batches: self.batches.len() as u64,

@@ -9,6 +9,7 @@
 //! * A lost batch is never silent: the batches of an epoch are numbered without gaps, every checkpoint says which was the
 //!   last, and [`Store::fetch`] refuses a journal with a hole in it.
 //! * Only who was given the highest epoch writes: [`Store::append`] compares, and [`Store::take`] raises it.
+//! * A live log gives way to the next one of who can name it, and to nobody else: [`Store::begin_after`] compares.
 //!
 //! Failure story: a full disk is found when a segment is made, before anything of an operation is staged, so that the
 //! operation alone fails ([`StoreError::Full`]). When writing or `fdatasync` fails the store has failed for good: after
@@ -192,12 +193,58 @@ impl<M: Medium> Store<M> {
         Ok(())
     }
 
-    /// Begins a new log in a journal, made if there is none: everything older of it is stale from now on, and whoever
-    /// wrote before is fenced off. Gives the epoch. A journal with a live log of another file system is left alone.
+    /// Begins a new log in a journal, in the place of none but one of those with these nonces: a live one that the client
+    /// cannot name is somebody else's. (One that was recovered is nobody's.)
     ///
     /// # Errors
-    /// When it is refused or there is no room.
+    /// Then, when another file system has it, or there is no room.
+    pub fn begin_after(
+        &mut self,
+        name: &str,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+        after: &[[u8; 16]],
+    ) -> Result<(u32, u64), StoreError> {
+        let old = self.by_name.get(name).map(|id| &self.journals[id].record);
+        if let Some(old) = old.filter(|old| old.is_live && !old.is_recovered && !after.contains(&old.nonce)) {
+            return Err(StoreError::Refused(format!(
+                "{name} holds a live log, epoch {}, that is not this disk's: of another host that runs it, or of a copy of it; \
+                 if nobody needs that log, delete it with 'amberlog journal-server delete --force'",
+                old.epoch
+            )));
+        }
+        self.begin_anyway(name, owner, nonce, epoch_min, block_bytes)
+    }
+
+    /// The same for a client that cannot name a log, but says the last epoch that it was given: where that is not the one of
+    /// the live log, or somebody has taken it since, it is refused. One that was given none is believed.
+    ///
+    /// # Errors
+    /// Then, when another file system has it, or there is no room.
     pub fn begin(
+        &mut self,
+        name: &str,
+        owner: [u8; 16],
+        nonce: [u8; 16],
+        epoch_min: u64,
+        block_bytes: u32,
+    ) -> Result<(u32, u64), StoreError> {
+        let old = self.by_name.get(name).map(|id| &self.journals[id].record);
+        let is_anothers = |old: &&JournalRecord| (old.epoch, old.fence) != (epoch_min, epoch_min);
+        if let Some(old) = old.filter(|old| epoch_min != 0 && old.is_live && !old.is_recovered).filter(is_anothers) {
+            return Err(StoreError::Refused(format!(
+                "{name} was begun or taken after epoch {epoch_min}, and is at epoch {}: whoever has it now keeps it",
+                old.fence
+            )));
+        }
+        self.begin_anyway(name, owner, nonce, epoch_min, block_bytes)
+    }
+
+    /// Begins a new log in a journal, made if there is none: everything older of it is stale from now on, and whoever
+    /// wrote before is fenced off. Gives the epoch. A journal with a live log of another file system is left alone.
+    fn begin_anyway(
         &mut self,
         name: &str,
         owner: [u8; 16],
@@ -209,6 +256,7 @@ impl<M: Medium> Store<M> {
         let old = self.by_name.get(name).map(|id| self.journals[id].record.clone());
         if let Some(old) = &old
             && old.is_live
+            && !old.is_recovered
             && old.owner != owner
         {
             return Err(StoreError::Refused(format!(
@@ -244,6 +292,7 @@ impl<M: Medium> Store<M> {
             fence: epoch,
             block_bytes,
             is_live: true,
+            is_recovered: false,
             tail: 1,
             last: 0,
             is_end_in_doubt: false,
@@ -252,6 +301,18 @@ impl<M: Medium> Store<M> {
             self.refill()?;
         }
         Ok((id, epoch))
+    }
+
+    /// Fences off whoever writes this very log, for its recovery.
+    ///
+    /// # Errors
+    /// When the journal holds another, or there is no room.
+    pub fn take_log(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<JournalInfo, StoreError> {
+        let record = &self.journal(name)?.record;
+        if !record.is_live || (record.epoch, record.nonce) != (epoch, nonce) {
+            return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch} but {}", record.epoch)));
+        }
+        self.take(name)
     }
 
     /// Fences off whoever writes to a journal, for its recovery.
@@ -265,17 +326,36 @@ impl<M: Medium> Store<M> {
         Ok(self.journal(name)?.info())
     }
 
-    /// Drops the log of an epoch: nobody needs it any more.
+    /// Drops the log of an epoch: its writer needs it no more.
     ///
     /// # Errors
-    /// When the journal holds another epoch's, or there is no room.
+    /// When the journal holds another epoch's, the writer was fenced off, or there is no room.
     pub fn close(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), StoreError> {
-        let mut record = self.journal(name)?.record.clone();
+        let mut record = self.record_of(name, epoch, nonce, epoch)?;
+        record.is_live = false;
+        self.change(record)
+    }
+
+    /// Who has taken a log (and was given `fence` for that) has recovered it: it is nobody's any more. It is kept until the
+    /// next one begins, because which of two copies of a disk was the true one is sometimes found out later.
+    ///
+    /// # Errors
+    /// When the journal holds another epoch's, somebody else has taken it since, or there is no room.
+    pub fn recovered(&mut self, name: &str, epoch: u64, nonce: [u8; 16], fence: u64) -> Result<(), StoreError> {
+        let mut record = self.record_of(name, epoch, nonce, fence)?;
+        record.is_recovered = record.is_live;
+        self.change(record)
+    }
+
+    fn record_of(&self, name: &str, epoch: u64, nonce: [u8; 16], fence: u64) -> Result<JournalRecord, StoreError> {
+        let record = &self.journal(name)?.record;
         if (record.epoch, record.nonce) != (epoch, nonce) {
             return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch} but {}", record.epoch)));
         }
-        record.is_live = false;
-        self.change(record)
+        if record.fence != fence {
+            return Err(StoreError::Fenced { name: name.to_owned(), given: fence, fence: record.fence });
+        }
+        Ok(record.clone())
     }
 
     /// Removes a journal. `even_live`: with a log that somebody may still need.
@@ -286,7 +366,7 @@ impl<M: Medium> Store<M> {
         self.check()?;
         let journal = self.journal(name)?;
         let id = journal.record.id;
-        if journal.record.is_live && !even_live {
+        if journal.record.is_live && !journal.record.is_recovered && !even_live {
             return Err(StoreError::Refused(format!(
                 "{name} holds a live log ({} batches): recover it, or delete it with --force",
                 journal.batches.len()

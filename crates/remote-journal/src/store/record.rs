@@ -162,6 +162,8 @@ pub struct JournalRecord {
     pub block_bytes: u32,
     /// Whether a log is kept: begun and not closed.
     pub is_live: bool,
+    /// Whether what is kept was recovered: nobody needs it, but for who recovered the wrong disk with it.
+    pub is_recovered: bool,
     /// The first batch that is still needed.
     pub tail: u64,
     /// The last batch.
@@ -170,9 +172,10 @@ pub struct JournalRecord {
     pub is_end_in_doubt: bool,
 }
 
-/// Bits of a journal's state; the first version knew one, and took any other for it.
+/// Bits of a journal's state; the first version knew one, took any other for it, and keeps what it does not understand.
 const LIVE: u8 = 1;
-const IN_DOUBT: u8 = 2;
+const RECOVERED: u8 = 2;
+const IN_DOUBT: u8 = 4;
 
 impl JournalRecord {
     /// Appends it to `out`.
@@ -184,11 +187,12 @@ impl JournalRecord {
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.fence.to_le_bytes());
         out.extend_from_slice(&self.block_bytes.to_le_bytes());
-        out.push(match (self.is_live, self.is_end_in_doubt) {
-            (false, _) => 0,
-            (true, false) => LIVE,
-            (true, true) => LIVE | IN_DOUBT,
-        });
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+        out.push(
+            bit(self.is_live, LIVE)
+                | bit(self.is_live && self.is_recovered, RECOVERED)
+                | bit(self.is_live && self.is_end_in_doubt, IN_DOUBT),
+        );
         out.extend_from_slice(&self.tail.to_le_bytes());
         out.extend_from_slice(&self.last.to_le_bytes());
     }
@@ -204,12 +208,15 @@ impl JournalRecord {
             fence: reader.u64()?,
             block_bytes: reader.u32()?,
             is_live: false,
+            is_recovered: false,
             is_end_in_doubt: false,
             tail: 0,
             last: 0,
         };
         let state = reader.u8()?;
-        (record.is_live, record.is_end_in_doubt) = (state != 0, state & IN_DOUBT != 0);
+        record.is_live = state != 0;
+        record.is_recovered = state & RECOVERED != 0;
+        record.is_end_in_doubt = state & IN_DOUBT != 0;
         (record.tail, record.last) = (reader.u64()?, reader.u64()?);
         Some(record)
     }

@@ -522,7 +522,7 @@ fn a_journal_server_goes_on_when_its_stream_is_back() {
     let write = || {
         runtime.block_on(async {
             let mut client = Client::connect(&client).await?;
-            let epoch = client.begin("disk", [1; 16], [2; 16], 0, 1024).await?;
+            let epoch = client.begin("disk", [1; 16], [2; 16], 0, 1024, &[[2; 16]]).await?;
             let (mut sender, mut receiver) = client.into_pipeline();
             let blocks = vec![Block::new(5, vec![7; 1024].into())];
             sender.send(vec![Batch { epoch, sequence: 1, tail: 1, blocks }]).await?;

@@ -192,8 +192,9 @@ fn blocks(sequence: u64) -> Vec<Block> {
 /// Seconds of one commit after another on the server.
 async fn commits(options: &ClientOptions, name: &str, count: u64, times: &mut Vec<f64>) -> Result<(), String> {
     let mut client = Client::connect(options).await.map_err(sentence)?;
-    let nonce = remote_journal::random();
-    let epoch = client.begin(name, [1; 16], nonce, 0, BLOCK_BYTES as u32).await.map_err(sentence)?;
+    // The same each time: the next one follows this one.
+    let nonce = [3; 16];
+    let epoch = client.begin(name, [1; 16], nonce, 0, BLOCK_BYTES as u32, &[nonce]).await.map_err(sentence)?;
     let (mut sender, mut receiver) = client.into_pipeline();
     for sequence in 1..=count {
         let tail = sequence.saturating_sub(100).max(1);
@@ -352,7 +353,7 @@ fn many_clients(options: &Options, directory: &Path) -> Outcome<Vec<Figure>> {
 async fn stream(options: ClientOptions, number: u64, mib: u64) -> Result<(), String> {
     let mut client = Client::connect(&options).await.map_err(sentence)?;
     let name = format!("many-{number}");
-    let epoch = client.begin(&name, [1; 16], [2; 16], 0, BLOCK_BYTES as u32).await.map_err(sentence)?;
+    let epoch = client.begin(&name, [1; 16], [2; 16], 0, BLOCK_BYTES as u32, &[[2; 16]]).await.map_err(sentence)?;
     let (mut sender, mut receiver) = client.into_pipeline();
     let content: std::sync::Arc<[u8]> = vec![number as u8; BLOCK_BYTES].into();
     let count = mib * 4;

@@ -80,7 +80,13 @@ impl Guest {
         let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
         let medium = Arc::new(Observed(Arc::clone(&world)));
         let options = world.options(world.network.address);
-        let log = RemoteLog::on_medium(&options, world.place.clone(), Arc::clone(&world.vm_disk), medium, back_off);
+        let log = RemoteLog::on_medium(
+            &options,
+            world.place.clone(),
+            [Arc::clone(&world.vm_disk), Arc::clone(&world.vm_disk)],
+            medium,
+            back_off,
+        );
         let log = log.expect("a thread");
         log.set_batch_blocks_max([1, 3, 1000][random.below(3) as usize]);
         let mut guest = Guest {

@@ -11,6 +11,7 @@ mod disk;
 mod guest;
 mod network;
 mod refusals;
+mod two_hosts;
 mod world;
 
 use guest::Guest;
@@ -245,17 +246,17 @@ fn a_log_that_goes_round_on_the_server_is_recovered_from_its_newest_tail() {
 /// A mark that cannot be written, or of which that is not known: the log stays on storage, and tries again.
 #[test]
 fn a_mark_that_cannot_be_written_costs_nothing() {
-    for failures in 1..4u64 {
-        let mut guest = Guest::new(200 + failures, 2);
+    // Its name is written first, then the mark; each in two steps, and made durable in two.
+    for after in 0..8 {
+        let mut guest = Guest::new(200 + u64::from(after), 2);
         guest.world.weather(Weather::Refuses);
         guest.wait_until_remote(false);
         for _ in 0..3 {
             guest.commit();
         }
-        // Of the steps of writing the mark and flushing it, the first, or one after it.
         {
             let mut known = guest.world.known.lock().expect("no panic under this lock");
-            known.failures = 1;
+            (known.failures, known.failures_after) = (1, after);
             known.crash_one_in = 1;
         }
         guest.world.weather(Weather::Good);

@@ -149,6 +149,13 @@ fn pass_on(mut from: TcpStream, mut into: TcpStream, is_to_client: bool, generat
             break;
         }
     }
+    // Where everything is swallowed, the end of a connection is as well.
+    while {
+        let shared = shared.lock().expect("no panic under this lock");
+        shared.weather == Weather::Swallows && shared.generation == generation && !shared.ends
+    } {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let _ = into.shutdown(Shutdown::Both);
     let _ = from.shutdown(Shutdown::Both);
 }

@@ -27,7 +27,7 @@ const BOUNDS: StoreOptions =
 
 /// An ext4 of one group with a journal without checksums: a transaction of which a block is missing looks
 /// like any other.
-fn image() -> Vec<u8> {
+pub(super) fn image() -> Vec<u8> {
     let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
     let path = directory.path().join("image");
     let output = std::process::Command::new("mke2fs")
@@ -54,6 +54,23 @@ fn make_async(superblock: &mut [u8]) {
     SuperblockEdit::new(superblock).expect("a superblock").seal();
 }
 
+/// A journal that goes round and round (`s_maxlen`).
+pub(super) fn small(mut superblock: Vec<u8>) -> Vec<u8> {
+    superblock[0x10..0x14].copy_from_slice(&LOG_BLOCKS.to_be_bytes());
+    superblock
+}
+
+/// A client for the server behind this address.
+pub(super) fn client_options(address: std::net::SocketAddr, timeout: Duration) -> RemoteOptions {
+    let security = ClientSecurity { insecure: true, ..ClientSecurity::default() };
+    RemoteOptions { client: ClientOptions { address: address.to_string(), security, timeout }, name: NAME.to_owned() }
+}
+
+/// A server with a store of its own.
+pub(super) fn start_server() -> Server {
+    serve(Simulated::default(), BOUNDS)
+}
+
 /// What the guest has done, whatever became of it.
 pub struct Known {
     pub disk: Disk,
@@ -70,8 +87,9 @@ pub struct Known {
     pub crash_one_in: u32,
     /// How many copies then lose power, each with something else of what was not durable.
     pub crashes_each: u32,
-    /// Steps of storage that fail from now on.
+    /// Steps of storage that fail, after so many that do not.
     pub failures: u32,
+    pub failures_after: u32,
     /// Commit blocks are written beside what they commit. While such a transaction is on its way, storage by itself may
     /// have its commit block alone; so only a log that is on the server is judged then.
     pub is_async: bool,
@@ -162,8 +180,7 @@ impl World {
         let place = scan::scan(std::slice::from_ref(&vm_disk)).expect("scanned").logs.remove(0);
         let at = crate::journals::offset_of(&place.runs, place.block_bytes, 0).expect("a place") as usize;
         let mut superblock = image[at..at + BLOCK].to_vec();
-        // Small, so that it goes round and round (`s_maxlen`).
-        superblock[0x10..0x14].copy_from_slice(&LOG_BLOCKS.to_be_bytes());
+        superblock = small(superblock);
         if is_async {
             make_async(&mut superblock);
         }
@@ -177,6 +194,7 @@ impl World {
             crash_one_in,
             crashes_each: 1,
             failures: 0,
+            failures_after: 0,
             is_async,
             random: Random(seed ^ 0x776f_726c),
         };
@@ -197,12 +215,7 @@ impl World {
 
     /// A client for the server behind this address.
     pub fn options(&self, address: std::net::SocketAddr) -> RemoteOptions {
-        let security = ClientSecurity { insecure: true, ..ClientSecurity::default() };
-        let timeout = Duration::from_millis(500);
-        RemoteOptions {
-            client: ClientOptions { address: address.to_string(), security, timeout },
-            name: NAME.to_owned(),
-        }
+        client_options(address, Duration::from_millis(500))
     }
 
     /// Starts the server, with room for so much.
@@ -243,7 +256,9 @@ impl World {
     /// A step of storage begins or has ended: the power may fail just then.
     fn step(&self, known: &mut Known) -> io::Result<()> {
         self.steps.fetch_add(1, Ordering::Relaxed);
-        if known.failures > 0 {
+        if known.failures > 0 && known.failures_after > 0 {
+            known.failures_after -= 1;
+        } else if known.failures > 0 {
             known.failures -= 1;
             return Err(io::Error::other("the test wants this to fail"));
         }
@@ -343,7 +358,7 @@ impl World {
     }
 }
 
-fn options(path: PathBuf) -> DiskOptions {
+pub(super) fn options(path: PathBuf) -> DiskOptions {
     DiskOptions {
         name: NAME.to_owned(),
         path,
@@ -384,6 +399,17 @@ impl JournalStorage for Observed {
         self.0.step(&mut known)?;
         known.disk.flush();
         self.0.step(&mut known)
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let known = self.0.known.lock().expect("no panic under this lock");
+        let content = known.disk.last(offset / BLOCK as u64);
+        bytes.copy_from_slice(&content[offset as usize % BLOCK..][..bytes.len()]);
+        Ok(())
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::ZERO
     }
 }
 

@@ -1,0 +1,805 @@
+//! Two hosts that reach one disk, each with its own way to the journal server: whoever was told that something is committed
+//! finds it there in the end, whichever host that was, and somebody can always go on.
+//!
+//! The hosts are the real code; each reads and writes the disk through a gate at which the test stops it. Exhaustively: one
+//! host is stopped before each of its steps on storage, in turn, while the other does all that it does; with the one
+//! exception that the two rely on: what a host has checked and is about to write is there before the other has ended
+//! its wait. And at random: hosts come, are cut off, die, and images are copied and put back.
+
+use super::network::{Network, Weather};
+use super::world::{BLOCK, client_options, image, small, start_server};
+use crate::disk::Disk as VmDisk;
+use crate::remote::recover::recover_through;
+use crate::remote::state::{Mode, Outcome};
+use crate::remote::tests::Random;
+use crate::remote::{BackOff, JournalStorage, MarkFound, RemoteLog, RemoteMark, RemoteOptions, RemoteRecovered};
+use crate::scan::FoundLogPlace;
+use block_route::{RequestId, Status};
+use jbd2::build::{LogBuilder, Transaction};
+use jbd2::{Superblock, SuperblockEdit};
+use recovery::Error;
+use remote_journal::Server;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Nothing that has to happen takes longer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long a host waits for what the other has on its way.
+const PATIENCE: Duration = Duration::from_millis(40);
+/// Blocks of which transactions make versions.
+const BLOCKS: std::ops::Range<u64> = 2900..2908;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Read,
+    Write,
+    Sync,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    steps: Vec<Step>,
+    /// Before which step it stops.
+    stop_before: Option<usize>,
+    is_stopped: bool,
+    /// Where it is stopped, it is about to write what it has checked.
+    is_writing: bool,
+    /// The host has died: nothing of it reaches the disk any more.
+    is_dead: bool,
+}
+
+/// What is between a host and the disk.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    fn pass(&self, step: Step) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.stop_before == Some(state.steps.len()) {
+            (state.is_stopped, state.is_writing) = (true, step == Step::Write);
+            self.changed.notify_all();
+            state = self.changed.wait_while(state, |state| state.stop_before.is_some()).expect("no panic");
+            state.is_stopped = false;
+        }
+        state.steps.push(step);
+        if state.is_dead { Err(io::Error::other("this host is dead")) } else { Ok(()) }
+    }
+
+    /// Stops the host before the step with this number, counted from now.
+    fn stop_before(&self, step: usize) {
+        let mut state = self.lock();
+        state.steps.clear();
+        state.stop_before = Some(step);
+    }
+
+    /// Waits until it is stopped; false when it has done what it does without so many steps.
+    fn wait_until_stopped(&self, has_ended: impl Fn() -> bool) -> bool {
+        let deadline = Instant::now() + LIMIT;
+        while !self.lock().is_stopped {
+            if has_ended() {
+                return false;
+            }
+            assert!(Instant::now() < deadline, "the host neither stops nor ends: {:?}", self.lock().steps);
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        true
+    }
+
+    fn go_on(&self) {
+        self.lock().stop_before = None;
+        self.changed.notify_all();
+    }
+
+    /// What is on its way arrives before the other has ended its wait.
+    fn end_write(&self) {
+        let mut state = self.lock();
+        if state.is_stopped && state.is_writing {
+            state.stop_before = None;
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| state.is_writing).expect("no panic"));
+        }
+    }
+
+    fn written(&self) {
+        self.lock().is_writing = false;
+        self.changed.notify_all();
+    }
+}
+
+/// The disk as a host reaches it.
+struct Gated {
+    disk: Arc<VmDisk>,
+    gate: Arc<Gate>,
+    /// The other's, which goes on while this one waits for it.
+    other: Arc<Gate>,
+}
+
+impl JournalStorage for Gated {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let passed = self.gate.pass(Step::Write);
+        let written = passed.and_then(|()| self.disk.file.write_all_at(bytes, offset));
+        self.gate.written();
+        written
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.gate.pass(Step::Sync)
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.gate.pass(Step::Read)?;
+        self.disk.file.read_exact_at(bytes, offset)
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn wait_for_others(&self) {
+        self.other.end_write();
+        std::thread::sleep(PATIENCE);
+    }
+}
+
+/// What a block may hold: what somebody was last told is committed, or something newer that nobody was told of.
+type Possible = BTreeMap<u64, Vec<Vec<u8>>>;
+
+/// What a transaction's guest waits for, and what it put where.
+type Told = (u32, Vec<(u64, Vec<u8>)>);
+
+/// A guest that a host runs, with its log open.
+struct Running {
+    log: RemoteLog,
+    builder: LogBuilder,
+    superblock: Vec<u8>,
+    /// Since where the log is live, and what it put in its blocks since then.
+    tail: (u32, u32),
+    owed: BTreeMap<u64, Vec<u8>>,
+    requests: u32,
+}
+
+struct Host {
+    gate: Arc<Gate>,
+    network: Network,
+    running: Option<Running>,
+}
+
+struct Cluster {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+    disk: Arc<VmDisk>,
+    place: FoundLogPlace,
+    remote: Server,
+    hosts: [Host; 2],
+    possible: Possible,
+    next_content: u64,
+    /// What is tried, for who reads of a failure.
+    what: String,
+    /// After which a host gives the server up.
+    timeout: Duration,
+}
+
+fn open_disk(path: &Path) -> Arc<VmDisk> {
+    Arc::new(VmDisk::open(super::world::options(path.to_owned())).expect("the image"))
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        std::fs::write(&path, image()).expect("written");
+        let disk = open_disk(&path);
+        let place = crate::scan::scan(std::slice::from_ref(&disk)).expect("scanned").logs.remove(0);
+        let at = crate::journals::offset_of(&place.runs, place.block_bytes, 0).expect("a place");
+        let mut superblock = vec![0; BLOCK];
+        disk.file.read_exact_at(&mut superblock, at).expect("read");
+        disk.file.write_all_at(&small(superblock), at).expect("written");
+        let remote = start_server();
+        let host = || {
+            let network = Network::new();
+            network.lead_to(Some(remote.address()));
+            Host { gate: Arc::default(), network, running: None }
+        };
+        let hosts = [host(), host()];
+        let mut cluster = Cluster {
+            _directory: directory,
+            path,
+            disk,
+            place,
+            remote,
+            hosts,
+            possible: BTreeMap::new(),
+            next_content: 0,
+            what: String::new(),
+            timeout: Duration::from_millis(150),
+        };
+        for block in BLOCKS {
+            let content = cluster.block(block);
+            cluster.possible.insert(block, vec![content]);
+        }
+        cluster
+    }
+
+    fn block(&self, block: u64) -> Vec<u8> {
+        let mut content = vec![0; BLOCK];
+        self.disk.file.read_exact_at(&mut content, block * BLOCK as u64).expect("read");
+        content
+    }
+
+    fn superblock_at(&self) -> u64 {
+        crate::journals::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place")
+    }
+
+    fn superblock(&self) -> Vec<u8> {
+        let mut superblock = vec![0; BLOCK];
+        self.disk.file.read_exact_at(&mut superblock, self.superblock_at()).expect("read");
+        superblock
+    }
+
+    fn is_marked(&self) -> bool {
+        matches!(RemoteMark::read(&self.superblock()), MarkFound::Live(_))
+    }
+
+    fn options(&self, host: usize) -> RemoteOptions {
+        client_options(self.hosts[host].network.address, self.timeout)
+    }
+
+    fn medium(&self, host: usize) -> Arc<dyn JournalStorage> {
+        let (gate, other) = (Arc::clone(&self.hosts[host].gate), Arc::clone(&self.hosts[1 - host].gate));
+        Arc::new(Gated { disk: Arc::clone(&self.disk), gate, other })
+    }
+
+    /// What `amberlog recover` does on a host.
+    fn recover(&self, host: usize) -> Result<Vec<RemoteRecovered>, Error> {
+        let medium = self.medium(host);
+        let through = |_| Arc::clone(&medium);
+        recover_through(&self.path, None, &self.options(host), false, false, &through)
+    }
+
+    /// A guest mounts the file system, of which the log is empty and on storage.
+    fn open(&mut self, host: usize) {
+        let superblock = self.superblock();
+        let (decoded, format) = Superblock::parse(&superblock).expect("a superblock");
+        assert!(decoded.is_empty() && RemoteMark::read(&superblock) == MarkFound::None, "it was recovered");
+        // What nobody was told of is there or not: now it is known.
+        for block in BLOCKS {
+            let content = self.block(block);
+            if !self.possible[&block].contains(&content) {
+                let version = |content: &[u8]| u64::from_le_bytes(std::array::from_fn(|index| content[512 + index]));
+                let expected: Vec<u64> = self.possible[&block].iter().map(|content| version(content)).collect();
+                panic!("{}: block {block} has version {}, not of {expected:?}", self.what, version(&content));
+            }
+            self.possible.insert(block, vec![content]);
+        }
+        let builder = LogBuilder::new(format, format.first, decoded.sequence + 1);
+        let tail = (builder.position, builder.sequence);
+        let block = Self::superblock_of(&superblock, tail);
+        let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
+        // As another host has it: what one of them finds out of its disk, the other does not.
+        let disk = open_disk(&self.path);
+        let log = RemoteLog::on_medium(
+            &self.options(host),
+            self.place.clone(),
+            [Arc::clone(&disk), disk],
+            self.medium(host),
+            back_off,
+        )
+        .expect("a thread");
+        let requests = 0;
+        if log.open(&Superblock::decode(&block).expect("a superblock"), &block).is_ok() {
+            self.hosts[host].running =
+                Some(Running { log, builder, superblock, tail, owed: BTreeMap::new(), requests });
+        }
+    }
+
+    fn superblock_of(old: &[u8], (start, sequence): (u32, u32)) -> Vec<u8> {
+        let mut block = old.to_vec();
+        RemoteMark::remove_from(&mut block);
+        SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).errno(0).seal();
+        block
+    }
+
+    /// Recovers and mounts; false when somebody else was faster, or the server cannot be reached.
+    fn start(&mut self, host: usize) -> bool {
+        match self.recover(host) {
+            Ok(_) => {}
+            Err(Error::Failed { .. }) => return false,
+            Err(refused) => panic!("{refused}"),
+        }
+        let is_ours =
+            Superblock::decode(&self.superblock()).is_ok_and(|superblock| superblock.is_empty()) && !self.is_marked();
+        if is_ours {
+            self.open(host);
+        }
+        is_ours
+    }
+
+    /// A transaction up to its commit block; whoever waits for that is given.
+    fn begin_commit(&mut self, host: usize) -> Option<Told> {
+        let (next, disk, place) = (&mut self.next_content, &self.disk, &self.place);
+        let running = self.hosts[host].running.as_mut()?;
+        let mut blocks = Vec::new();
+        for block in BLOCKS.step_by(1 + (*next % 3) as usize) {
+            *next += 1;
+            let mut content = vec![*next as u8; BLOCK];
+            content[512..520].copy_from_slice(&next.to_le_bytes());
+            blocks.push((block, content));
+        }
+        let transaction = Transaction { blocks: blocks.clone(), ..Transaction::default() };
+        let mut log = Vec::new();
+        running.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        for (block, content) in &blocks {
+            self.possible.get_mut(block).expect("a block of ours").push(content.clone());
+        }
+        let mut held = None;
+        for (position, block) in log {
+            running.requests += 1;
+            match running.log.write(position, block.as_slice().into(), RequestId(running.requests)) {
+                Outcome::Done => held = None,
+                Outcome::Held => held = Some(running.requests),
+                Outcome::Store => {
+                    let at = crate::journals::offset_of(&place.runs, place.block_bytes, position).expect("a place");
+                    disk.file.write_all_at(&block, at).expect("written");
+                    running.log.stored();
+                    held = None;
+                }
+                Outcome::Fail => return None,
+            }
+        }
+        running.log.end_of_pass();
+        Some((held.unwrap_or(0), blocks))
+    }
+
+    /// Waits until the guest is told; whether it is told that all is well.
+    fn end_commit(&mut self, host: usize, waiting: Told) -> bool {
+        let (request, blocks) = waiting;
+        let Some(running) = self.hosts[host].running.as_mut() else { return false };
+        let deadline = Instant::now() + LIMIT;
+        let mut told = (request == 0).then_some(Status::Ok);
+        while told.is_none() {
+            told = running.log.take_done().into_iter().find(|(done, _)| done.0 == request).map(|(_, status)| status);
+            assert!(Instant::now() < deadline, "nobody is told: {:?}", running.log.mode());
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        if told != Some(Status::Ok) {
+            return false;
+        }
+        for (block, content) in blocks {
+            running.owed.insert(block, content.clone());
+            self.possible.insert(block, vec![content]);
+        }
+        true
+    }
+
+    fn commit(&mut self, host: usize) -> bool {
+        match self.begin_commit(host) {
+            Some(waiting) => self.end_commit(host, waiting),
+            None => false,
+        }
+    }
+
+    /// Everything is written home, and the log's tail moves there.
+    fn pass(&mut self, host: usize) -> bool {
+        let disk = Arc::clone(&self.disk);
+        let Some(running) = self.hosts[host].running.as_mut() else { return false };
+        for (block, content) in std::mem::take(&mut running.owed) {
+            disk.file.write_all_at(&content, block * BLOCK as u64).expect("written");
+        }
+        running.tail = (running.builder.position, running.builder.sequence);
+        let block = Self::superblock_of(&running.superblock, running.tail);
+        let moved = running.log.superblock(&Superblock::decode(&block).expect("a superblock"), &block).is_ok();
+        running.log.end_of_pass();
+        moved
+    }
+
+    /// The guest unmounts.
+    fn close(&mut self, host: usize) -> bool {
+        if !self.pass(host) {
+            return false;
+        }
+        let Some(running) = self.hosts[host].running.take() else { return false };
+        let block = Self::superblock_of(&running.superblock, (0, running.builder.sequence));
+        running.log.close(&block).is_ok()
+    }
+
+    fn wait_for(&self, host: usize, is_it: impl Fn(Mode) -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !is_it(self.mode(host)) {
+            assert!(Instant::now() < deadline, "the log stays {:?}", self.mode(host));
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn mode(&self, host: usize) -> Mode {
+        self.hosts[host].running.as_ref().map_or(Mode::Closed, |running| running.log.mode())
+    }
+
+    /// The host loses power.
+    fn kill(&mut self, host: usize) {
+        self.hosts[host].gate.lock().is_dead = true;
+        self.hosts[host].gate.go_on();
+        self.hosts[host].network.reset();
+        self.hosts[host].network.lead_to(None);
+        self.hosts[host].running = None;
+        self.hosts[host].gate = Arc::default();
+        self.hosts[host].network = Network::new();
+        self.hosts[host].network.lead_to(Some(self.remote.address()));
+    }
+
+    fn cut(&self, host: usize) {
+        self.hosts[host].network.set(Weather::Swallows);
+    }
+
+    fn mend(&self, host: usize) {
+        self.hosts[host].network.set(Weather::Good);
+        self.hosts[host].network.reset();
+    }
+
+    /// Both hosts are gone: what was acknowledged, by whichever, is there; and a third goes on with it.
+    fn judge(&mut self) {
+        let what = self.what.clone();
+        (0..2).for_each(|host| self.kill(host));
+        let mut started = false;
+        // Whoever finds a claim that somebody died with does not wait for that one for ever.
+        for _ in 0..3 {
+            started = started || self.start(0);
+        }
+        assert!(started, "{what}: nobody can go on");
+        assert!(self.commit(0), "{what}: nobody can commit");
+        self.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(self.commit(0), "{what}: nobody can commit on the server");
+    }
+}
+
+/// What one host does, while it is stopped on the way.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// It is cut off, with a commit on its way, and falls back.
+    FallBack,
+    /// Its guest is gone, and it settles.
+    Settle,
+    Close,
+    MoveTail,
+    /// It was cut off, and comes back.
+    Return,
+}
+
+const ACTS: [Act; 5] = [Act::FallBack, Act::Settle, Act::Close, Act::MoveTail, Act::Return];
+
+/// The first host runs, and does this, stopped before one of its steps; the second takes over, in all of its steps. Gives
+/// whether it came to that step at all.
+fn take_over_in_the_midst(act: Act, step: usize, falls_back: bool) -> bool {
+    let mut cluster = Cluster::new();
+    cluster.what = format!("{act:?}, stopped before step {step}");
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+    if matches!(act, Act::Return) {
+        cluster.cut(0);
+        cluster.wait_for(0, |mode| mode == Mode::Storage);
+        assert!(cluster.commit(0));
+    }
+    let gate = Arc::clone(&cluster.hosts[0].gate);
+    gate.stop_before(step);
+    let mut waiting = None;
+    if matches!(act, Act::FallBack) {
+        cluster.cut(0);
+        waiting = cluster.begin_commit(0);
+    }
+    if matches!(act, Act::Return) {
+        cluster.mend(0);
+    }
+    let mut first = cluster.hosts[0].running.take().expect("it runs");
+    let reached = std::thread::scope(|scope| {
+        let block = Cluster::superblock_of(&first.superblock, (first.builder.position, first.builder.sequence));
+        let closed = Cluster::superblock_of(&first.superblock, (0, first.builder.sequence));
+        if matches!(act, Act::MoveTail | Act::Close) {
+            for (block, content) in &std::mem::take(&mut first.owed) {
+                cluster.disk.file.write_all_at(content, block * BLOCK as u64).expect("written");
+            }
+        }
+        let log = &first.log;
+        let acting = scope.spawn(move || match act {
+            Act::FallBack | Act::Return => Ok(()),
+            Act::Settle => log.settle(),
+            Act::Close => log.close(&closed),
+            Act::MoveTail => log.superblock(&Superblock::decode(&block).expect("a superblock"), &block),
+        });
+        let is_over = || match act {
+            // It may be stopped while it has what this asks for.
+            Act::FallBack => matches!(log.try_mode(), Some(Mode::Storage | Mode::Failed)),
+            Act::Return => matches!(log.try_mode(), Some(Mode::Remote | Mode::Failed)),
+            _ => acting.is_finished(),
+        };
+        let reached = gate.wait_until_stopped(is_over);
+        // A disk that does not say that its journal is elsewhere is not taken over: that would be a disk that two mount.
+        if reached && cluster.is_marked() && cluster.start(1) {
+            // It is told of more, which the first knows nothing of.
+            assert!(cluster.commit(1), "{act:?}, step {step}");
+            cluster.wait_for(1, |mode| mode == Mode::Remote);
+            assert!(cluster.commit(1), "{act:?}, step {step}");
+            if falls_back {
+                // So that its log is where the first would write.
+                cluster.cut(1);
+                cluster.wait_for(1, |mode| mode == Mode::Storage);
+                assert!(cluster.commit(1), "{act:?}, step {step}");
+            }
+        }
+        gate.go_on();
+        let _ = acting.join().expect("no panic");
+        reached
+    });
+    if !matches!(act, Act::Close | Act::Settle) {
+        cluster.hosts[0].running = Some(first);
+    }
+    if let Some(waiting) = waiting {
+        cluster.end_commit(0, waiting);
+    }
+    // Whatever it believes: what it is told is committed from here on counts as well.
+    cluster.commit(0);
+    cluster.mend(0);
+    cluster.commit(0);
+    if matches!(cluster.mode(1), Mode::Remote | Mode::Storage) {
+        assert!(cluster.commit(1), "{}: the second is disturbed", cluster.what);
+    }
+    cluster.judge();
+    reached
+}
+
+#[test]
+fn a_host_that_is_overtaken_at_any_step_loses_nothing() {
+    for act in ACTS {
+        let mut steps = 0;
+        while take_over_in_the_midst(act, steps, false) {
+            steps += 1;
+        }
+        // All of them in a long run.
+        let every = if std::env::var_os("AMBERLOG_REMOTE_SEEDS").is_some() { 1 } else { 4 };
+        (0..steps).step_by(every).for_each(|step| _ = take_over_in_the_midst(act, step, true));
+        let least = if matches!(act, Act::Return) { 3 } else { 2 };
+        assert!(steps >= least, "{act:?} has {steps} steps on storage");
+        println!("{act:?}: {steps} steps");
+    }
+}
+
+/// The other way: the second host recovers, and is stopped before one of its steps; the first, cut off, falls back meanwhile.
+#[test]
+fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
+    let mut step = 0;
+    loop {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("recovery, stopped before step {step}");
+        // The first is cut off, and finds that out when the second has come to that step.
+        cluster.timeout = Duration::from_secs(5);
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+        let gate = Arc::clone(&cluster.hosts[1].gate);
+        gate.stop_before(step);
+        cluster.cut(0);
+        let waiting = cluster.begin_commit(0).expect("it has the log");
+        let (medium, options, path) = (cluster.medium(1), cluster.options(1), cluster.path.clone());
+        let recovering = std::thread::spawn(move || {
+            let through = |_| Arc::clone(&medium);
+            // Where the journal is on storage already, it is not ours to replay while somebody runs the disk.
+            recover_through(&path, None, &options, false, true, &through)
+        });
+        let reached = gate.wait_until_stopped(|| recovering.is_finished());
+        cluster.hosts[0].network.reset();
+        if reached {
+            let is_told = cluster.end_commit(0, waiting);
+            // It goes on for a while, if it has the disk.
+            let goes_on = cluster.commit(0);
+            assert_eq!(is_told, goes_on, "step {step}");
+        }
+        gate.go_on();
+        let recovered = recovering.join().expect("no panic");
+        if let Err(Error::Refused(reason)) = &recovered {
+            panic!("step {step}: {reason}");
+        }
+        if !reached {
+            assert!(recovered.is_ok() && step > 8, "{step} steps: {recovered:?}, {:?}", gate.lock().steps);
+            println!("recovery: {step} steps");
+            return;
+        }
+        // One that has the disk is told of more; the other is told of nothing.
+        cluster.commit(0);
+        cluster.judge();
+        step += 1;
+    }
+}
+
+/// An image that was copied while its journal was on the server, and is put back when the server has gone on: it is refused, or
+/// all that was acknowledged is in it. The true one is recovered after that, whatever was done with the copy.
+#[test]
+fn an_older_image_is_refused_or_recovered_right() {
+    for later in 0..4 {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("{later} tails later");
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(cluster.commit(0));
+        let copy = std::fs::read(&cluster.path).expect("read");
+        assert!(cluster.commit(0));
+        (0..later).for_each(|_| assert!(cluster.pass(0) && cluster.commit(0)));
+        cluster.kill(0);
+        let truth = std::fs::read(&cluster.path).expect("read");
+        std::fs::write(&cluster.path, &copy).expect("written");
+        match cluster.recover(1) {
+            // The tail has not moved: all that was committed since is in the log.
+            Ok(_) if later == 0 => {
+                for block in BLOCKS {
+                    assert!(cluster.possible[&block].contains(&cluster.block(block)), "block {block} is an older one");
+                }
+            }
+            Err(Error::Refused(reason)) if later > 0 => {
+                assert!(reason.contains("older copy") && reason.contains("nothing was changed"), "{reason}");
+                assert!(std::fs::read(&cluster.path).expect("read") == copy, "it was changed");
+            }
+            other => panic!("{later} tails later: {other:?}"),
+        }
+        std::fs::write(&cluster.path, &truth).expect("written");
+        cluster.judge();
+    }
+}
+
+/// A copy that goes its own way under the name of the one that runs: it does not get the server, and the one that runs does not
+/// notice.
+#[test]
+fn a_copy_does_not_take_the_running_ones_log() {
+    let mut cluster = Cluster::new();
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0) && cluster.close(0) && cluster.start(0));
+    let mut other = Cluster::new();
+    std::fs::copy(&cluster.path, &other.path).expect("copied");
+    // Mounted where its journal was on storage, as by a restored backup.
+    let block = Cluster::superblock_of(&cluster.superblock(), (0, 99));
+    other.disk.file.write_all_at(&block, other.superblock_at()).expect("written");
+    for block in BLOCKS {
+        let content = other.block(block);
+        other.possible.insert(block, vec![content]);
+    }
+    other.hosts[0].network.lead_to(Some(cluster.remote.address()));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0));
+    assert!(other.start(0) && other.commit(0));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(other.mode(0), Mode::Storage);
+    assert!(cluster.commit(0) && other.commit(0), "neither notices the other");
+    // Once the log is over, the name is anybody's.
+    assert!(cluster.close(0));
+    other.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(other.commit(0));
+}
+
+/// A journal that is on storage is anybody's who mounts the disk. Whoever had it does not replay its own over that when its guest
+/// is gone.
+#[test]
+fn a_host_that_settles_looks_whether_storage_is_its_own() {
+    let mut cluster = Cluster::new();
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    cluster.cut(0);
+    cluster.wait_for(0, |mode| mode == Mode::Storage);
+    assert!(cluster.commit(0));
+    assert!(cluster.start(1) && cluster.commit(1));
+    let first = cluster.hosts[0].running.take().expect("it ran");
+    assert!(first.log.settle().is_err());
+    assert_eq!(first.log.mode(), Mode::Failed);
+    cluster.judge();
+}
+
+/// Hosts come, are cut off and die, and images are copied and put back.
+fn walk(seed: u64) -> [u64; 4] {
+    let mut random = Random(seed);
+    let mut cluster = Cluster::new();
+    cluster.what = format!("seed {seed}");
+    let mut cut = [false; 2];
+    let mut copy: Option<Vec<u8>> = None;
+    let [mut commits, mut starts, mut refused, mut lost] = [0; 4];
+    for _ in 0..40 {
+        let host = random.below(2) as usize;
+        match random.below(20) {
+            0..7 => commits += u64::from(cluster.commit(host)),
+            7..9 => _ = cluster.pass(host),
+            9 => _ = cluster.close(host),
+            10..12 => {
+                if !std::mem::replace(&mut cut[host], true) {
+                    cluster.cut(host);
+                }
+            }
+            12..14 => {
+                if std::mem::take(&mut cut[host]) {
+                    cluster.mend(host);
+                }
+            }
+            14 => {
+                cluster.kill(host);
+                cut[host] = false;
+                lost += 1;
+            }
+            15 => copy = Some(std::fs::read(&cluster.path).expect("read")),
+            16 => {
+                // Put back while nobody runs, by mistake or for good reason.
+                let Some(copy) = &copy else { continue };
+                (0..2).for_each(|host| cluster.kill(host));
+                cut = [false; 2];
+                let truth = std::fs::read(&cluster.path).expect("read");
+                std::fs::write(&cluster.path, copy).expect("written");
+                if cluster.is_marked() {
+                    match cluster.recover(host) {
+                        Ok(_) => {
+                            for block in BLOCKS {
+                                let is_there = cluster.possible[&block].contains(&cluster.block(block));
+                                assert!(is_there, "seed {seed}: block {block} of a copy is an older one");
+                            }
+                        }
+                        Err(Error::Refused(_)) => {
+                            refused += 1;
+                            assert!(
+                                &std::fs::read(&cluster.path).expect("read") == copy,
+                                "seed {seed}: it was changed"
+                            );
+                        }
+                        Err(failed) => panic!("seed {seed}: {failed}"),
+                    }
+                }
+                std::fs::write(&cluster.path, &truth).expect("written");
+            }
+            _ => {
+                let other_runs = cluster.hosts[1 - host].running.is_some();
+                let is_own = cluster.hosts[host].running.is_some() && cluster.mode(host) != Mode::Failed;
+                if is_own || cut[host] || (other_runs && !cluster.is_marked()) {
+                    continue;
+                }
+                cluster.kill(host);
+                // The other may fall back at this very moment: then its log is on storage, and not ours to mount.
+                if other_runs || cluster.is_marked() {
+                    let medium = cluster.medium(host);
+                    let through = |_| Arc::clone(&medium);
+                    match recover_through(&cluster.path, None, &cluster.options(host), false, true, &through) {
+                        Ok(recovered) if !recovered.is_empty() => {
+                            cluster.open(host);
+                            starts += 1;
+                        }
+                        Ok(_) | Err(Error::Failed { .. }) => {}
+                        Err(refused) => panic!("seed {seed}: {refused}"),
+                    }
+                } else {
+                    starts += u64::from(cluster.start(host));
+                }
+            }
+        }
+    }
+    cluster.judge();
+    [commits, starts, refused, lost]
+}
+
+#[test]
+fn whatever_two_hosts_do_nothing_acknowledged_is_lost() {
+    let seeds = std::env::var("AMBERLOG_REMOTE_SEEDS").ok().map_or(10, |text| text.parse().expect("a number"));
+    let mut sums = [0; 4];
+    for seed in 0..seeds {
+        let outcome = std::panic::catch_unwind(|| walk(seed));
+        let counts = outcome.unwrap_or_else(|problem| {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(problem)
+        });
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    let [commits, starts, refused, lost] = sums;
+    assert!(commits > seeds * 3 && starts > seeds, "{sums:?}");
+    println!("{seeds} seeds: {commits} commits, {starts} starts, {refused} older images refused, {lost} hosts lost");
+}
