@@ -111,6 +111,9 @@ pub trait Observer: Send + Sync {
     /// are written here without asking. Told before a ring is written to for the first time.
     fn ring_pages(&self, _pages: &[PageId]) {}
 
+    /// Something of the guest's is wrong, as a sentence: worth to be kept beside the log. May be told again and again.
+    fn fault(&self, _sentence: &str) {}
+
     /// The connection has ended; no request is in flight any more, and the route has been told ([`Route::stopped`]).
     fn disconnected(&self, _peer: Peer) {}
 }

@@ -38,7 +38,7 @@ pub struct Setup {
 pub struct Taken {
     /// The head.
     pub head: u16,
-    /// What it asks, if it is a chain with a status byte.
+    /// What it asks, if it is a chain with a status byte. A device must not go on with the ring otherwise.
     pub asked: Option<Asked>,
 }
 
@@ -88,18 +88,18 @@ impl Probe {
     pub fn take(&mut self) -> Option<Taken> {
         let (head, _) = self.ring.pop().ok()??;
         self.ring.hush().ok()?;
-        if self.chain.walk(&self.ring.table, &self.ring.descriptors, head, self.indirect).is_err() {
+        let Ok(status) = self.chain.walk(&self.ring.table, &self.ring.descriptors, head, self.indirect) else {
             return Some(Taken { head, asked: None });
-        }
-        let (status, ask) = parse(&mut self.chain, self.limits, &mut self.ranges);
-        let asked = status.map(|status| Asked {
-            status,
+        };
+        let ask = parse(&mut self.chain, self.limits, &mut self.ranges);
+        let asked = Asked {
+            status: status.byte,
             ask,
             ranges: self.ranges.iter().map(|range| (range.kind, range.offset, range.len)).collect(),
             readable: self.chain.readable.clone(),
             writable: self.chain.writable.clone(),
-        });
-        Some(Taken { head, asked })
+        };
+        Some(Taken { head, asked: Some(asked) })
     }
 
     /// Answers a request. False when the ring is broken.

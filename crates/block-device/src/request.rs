@@ -1,6 +1,6 @@
 //! What a descriptor chain asks for (virtio 1.2, section 5.2.6), checked.
 
-use crate::chain::{Chain, copy_out, skip_front, take_last_byte, total_len};
+use crate::chain::{Chain, copy_out, skip_front, total_len};
 use crate::config_space::{RANGE_SECTORS_MAX, RANGES_MAX, REQUEST_BYTES_MAX, SEGMENTS_MAX};
 use crate::image::SECTOR_BYTES;
 use block_route::{RequestKind, Status};
@@ -60,16 +60,12 @@ pub enum Ask {
     Finish(Status),
 }
 
-/// Where the status goes, if the chain has a place for it.
-pub(crate) type StatusByte = Option<MemorySlice>;
-
-/// Reads the request out of a chain. Ranges of a discard or write-zeroes request are put into `ranges`.
-pub(crate) fn parse(chain: &mut Chain, limits: Limits, ranges: &mut Vec<Range>) -> (StatusByte, Ask) {
+/// Reads the request out of a chain that was walked. Ranges of a discard or write-zeroes request are put into `ranges`.
+pub(crate) fn parse(chain: &mut Chain, limits: Limits, ranges: &mut Vec<Range>) -> Ask {
     ranges.clear();
-    let status = take_last_byte(&mut chain.writable);
     let readable_len = total_len(&chain.readable);
-    if status.is_none() || readable_len < HEADER_BYTES as u64 {
-        return (status, Ask::Finish(Status::IoError));
+    if chain.unreachable.is_some() || readable_len < HEADER_BYTES as u64 {
+        return Ask::Finish(Status::IoError);
     }
     let mut header = [0u8; HEADER_BYTES];
     copy_out(&chain.readable, &mut header);
@@ -77,7 +73,7 @@ pub(crate) fn parse(chain: &mut Chain, limits: Limits, ranges: &mut Vec<Range>) 
     let kind = u32::from_le_bytes(header[0..4].try_into().expect("four bytes"));
     let sector = u64::from_le_bytes(header[8..16].try_into().expect("eight bytes"));
     let written_len = readable_len - HEADER_BYTES as u64;
-    let ask = match kind {
+    match kind {
         VIRTIO_BLK_T_IN => match transfer(sector, &chain.writable, limits) {
             Ok((_, 0)) => Ask::Finish(Status::Ok),
             Ok((offset, len)) => Ask::Read { offset, len },
@@ -101,8 +97,7 @@ pub(crate) fn parse(chain: &mut Chain, limits: Limits, ranges: &mut Vec<Range>) 
             }
         }
         _ => Ask::Finish(Status::Unsupported),
-    };
-    (status, ask)
+    }
 }
 
 /// Offset and length in bytes of a transfer, if it is inside the disk.
@@ -195,7 +190,8 @@ mod tests {
             chain.writable.push(slice(part));
         }
         let mut ranges = Vec::new();
-        let (status, ask) = parse(&mut chain, limits, &mut ranges);
+        let status = crate::chain::take_last_byte(&mut chain.writable);
+        let ask = parse(&mut chain, limits, &mut ranges);
         (status.is_some(), ask, ranges)
     }
 
@@ -292,14 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn no_place_for_a_status_is_no_request() {
+    fn half_a_header_is_no_request() {
         let mut readable = header(VIRTIO_BLK_T_FLUSH, 0);
-        let (status, ask, _) = parse_cut(&mut readable, &mut [], 99, LIMITS);
-        assert!(!status);
-        assert_eq!(ask, Ask::Finish(Status::IoError));
-        let (status, ask, _) = parse_cut(&mut readable[..15], &mut [0], 99, LIMITS);
-        assert!(status);
-        assert_eq!(ask, Ask::Finish(Status::IoError));
+        assert_eq!(parse_cut(&mut readable, &mut [0], 99, LIMITS).1, Ask::Flush);
+        assert_eq!(parse_cut(&mut readable[..15], &mut [0], 99, LIMITS).1, Ask::Finish(Status::IoError));
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_not_done() {
+        let mut readable = header(VIRTIO_BLK_T_OUT, 0);
+        readable.extend_from_slice(&[1; 512]);
+        let mut chain = Chain::default();
+        chain.readable.push(slice(&mut readable));
+        chain.unreachable = Some(1 << 40);
+        assert_eq!(parse(&mut chain, LIMITS, &mut Vec::new()), Ask::Finish(Status::IoError));
     }
 
     proptest! {

@@ -1,6 +1,6 @@
 //! One split ring: what the VMM said of it, and the running state while it is started.
 
-use crate::chain::one_slice;
+use crate::chain::{ChainError, one_slice};
 use crate::config_space::QUEUE_SIZE_MAX;
 use crate::inflight::{InflightQueue, InflightRegion};
 use guest_memory::{MemorySlice, MemoryTable, PageId};
@@ -34,6 +34,8 @@ pub(crate) enum RingError {
     Used(virtio_queue::Error),
     #[error("the guest made descriptor {0} available, which is beyond the ring or still in flight")]
     Head(u16),
+    #[error("descriptor chain {0} cannot be answered: {1}")]
+    Chain(u16, ChainError),
 }
 
 /// A ring as the VMM configured it.

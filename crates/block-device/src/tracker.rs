@@ -4,8 +4,9 @@
 //! several parts, a write on a disk without a write cache is a write and then a flush. The chain completes with its last
 //! part, each part with its last hold, both with the first error there was.
 
+use crate::chain::StatusPlace;
 use block_route::{RequestId, Status};
-use guest_memory::MemorySlice;
+use guest_memory::RegionSet;
 
 /// A virtio request that has not been answered yet.
 #[derive(Debug)]
@@ -14,7 +15,9 @@ pub(crate) struct ChainState {
     pub(crate) head: u16,
     /// Which start of the ring it came from: answers to an earlier one go nowhere.
     pub(crate) ring_epoch: u32,
-    pub(crate) status_byte: MemorySlice,
+    pub(crate) status_place: StatusPlace,
+    /// The regions of guest memory it is in; nothing when some of them were taken away while it was in flight.
+    pub(crate) regions: Option<RegionSet>,
     /// Bytes of data in the device-writable part, for the used ring's length.
     pub(crate) readback_len: u32,
     /// A flush has to follow before it may complete.
@@ -67,7 +70,7 @@ impl Tracker {
         &mut self,
         (ring, ring_epoch): (u16, u32),
         head: u16,
-        status_byte: MemorySlice,
+        (status_place, regions): (StatusPlace, RegionSet),
         readback_len: u32,
         flush_after: bool,
     ) -> u32 {
@@ -75,7 +78,8 @@ impl Tracker {
             ring,
             head,
             ring_epoch,
-            status_byte,
+            status_place,
+            regions: Some(regions),
             readback_len,
             flush_after,
             parts_left: 0,
@@ -87,6 +91,13 @@ impl Tracker {
         } else {
             self.chains.push(Some(state));
             (self.chains.len() - 1) as u32
+        }
+    }
+
+    /// The table of guest memory changes: says of every chain in flight where its regions are now, if they still are.
+    pub(crate) fn carry_over(&mut self, carried: impl Fn(RegionSet) -> Option<RegionSet>) {
+        for chain in self.chains.iter_mut().flatten() {
+            chain.regions = chain.regions.and_then(&carried);
         }
     }
 
@@ -180,12 +191,24 @@ impl Tracker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use guest_memory::PageId;
+    use guest_memory::{MemorySlice, PageId};
 
     fn chain(tracker: &mut Tracker, flush_after: bool) -> u32 {
         // SAFETY: an empty slice is never accessed.
-        let status = unsafe { MemorySlice::new(std::ptr::dangling_mut(), 0, PageId::NONE, 0) };
-        tracker.add_chain((0, 0), 0, status, 0, flush_after)
+        let byte = unsafe { MemorySlice::new(std::ptr::dangling_mut(), 0, PageId::NONE, 0) };
+        let place = StatusPlace { byte, address: 0 };
+        tracker.add_chain((0, 0), 0, (place, RegionSet::default()), 0, flush_after)
+    }
+
+    #[test]
+    fn memory_that_was_taken_away_does_not_come_back() {
+        let mut tracker = Tracker::default();
+        let chain = chain(&mut tracker, false);
+        tracker.add_part(chain);
+        tracker.carry_over(|_| None);
+        tracker.carry_over(Some);
+        assert_eq!(tracker.settle_one(), Some(Settled::Chain(chain)));
+        assert_eq!(tracker.finish(chain).0.regions, None);
     }
 
     #[test]

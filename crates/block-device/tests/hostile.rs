@@ -7,7 +7,6 @@ use common::{MIB, NotingRoute, Place, disk, open, pattern, rig, start};
 use std::time::Duration;
 use test_frontend::{
     ANSWER_TIMEOUT, Descriptor, FrontEndOptions, STATUS_IO_ERROR, STATUS_OK, STATUS_UNSUPPORTED, TestDisk, Transfer,
-    descriptor_flags,
 };
 
 /// The device still does what it should, on queue `queue`.
@@ -21,114 +20,8 @@ fn still_works(disk: &mut TestDisk, queue: usize) {
     assert!(disk.front_end.ram.read(data, 4096) == bytes);
 }
 
-/// Offers descriptors as they are, as one chain from the first, and waits for the used entry. Returns its length.
-fn offer(disk: &mut TestDisk, descriptors: &[Descriptor]) -> u32 {
-    let queue = &mut disk.front_end.queues[0];
-    let indices = queue.reserve(descriptors.len()).expect("free descriptors");
-    for (index, descriptor) in indices.iter().zip(descriptors) {
-        queue.put_descriptor(*index, *descriptor);
-    }
-    let head = indices[0];
-    queue.belongs_to(head, indices);
-    queue.make_available(head);
-    queue.publish();
-    queue.kick().unwrap();
-    loop {
-        if let Some((used, written)) = queue.take_used() {
-            assert_eq!(used, head);
-            return written;
-        }
-        if !queue.enable_interrupts() {
-            assert!(queue.wait(ANSWER_TIMEOUT).unwrap(), "no answer");
-        }
-    }
-}
-
 fn malformed(device: &Device<NotingRoute>) -> u64 {
     device.handle().counters().malformed_chains
-}
-
-#[test]
-fn chains_that_are_none_are_given_back_and_nothing_else_happens() {
-    let (_place, device, mut disk) = rig(MIB, CacheMode::Auto);
-    let header = disk.front_end.ram.take(4096, 4096);
-    let table = disk.front_end.ram.take(4096, 4096);
-    let next = |address, len, next| Descriptor { address, len, flags: descriptor_flags::NEXT, next };
-    let indirect = |address, len| Descriptor { address, len, flags: descriptor_flags::INDIRECT, next: 0 };
-    disk.front_end.ram.write(header, &[0; 4096]);
-
-    let first = {
-        let queue = &mut disk.front_end.queues[0];
-        let indices = queue.reserve(1).unwrap();
-        queue.belongs_to(indices[0], indices.clone());
-        queue.make_available(indices[0]);
-        queue.put_descriptor(indices[0], Descriptor::writable(header, 1));
-        indices[0]
-    };
-    disk.front_end.queues[0].publish();
-    disk.front_end.queues[0].kick().unwrap();
-    while disk.front_end.queues[0].take_used().is_none() {
-        std::thread::yield_now();
-    }
-
-    let bad: Vec<(&str, Vec<Descriptor>)> = vec![
-        ("no status byte", vec![Descriptor::readable(header, 16)]),
-        ("nothing at all", vec![Descriptor::readable(header, 0)]),
-        ("outside of memory", vec![Descriptor::writable(1 << 40, 16)]),
-        ("wrapping around", vec![Descriptor::writable(u64::MAX - 3, 16)]),
-        ("partly outside of memory", vec![Descriptor::writable(64 * MIB - 4, 16)]),
-        ("the next one outside of the ring", vec![next(header, 16, 1000)]),
-        ("a loop of one", vec![next(header, 16, first)]),
-        ("four gigabytes at once", vec![Descriptor::writable(0, u32::MAX)]),
-        ("an indirect table outside of memory", vec![indirect(1 << 40, 64)]),
-        ("an indirect table of no length", vec![indirect(table, 0)]),
-        ("an indirect table with half a descriptor", vec![indirect(table, 24)]),
-        ("an indirect table larger than can be", vec![indirect(0, !15)]),
-        (
-            "an indirect table with more behind it",
-            vec![Descriptor { flags: descriptor_flags::INDIRECT | descriptor_flags::NEXT, ..indirect(table, 64) }],
-        ),
-        ("a table within a table", vec![indirect(table, 16)]),
-    ];
-    for (what, descriptors) in bad {
-        disk.front_end.queues[0].put_table(table, &[indirect(table, 16)]);
-        let before = malformed(&device);
-        // The loop needs its own index, which is the one that is free next.
-        let written = offer(&mut disk, &descriptors);
-        assert_eq!(written, 0, "{what}");
-        assert_eq!(malformed(&device), before + 1, "{what}");
-    }
-    // Loops: of two descriptors, and inside an indirect table.
-    let indices = disk.front_end.queues[0].reserve(2).unwrap();
-    for (index, other) in [(0, 1), (1, 0)] {
-        disk.front_end.queues[0].put_descriptor(indices[index], next(header, 16, indices[other]));
-    }
-    disk.front_end.queues[0].belongs_to(indices[0], indices.clone());
-    disk.front_end.queues[0].make_available(indices[0]);
-    disk.front_end.queues[0].publish();
-    disk.front_end.queues[0].kick().unwrap();
-    while disk.front_end.queues[0].take_used().is_none() {
-        std::thread::yield_now();
-    }
-    disk.front_end.ram.write(table, &[0; 32]);
-    disk.front_end.queues[0].put_table(table, &[next(header, 16, 0), next(header, 16, 0)]);
-    disk.front_end.ram.put(table + 16 + 12, descriptor_flags::NEXT);
-    disk.front_end.ram.put(table + 16 + 14, 0u16);
-    assert_eq!(offer(&mut disk, &[indirect(table, 32)]), 0);
-    // To read after to write.
-    let queue = &mut disk.front_end.queues[0];
-    let head = queue.add(&[Descriptor::writable(header, 1), Descriptor::readable(header, 16)]).unwrap();
-    queue.publish();
-    queue.kick().unwrap();
-    let answer = loop {
-        if let Some(answer) = queue.take_used() {
-            break answer;
-        }
-    };
-    assert_eq!(answer, (head, 0));
-    still_works(&mut disk, 0);
-    let route = device.stop().unwrap();
-    assert_eq!(route.routed.len(), 2, "none of it reached the route");
 }
 
 #[test]

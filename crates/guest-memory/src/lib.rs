@@ -21,6 +21,7 @@ mod handover;
 mod host_file;
 mod map;
 mod protect;
+mod region_set;
 mod slice;
 mod userfault;
 
@@ -31,4 +32,5 @@ pub use host_file::HostFile;
 pub use host_file::simulated_kill;
 pub use map::{MemoryTable, RegionDescriptor, VmMemory};
 pub use protect::{CopyOnWrite, Protection};
+pub use region_set::RegionSet;
 pub use slice::{MemorySlice, PAGE_BYTES, PageId};

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::protect::{CopyOnWrite, Protection, ProtectionChannel};
+use crate::region_set::RegionSet;
 use crate::slice::{MemorySlice, PAGE_BYTES, PageId};
 use crate::userfault::UserFault;
 use std::fs::File;
@@ -358,6 +359,12 @@ impl Region {
     fn host(&self) -> *mut u8 {
         self.ram_file.mapping.at(self.file_offset as usize)
     }
+
+    /// Whether both are the same memory at the same guest address.
+    fn is_same(&self, other: &Region) -> bool {
+        (self.gpa, self.size, self.file_offset) == (other.gpa, other.size, other.file_offset)
+            && Arc::ptr_eq(&self.ram_file, &other.ram_file)
+    }
 }
 
 /// What one device was told of the guest's memory.
@@ -381,10 +388,10 @@ impl MemoryTable {
         &self.vm
     }
 
-    fn region_of(&self, gpa: u64) -> Option<&Region> {
+    fn region_of(&self, gpa: u64) -> Option<(usize, &Region)> {
         let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
         let region = &self.regions[index];
-        (gpa - region.gpa < region.size).then_some(region)
+        (gpa - region.gpa < region.size).then_some((index, region))
     }
 
     /// Appends the slices that make up `len` bytes of guest memory from `gpa` on; more than one where regions meet.
@@ -392,14 +399,29 @@ impl MemoryTable {
     /// # Errors
     /// [`Error::OutOfRange`] when any byte is outside the guest's memory; `slices` is then as it was.
     pub fn slices(&self, gpa: u64, len: usize, slices: &mut Vec<MemorySlice>) -> Result<(), Error> {
+        self.slices_in(gpa, len, slices, &mut RegionSet::default())
+    }
+
+    /// The same, and adds the regions that they lie in to `regions`.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn slices_in(
+        &self,
+        gpa: u64,
+        len: usize,
+        slices: &mut Vec<MemorySlice>,
+        regions: &mut RegionSet,
+    ) -> Result<(), Error> {
         let before = slices.len();
         let mut at = gpa;
         let mut left = len as u64;
         while left > 0 {
-            let Some(region) = self.region_of(at) else {
+            let Some((index, region)) = self.region_of(at) else {
                 slices.truncate(before);
                 return Err(Error::OutOfRange { gpa, len: len as u64 });
             };
+            regions.insert(index);
             let into = at - region.gpa;
             let count = left.min(region.size - into);
             let file_at = region.file_offset + into;
@@ -419,6 +441,22 @@ impl MemoryTable {
             at = at.wrapping_add(count);
         }
         Ok(())
+    }
+
+    /// The one byte of guest memory at `gpa`, if there is one.
+    pub fn byte(&self, gpa: u64) -> Option<MemorySlice> {
+        let mut slices = Vec::with_capacity(1);
+        self.slices(gpa, 1, &mut slices).ok()?;
+        slices.pop()
+    }
+
+    /// The same regions in `next`, the table that takes this one's place; nothing when one of them is not there any more, or
+    /// is other memory.
+    pub fn carried_over(&self, regions: RegionSet, next: &MemoryTable) -> Option<RegionSet> {
+        regions.renumbered(|index| {
+            let region = self.regions.get(index)?;
+            next.regions.iter().position(|other| other.is_same(region))
+        })
     }
 
     /// The guest physical address that the VMM maps at `user_addr` (vhost-user gives ring addresses so).

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// Where a journal lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,9 @@ pub struct DiskOptions {
     pub remote: Option<RemoteOptions>,
 }
 
+/// Sentences that are kept of what is wrong with a disk.
+const FAULTS_MAX: usize = 4;
+
 /// What a disk has done, in bytes and requests.
 #[derive(Debug, Default)]
 #[expect(missing_docs, reason = "the names are the report's and say it all")]
@@ -142,6 +145,8 @@ pub struct Disk {
     flushed: AtomicU64,
     /// A driver has started from the beginning in this process: what its journals hold is known here.
     was_started: AtomicBool,
+    /// What is wrong, in sentences.
+    faults: Mutex<Vec<String>>,
 }
 
 impl Disk {
@@ -164,7 +169,23 @@ impl Disk {
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
             was_started: AtomicBool::new(false),
+            faults: Mutex::default(),
         })
+    }
+
+    /// Keeps a sentence that says what is wrong, for reports. The log has it already. A guest can cause any number of them: the
+    /// first few stay.
+    pub fn note_fault(&self, sentence: &str) {
+        let mut faults = self.faults.lock().expect("no panic under this lock");
+        if faults.len() < FAULTS_MAX && !faults.iter().any(|known| known == sentence) {
+            faults.push(sentence.to_owned());
+        }
+    }
+
+    /// What is wrong, if anything is.
+    pub fn fault(&self) -> Option<String> {
+        let faults = self.faults.lock().expect("no panic under this lock");
+        (!faults.is_empty()).then(|| faults.join("; "))
     }
 
     /// Something was written that no open, held log covers: the next flush has to reach storage. To be said when the

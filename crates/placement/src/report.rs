@@ -38,6 +38,9 @@ pub struct DiskReport {
     pub remote: Option<RemoteReport>,
     /// The last recovery of its file systems together.
     pub recovery: Report,
+    /// What is wrong, in a sentence, if anything is: a queue of the guest's that was stopped, memory of its that cannot be
+    /// reached, a journal that was not what it seemed.
+    pub fault: Option<String>,
 }
 
 /// A journal.
@@ -155,6 +158,7 @@ impl Journals {
             journal,
             counters,
             recovery,
+            fault: disk.fault(),
         }
     }
 

@@ -282,6 +282,9 @@ fn table(vms: &Value) -> String {
                 megabytes("journal_bytes_received"),
                 megabytes("home_bytes_to_storage"),
             ));
+            if let Some(fault) = disk["fault"].as_str() {
+                lines.push(format!("  {name} {}: {fault}", text(&disk["name"])));
+            }
         }
     }
     lines.push(String::new());

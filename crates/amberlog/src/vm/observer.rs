@@ -161,4 +161,8 @@ impl Observer for DiskObserver {
     fn ring_pages(&self, pages: &[PageId]) {
         self.vm.ring_pages(self.disk, pages);
     }
+
+    fn fault(&self, sentence: &str) {
+        self.vm.journals.disk(self.disk).note_fault(sentence);
+    }
 }

@@ -7,6 +7,7 @@ mod clean;
 mod daemon;
 mod dax;
 mod detach;
+mod hotplug;
 mod journals;
 mod kill;
 mod limits;

@@ -47,6 +47,9 @@ impl<R: Route + ?Sized> Worker<R> {
                 self.break_ring(index, &error);
             }
         }
+        if let Some(known) = self.table.take() {
+            self.tracker.carry_over(|regions| known.carried_over(regions, &table));
+        }
         self.engine.set_table(Arc::clone(&table));
         self.table = Some(table);
         self.tell_ring_pages();
@@ -273,11 +276,21 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     /// A ring said something impossible: it is left alone until its next start; others go on.
+    ///
+    /// virtio 1.2, section 2.1.2 has a device set DEVICE_NEEDS_RESET then. vhost-user has no message from a device that
+    /// would do so (VHOST_USER_SET_STATUS goes the other way): what it has is the ring's error descriptor, which QEMU
+    /// looks at and says something of, and the guest's request that is never answered.
     pub(super) fn break_ring(&mut self, index: u16, error: &RingError) {
         add(&self.counters.malformed_chains, 1);
         let name = &self.name;
         if let Some(count) = self.log_limit.next() {
             log::error!("disk {name}: queue {index} is stopped: {error} ({count} such messages so far)");
+        }
+        self.observer.fault(&format!("queue {index} is stopped until the guest is reset: {error}"));
+        if let RingError::Chain(_, error) = error
+            && let Some(address) = error.unknown_address()
+        {
+            self.memory_is_missing(address);
         }
         let ring = &mut self.rings[usize::from(index)];
         ring.broken = true;

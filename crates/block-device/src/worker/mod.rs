@@ -89,6 +89,8 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     /// Chains whose last part is done but that need a flush before they are answered.
     flush_after: VecDeque<u32>,
     log_limit: LogLimit,
+    /// The guest was seen to use memory that nobody was told of, and that was said.
+    missed_memory: bool,
     polling: Polling,
     /// Whether the guest is told of a write cache.
     write_cache: bool,
@@ -137,6 +139,7 @@ impl<R: Route + ?Sized> Worker<R> {
             ranges: Vec::new(),
             flush_after: VecDeque::new(),
             log_limit: LogLimit::default(),
+            missed_memory: false,
             polling: Polling::new(polling_max),
             write_cache,
             stopping: 0,

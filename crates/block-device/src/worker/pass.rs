@@ -1,11 +1,12 @@
 //! One pass: everything the rings have, routed as one batch.
 
 use super::Worker;
-use crate::chain::total_len;
+use crate::chain::{ChainError, StatusPlace, total_len};
 use crate::config_space::{RANGES_MAX, bit};
 use crate::counters::add;
 use crate::request::{Ask, ID_BYTES, Range, parse};
 use crate::ring::RingError;
+use crate::tracker::ChainState;
 use block_route::{Request, RequestKind, Route, Status};
 use guest_memory::MemorySlice;
 use std::os::fd::AsFd;
@@ -71,40 +72,43 @@ impl<R: Route + ?Sized> Worker<R> {
         let ring = &self.rings[usize::from(index)];
         let running = ring.running.as_ref().expect("the chain was taken from it");
         let indirect = self.features & bit(VIRTIO_RING_F_INDIRECT_DESC) != 0;
-        if let Err(error) = self.chain.walk(&running.table, &running.descriptors, head, indirect) {
-            self.malformed(&format!("descriptor chain {head} of queue {index} is dropped: {error}"));
-            return self.drop_chain(index, head);
-        }
         let epoch = ring.epoch;
-        let limits = self.limits();
-        let (status_byte, ask) = parse(&mut self.chain, limits, &mut self.ranges);
-        let Some(status_byte) = status_byte else {
-            self.malformed(&format!("descriptor chain {head} of queue {index} is dropped: it has no status byte"));
-            return self.drop_chain(index, head);
+        let status_place = match self.chain.walk(&running.table, &running.descriptors, head, indirect) {
+            Ok(status_place) => status_place,
+            Err(error) => {
+                // Nobody can be told how it ended, and given back it would read as done: the ring ends here.
+                self.rings[usize::from(index)].in_flight -= 1;
+                return Err(RingError::Chain(head, error));
+            }
         };
+        if let Some(address) = self.chain.unreachable {
+            self.unreachable(index, head, address);
+        }
+        let limits = self.limits();
+        let ask = parse(&mut self.chain, limits, &mut self.ranges);
         let ask = if self.refused { Ask::Finish(Status::IoError) } else { ask };
         match ask {
-            Ask::Finish(status) => self.answer((index, epoch), head, &status_byte, status, 0),
+            Ask::Finish(status) => self.answer((index, epoch), head, &status_place.byte, status, 0),
             Ask::Identity => {
                 let written = self.write_identity(index);
-                self.answer((index, epoch), head, &status_byte, Status::Ok, written);
+                self.answer((index, epoch), head, &status_place.byte, Status::Ok, written);
             }
             Ask::Read { offset, len } => {
                 add(&self.counters.read_requests, 1);
                 add(&self.counters.read_bytes, len);
-                self.route_one((index, epoch), head, status_byte, Range { kind: RequestKind::Read, offset, len });
+                self.route_one((index, epoch), head, status_place, Range { kind: RequestKind::Read, offset, len });
             }
             Ask::Write { offset, len } => {
                 add(&self.counters.write_requests, 1);
                 add(&self.counters.write_bytes, len);
-                self.route_one((index, epoch), head, status_byte, Range { kind: RequestKind::Write, offset, len });
+                self.route_one((index, epoch), head, status_place, Range { kind: RequestKind::Write, offset, len });
             }
             Ask::Flush => {
                 add(&self.counters.flush_requests, 1);
                 let flush = Range { kind: RequestKind::Flush, offset: 0, len: 0 };
-                self.route_one((index, epoch), head, status_byte, flush);
+                self.route_one((index, epoch), head, status_place, flush);
             }
-            Ask::Ranges => self.route_ranges((index, epoch), head, status_byte),
+            Ask::Ranges => self.route_ranges((index, epoch), head, status_place),
         }
         Ok(())
     }
@@ -114,11 +118,11 @@ impl<R: Route + ?Sized> Worker<R> {
         self.features & bit(VIRTIO_BLK_F_FLUSH) == 0
     }
 
-    fn route_one(&mut self, ring: (u16, u32), head: u16, status_byte: MemorySlice, range: Range) {
+    fn route_one(&mut self, ring: (u16, u32), head: u16, status_place: StatusPlace, range: Range) {
         let Range { kind, offset, len } = range;
         let flush_after = kind == RequestKind::Write && self.write_through();
         let readback_len = if kind == RequestKind::Read { len as u32 } else { 0 };
-        let chain = self.tracker.add_chain(ring, head, status_byte, readback_len, flush_after);
+        let chain = self.tracker.add_chain(ring, head, (status_place, self.chain.regions), readback_len, flush_after);
         let id = self.tracker.add_part(chain);
         let segments: &[MemorySlice] = match kind {
             RequestKind::Read => &self.chain.writable,
@@ -128,9 +132,9 @@ impl<R: Route + ?Sized> Worker<R> {
         self.route.route(&Request { id, kind, offset, len, segments }, &mut self.plan);
     }
 
-    fn route_ranges(&mut self, ring: (u16, u32), head: u16, status_byte: MemorySlice) {
+    fn route_ranges(&mut self, ring: (u16, u32), head: u16, status_place: StatusPlace) {
         let flush_after = self.write_through();
-        let chain = self.tracker.add_chain(ring, head, status_byte, 0, flush_after);
+        let chain = self.tracker.add_chain(ring, head, (status_place, self.chain.regions), 0, flush_after);
         if let Some(range) = self.ranges.first() {
             let discard = range.kind == RequestKind::Discard;
             add(if discard { &self.counters.discard_requests } else { &self.counters.write_zeroes_requests }, 1);
@@ -198,14 +202,48 @@ impl<R: Route + ?Sized> Worker<R> {
         }
     }
 
-    /// Gives a chain back that was no request.
-    fn drop_chain(&mut self, index: u16, head: u16) -> Result<(), RingError> {
-        let ring = &mut self.rings[usize::from(index)];
-        ring.in_flight -= 1;
-        match &mut ring.running {
-            Some(running) => running.push_used(head, 0),
-            None => Ok(()),
+    /// Answers a request that has been done, or failed.
+    pub(super) fn answer_chain(&mut self, state: &ChainState, status: Status) {
+        let ring = (state.ring, state.ring_epoch);
+        if state.regions.is_some() {
+            return self.answer(ring, state.head, &state.status_place.byte, status, state.readback_len);
         }
+        // Memory of it was taken away meanwhile: what was read went to where the guest does not look any more, and so
+        // would the status.
+        let address = state.status_place.address;
+        let running = self.rings[usize::from(state.ring)].running.as_ref();
+        match running.and_then(|running| running.table.byte(address)) {
+            Some(byte) => self.answer(ring, state.head, &byte, Status::IoError, 0),
+            None => {
+                let ring = &mut self.rings[usize::from(state.ring)];
+                if ring.running.is_some() && ring.epoch == state.ring_epoch {
+                    ring.in_flight -= 1;
+                    self.break_ring(state.ring, &RingError::Chain(state.head, ChainError::Status(address)));
+                }
+            }
+        }
+    }
+
+    /// A request names memory that nobody was told of; it is failed.
+    fn unreachable(&mut self, index: u16, head: u16, address: u64) {
+        let what =
+            format!("request {head} of queue {index} is failed: a buffer at guest address {address:#x} lies outside");
+        self.malformed(&format!("{what} the guest memory that the VMM has handed over"));
+        self.memory_is_missing(address);
+    }
+
+    /// The guest uses memory that the VMM has not handed over. Said once: it goes on for as long as the guest does.
+    pub(super) fn memory_is_missing(&mut self, address: u64) {
+        if std::mem::replace(&mut self.missed_memory, true) {
+            return;
+        }
+        let sentence = format!(
+            "the guest uses memory (at guest address {address:#x}) that the VMM has not handed over, and its requests with \
+             buffers there fail: memory that is plugged in while a VM runs has to be a memory-backend-file or \
+             memory-backend-memfd with share=on, because no other process can reach a memory-backend-ram"
+        );
+        log::error!("disk {}: {sentence}", self.name);
+        self.observer.fault(&sentence);
     }
 
     pub(super) fn malformed(&mut self, what: &str) {

@@ -53,8 +53,7 @@ impl<R: Route + ?Sized> Worker<R> {
                         self.flush_after.push_back(chain);
                     } else {
                         let (state, status) = self.tracker.finish(chain);
-                        let ring = (state.ring, state.ring_epoch);
-                        self.answer(ring, state.head, &state.status_byte, status, state.readback_len);
+                        self.answer_chain(&state, status);
                     }
                 }
             }

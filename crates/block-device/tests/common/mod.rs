@@ -26,6 +26,8 @@ pub enum Told {
     Stopped,
     /// A write of the route's own has ended.
     OwnWriteDone,
+    /// Something of the guest's is wrong.
+    Fault(String),
 }
 
 /// Notes everything.
@@ -39,6 +41,13 @@ impl Journal {
 
     pub fn all(&self) -> Vec<Told> {
         self.0.lock().unwrap().clone()
+    }
+
+    pub fn faults(&self) -> Vec<String> {
+        self.all()
+            .into_iter()
+            .filter_map(|told| if let Told::Fault(sentence) = told { Some(sentence) } else { None })
+            .collect()
     }
 
     pub fn starts(&self) -> Vec<Start> {
@@ -58,6 +67,10 @@ impl Observer for Journal {
 
     fn ring_pages(&self, pages: &[PageId]) {
         self.note(Told::RingPages(pages.to_vec()));
+    }
+
+    fn fault(&self, sentence: &str) {
+        self.note(Told::Fault(sentence.to_owned()));
     }
 
     fn disconnected(&self, _peer: Peer) {
