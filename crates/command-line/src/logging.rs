@@ -2,6 +2,7 @@
 
 /// Has log lines printed from here on.
 pub fn start() {
+    crate::exit::when_nobody_reads();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(
