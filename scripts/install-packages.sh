@@ -10,7 +10,7 @@ packages="
     qemu-system-x86 qemu-utils
     chromium
     e2fsprogs busybox-static postmark fio sqlite3
-    fdisk util-linux procps
+    fdisk util-linux procps dmsetup
     gcc libc6-dev
     zstd xz-utils
     ca-certificates

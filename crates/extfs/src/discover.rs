@@ -4,6 +4,7 @@ use crate::inode::internal_journal;
 use crate::journal::Journal;
 use crate::partition::partitions;
 use crate::read::{ReadAt, Window};
+use crate::stacked::what_lies_between;
 use crate::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, compat};
 use std::io;
 
@@ -68,6 +69,9 @@ fn journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> 
     if superblock.bytes() > disk.size() {
         let (says, has) = (superblock.bytes(), disk.size());
         return not_understood(format!("the superblock says {says} bytes, but there are only {has}: it was cut off"));
+    }
+    if let Some(what) = what_lies_between(disk, superblock)? {
+        return not_understood(format!("{what}, so that where its blocks go is not for this disk to say"));
     }
     if superblock.is_journal_device() {
         return Ok(Journal::JournalDevice { superblock_block: if superblock.block_size == 1024 { 2 } else { 1 } });

@@ -24,6 +24,7 @@ mod journal;
 mod layout;
 mod partition;
 mod read;
+mod stacked;
 mod superblock;
 
 pub use allocation::Allocation;

@@ -296,3 +296,57 @@ fn master_boot_records() {
     entry(&mut disk, 0, 1, 0x83, 5000, 20);
     assert_eq!(partitions(&disk).expect("memory"), [], "partitions beyond the disk are none");
 }
+
+/// An array's superblock, version 1 with its own place, or 0.90.
+fn md(at: u64, major: u32) -> Vec<u8> {
+    let mut raw = vec![0; 256];
+    raw[0..4].copy_from_slice(&0xa92b_4efcu32.to_le_bytes());
+    raw[4..8].copy_from_slice(&major.to_le_bytes());
+    raw[8..12].copy_from_slice(&90u32.to_le_bytes());
+    raw[144..152].copy_from_slice(&(at / 512).to_le_bytes());
+    raw
+}
+
+#[test]
+fn a_disk_that_shows_what_lies_between_is_left_alone() {
+    const BLOCKS: u64 = 10_000;
+    let plain = || {
+        let mut root = header(1, 4, 0);
+        root.extend(leaf(0, 100, 1024));
+        let mut disk = file_system(BLOCKS, 1024, EXTENTS, &root);
+        // Longer than the file system, and of an odd size.
+        disk.size += 50 * BLOCK + 3 * 512;
+        disk
+    };
+    let journal = |disk: &Sparse| discover(disk).unwrap().remove(0).journal;
+    assert!(matches!(journal(&plain()), Journal::Internal { .. }));
+    let sectors = plain().size / 512;
+    let (at_10, at_090) = ((sectors - 16) / 8 * 8 * 512, (sectors / 128 * 128 - 128) * 512);
+    let bcache = [0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81];
+    for (at, bytes, says) in [
+        (at_10, md(at_10, 1), "metadata 1.0"),
+        (at_090, md(at_090, 0), "metadata 0.90"),
+        (4096, md(4096, 1), "metadata 1.2"),
+        (512, b"LABELONE".to_vec(), "LVM"),
+        (0, b"LUKS\xba\xbe\0\x02".to_vec(), "LUKS"),
+        (4096 + 24, bcache.to_vec(), "bcache"),
+    ] {
+        let mut disk = plain();
+        disk.put(at, &bytes);
+        match journal(&disk) {
+            Journal::NotUnderstood { reason } => assert!(reason.contains(says), "{says}: {reason}"),
+            other => panic!("{says}: {other:?}"),
+        }
+    }
+    // Not where it says it is, of another kind, or in the file system's own blocks: left over.
+    for (at, bytes) in [(at_10, md(at_10 + 512, 1)), (at_10, md(at_10, 7))] {
+        let mut disk = plain();
+        disk.put(at, &bytes);
+        assert!(matches!(journal(&disk), Journal::Internal { .. }));
+    }
+    let mut disk = plain();
+    disk.size = BLOCKS * BLOCK;
+    let at = (disk.size / 512 - 16) / 8 * 8 * 512;
+    disk.put(at, &md(at, 1));
+    assert!(matches!(journal(&disk), Journal::Internal { .. }), "the file system reaches over it");
+}

@@ -8,6 +8,7 @@
 use crate::commit::{LogWrite, Outcome};
 use crate::error::Error;
 use crate::home::{HomeWrite, HostWrite};
+use crate::inflight::Writer;
 use crate::jcb::{Counters, Holding, LogShape, VmJcb};
 use crate::location::Location;
 use crate::log::HeldLog;
@@ -19,6 +20,7 @@ use guest_memory::{CopyOnWrite, MemorySlice, PageId, VmMemory};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Names a log within its VM's area.
@@ -45,6 +47,8 @@ pub struct Owed {
     pub blocks: u64,
     /// The same in bytes.
     pub bytes: u64,
+    /// Newest versions that are at their own place in the log on storage, for want of memory: recovery writes these home, too.
+    pub stored_blocks: u64,
     /// Whether it has to be materialised instead.
     pub materialise: bool,
 }
@@ -74,6 +78,8 @@ struct Files {
 pub struct JournalArea {
     inner: Mutex<Inner>,
     waker: OnceLock<Waker>,
+    /// Some log's books were proven wrong, and nobody has taken the log away yet.
+    has_contradiction: AtomicBool,
 }
 
 impl std::fmt::Debug for JournalArea {
@@ -151,7 +157,11 @@ impl JournalArea {
     pub fn new(memory: &Arc<VmMemory>, budget_bytes: u64) -> Arc<Self> {
         let inner =
             Inner { pages: Pages::new(Arc::clone(memory)), logs: Vec::new(), starved: Vec::new(), budget_bytes };
-        let area = Arc::new(JournalArea { inner: Mutex::new(inner), waker: OnceLock::new() });
+        let area = Arc::new(JournalArea {
+            inner: Mutex::new(inner),
+            waker: OnceLock::new(),
+            has_contradiction: AtomicBool::new(false),
+        });
         memory.set_copy_on_write(Arc::new(AreaCopyOnWrite(Arc::downgrade(&area))));
         area
     }
@@ -240,6 +250,7 @@ impl JournalArea {
         let Some((pages, jcb)) = inner.log(id) else { return Ok(SuperblockEffect::NotALog) };
         let effect = jcb.superblock_written(pages, block);
         jcb.note_memory();
+        self.look_for_contradiction(jcb);
         if inner.pages.has_many_loose() {
             inner.pages.let_loose_go();
         }
@@ -255,6 +266,7 @@ impl JournalArea {
             return Outcome { no_memory: (0..writes.len()).collect(), committed: 0 };
         };
         let outcome = jcb.hold(pages, writes);
+        self.look_for_contradiction(jcb);
         if inner.pages.has_many_loose() {
             inner.pages.let_loose_go();
         }
@@ -271,7 +283,54 @@ impl JournalArea {
         let mut inner = self.lock();
         if let Some((pages, jcb)) = inner.log(id) {
             jcb.stored(pages, position);
+            self.look_for_contradiction(jcb);
         }
+    }
+
+    fn look_for_contradiction(&self, jcb: &VmJcb) {
+        if jcb.contradiction.is_some() {
+            self.has_contradiction.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether some log's books may have been proven wrong; asked in every pass.
+    pub fn has_contradiction(&self) -> bool {
+        self.has_contradiction.load(Ordering::Acquire)
+    }
+
+    /// What proved the books of a log wrong, and it is still here: it has to be taken away ([`JournalArea::log_op_distrust`]).
+    pub fn contradiction(&self, id: LogId) -> Option<String> {
+        self.lock().log(id).and_then(|(_, jcb)| jcb.contradiction.clone())
+    }
+
+    /// Takes a log away whose books were proven wrong: `take` brings it, block for block, to its own place. When it succeeds
+    /// the log is closed here. Nothing is done while a home write of the host's is in flight, which must not land after
+    /// what the guest writes there past us from then on.
+    ///
+    /// # Errors
+    /// Those of `take`; the log stays here, and is kept block for block.
+    pub fn log_op_distrust<T, E>(
+        &self,
+        id: LogId,
+        take: impl FnOnce(&mut HeldLog<'_>) -> Result<T, E>,
+    ) -> Result<Option<T>, E> {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return Ok(None) };
+        if jcb.contradiction.is_none() || jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host)) {
+            return Ok(None);
+        }
+        let result = take(&mut HeldLog::live(jcb, pages))?;
+        jcb.close_books(pages);
+        inner.pages.let_loose_go();
+        inner.feed_starved();
+        Ok(Some(result))
+    }
+
+    /// Whether some log's books are proven wrong still: others were taken away, or closed by their guests.
+    pub fn look_for_contradictions(&self) {
+        let mut inner = self.lock();
+        let is_left = inner.logs().any(|jcb| jcb.contradiction.is_some());
+        self.has_contradiction.store(is_left, Ordering::Release);
     }
 
     /// Whether the log is open.
@@ -390,11 +449,13 @@ impl JournalArea {
     pub fn log_op_query(&self, id: LogId) -> Owed {
         let mut inner = self.lock();
         let Some((_, jcb)) = inner.log(id) else { return Owed::default() };
-        let blocks = jcb.owed_blocks();
+        // What is kept block for block is not for us to write home.
+        let blocks = if jcb.contradiction.is_some() { 0 } else { jcb.owed_blocks() };
         Owed {
             is_open: jcb.is_open(),
             blocks,
             bytes: blocks * u64::from(jcb.shape.block_bytes),
+            stored_blocks: jcb.stored_versions(),
             materialise: jcb.table.is_materialise(),
         }
     }

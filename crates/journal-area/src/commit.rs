@@ -209,6 +209,9 @@ impl VmJcb {
                         }
                         self.commit(pages, format.next(position));
                         accepted += 1;
+                        if self.contradiction.is_some() {
+                            return accepted;
+                        }
                     }
                     _ => return accepted,
                 },
@@ -274,9 +277,13 @@ impl VmJcb {
         let mut block = vec![0; self.shape.block_bytes as usize];
         for tag in &partial.tags {
             let home = tag.block();
+            if !self.is_home(home) {
+                self.contradicts_tag(sequence, home);
+                continue;
+            }
             // What replay would skip is no version of anything: an older one stays the newest. It stays held, so that
             // replay finds it as it was and skips it too.
-            if !self.is_home(home) || !self.data_checksum_ok(pages, sequence, tag, &mut block) {
+            if !self.data_checksum_ok(pages, sequence, tag, &mut block) {
                 log::warn!(
                     "transaction {sequence}: log block {} is not a good version of block {home}; it is ignored",
                     tag.position

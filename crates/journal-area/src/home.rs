@@ -68,8 +68,13 @@ impl VmJcb {
         let mut held = Vec::new();
         let mut given = Vec::new();
         for block in blocks.clone() {
-            let Some(position) = self.newest(block) else { continue };
             let index = (block - blocks.start) as usize;
+            let Some(position) = self.newest(block) else {
+                if let Some(content) = payload.get(index).copied().flatten() {
+                    self.note_unexplained(&content);
+                }
+                continue;
+            };
             let location = self.location(position);
             if location == Location::Home {
                 restore.push(block);
@@ -89,6 +94,7 @@ impl VmJcb {
             given.resize(self.shape.block_bytes as usize, 0);
             slice.copy_out(0, &mut given);
             if !self.read_version(pages, position, &mut held) || held != given {
+                self.note_unexplained(&slice);
                 continue;
             }
             if slice.page() != PageId::NONE {
@@ -121,7 +127,11 @@ impl VmJcb {
     /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns the number of
     /// versions it released.
     pub(crate) fn home_write_ended(&mut self, pages: &mut Pages, operation: usize, ok: bool) -> u64 {
-        let Some(operation) = self.in_flight.end(operation) else { return 0 };
+        let Some(mut operation) = self.in_flight.end(operation) else { return 0 };
+        if self.contradiction.is_some() {
+            // Where home is, is in doubt.
+            operation.candidates.clear();
+        }
         let mut released = 0;
         if ok && !operation.tainted {
             for candidate in &operation.candidates {
@@ -131,6 +141,13 @@ impl VmJcb {
                 if unchanged {
                     self.set_location(pages, candidate.position, Location::Home);
                     released += 1;
+                }
+            }
+        }
+        if operation.writer == Writer::Guest && !self.transactions.is_empty() {
+            for position in self.versions_in(&operation.blocks) {
+                if self.location(position).is_held() {
+                    self.written_over.insert(position);
                 }
             }
         }
@@ -165,6 +182,9 @@ impl VmJcb {
 
     /// The guest no longer cares for what is in `blocks`.
     pub(crate) fn discarded(&mut self, pages: &mut Pages, blocks: Range<u64>) {
+        if self.contradiction.is_some() {
+            return;
+        }
         // Whichever is shorter: the range, or what is known.
         let known: Vec<u32> = self.versions_in(&blocks);
         for position in known {
@@ -178,7 +198,7 @@ impl VmJcb {
     /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.
     /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later.
     pub(crate) fn host_writes(&mut self, pages: &Pages, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
-        let Some(format) = self.format else { return Vec::new() };
+        let Some(format) = self.format.filter(|_| self.contradiction.is_none()) else { return Vec::new() };
         let mut writes = Vec::new();
         let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
             return writes;

@@ -10,6 +10,7 @@
 //! * A position's location changes in one place, [`VmJcb::set_location`].
 
 use crate::chains::Chains;
+use crate::contradiction::Unexplained;
 use crate::homes::Homes;
 use crate::inflight::InFlight;
 use crate::location::Location;
@@ -156,6 +157,13 @@ pub struct VmJcb {
     /// Pinned slots that nobody names any more.
     zombies: Vec<u32>,
     pub(crate) counters: Counters,
+    /// Owed versions whose home block was written, with something else, since they were committed.
+    pub(crate) written_over: HashSet<u32>,
+    pub(crate) unexplained: Unexplained,
+    /// Owed versions that were passed unwritten while their content was written elsewhere.
+    pub(crate) misplaced: u32,
+    /// What proved the books wrong.
+    pub(crate) contradiction: Option<String>,
     scratch: Vec<u8>,
 }
 
@@ -186,6 +194,10 @@ impl VmJcb {
             pins: HashMap::new(),
             zombies: Vec::new(),
             counters: Counters::default(),
+            written_over: HashSet::new(),
+            unexplained: Unexplained::default(),
+            misplaced: 0,
+            contradiction: None,
             scratch: vec![0; shape.block_bytes as usize],
         }
     }
@@ -207,6 +219,10 @@ impl VmJcb {
 
     pub(crate) fn home_of(&self, position: u32) -> Option<u64> {
         self.homes.get(position)
+    }
+
+    pub(crate) fn hasher(&self) -> &DefaultHashBuilder {
+        &self.hasher
     }
 
     fn page_hash(&self, page: PageId) -> u64 {
@@ -340,6 +356,7 @@ impl VmJcb {
         }
         self.homes.clear(position);
         self.escaped.remove(&position);
+        self.written_over.remove(&position);
     }
 
     /// Whether a version is held with its first word taken out.
@@ -423,6 +440,7 @@ impl VmJcb {
     pub(crate) fn open_books(&mut self, tail: Tail) -> std::io::Result<()> {
         self.table.reserve()?;
         self.table.set_handed_over(None);
+        self.forget_signs();
         self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
         self.cursor = tail;
         self.partial = Partial::default();
@@ -457,6 +475,7 @@ impl VmJcb {
         self.transactions.clear();
         self.partial = Partial::default();
         self.format = None;
+        self.forget_signs();
     }
 
     /// Blocks that are still to be written home.
@@ -466,7 +485,12 @@ impl VmJcb {
 
     /// Whether a newest version is only at its own place in the log on storage, where it was put for want of memory.
     pub(crate) fn has_stored_versions(&self) -> bool {
-        self.by_block.iter().any(|position| self.location(position) == Location::Storage)
+        self.stored_versions() > 0
+    }
+
+    /// How many are.
+    pub(crate) fn stored_versions(&self) -> u64 {
+        self.by_block.iter().filter(|position| self.location(*position) == Location::Storage).count() as u64
     }
 
     /// The counters, with those of this moment.
@@ -480,6 +504,7 @@ impl VmJcb {
             + self.homes.memory_bytes()
             + self.by_page.memory_bytes()
             + self.by_block.memory_bytes()
+            + self.unexplained.memory_bytes()
             + (self.transactions.capacity() * size_of::<Transaction>()) as u64
             + (self.partial.tags.capacity() * size_of::<PendingTag>()) as u64
     }

@@ -21,6 +21,7 @@
 mod area;
 mod chains;
 mod commit;
+mod contradiction;
 mod error;
 mod home;
 mod homes;

@@ -148,6 +148,11 @@ impl<'a> HeldLog<'a> {
         self.table().is_materialise()
     }
 
+    /// Whether the books were proven wrong: the log is kept block for block, and where its blocks belong is in doubt.
+    pub fn is_distrusted(&self) -> bool {
+        self.table().is_distrusted()
+    }
+
     /// Where the live log begins.
     pub fn tail(&self) -> Option<Tail> {
         self.table().tail()

@@ -17,6 +17,7 @@ const OFFSET_LOG_BLOCKS: u64 = 12;
 const OFFSET_TAIL: u64 = 16;
 const OFFSET_FLAGS: u64 = 24;
 const FLAG_MATERIALISE: u64 = 1;
+const FLAG_DISTRUSTED: u64 = 2;
 const OFFSET_HANDED_OVER: u64 = 32;
 /// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
 /// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
@@ -168,6 +169,17 @@ impl Table {
     /// Says whether the log is kept block for block.
     pub fn set_materialise(&self, materialise: bool) {
         self.file.store_u64(OFFSET_FLAGS, if materialise { FLAG_MATERIALISE } else { 0 });
+    }
+
+    /// Whether the books were proven wrong while the log was open ([`Table::set_distrusted`]).
+    pub fn is_distrusted(&self) -> bool {
+        self.file.load_u64(OFFSET_FLAGS) & FLAG_DISTRUSTED != 0
+    }
+
+    /// Says, in one step, that the books were proven wrong: from here on the log is kept block for block, and nobody who
+    /// finds it replays it. The next log that is opened begins with [`Table::set_materialise`].
+    pub fn set_distrusted(&self) {
+        self.file.store_u64(OFFSET_FLAGS, FLAG_MATERIALISE | FLAG_DISTRUSTED);
     }
 
     /// Bytes of memory that the table takes: all its words while the log is open.

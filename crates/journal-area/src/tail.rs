@@ -106,23 +106,21 @@ impl VmJcb {
             .transactions
             .iter()
             .position(|entry| entry.sequence == tail.sequence && entry.first_position == tail.position);
-        match known {
-            Some(count) => self.drop_transactions(pages, count),
-            None if tail == self.cursor => self.drop_transactions(pages, self.transactions.len()),
-            None => self.begin_anew(pages, tail),
+        let count = match known {
+            Some(count) => count,
+            None if tail == self.cursor => self.transactions.len(),
+            None if self.contradicts_new_beginning(tail) => return self.table.set_tail(Some(tail)),
+            None => return self.begin_anew(pages, tail),
+        };
+        if self.contradicts_passing(pages, count) {
+            return self.table.set_tail(Some(tail));
         }
+        self.drop_transactions(pages, count);
     }
 
-    /// The log begins at a place where no transaction of ours begins: as for jbd2, nothing before it exists.
+    /// The log begins at a place where no transaction of ours begins: as for jbd2, nothing before it exists. A kernel that
+    /// has replayed the log goes on so.
     fn begin_anew(&mut self, pages: &mut Pages, tail: Tail) {
-        if self.owed_blocks() > 0 {
-            log::warn!(
-                "the guest moved its journal's tail to log block {} (transaction {}), past {} blocks not yet home",
-                tail.position,
-                tail.sequence,
-                self.owed_blocks()
-            );
-        }
         self.table.set_tail(Some(tail));
         for position in 1..self.shape.log_blocks {
             if self.location(position) != Location::None || self.home_of(position).is_some() {

@@ -1,11 +1,12 @@
 //! Finishing a held log: replay it onto its home, or put it block for block where the guest's own kernel finds it.
 
+use crate::distrust::LEFT_TO_THE_GUEST;
 use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
 use extfs::ReadAt;
 use jbd2::{Content, LogRead};
 use journal_area::{HeldLog, Location};
-use recovery::{Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
+use recovery::{Error, HomeBounds, HomeWriter, JournalDisk, JournalPlace, LogBounds, Report, Status};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -100,6 +101,9 @@ pub(crate) fn finish_stored(place: &FoundLogPlace, home: &File, journal: &File) 
 
 /// Brings the home of a held log to its last committed state.
 pub(crate) fn finish(held: &HeldLog<'_>, place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+    if held.is_distrusted() {
+        return write_in_place(held, place, home, journal);
+    }
     if held.is_materialise() {
         return materialise(held, place, journal);
     }
@@ -153,32 +157,114 @@ fn replay<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace, home: &File, jo
     recovery::replay(log, log_bounds, &bounds, &mut part, journal_place)
 }
 
+/// Writes a log whose books were proven wrong to its own place. Nothing is written to any home ([`crate::distrust`]).
+pub(crate) fn write_in_place(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &File,
+    journal: &File,
+) -> Result<Report, Error> {
+    let started = Instant::now();
+    // All that was ever written there, wherever the guest thinks that its log begins.
+    let mut report = Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST);
+    write_blocks(held, place, journal, &mut report)?;
+    // Then the live log once more, with what was let go of it, and the superblock.
+    held.note_hand_over(held.tail());
+    let block_bytes = u64::from(place.block_bytes);
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
+    let mut home_part =
+        ReadOnly(ImagePart { file: home, start: place.home_start, len: place.home_blocks * block_bytes });
+    // Blocks of a log need not be aligned to the disk, only to each other.
+    let first = place.runs.first().map_or(0, |run| run.offset % block_bytes);
+    let mut log_part = ImagePart { file: journal, start: first, len: u64::MAX };
+    let extents: Vec<extfs::JournalExtent> = place
+        .runs
+        .iter()
+        .map(|run| extfs::JournalExtent {
+            log: run.first_position,
+            physical: (run.offset - first) / block_bytes,
+            count: run.count,
+        })
+        .collect();
+    let written = recovery::materialise(
+        &mut LogReader { held, place, journal },
+        LogBounds { superblock_position: 0, blocks: place.log_blocks },
+        &extents,
+        &bounds,
+        &mut home_part,
+        JournalDisk::Other(&mut log_part),
+        &[],
+    )?;
+    report.transactions = written.transactions;
+    report.first_sequence = written.first_sequence;
+    report.last_sequence = written.last_sequence;
+    report.notes.extend(written.notes);
+    report.blocks_written += written.blocks_written;
+    report.bytes_written += written.bytes_written;
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// A home that is only read.
+struct ReadOnly<'a>(ImagePart<'a>);
+
+impl ReadAt for ReadOnly<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buffer)
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+}
+
+impl HomeWriter for ReadOnly<'_> {
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        Err(io::Error::other(format!("{} bytes at byte {offset} of a home in doubt are not to be written", data.len())))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Writes the log to its own place, blocks first and the superblock last: the guest's own kernel replays it.
 fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
     let started = Instant::now();
-    let failed = |what: &str, source| Error::Failed { what: what.to_owned(), source };
-    let mut block = vec![0; place.block_bytes as usize];
     let mut report = Report::of(Status::Materialised)
         .with_note("the journal has features that only the guest's own kernel can replay; it will at the next mount");
-    let mut write = |held: &HeldLog<'_>, position: u32| -> Result<bool, Error> {
-        if held.location(position) == Location::None || !held.read_held(position, &mut block) {
-            return Ok(false);
-        }
-        let offset = offset_of(&place.runs, place.block_bytes, position).ok_or_else(|| {
-            failed("writing the log to its place", io::Error::other(format!("log block {position} has none")))
-        })?;
-        journal.write_all_at(&block, offset).map_err(|e| failed("writing the log to its place", e))?;
-        Ok(true)
-    };
+    write_blocks(held, place, journal, &mut report)?;
+    write_block(held, place, journal, 0)?;
+    journal.sync_data().map_err(|e| failed("flushing the journal's superblock", e))?;
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+fn failed(what: &str, source: io::Error) -> Error {
+    Error::Failed { what: what.to_owned(), source }
+}
+
+/// Writes every held block but the superblock to its own place, and flushes.
+fn write_blocks(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File, report: &mut Report) -> Result<(), Error> {
     for position in 1..held.log_blocks() {
-        if write(held, position)? {
+        if write_block(held, place, journal, position)? {
             report.blocks_written += 1;
             report.bytes_written += u64::from(place.block_bytes);
         }
     }
-    journal.sync_data().map_err(|e| failed("flushing the log", e))?;
-    write(held, 0)?;
-    journal.sync_data().map_err(|e| failed("flushing the journal's superblock", e))?;
-    report.seconds = started.elapsed().as_secs_f64();
-    Ok(report)
+    journal.sync_data().map_err(|e| failed("flushing the log", e))
+}
+
+/// Writes a log block to its own place, if it is held.
+fn write_block(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File, position: u32) -> Result<bool, Error> {
+    let mut block = vec![0; place.block_bytes as usize];
+    if held.location(position) == Location::None || !held.read_held(position, &mut block) {
+        return Ok(false);
+    }
+    let offset = offset_of(&place.runs, place.block_bytes, position).ok_or_else(|| {
+        failed("writing the log to its place", io::Error::other(format!("log block {position} has none")))
+    })?;
+    journal.write_all_at(&block, offset).map_err(|e| failed("writing the log to its place", e))?;
+    Ok(true)
 }

@@ -159,6 +159,9 @@ fn finish_log(log: &LogDescription, found: &FoundLog, images: &[PathBuf]) -> Res
         Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
         Stored::Emptied => Report::of(Status::Clean)
             .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
+        Stored::HandedOver if found.log().is_distrusted() => {
+            Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
+        }
         Stored::HandedOver => finish_stored(&log.place, home.file(), journal_file)?,
     };
     found.close();

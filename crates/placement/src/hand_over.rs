@@ -42,6 +42,11 @@ impl Journals {
         use PlacementKind::{Copy, Nvm, Remote, Retain, Storage};
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
+        if to != Storage && log.is_distrusted() {
+            return Err(io::Error::other(
+                "the journal is not what it seemed (see its disk's fault), and stays on storage until the VM is started anew",
+            ));
+        }
         let change = match (log.placement, to) {
             (Remote, Remote | Storage) if log.remote.is_some() => {
                 if let Some(remote) = &log.remote {
@@ -114,12 +119,12 @@ impl Journals {
         self.describe_or_complain();
     }
 
-    fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+    pub(crate) fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
         let moved = Arc::new(Log { placement, storage_from, ..log.clone() });
         self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);
     }
 
-    fn describe_or_complain(&self) {
+    pub(crate) fn describe_or_complain(&self) {
         if let Err(error) = self.describe() {
             // Nothing can be held that a later process would not find.
             log::error!("writing down where journals live failed: {error}");

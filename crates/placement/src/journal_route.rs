@@ -741,6 +741,7 @@ impl Route for JournalRoute {
 
     fn end_of_pass(&mut self, plan: &mut Plan) {
         self.flush_batch(plan);
+        self.take_away_distrusted();
         if self.has_remote {
             self.journals.remote_logs_on(self.disk).iter().for_each(|remote| remote.end_of_pass());
         }
@@ -751,7 +752,8 @@ impl Route for JournalRoute {
         match errand {
             Errand::Home(log, operation, rescan) => {
                 self.journals.area.home_write_ended(log.id, operation, result.is_ok());
-                if !log.is_held_open() {
+                // It may have been taken away since this write began.
+                if !log.is_held_open() || log.is_distrusted() {
                     self.journals.disk(self.disk).set_dirty();
                 }
                 if log.is_emptying.load(Ordering::Acquire) {
@@ -776,11 +778,16 @@ impl Route for JournalRoute {
                 }
                 self.retry_behind_host(plan);
                 self.drive_host_writes(plan);
+                if self.journals.area.has_contradiction() {
+                    // The device with the log may have waited for this one.
+                    self.journals.disk(log.journal_disk).wake.wake();
+                }
             }
             Errand::Stored(log, position) => {
                 if result.is_ok() {
                     self.journals.area.stored(log.id, position);
                 }
+                self.take_away_distrusted();
             }
             Errand::Remote(log) => {
                 self.journals.disk(self.disk).set_dirty();
@@ -817,6 +824,7 @@ impl Route for JournalRoute {
 
     fn woken(&mut self, plan: &mut Plan) {
         self.host_failed = false;
+        self.take_away_distrusted();
         if self.has_remote {
             for remote in self.journals.remote_logs_on(self.disk) {
                 for (request, status) in remote.take_done() {
@@ -830,6 +838,16 @@ impl Route for JournalRoute {
 }
 
 impl JournalRoute {
+    /// Takes logs away whose books were proven wrong, if this device may. What has to wait is tried again after the next pass,
+    /// or when a home write has ended.
+    fn take_away_distrusted(&mut self) {
+        // A block on its way to its own place would be read there before it has arrived.
+        let has_stored = || self.errands.values().any(|errand| matches!(errand, Errand::Stored(..)));
+        if self.journals.area.has_contradiction() && !has_stored() {
+            self.journals.distrust_on(self.disk);
+        }
+    }
+
     fn scan(&mut self) {
         if let Err(error) = self.journals.scan(self.disk) {
             log::error!("looking for journals on disk {} failed: {error}", self.journals.disk(self.disk).options.name);

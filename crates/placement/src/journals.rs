@@ -72,6 +72,10 @@ pub struct Log {
     pub(crate) emptied: Arc<AtomicU64>,
     /// How often that failed.
     pub(crate) failed_to_empty: Arc<AtomicU64>,
+    /// What the guest did proved that it is not what it seemed: it is on storage, or on its way there, and stays.
+    pub(crate) is_distrusted: Arc<AtomicBool>,
+    /// Bringing it there failed, and that was said.
+    pub(crate) has_failed_to_leave: Arc<AtomicBool>,
     /// Where it shall live from the next mount on.
     pub(crate) wanted: Arc<Mutex<PlacementKind>>,
     /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
@@ -109,6 +113,11 @@ impl Log {
         self.is_open.load(Ordering::Acquire)
     }
 
+    /// Whether what the guest did proved that it is not what it seemed.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.is_distrusted.load(Ordering::Acquire)
+    }
+
     pub(crate) fn was_opened(&self) -> bool {
         self.was_opened.load(Ordering::Acquire)
     }
@@ -140,6 +149,21 @@ impl Log {
     /// Where home block `block` is on its disk, in bytes.
     pub fn home_offset(&self, block: u64) -> u64 {
         self.place.home_start + block * u64::from(self.place.block_bytes)
+    }
+}
+
+/// What a recovery of the file system at byte `start` did, for the log.
+fn what_was_done(start: u64, report: &Report) -> String {
+    match report.status {
+        Status::Materialised => format!(
+            "the journal of the file system at byte {start} is at its own place on storage, {} blocks, and left to the guest's \
+             own kernel to replay",
+            report.blocks_written
+        ),
+        _ => format!(
+            "recovered the file system at byte {start}: {} transactions, {} blocks written home",
+            report.transactions, report.blocks_written
+        ),
     }
 }
 
@@ -558,6 +582,8 @@ impl Journals {
             has_failed_to_empty: Arc::default(),
             emptied: Arc::default(),
             failed_to_empty: Arc::default(),
+            is_distrusted: Arc::default(),
+            has_failed_to_leave: Arc::default(),
             wanted: Arc::new(Mutex::new(placement)),
             storage_from: None,
             recovery: Arc::default(),
@@ -704,6 +730,10 @@ impl Journals {
             // Storage has the whole log then, for the guest's next kernel or for us.
             remote.settle()?;
         }
+        if log.is_distrusted() && !log.placement.is_held() {
+            self.leave_to_guest(log, is_vm_gone);
+            return Ok(());
+        }
         if !log.is_open() {
             if is_vm_gone && self.is_mounted_with_empty_log(log)? {
                 // Mounted, and died before its first commit: nothing to replay, but the flag says so.
@@ -730,20 +760,34 @@ impl Journals {
             return Ok(());
         }
         self.wait_for_home_writes(log)?;
+        if let Some(why) = self.area.contradiction(log.id) {
+            self.say_distrusted(log, &why);
+        }
         let owed = self.area.log_op_query(log.id);
-        let report = self
+        let mut report = self
             .area
             .log_op_recover(log.id, |held| crate::finish::finish(held, &log.place, home, journal))
             .map_err(io::Error::other)?;
-        if !owed.materialise && report.blocks_written != owed.blocks {
-            // The pair to what was counted when the blocks were retained.
-            log::error!(
-                "recovery wrote {} blocks where {} were owed; the file system should be checked",
+        if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
+            // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
+            // recovery trusts more than the books; one of the two is wrong all the same.
+            let sentence = format!(
+                "recovery wrote {} blocks of the file system at byte {} where {} were owed: run e2fsck -f",
                 report.blocks_written,
-                owed.blocks
+                log.place.home_start,
+                owed.blocks + owed.stored_blocks
             );
+            log::error!("disk {}: {sentence}", self.disks[log.home_disk].options.name);
+            self.disks[log.home_disk].note_fault(&sentence);
+            report.status = Status::Damaged;
+            report.notes.push(sentence);
         }
         log.is_open.store(false, Ordering::Release);
+        if log.is_distrusted() {
+            // It stays on storage for the guest's next kernel, too.
+            let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+            self.put(log, PlacementKind::Storage, None);
+        }
         self.recovered(log, report);
         Ok(())
     }
@@ -796,11 +840,9 @@ impl Journals {
         self.disks[log.home_disk].set_dirty();
         DiskCounters::add(&self.disks[log.home_disk].counters.home_bytes_to_storage, report.bytes_written);
         log::info!(
-            "disk {}: recovered the file system at byte {}: {} transactions, {} blocks written home in {:.3} s",
+            "disk {}: {} in {:.3} s",
             self.disks[log.home_disk].options.name,
-            log.place.home_start,
-            report.transactions,
-            report.blocks_written,
+            what_was_done(log.place.home_start, &report),
             report.seconds
         );
         let mut last = log.recovery.lock().expect("no panic under this lock");

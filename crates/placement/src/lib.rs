@@ -16,6 +16,7 @@
 mod adopt;
 mod description;
 mod disk;
+mod distrust;
 mod finish;
 mod flush;
 mod found;

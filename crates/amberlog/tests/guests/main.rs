@@ -19,5 +19,6 @@ mod remote;
 mod reset;
 mod serve;
 mod shared;
+mod stacked;
 mod support;
 mod wild;

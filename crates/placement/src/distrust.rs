@@ -1,0 +1,105 @@
+//! A log whose books were proven wrong while its guest runs (what proves it: crate `journal-area`, `contradiction`).
+//!
+//! What is right at that moment? Something between the file system and this disk sends blocks elsewhere, or the guest's kernel
+//! does what nobody here knew of. So:
+//!
+//! * Nothing more is written home by us: where home is, is what is in doubt. What the guest's own tail has passed is on storage
+//!   by its own word, wherever that is.
+//! * What is held and live goes, block for block, to the log's own place, where it would be if nobody had held it. Data blocks
+//!   that were let go because their content had reached the disk are read from where it was seen to arrive. The
+//!   superblock comes last, after a flush, and says that the log begins where the books say it does.
+//! * From there on every write of the guest to these blocks goes to storage as it is, whether it is a log write or the block of
+//!   somebody above us, and every flush is passed on.
+//! * Nobody here replays that log, now or after the VM's end. The guest's own kernel does at the next mount: it knows where its
+//!   blocks are. The report says so, and that a contradiction was found.
+//! * It stays so for as long as the VM lives, mounts and resets included.
+//!
+//! Failure story: the area has marked the log's table before anything else happened, so that whoever finds it after a kill
+//! brings it to its place in the same way, and replays nothing. Where storage fails, the log stays held, block for block.
+
+use crate::disk::{DiskCounters, PlacementKind};
+use crate::finish::write_in_place;
+use crate::journals::{Journals, Log};
+use block_route::LogIndex;
+use recovery::{Report, Status};
+use std::io;
+use std::sync::atomic::Ordering;
+
+/// What a report says of a log that nobody here replays.
+pub(crate) const LEFT_TO_THE_GUEST: &str = "the journal was not what it seemed, so it was not replayed: the guest's own kernel \
+                                            does that at the next mount; run e2fsck there";
+
+impl Journals {
+    /// Takes the logs on this disk away whose books were proven wrong. Only the device with the log may call this, between two
+    /// passes. What has to wait stays held, block for block, until the next call.
+    pub(crate) fn distrust_on(&self, disk: usize) {
+        for log in self.logs().into_iter().filter(|log| log.journal_disk == disk && log.is_held_open()) {
+            let Some(why) = self.area.contradiction(log.id) else { continue };
+            self.say_distrusted(&log, &why);
+            if let Err(error) = self.distrust(log.index)
+                && !log.has_failed_to_leave.swap(true, Ordering::AcqRel)
+            {
+                log::error!(
+                    "disk {}: writing the journal to its own place failed: {error}; it stays in memory, block for block",
+                    self.disk(log.journal_disk).options.name
+                );
+            }
+        }
+        self.area.look_for_contradictions();
+    }
+
+    pub(crate) fn say_distrusted(&self, log: &Log, why: &str) {
+        if log.is_distrusted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        *log.wanted.lock().expect("no panic under this lock") = PlacementKind::Storage;
+        let by_host = self.area.counters(log.id).written_home_by_host;
+        let mut sentence = format!(
+            "the journal of the file system at byte {} is not what it seemed: {why}. Something lies between that file system and \
+             this disk (device mapper, md, a cache), or its kernel does what amberlog does not know: the journal goes to \
+             storage as it is and is left to the guest; give the disk placement=storage",
+            log.place.home_start
+        );
+        if by_host > 0 {
+            sentence.push_str(&format!(
+                ". {by_host} blocks were written home by amberlog before, perhaps to wrong places: run e2fsck"
+            ));
+        }
+        let disk = self.disk(log.home_disk);
+        log::error!("disk {}: {sentence}", disk.options.name);
+        disk.note_fault(&sentence);
+    }
+
+    /// Takes one away. False when that has to wait.
+    fn distrust(&self, index: LogIndex) -> io::Result<bool> {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let Some(log) = self.log(index) else { return Ok(true) };
+        let Ok(_alone) = log.recovering.try_lock() else { return Ok(false) };
+        let (home, journal) = (&self.disk(log.home_disk).file, &self.disk(log.journal_disk).file);
+        let outcome = self.area.log_op_distrust(log.id, |held| -> io::Result<u64> {
+            let from = held.tail().map(|tail| tail.sequence);
+            let report = write_in_place(held, &log.place, home, journal).map_err(io::Error::other)?;
+            // Under the area's lock: nobody takes the log for a held one that is closed.
+            self.put(&log, PlacementKind::Storage, from);
+            Ok(report.bytes_written)
+        })?;
+        let Some(bytes) = outcome else { return Ok(false) };
+        self.describe_or_complain();
+        DiskCounters::add(&self.disk(log.journal_disk).counters.journal_bytes_to_storage, bytes);
+        for disk in [log.home_disk, log.journal_disk] {
+            // Flushes were not passed on while it was held.
+            self.disk(disk).set_dirty();
+        }
+        log.is_emptying.store(false, Ordering::Release);
+        Ok(true)
+    }
+
+    /// The VM is gone, or has been reset: a log that is left to the guest is on storage, as it is.
+    pub(crate) fn leave_to_guest(&self, log: &Log, is_vm_gone: bool) {
+        log.is_open.store(false, Ordering::Release);
+        if is_vm_gone {
+            let report = Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST);
+            *log.recovery.lock().expect("no panic under this lock") = Some(report);
+        }
+    }
+}
