@@ -81,7 +81,7 @@ fn options(arguments: &[String]) -> Result<Options> {
 /// Serves the image until standard input ends: what the child process does.
 fn serve(socket: &str, image: &str, buffered: bool) -> Result<()> {
     let cache = if buffered { CacheMode::Buffered } else { CacheMode::Direct };
-    let image = Image::open(Path::new(image), ImageOptions { read_only: false, cache })?;
+    let image = Image::open(Path::new(image), ImageOptions { cache, ..ImageOptions::default() })?;
     let mut config = DeviceConfig::new("bench", socket, Arc::new(image));
     if let Ok(microseconds) = std::env::var("POLLING_US") {
         config.polling_max = Duration::from_micros(microseconds.parse()?);

@@ -240,9 +240,10 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let (route_back, route) = sync_channel(1);
         let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
         let (model, sandbox) = (config.model.clone(), config.sandbox.clone());
-        let worker_thread = std::thread::Builder::new()
-            .name(format!("disk {name}"))
-            .spawn(move || match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model) {
+        let _entered = log_context::enter(log_context::Context::current().with_disk(&name));
+        let worker = std::thread::Builder::new().name(format!("disk {name}"));
+        let worker_thread = log_context::spawn(worker, move || {
+            match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model) {
                 Ok(engine) => {
                     // Not before: the engine's io_uring is the last one that this thread gets.
                     if let Some(sandbox) = sandbox {
@@ -255,8 +256,9 @@ impl<R: Route + ?Sized + 'static> Device<R> {
                 Err(error) => {
                     let _ = ready.send(Err(error));
                 }
-            })
-            .map_err(spawn_failed)?;
+            }
+        })
+        .map_err(spawn_failed)?;
         match is_ready.recv() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(error),
@@ -266,7 +268,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let (ended, control_ended) = sync_channel(1);
         let control_thread = {
             let (control, mailbox, channel) = (Arc::clone(&control), mailbox.clone(), Arc::clone(&channel));
-            std::thread::Builder::new().name(format!("vhost {name}")).spawn(move || {
+            log_context::spawn(std::thread::Builder::new().name(format!("vhost {name}")), move || {
                 if let Some(sandbox) = &config.sandbox {
                     sandbox.enter(sandbox::Role::Vmm);
                 }

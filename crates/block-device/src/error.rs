@@ -15,6 +15,9 @@ pub enum Error {
         /// Why not, and what to do.
         reason: String,
     },
+    /// The image is no raw disk.
+    #[error(transparent)]
+    OtherFormat(#[from] image_file::OtherFormat),
     /// Somebody else has the image.
     #[error(
         "the disk image {path} is in use by another process; stop that one first (two writers would destroy the file system)"

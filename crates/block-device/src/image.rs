@@ -1,6 +1,7 @@
 //! The file or block device behind a disk: opened, locked, measured, probed for direct I/O.
 
 use crate::error::Error;
+use image_file::{OtherFormat, QemuLock};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -19,10 +20,6 @@ const ALIGNMENT_BYTES_MAX: usize = 64 << 10;
 /// killed process down.
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// The bytes by which QEMU's own block layer knows who uses an image (`RAW_LOCK_PERM_BASE` to the end of
-/// `RAW_LOCK_SHARED_BASE`, QEMU's docs/system "disk image file locking").
-const QEMU_LOCK_START: i64 = 100;
-const QEMU_LOCK_BYTES: i64 = 200;
 
 /// How the host's page cache is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +40,8 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Whether to go around the page cache.
     pub cache: CacheMode,
+    /// It is a raw disk, whatever it looks like: not to be asked.
+    pub is_raw: bool,
 }
 
 /// What an image is.
@@ -81,7 +80,7 @@ impl Image {
     /// Opens, locks and measures the image at `path`.
     ///
     /// # Errors
-    /// [`Error::ImageInUse`] when another process has it; [`Error::Image`] when it is missing, neither a file nor a block
+    /// [`Error::ImageInUse`] when another process has it; [`Error::OtherFormat`] when it is no raw disk; [`Error::Image`] when it is missing, neither a file nor a block
     /// device, not permitted, or cannot do direct I/O that was demanded.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, Error> {
         let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
@@ -112,6 +111,12 @@ impl Image {
         };
         lock(&file, path, options.read_only)?;
         let file = LockedFile(file);
+        if !options.is_raw {
+            let format = image_file::probe(&file.0).map_err(|e| refuse(format!("it cannot be read: {e}")))?;
+            if let Some(format) = format {
+                return Err(OtherFormat { path: path.to_owned(), format }.into());
+            }
+        }
 
         let (logical_block_bytes, physical_block_bytes) = match kind {
             ImageKind::File => (SECTOR_BYTES as u32, FILE_PHYSICAL_BLOCK_BYTES),
@@ -240,20 +245,10 @@ impl Drop for LockedFile {
         if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::NonBlockingUnlock) {
             log::debug!("unlocking an image failed: {error}");
         }
-        let range = qemu_lock(libc::F_UNLCK);
-        // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLK wants.
-        unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+        if let Err(error) = QemuLock::release(&self.0) {
+            log::debug!("unlocking an image failed: {error}");
+        }
     }
-}
-
-fn qemu_lock(kind: i32) -> libc::flock {
-    // SAFETY: all-zero is a valid struct flock.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = kind as libc::c_short;
-    range.l_whence = libc::SEEK_SET as libc::c_short;
-    range.l_start = QEMU_LOCK_START;
-    range.l_len = QEMU_LOCK_BYTES;
-    range
 }
 
 fn explain_open(error: &std::io::Error) -> String {
@@ -290,22 +285,16 @@ fn try_lock(file: &File, path: &Path, read_only: bool) -> Result<bool, Error> {
             return Err(Error::Image { path: path.to_owned(), reason: format!("it cannot be locked: {error}") });
         }
     }
-    if read_only {
-        return Ok(true);
-    }
     // So that a QEMU that opens the image by itself is refused as well, and we are while one has it.
-    let range = qemu_lock(libc::F_WRLCK);
-    // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLK wants.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
-        return Ok(true);
+    let lock = if read_only { QemuLock::Read } else { QemuLock::Write };
+    match lock.try_take(file) {
+        Ok(is_locked) => Ok(is_locked),
+        Err(error) => {
+            // Some network file systems have no such locks; flock has succeeded, which is what our own kind looks at.
+            log::debug!("{} takes no lock that QEMU would see: {error}", path.display());
+            Ok(true)
+        }
     }
-    let error = std::io::Error::last_os_error();
-    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
-        return Ok(false);
-    }
-    // Some network file systems have no such locks; flock has succeeded, which is what our own kind looks at.
-    log::debug!("{} takes no lock that QEMU would see: {error}", path.display());
-    Ok(true)
 }
 
 /// Turns O_DIRECT on and sees what it demands; leaves it off where it does not work.

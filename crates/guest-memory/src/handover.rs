@@ -55,33 +55,29 @@ impl HandoverSocket {
         let store = Arc::clone(&received);
         let is_over = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&is_over);
-        std::thread::Builder::new()
-            .name("handover".to_owned())
-            .spawn(move || {
-                let lock = lock.map(Arc::new);
-                let callers = Arc::new(());
-                for stream in listener.incoming().flatten() {
-                    if ended.load(Ordering::Acquire) {
-                        return;
-                    }
-                    if Arc::strong_count(&callers) > CALLERS_MAX {
-                        log::warn!(
-                            "more than {CALLERS_MAX} processes hand over a userfaultfd at once: one is turned away"
-                        );
-                        continue;
-                    }
-                    // One that says nothing must not cost the VMM its time.
-                    let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
-                    let heard = std::thread::Builder::new().name("handover".to_owned()).spawn(move || {
-                        serve(&stream, &store, lock.as_deref());
-                        drop(caller);
-                    });
-                    if let Err(error) = heard {
-                        log::warn!("no thread for a process that hands over its userfaultfd: {error}");
-                    }
+        log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
+            let lock = lock.map(Arc::new);
+            let callers = Arc::new(());
+            for stream in listener.incoming().flatten() {
+                if ended.load(Ordering::Acquire) {
+                    return;
                 }
-            })
-            .map_err(|e| Error::system("starting the thread that receives the VMM's userfaultfd", e))?;
+                if Arc::strong_count(&callers) > CALLERS_MAX {
+                    log::warn!("more than {CALLERS_MAX} processes hand over a userfaultfd at once: one is turned away");
+                    continue;
+                }
+                // One that says nothing must not cost the VMM its time.
+                let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
+                let heard = log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
+                    serve(&stream, &store, lock.as_deref());
+                    drop(caller);
+                });
+                if let Err(error) = heard {
+                    log::warn!("no thread for a process that hands over its userfaultfd: {error}");
+                }
+            }
+        })
+        .map_err(|e| Error::system("starting the thread that receives the VMM's userfaultfd", e))?;
         Ok(HandoverSocket { path: path.to_owned(), received, is_over })
     }
 

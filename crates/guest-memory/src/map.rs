@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
+/// `HUGETLBFS_MAGIC` of statfs(2).
+const HUGE_PAGES: rustix::fs::FsWord = 0x9584_58f6;
+
 /// One region of guest memory as the VMM describes it (vhost-user `VhostUserMemoryRegion` and its descriptor).
 #[derive(Debug)]
 pub struct RegionDescriptor {
@@ -162,6 +165,10 @@ impl VmMemory {
             // A memfd, or a file that QEMU made in a directory and removed: it dies with its last process, and a page that
             // was retained in it would be lost with amberlog and the VMM (rule 1 of ARCHITECTURE.md).
             self.channel.refuse_nameless();
+        }
+        if rustix::fs::fstatfs(&file).is_ok_and(|status| status.f_type == HUGE_PAGES) {
+            self.channel
+                .refuse("the guest's memory is in huge pages, of which no part can be protected by itself".to_owned());
         }
         if let Some(directory) = self.directory.get() {
             let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();

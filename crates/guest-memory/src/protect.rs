@@ -102,10 +102,10 @@ impl ProtectionChannel {
             }
         }
         let vm = Arc::downgrade(vm);
-        std::thread::Builder::new()
-            .name("faults".to_owned())
-            .spawn(move || answer_faults(&vm, &userfault))
-            .map_err(|e| Error::system("starting the thread that answers page faults", e))?;
+        log_context::spawn(std::thread::Builder::new().name("faults".to_owned()), move || {
+            answer_faults(&vm, &userfault)
+        })
+        .map_err(|e| Error::system("starting the thread that answers page faults", e))?;
         Ok(())
     }
 

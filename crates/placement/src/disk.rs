@@ -143,6 +143,8 @@ pub struct Disk {
     written: AtomicU64,
     /// How many of them a flush has brought to storage.
     flushed: AtomicU64,
+    /// Why nothing of it is held: no journal was found.
+    unheld: Mutex<Option<String>>,
     /// A driver has started from the beginning in this process: what its journals hold is known here.
     was_started: AtomicBool,
     /// What is wrong, in sentences.
@@ -168,6 +170,7 @@ impl Disk {
             layout_version: AtomicU64::new(0),
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
+            unheld: Mutex::default(),
             was_started: AtomicBool::new(false),
             faults: Mutex::default(),
         })
@@ -186,6 +189,19 @@ impl Disk {
     pub fn fault(&self) -> Option<String> {
         let faults = self.faults.lock().expect("no panic under this lock");
         (!faults.is_empty()).then(|| faults.join("; "))
+    }
+
+    /// Why nothing of it is held, if that is so.
+    pub(crate) fn unheld(&self) -> Option<String> {
+        self.unheld.lock().expect("no panic under this lock").clone()
+    }
+
+    /// Notes why nothing of it is held. Gives whether that was not known before.
+    pub(crate) fn set_unheld(&self, reason: Option<String>) -> bool {
+        let mut unheld = self.unheld.lock().expect("no panic under this lock");
+        let is_news = *unheld != reason;
+        *unheld = reason;
+        is_news
     }
 
     /// Something was written that no open, held log covers: the next flush has to reach storage. To be said when the

@@ -177,7 +177,7 @@ pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Opt
 pub struct Journals {
     /// The area that holds them.
     pub area: Arc<JournalArea>,
-    memory: Arc<VmMemory>,
+    pub(crate) memory: Arc<VmMemory>,
     directory: AreaDirectory,
     disks: Vec<Arc<Disk>>,
     pub(crate) logs: RwLock<Vec<Option<Arc<Log>>>>,
@@ -512,6 +512,7 @@ impl Journals {
                 }
             }
         }
+        self.note_unheld(&found.not_understood);
         self.describe()?;
         for (disk, layout) in self.disks.iter().zip(layouts) {
             if *disk.layout() != layout {
@@ -519,6 +520,31 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// Notes, and says when the VM is prepared, on which disks no journal was found.
+    fn note_unheld(&self, not_understood: &[(usize, String)]) {
+        let logs = self.logs();
+        for (index, disk) in self.disks.iter().enumerate() {
+            let reason = if logs.iter().any(|log| log.home_disk == index) {
+                None
+            } else if let Some(log) = logs.iter().find(|log| log.journal_disk == index) {
+                Some(format!("it is the journal of disk {}", self.disks[log.home_disk].options.name))
+            } else if disk.options.read_only {
+                Some("the guest can only read it".to_owned())
+            } else if let Some((_, reason)) = not_understood.iter().find(|(of, _)| *of == index) {
+                Some(format!("its journal is not understood: {reason}"))
+            } else {
+                let content = image_file::content(&disk.file).unwrap_or("something that cannot be read");
+                Some(format!("no journal of an ext3 or ext4 file system was found on it; it begins with {content}"))
+            };
+            let is_said = disk.set_unheld(reason.clone());
+            if let Some(reason) = reason.filter(|_| is_said) {
+                // A guest can change its disk as often as it likes: said once, when it is attached.
+                let level = if disk.was_started() { log::Level::Debug } else { log::Level::Info };
+                log::log!(level, "disk {}: nothing of it is held: {reason}", disk.options.name);
+            }
+        }
     }
 
     /// The same log, whose file system has another size or UUID now: it may be mounted, and goes on.
@@ -852,6 +878,7 @@ impl Journals {
     /// Gives all guest memory but the retained pages back to the host; for a VM whose process is gone.
     pub fn give_back_memory(&self) {
         match self.memory.give_back_all_but_retained() {
+            Ok(bytes) if bytes < 1 << 20 => {}
             Ok(bytes) => log::info!("gave {} MiB of the guest's memory back to the host", bytes >> 20),
             Err(error) => log::warn!("{error}"),
         }

@@ -1,9 +1,11 @@
 //! What a VM's disks did, as `--report` and `status --json` print it.
 
+use crate::disk::{Disk, PlacementKind};
 use crate::journals::Journals;
 use crate::nvm::NvmReport;
 use crate::remote::RemoteReport;
 use block_route::LogIndex;
+use guest_memory::Protection;
 use recovery::{Report, Status};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +28,10 @@ pub struct DiskReport {
     pub name: String,
     /// Where its journals live.
     pub placement: &'static str,
+    /// Where they really live at this moment: `copy` where protection is not possible, `storage` where nothing is held.
+    pub placement_effective: &'static str,
+    /// Why that is another place, if it is.
+    pub placement_reason: Option<String>,
     /// The journal of its first file system.
     pub journal: JournalReport,
     /// What it has done.
@@ -150,15 +156,45 @@ impl Journals {
         for of_log in logs.iter().filter_map(|log| Some(log.remote.as_ref()?.report())) {
             remote.get_or_insert_default().add(&of_log);
         }
+        let placement = logs.first().map_or(disk.options.placement, |log| log.placement);
+        let (effective, placement_reason) = self.effective_placement(disk, placement, remote.as_ref());
         DiskReport {
             nvm,
             remote,
             name: disk.options.name.clone(),
-            placement: logs.first().map_or(disk.options.placement, |log| log.placement).name(),
+            placement: placement.name(),
+            placement_effective: effective.name(),
+            placement_reason,
             journal,
             counters,
             recovery,
             fault: disk.fault(),
+        }
+    }
+
+    /// Where the journals of a disk live at this moment, and why not where they are to.
+    fn effective_placement(
+        &self,
+        disk: &Disk,
+        placement: PlacementKind,
+        remote: Option<&RemoteReport>,
+    ) -> (PlacementKind, Option<String>) {
+        if let Some(reason) = disk.unheld() {
+            return (PlacementKind::Storage, Some(reason));
+        }
+        match placement {
+            // Before a VMM has connected nobody knows.
+            PlacementKind::Retain if self.memory.page_count() > 0 => match self.memory.protection() {
+                Protection::Available => (placement, None),
+                Protection::Unavailable(reason) => (PlacementKind::Copy, Some(reason)),
+            },
+            PlacementKind::Remote if !remote.is_some_and(|remote| remote.is_remote_now) => {
+                (PlacementKind::Storage, Some("nothing of the journal is on its server at this moment".to_owned()))
+            }
+            _ if placement != disk.options.placement => {
+                (placement, Some(format!("it was changed from {} while the guest runs", disk.options.placement.name())))
+            }
+            _ => (placement, None),
         }
     }
 

@@ -100,6 +100,8 @@ pub(crate) struct Found {
     /// Of each disk, the watches; logs and homes are added once the logs have their numbers.
     pub layouts: Vec<DiskLayout>,
     pub logs: Vec<FoundLogPlace>,
+    /// Journals that are left alone: the disk, and why.
+    pub not_understood: Vec<(usize, String)>,
 }
 
 struct DiskReader<'a> {
@@ -129,11 +131,13 @@ impl ReadAt for DiskReader<'_> {
 pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
     let mut layouts = Vec::new();
     let mut file_systems: Vec<(usize, FileSystem)> = Vec::new();
+    let mut not_understood = Vec::new();
     for (index, disk) in disks.iter().enumerate() {
         let reader = DiskReader::new(&disk.file)?;
         layouts.push(DiskLayout { watches: watches(&reader)?, ..DiskLayout::default() });
         for file_system in extfs::discover(&reader)? {
             if let Journal::NotUnderstood { reason } = &file_system.journal {
+                not_understood.push((index, reason.clone()));
                 log::warn!(
                     "disk {}: the journal of the file system at byte {} is left alone: {reason}",
                     disk.options.name,
@@ -198,7 +202,7 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
             logs.push(place);
         }
     }
-    Ok(Found { layouts, logs })
+    Ok(Found { layouts, logs, not_understood })
 }
 
 /// Where the internal log of a file system is; nothing when it has none.

@@ -1,11 +1,12 @@
 //! Images and block devices, opened so that nobody else writes them meanwhile.
 //!
-//! An image is locked twice: `flock`, which amberlog itself uses, and a record lock over the whole file, which conflicts
-//! with the locks that QEMU takes on its images. A block device is opened exclusively, which fails while it is mounted.
+//! An image is locked twice: `flock`, which amberlog itself uses, and the locks by which QEMU knows who has an image
+//! (`image-file`). A block device is opened exclusively, which fails while it is mounted.
 
 use crate::error::Error;
 use crate::writeback::Writeback;
 use extfs::ReadAt;
+use image_file::{OtherFormat, QemuLock};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -90,6 +91,18 @@ impl Disk {
         Ok(Disk { file: Arc::new(file), path: path.to_owned(), size })
     }
 
+    /// Refuses an image that is known to be something else than a raw disk.
+    ///
+    /// # Errors
+    /// A refusal that says what it is and what to do; a failure when it cannot be read.
+    pub fn require_raw(&self) -> Result<(), Error> {
+        match image_file::probe(&self.file) {
+            Ok(None) => Ok(()),
+            Ok(Some(format)) => Err(Error::refused(OtherFormat { path: self.path.clone(), format }.to_string())),
+            Err(error) => Err(Error::failed(format!("reading the first bytes of {}", self.path.display()))(error)),
+        }
+    }
+
     /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path
@@ -160,8 +173,11 @@ fn try_lock(file: &File, access: Access, path: &Path) -> Result<bool, Error> {
         Access::Look | Access::Read => FlockOperation::NonBlockingLockShared,
         Access::Write => FlockOperation::NonBlockingLockExclusive,
     };
-    match rustix::fs::flock(file, operation).and_then(|()| rustix::fs::fcntl_lock(file, operation)) {
-        Ok(()) => Ok(true),
+    let lock = if access == Access::Write { QemuLock::Write } else { QemuLock::Read };
+    let locked = rustix::fs::flock(file, operation)
+        .and_then(|()| lock.try_take(file).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)));
+    match locked {
+        Ok(is_locked) => Ok(is_locked),
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
         // File systems without locks (some network ones): there is nothing to ask.
         Err(Errno::NOTSUP | Errno::NOLCK | Errno::NOSYS) => {

@@ -61,7 +61,7 @@ fn start(file: &Arc<File>) -> (SyncSender<Stretch>, Vec<JoinHandle<()>>) {
     let receiver = Arc::new(Mutex::new(receiver));
     let threads = (0..THREADS).filter_map(|_| {
         let (file, receiver) = (Arc::clone(file), Arc::clone(&receiver));
-        std::thread::Builder::new().name("writeback".into()).spawn(move || work(&file, &receiver)).ok()
+        log_context::spawn(std::thread::Builder::new().name("writeback".into()), move || work(&file, &receiver)).ok()
     });
     (sender, threads.collect())
 }

@@ -161,7 +161,7 @@ impl NvmRoute {
     pub fn start_timer(&self) -> io::Result<()> {
         let journals = Arc::downgrade(&self.journals);
         let (disk, interval) = (self.disk, self.nvm.options.checkpoint_interval);
-        std::thread::Builder::new().name("nvm timer".to_owned()).spawn(move || {
+        log_context::spawn(std::thread::Builder::new().name("nvm timer".to_owned()), move || {
             let mut waited = Duration::ZERO;
             loop {
                 let step = TIMER_STEP.min(interval - waited.min(interval)).max(Duration::from_millis(10));

@@ -271,7 +271,8 @@ impl RemoteLog {
         });
         let of_thread = Arc::clone(&shared);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        std::thread::Builder::new().name("remote".to_owned()).spawn(move || runtime.block_on(ship::run(&of_thread)))?;
+        let thread = std::thread::Builder::new().name("remote".to_owned());
+        log_context::spawn(thread, move || runtime.block_on(ship::run(&of_thread)))?;
         Ok(RemoteLog { shared })
     }
 

@@ -1,0 +1,13 @@
+//! What is asked of an image before anything is read from it as a disk: whether its bytes are a disk at all ([`probe`]), and
+//! whether QEMU has it open ([`QemuLock`]); and, for people, what is on it ([`content`]).
+//!
+//! Must never: write to an image, or say of a disk that a guest can make with its usual programs (partitions, file systems, swap,
+//! LVM, zeros) that it is something else. Failure story: what cannot be read is an error, never "raw".
+
+mod content;
+mod format;
+mod lock;
+
+pub use content::content;
+pub use format::{Format, OtherFormat, probe};
+pub use lock::QemuLock;
