@@ -3,6 +3,7 @@
 
 mod nvm;
 
+use crate::raw::FormatOption;
 use clap::Args;
 use extfs::{FileSystem, Journal};
 use jbd2::inspect::{InspectedTransaction, inspect};
@@ -28,6 +29,8 @@ pub struct InspectArgs {
     /// Which part of the file or devdax device, as 0/2.
     #[arg(long, value_name = "INDEX/COUNT", requires = "nvm", default_value = "0/1")]
     nvm_region: RegionChoice,
+    #[command(flatten)]
+    format: FormatOption,
     /// Show every tag and every revoked block.
     #[arg(long, short)]
     verbose: bool,
@@ -70,8 +73,8 @@ struct Shown {
 }
 
 fn inspect_disk(args: &InspectArgs, path: &Path) -> Result<Vec<Shown>, Error> {
-    let disk = Disk::open(path, Access::Look)?;
-    let journal = args.journal.as_deref().map(|path| Disk::open(path, Access::Look)).transpose()?;
+    let disk = args.format.open(path, Access::Look)?;
+    let journal = args.journal.as_deref().map(|path| args.format.open(path, Access::Look)).transpose()?;
     let mut shown = Vec::new();
     for located in locate(&disk, journal.as_ref())? {
         shown.push(one(args, &disk, journal.as_ref(), &located));

@@ -5,6 +5,7 @@
 
 mod exit;
 mod inspect;
+mod raw;
 mod recover;
 mod run;
 mod serve;
@@ -21,7 +22,12 @@ const LAB: &str = "amberlog-lab";
 const JOURNAL_SERVER: &str = "amberlog-journal-server";
 
 #[derive(Parser)]
-#[command(name = "amberlog", version, about = "VM-aware journaling for unmodified Linux guests")]
+#[command(
+    name = "amberlog",
+    version,
+    about = "VM-aware journaling for unmodified Linux guests",
+    after_help = "Log lines go to stderr; AMBERLOG_LOG says which: error, warn, info (the default) or debug."
+)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,

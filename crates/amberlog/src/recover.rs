@@ -7,6 +7,7 @@ mod area;
 mod nvm;
 mod remote;
 
+use crate::raw::FormatOption;
 use clap::Args;
 use command_line::remote_options::{RemoteName, RemoteTrust};
 use nvm_journal::medium::RegionChoice;
@@ -35,6 +36,8 @@ pub struct RecoverArgs {
     remote: Option<RemoteName>,
     #[command(flatten)]
     trust: RemoteTrust,
+    #[command(flatten)]
+    format: FormatOption,
     /// Judge and verify everything, write nothing.
     #[arg(long)]
     dry_run: bool,
@@ -54,10 +57,10 @@ pub fn run(args: RecoverArgs) -> ExitCode {
         (None, None) => unreachable!("one of the two is required"),
     };
     if let Some(nvm) = &args.nvm {
-        return nvm::run(disk, nvm, args.nvm_region, args.dry_run, args.json);
+        return nvm::run(&args, disk, nvm);
     }
     if let Some(remote) = &args.remote {
-        return remote::run(disk, args.journal.as_deref(), remote, &args.trust, args.dry_run, args.json);
+        return remote::run(&args, disk, remote);
     }
     match recover(&args, disk) {
         Ok(reports) => show(&args, disk, &reports),
@@ -74,7 +77,7 @@ pub fn run(args: RecoverArgs) -> ExitCode {
 fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let path = disk;
-    let disk = Disk::open(disk, access)?;
+    let disk = args.format.open(disk, access)?;
     let marked = placement::remote_epoch_of_image(path, args.journal.as_deref());
     // What cannot be looked at is judged below.
     if let Ok(Some(epoch)) = marked {
@@ -84,17 +87,17 @@ fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Err
              HOST:PORT/NAME"
         )));
     }
-    let journal = args.journal.as_deref().map(|path| open_journal(path, &disk, access)).transpose()?;
+    let journal = args.journal.as_deref().map(|path| open_journal(args.format, path, &disk, access)).transpose()?;
     recovery::recover_disk(&disk, journal.as_ref(), Options { dry_run: args.dry_run })
 }
 
 /// Opening the same image twice would look like somebody else using it.
-fn open_journal(path: &Path, disk: &Disk, access: Access) -> Result<Disk, Error> {
+fn open_journal(format: FormatOption, path: &Path, disk: &Disk, access: Access) -> Result<Disk, Error> {
     let peek = Disk::open(path, Access::Look)?;
     if peek.is_same(disk) {
         return Err(Error::Refused(format!("{} was given both as the disk and as its journal", path.display())));
     }
-    Disk::open(path, access)
+    format.open(path, access)
 }
 
 fn code_of(error: &Error) -> u8 {

@@ -1,16 +1,17 @@
 //! `amberlog recover --disk IMAGE --nvm PATH`: bring home what a region of NVM holds for an image.
 
-use super::{code_of, refusal_json, sentence, value};
-use nvm_journal::medium::{OpenOptions, RegionChoice};
+use super::{RecoverArgs, code_of, refusal_json, sentence, value};
+use nvm_journal::medium::OpenOptions;
 use placement::recover_image;
-use recovery::{Access, Disk, Error, Report, Status};
+use recovery::{Access, Error, Report, Status};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs the command.
-pub fn run(disk: &Path, nvm: &Path, region: RegionChoice, dry_run: bool, as_json: bool) -> ExitCode {
-    match recover(disk, nvm, region, dry_run) {
+pub fn run(args: &RecoverArgs, disk: &Path, nvm: &Path) -> ExitCode {
+    let (dry_run, as_json) = (args.dry_run, args.json);
+    match recover(args, disk, nvm) {
         Ok(report) => {
             for note in &report.notes {
                 eprintln!("amberlog recover: {}: {note}", disk.display());
@@ -39,9 +40,9 @@ pub fn run(disk: &Path, nvm: &Path, region: RegionChoice, dry_run: bool, as_json
     }
 }
 
-fn recover(disk: &Path, nvm: &Path, region: RegionChoice, dry_run: bool) -> Result<Report, Error> {
-    let access = if dry_run { Access::Read } else { Access::Write };
-    let image = Disk::open(disk, access)?;
-    let options = OpenOptions { region, ..OpenOptions::new(nvm) };
+fn recover(args: &RecoverArgs, disk: &Path, nvm: &Path) -> Result<Report, Error> {
+    let access = if args.dry_run { Access::Read } else { Access::Write };
+    let image = args.format.open(disk, access)?;
+    let options = OpenOptions { region: args.nvm_region, ..OpenOptions::new(nvm) };
     Ok(recover_image(&image, options, access)?.map(|finished| finished.recovery).unwrap_or_default())
 }

@@ -1,23 +1,17 @@
 //! `amberlog recover --disk IMAGE --remote HOST:PORT/NAME`: fetch the live log from a journal server and replay it.
 
-use super::{code_of, refusal_json, sentence, value};
-use command_line::remote_options::{RemoteName, RemoteTrust};
+use super::{RecoverArgs, code_of, refusal_json, sentence, value};
+use command_line::remote_options::RemoteName;
 use placement::{RemoteOptions, RemoteRecovered, recover_remote_image};
-use recovery::{Access, Disk, Error, Report, Status};
+use recovery::{Access, Error, Report, Status};
 use serde_json::json;
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs the command.
-pub fn run(
-    disk: &Path,
-    journal: Option<&Path>,
-    remote: &RemoteName,
-    trust: &RemoteTrust,
-    dry_run: bool,
-    as_json: bool,
-) -> ExitCode {
-    match recover(disk, journal, remote, trust, dry_run) {
+pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
+    let (dry_run, as_json) = (args.dry_run, args.json);
+    match recover(args, disk, remote) {
         Ok(recovered) => {
             let mut total = Report::default();
             for one in &recovered {
@@ -53,20 +47,15 @@ pub fn run(
     }
 }
 
-fn recover(
-    disk: &Path,
-    journal: Option<&Path>,
-    remote: &RemoteName,
-    trust: &RemoteTrust,
-    dry_run: bool,
-) -> Result<Vec<RemoteRecovered>, Error> {
+fn recover(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> Result<Vec<RemoteRecovered>, Error> {
     let Some(name) = &remote.name else {
         return Err(Error::Refused("which journal? --remote HOST:PORT/NAME; nothing was changed".to_owned()));
     };
+    let (journal, dry_run) = (args.journal.as_deref(), args.dry_run);
     let access = if dry_run { Access::Read } else { Access::Write };
     // Locked until all is done.
-    let image = Disk::open(disk, access)?;
-    let _journal = journal.map(|path| super::open_journal(path, &image, access)).transpose()?;
-    let options = RemoteOptions { client: trust.client(&remote.address), name: name.clone() };
+    let image = args.format.open(disk, access)?;
+    let _journal = journal.map(|path| super::open_journal(args.format, path, &image, access)).transpose()?;
+    let options = RemoteOptions { client: args.trust.client(&remote.address), name: name.clone() };
     recover_remote_image(disk, journal, &options, dry_run, false)
 }

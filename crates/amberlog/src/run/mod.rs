@@ -5,6 +5,7 @@
 mod child;
 
 use crate::exit;
+use crate::raw::KnownRaw;
 use crate::vm::watched::Watched;
 use crate::vm::{DiskOption, JournalDiskOption, Serving, Starter, Vm, VmOptions, die_of_panics, qemu};
 use anyhow::Context;
@@ -25,7 +26,7 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
-    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]; a comma in a path is written twice.
+    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M]; a comma in a path is written twice.
     /// The first is /dev/vda. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
     /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
     /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
@@ -34,7 +35,7 @@ pub struct RunArgs {
     /// nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint and nvm-log-everything (docs/nvm.md).
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,
-    /// An external journal device: IMAGE[,for=NAME][,name=NAME][,model=M]; attached after the disks.
+    /// An external journal device: IMAGE[,for=NAME][,name=NAME][,format=raw][,model=M]; attached after the disks.
     #[arg(long = "journal-disk", value_name = "IMAGE[,OPTIONS]")]
     journal_disks: Vec<JournalDiskOption>,
     /// Write what the disks did to this file, as JSON, when the VM has ended.
@@ -95,7 +96,15 @@ impl RunArgs {
 }
 
 fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
-    let vm = Vm::prepare(&args.vm())?;
+    if args.disks.is_empty() && args.journal_disks.is_empty() {
+        return Err(exit::usage("there is no disk to serve: give --disk IMAGE"));
+    }
+    // Before anything is opened: what is wrong with the arguments is wrong whatever the images are.
+    if let Some(sentence) = qemu::contradiction(&args.vmm) {
+        return Err(exit::usage(sentence));
+    }
+    let _entered = log_context::enter(log_context::Context::vm(&args.name));
+    let vm = Vm::prepare(&args.vm(), &KnownRaw::default())?;
     if let Err(error) = qemu::check_room(&args.vmm, vm.directory()) {
         vm.abandon();
         return Err(error);
@@ -105,7 +114,7 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
         "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {directory}: run \
          'amberlog recover --area {directory}', or amberlog run on the same images"
     ));
-    if let Some(reason) = qemu::bypasses_protection(&args.vmm) {
+    if let Some(reason) = qemu::bypasses_protection(&args.vmm, None) {
         vm.memory.refuse_protection(reason);
     }
     let ended = serve_and_wait(&args, &vm);

@@ -90,6 +90,9 @@ pub struct DetachArgs {
     /// Seconds after which it is given up.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
+    /// Leave VMs that are paused, too: they must not go on (cont) before the next daemon serves them.
+    #[arg(long)]
+    with_paused: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -201,7 +204,7 @@ pub fn placement(args: &PlacementArgs) -> ExitCode {
 /// `amberlog detach`: returns when the daemon has ended.
 pub fn detach(args: &DetachArgs) -> ExitCode {
     end((|| {
-        let question = json!({"command": "detach", "patience_seconds": args.patience});
+        let question = json!({"command": "detach", "patience_seconds": args.patience, "with_paused": args.with_paused});
         let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
         let pid = answer["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         // It may have ended already.
@@ -253,15 +256,24 @@ fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
+/// Where the journals of a disk live, and where they do at this moment if that is another place.
+fn shown_placement(disk: &Value) -> String {
+    let text = |key: &str| disk[key].as_str().unwrap_or_default().to_owned();
+    let (wanted, effective) = (text("placement"), text("placement_effective"));
+    if effective.is_empty() || effective == wanted { wanted } else { format!("{wanted}>{effective}") }
+}
+
 /// A line for each disk.
 fn table(vms: &Value) -> String {
     let mut lines = vec![format!(
-        "{:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {}",
+        "{:<16} {:<12} {:<14} {:>9} {:>9} {:>9} {:>12} {:>12}  {}",
         "VM", "DISK", "PLACEMENT", "HELD", "COPIED", "COMMITS", "JOURNAL MB", "HOME MB", "STATE"
     )];
     for vm in vms.as_array().into_iter().flatten() {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let (name, state) = (text(&vm["vm"]), text(&vm["state"]));
+        let pending =
+            vm["pending"].as_str().map_or(String::new(), |pending| format!(" ({pending}, when its VMM has ended)"));
+        let (name, state) = (text(&vm["vm"]), text(&vm["state_text"]) + &pending);
         let disks = vm["disks"].as_array().cloned().unwrap_or_default();
         if disks.is_empty() {
             lines.push(format!(
@@ -275,7 +287,7 @@ fn table(vms: &Value) -> String {
             lines.push(format!(
                 "{name:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
                 text(&disk["name"]),
-                text(&disk["placement"]),
+                shown_placement(disk),
                 counter("blocks_retained_now"),
                 format!("{:.1}M", counter("pool_bytes_now") as f64 / 1e6),
                 counter("transactions"),
@@ -304,11 +316,14 @@ mod tests {
     #[test]
     fn a_vm_without_disks_has_a_line_too() {
         let vms = json!([
-            {"vm": "db", "state": "running", "disks": [{"name": "disk0", "placement": "retain", "counters": {"blocks_retained_now": 7}}]},
-            {"vm": "web", "state": "failed: the image is gone", "disks": []},
+            {"vm": "db", "state_text": "running", "disks": [{"name": "disk0", "placement": "retain", "placement_effective": "copy", "counters": {"blocks_retained_now": 7}}]},
+            {"vm": "web", "state_text": "failed: the image is gone", "disks": []},
         ]);
         let table = table(&vms);
         assert_eq!(table.lines().count(), 3, "{table}");
-        assert!(table.contains("failed: the image is gone") && table.contains(" 7 "), "{table}");
+        assert!(
+            table.contains("retain>copy") && table.contains("failed: the image is gone") && table.contains(" 7 "),
+            "{table}"
+        );
     }
 }

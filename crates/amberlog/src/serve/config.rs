@@ -86,6 +86,8 @@ pub struct Config {
     pub run: PathBuf,
     /// Directory in tmpfs for guest memory and tables.
     pub shm: PathBuf,
+    /// Directory for reports.
+    pub reports: Option<PathBuf>,
     /// The VMs by name.
     pub vms: BTreeMap<String, VmConfig>,
 }
@@ -94,7 +96,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// A sentence that says what is wrong and where.
+    /// A line for each thing that is wrong: what, and where.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let of = || format!("the configuration {}", path.display());
         let bytes = std::fs::metadata(path).with_context(of)?.len();
@@ -106,32 +108,43 @@ impl Config {
         let file: File = toml::from_str(text)?;
         let mut vms = BTreeMap::new();
         let mut images = HashMap::new();
+        let mut problems = Vec::new();
         for entry in &file.vms {
             let name = &entry.name;
-            ensure!(
-                is_file_name(name),
-                "vm '{name}': a name has letters, digits and -_. and does not begin with a dot"
-            );
-            let vm = entry.check(&file).with_context(|| format!("vm {name}"))?;
-            for path in paths(&vm.options) {
-                if let Some(other) = images.insert(path.to_owned(), name) {
-                    anyhow::bail!("vm {name}: vm {other} has the image {}, too: an image has one user", path.display());
+            if !is_file_name(name) {
+                problems.push(format!("vm '{name}': a name has letters, digits and -_. and does not begin with a dot"));
+                continue;
+            }
+            let vm = match entry.check(&file) {
+                Ok(vm) => vm,
+                Err(of_vm) => {
+                    problems.extend(of_vm.into_iter().map(|problem| format!("vm {name}: {problem}")));
+                    continue;
+                }
+            };
+            for (path, is_read_only) in vm.options.images() {
+                let earlier: Option<(&String, bool)> = images.insert(path.to_owned(), (name, is_read_only));
+                if let Some((other, others_read_only)) = earlier
+                    && !(is_read_only && others_read_only)
+                {
+                    problems.push(format!(
+                        "vm {name}: vm {other} has the image {}, too: an image has one user, or several that all have it readonly",
+                        path.display()
+                    ));
                 }
             }
-            ensure!(vms.insert(name.clone(), vm).is_none(), "two VMs have the name {name}");
+            if vms.insert(name.clone(), vm).is_some() {
+                problems.push(format!("two VMs have the name {name}"));
+            }
         }
-        Ok(Config { run: file.run, shm: file.shm, vms })
+        ensure!(problems.is_empty(), "{}", problems.join("\n"));
+        Ok(Config { run: file.run, shm: file.shm, reports: file.reports, vms })
     }
 
     /// The bits of the mode with which VMMs of other users can pass through the directories that all VMs share.
     pub fn way(&self) -> u32 {
         self.vms.values().fold(0, |way, vm| way | vm.access.way(true))
     }
-}
-
-fn paths(options: &VmOptions) -> impl Iterator<Item = &Path> {
-    let disks = options.disks.iter().map(|disk| disk.path.as_path());
-    disks.chain(options.journal_disks.iter().map(|disk| disk.path.as_path()))
 }
 
 /// Whether it can be a part of a socket's path.
@@ -141,19 +154,19 @@ fn is_file_name(name: &str) -> bool {
 }
 
 impl VmEntry {
-    fn check(&self, file: &File) -> anyhow::Result<VmConfig> {
-        ensure!(!self.disks.is_empty(), "it has no disks");
-        let disks = self.disks.iter().map(|text| parse::<DiskOption>(text)).collect::<anyhow::Result<Vec<_>>>()?;
-        let journals = self
-            .journal_disks
-            .iter()
-            .map(|text| parse::<JournalDiskOption>(text))
-            .collect::<anyhow::Result<Vec<_>>>()?;
+    /// What it says, or all that is wrong with it.
+    fn check(&self, file: &File) -> Result<VmConfig, Vec<String>> {
+        let mut problems = Vec::new();
+        if self.disks.is_empty() {
+            problems.push("it has no disks".to_owned());
+        }
+        let disks = parse_all::<DiskOption>(&self.disks, &mut problems);
+        let journal_disks = parse_all::<JournalDiskOption>(&self.journal_disks, &mut problems);
         let sockets = file.run.join(&self.name);
         let options = VmOptions {
             name: self.name.clone(),
             disks,
-            journal_disks: journals,
+            journal_disks,
             shm: file.shm.clone(),
             memory_budget_mib: self.memory_budget_mib,
             time_scale: 1.0,
@@ -162,23 +175,34 @@ impl VmEntry {
             trace: None,
             samples: None,
         };
-        for path in paths(&options) {
-            ensure!(
-                path.is_absolute(),
+        for (path, _) in options.images().filter(|(path, _)| !path.is_absolute()) {
+            problems.push(format!(
                 "the image {} has no absolute path, and a daemon has no place of its own",
                 path.display()
-            );
+            ));
         }
-        for (disk, _) in options.disk_names()? {
-            ensure!(is_file_name(&disk), "the disk's name '{disk}' cannot be a file's: letters, digits and -_.");
-            ensure!(disk != "shim", "a disk cannot have the name shim: that is another socket's");
+        let names = options.disk_names().unwrap_or_else(|error| {
+            problems.push(format!("{error:#}"));
+            Vec::new()
+        });
+        for (disk, _) in names {
+            if !is_file_name(&disk) {
+                problems.push(format!("the disk's name '{disk}' cannot be a file's: letters, digits and -_."));
+            }
+            if disk == "shim" {
+                problems.push("a disk cannot have the name shim: that is another socket's".to_owned());
+            }
             let socket = sockets.join(format!("{disk}.sock"));
-            ensure!(
-                socket.as_os_str().len() < SOCKET_PATH_MAX,
-                "the socket {} has too long a path: at most {} bytes",
-                socket.display(),
-                SOCKET_PATH_MAX - 1
-            );
+            if socket.as_os_str().len() >= SOCKET_PATH_MAX {
+                problems.push(format!(
+                    "the socket {} has too long a path: at most {} bytes",
+                    socket.display(),
+                    SOCKET_PATH_MAX - 1
+                ));
+            }
+        }
+        if !problems.is_empty() {
+            return Err(problems);
         }
         let access = self.sockets.as_ref().unwrap_or(&file.sockets).check()?;
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
@@ -187,8 +211,15 @@ impl VmEntry {
     }
 }
 
-fn parse<T: std::str::FromStr<Err = String>>(text: &str) -> anyhow::Result<T> {
-    text.parse().map_err(|error| anyhow::anyhow!("'{text}': {error}"))
+fn parse_all<T: std::str::FromStr<Err = String>>(texts: &[String], problems: &mut Vec<String>) -> Vec<T> {
+    let mut parsed = Vec::new();
+    for text in texts {
+        match text.parse() {
+            Ok(one) => parsed.push(one),
+            Err(error) => problems.push(format!("'{text}': {error}")),
+        }
+    }
+    parsed
 }
 
 #[cfg(test)]
@@ -231,11 +262,35 @@ mod tests {
     }
 
     #[test]
+    fn all_that_is_wrong_is_said() {
+        let text =
+            GOOD.replace("/srv/web.img", "web.img,placement=moon\", \"x.img").replace("for=scratch", "for=nobody");
+        let error = format!("{:#}", Config::parse(&text).expect_err("much is wrong"));
+        for words in ["placement 'moon'", "x.img has no absolute path", "name=nobody"] {
+            assert!(error.contains(words), "{words}: {error}");
+        }
+    }
+
+    #[test]
+    fn several_vms_may_read_one_image() {
+        let text = GOOD.replace("/srv/web.img\"", "/srv/web.img\", \"/srv/base.img,readonly\"");
+        let text = text.replace(
+            "name=scratch,placement=discard\"",
+            "name=scratch,placement=discard\", \"/srv/base.img,readonly\"",
+        );
+        assert_eq!(text.matches("base.img").count(), 2);
+        Config::parse(&text).expect("both only read it");
+        let error = Config::parse(&text.replacen("base.img,readonly", "base.img", 1)).expect_err("one writes it");
+        assert!(format!("{error:#}").contains("an image has one user"), "{error:#}");
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_with_the_reason() {
         for (from, to, expected) in [
             ("name = \"web\"", "name = \"db\"", "two VMs have the name db"),
             ("name = \"web\"", "name = \"../web\"", "a name has letters"),
             ("/srv/web.img", "/srv/db.img", "an image has one user"),
+            ("/srv/web.img", "/srv/db.img,readonly", "an image has one user"),
             ("/srv/web.img", "web.img", "no absolute path"),
             ("/srv/web.img", "/srv/web.img,placement=moon", "there is no placement 'moon'"),
             ("/srv/web.img", "/srv/web.img,name=shim", "another socket's"),

@@ -51,6 +51,8 @@ enum Question {
     },
     Detach {
         patience_seconds: u64,
+        #[serde(default)]
+        with_paused: bool,
     },
 }
 
@@ -130,12 +132,12 @@ impl Drop for Place {
 /// Has everything of every guest that runs be on storage.
 ///
 /// # Errors
-/// The first VM for which that is not possible. Nothing was changed if its placement is why; otherwise those before it have
+/// The first VM for which that is not possible. Nothing was changed if its placement is why, or that it is paused; otherwise those before it have
 /// their journals on storage now.
-pub fn hand_over_all(slots: &Slots, patience: Duration) -> anyhow::Result<()> {
+pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience;
     let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
-    all.iter().try_for_each(|slot| slot.check_can_be_left())?;
+    all.iter().try_for_each(|slot| slot.check_can_be_left(with_paused))?;
     all.iter().try_for_each(|slot| slot.hand_over(deadline.saturating_duration_since(Instant::now())))
 }
 
@@ -174,8 +176,8 @@ fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
             Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
         }
         Question::Arguments { vm, memory_mib, reconnect } => find(&vm)?.arguments(memory_mib, reconnect),
-        Question::Detach { patience_seconds } => {
-            hand_over_all(slots, Duration::from_secs(patience_seconds.min(86_400)))?;
+        Question::Detach { patience_seconds, with_paused } => {
+            hand_over_all(slots, Duration::from_secs(patience_seconds.min(86_400)), with_paused)?;
             // The main thread does so once more, which is quick, and leaves.
             signal_hook::low_level::raise(signal_hook::consts::SIGUSR2)?;
             Ok(json!({"schema": 1, "pid": std::process::id()}))

@@ -9,6 +9,7 @@
 
 mod access;
 pub mod ask;
+pub mod check;
 mod config;
 mod control;
 mod left;
@@ -37,7 +38,7 @@ pub struct ServeArgs {
     /// The configuration.
     #[arg(long, value_name = "FILE", default_value = "/etc/amberlog/amberlog.toml")]
     config: PathBuf,
-    /// Only say whether the configuration is good.
+    /// Only say whether the configuration is good, and what would keep its VMs from being served: images, directories, sockets.
     #[arg(long)]
     check: bool,
     /// Let the daemon ask the kernel for anything; otherwise it can start nothing, and its threads that work for a guest can
@@ -58,9 +59,38 @@ impl ServeArgs {
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
     match serve(args) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => exit::report(&error),
     }
+}
+
+/// Says all that is wrong with what a configuration names.
+fn check(args: &ServeArgs, config: &Config) -> ExitCode {
+    for note in check::notes(config) {
+        eprintln!("amberlog: note: {note}");
+    }
+    let problems = check::all(config);
+    for problem in &problems {
+        eprintln!("amberlog: {}", problem.sentence);
+    }
+    if problems.is_empty() {
+        println!("{}: good, {} VMs", args.config.display(), config.vms.len());
+        return ExitCode::SUCCESS;
+    }
+    let is_only_refused = problems.iter().all(|problem| problem.is_refusal);
+    ExitCode::from(if is_only_refused { exit::REFUSED } else { exit::FAILED })
+}
+
+/// Makes the directory for reports, so that none is lost when its VM has ended.
+fn prepare_reports(config: &Config) -> anyhow::Result<()> {
+    let Some(reports) = &config.reports else { return Ok(()) };
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(reports)
+        .with_context(|| format!("making the directory {} for reports", reports.display()))?;
+    rustix::fs::access(reports, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
+        .with_context(|| format!("nothing can be written to the directory {} for reports", reports.display()))
 }
 
 /// The VMs, and their threads.
@@ -69,15 +99,15 @@ struct Vms {
     threads: BTreeMap<String, JoinHandle<()>>,
 }
 
-fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let config = args.read().map_err(|error| exit::usage(format!("{error:#}")))?;
     if args.check {
-        println!("{}: good, {} VMs", args.config.display(), config.vms.len());
-        return Ok(());
+        return Ok(check(args, &config));
     }
     if !args.no_sandbox {
         sandbox::enter_daemon();
     }
+    prepare_reports(&config)?;
     // Sockets and files are ours alone until they are given to somebody.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     std::fs::DirBuilder::new()
@@ -105,7 +135,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let mut end = Wanted::Stop;
     for signal in signals.forever() {
         if signal == signal_hook::consts::SIGUSR2 {
-            match control::hand_over_all(&vms.slots, LEAVING_PATIENCE) {
+            match control::hand_over_all(&vms.slots, LEAVING_PATIENCE, true) {
                 Ok(()) => {
                     log::info!("ending: the VMMs are left running, and wait for the next daemon");
                     end = Wanted::Leave;
@@ -127,16 +157,19 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
                     "the configuration names another directory for sockets; that needs a new start: nothing was changed"
                 );
             }
-            Ok(config) => match access::open_above(&run, config.way()).and_then(|()| vms.apply(config)) {
-                Ok(()) => log::info!("read the configuration again"),
-                Err(error) => log::error!("{error:#}"),
-            },
+            Ok(config) => {
+                let prepared = prepare_reports(&config).and_then(|()| access::open_above(&run, config.way()));
+                match prepared.and_then(|()| vms.apply(config)) {
+                    Ok(()) => log::info!("read the configuration again: {}", vms.pending()),
+                    Err(error) => log::error!("{error:#}"),
+                }
+            }
             Err(error) => log::error!("{error:#}: nothing was changed"),
         }
     }
     vms.stop(&end);
     drop(control);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Vms {
@@ -171,6 +204,19 @@ impl Vms {
             self.threads.insert(name, handle);
         }
         Ok(())
+    }
+
+    /// What of the configuration takes effect only when a VMM has ended, for people.
+    fn pending(&self) -> String {
+        let slots = self.slots.lock().expect("no panic under this lock");
+        let later: Vec<String> = slots
+            .iter()
+            .filter_map(|(name, slot)| slot.pending().map(|pending| format!("vm {name} is {pending}")))
+            .collect();
+        if later.is_empty() {
+            return "it is in effect".to_owned();
+        }
+        format!("{}, which takes effect when its VMM has ended", later.join(", "))
     }
 
     /// Ends everything, or leaves it, and waits for that.

@@ -6,7 +6,8 @@
 
 use super::config::VmConfig;
 use super::left::{self, Left};
-use crate::vm::{Serving, Starter, Vm};
+use crate::raw::KnownRaw;
+use crate::vm::{Serving, Starter, Vm, VmObserver};
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
@@ -54,6 +55,7 @@ struct Live {
     handles: Vec<DeviceHandle<dyn Route>>,
     attachments: Vec<crate::vm::qemu::Attachment>,
     sockets: std::path::PathBuf,
+    observer: Arc<VmObserver>,
 }
 
 /// Why a VM is not served any more.
@@ -69,6 +71,20 @@ struct Inner {
     state: State,
     live: Option<Live>,
     is_over: bool,
+    /// Images that this daemon has served to the VM before.
+    served: KnownRaw,
+    /// The configuration that it is served with at this moment.
+    as_served: Option<VmConfig>,
+}
+
+impl Inner {
+    fn pending(&self) -> Option<&'static str> {
+        match (&self.wanted, &self.as_served) {
+            (Wanted::Serve(wanted), Some(served)) if **wanted != *served => Some("changed"),
+            (Wanted::Gone, _) => Some("removed"),
+            _ => None,
+        }
+    }
 }
 
 /// One VM.
@@ -88,6 +104,8 @@ impl Slot {
                 state: State::Preparing,
                 live: None,
                 is_over: false,
+                served: KnownRaw::default(),
+                as_served: None,
             }),
             changed: Condvar::new(),
         })
@@ -111,12 +129,18 @@ impl Slot {
         self.lock().is_over
     }
 
+    /// Log lines of this thread are about this VM.
+    fn enter(&self) -> log_context::Entered {
+        log_context::enter(log_context::Context::vm(&self.name))
+    }
+
     fn set_state(&self, state: State) {
         self.lock().state = state;
     }
 
     /// The thread of a VM; ends when it is not wanted any more.
     pub fn run(&self) {
+        let _entered = self.enter();
         let mut pause = PAUSE_MIN;
         let mut told = String::new();
         loop {
@@ -134,7 +158,7 @@ impl Slot {
                     told.clear();
                 }
                 Err(error) => {
-                    let sentence = format!("{error:#}");
+                    let sentence = self.explain(&config, &error);
                     if told != sentence {
                         log::error!("vm {}: {sentence}; tried again until it works", self.name);
                         told.clone_from(&sentence);
@@ -145,6 +169,17 @@ impl Slot {
                 }
             }
         }
+    }
+
+    /// Why the VM is not served: where more than one thing is wrong, all of them.
+    fn explain(&self, config: &VmConfig, error: &anyhow::Error) -> String {
+        let sentence = format!("{error:#}");
+        let problems = super::check::vm(config, &self.lock().served);
+        if problems.len() < 2 {
+            return sentence;
+        }
+        let all: Vec<_> = problems.into_iter().map(|problem| problem.sentence).collect();
+        format!("{sentence}; all that is wrong: {}", all.join("; "))
     }
 
     fn sleep_unless_changed(&self, config: &VmConfig, pause: Duration) {
@@ -161,9 +196,23 @@ impl Slot {
 
     /// From the preparation to the recovery after one VMM.
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
-        self.set_state(State::Preparing);
-        let vm = Vm::prepare(&config.options)?;
-        let left = match left::find(&config.sockets) {
+        {
+            let mut inner = self.lock();
+            inner.as_served = Some(config.clone());
+            // What has failed is shown until it works.
+            if !matches!(inner.state, State::Failed(_)) {
+                inner.state = State::Preparing;
+            }
+        }
+        let left = left::find(&config.sockets);
+        let mut known = self.lock().served.clone();
+        if !matches!(left, Left::Nobody) {
+            // The daemon before served them: a guest that runs is not refused for what it has written.
+            config.options.images().for_each(|(image, _)| known.note(image));
+        }
+        let vm = Vm::prepare(&config.options, &known)?;
+        vm.note_raw(&mut self.lock().served);
+        let left = match left {
             Left::Nobody => None,
             Left::Waits(pid, watched) => {
                 // It lives: whatever fails, nothing of its disks may be touched.
@@ -231,6 +280,7 @@ impl Slot {
             handles: serving.handles(),
             attachments: serving.attachments.clone(),
             sockets: config.sockets.clone(),
+            observer: Arc::clone(&serving.observer),
         };
         let mut inner = self.lock();
         inner.live = Some(live);
@@ -281,16 +331,16 @@ impl Slot {
 
     /// Its entry in `status`.
     pub fn status(&self) -> Value {
-        let (state, pid, live) = {
+        let (state, text, pid, live, pending) = {
             let inner = self.lock();
-            let (state, pid) = match &inner.state {
-                State::Preparing => ("preparing".to_owned(), None),
-                State::Waiting => ("waiting for its VMM".to_owned(), None),
-                State::Running(pid) => (format!("running (process {pid})"), Some(*pid)),
-                State::Recovering => ("recovering".to_owned(), None),
-                State::Failed(sentence) => (format!("failed: {sentence}"), None),
+            let (state, text, pid) = match &inner.state {
+                State::Preparing => ("preparing", "preparing".to_owned(), None),
+                State::Waiting => ("waiting", "waiting for its VMM".to_owned(), None),
+                State::Running(pid) => ("running", format!("running (process {pid})"), Some(*pid)),
+                State::Recovering => ("recovering", "recovering".to_owned(), None),
+                State::Failed(sentence) => ("failed", format!("failed: {sentence}"), None),
             };
-            (state, pid, inner.live.clone())
+            (state, text, pid, inner.live.clone(), inner.pending())
         };
         let report = match &live {
             Some(live) => live.journals.report(&self.name),
@@ -298,8 +348,14 @@ impl Slot {
         };
         let mut entry = serde_json::to_value(report).unwrap_or_else(|_| json!({"schema": 1, "vm": self.name}));
         entry["state"] = json!(state);
+        entry["state_text"] = json!(text);
         entry["pid"] = json!(pid);
+        entry["vmm_pid"] = json!(pid);
+        entry["pending"] = json!(pending);
         if let Some(live) = live {
+            for (index, rings) in live.observer.rings().into_iter().enumerate() {
+                entry["disks"][index]["rings_started"] = json!(rings.are_started);
+            }
             entry["sockets"] = live.attachments.iter().map(|disk| json!(disk.socket)).collect();
         }
         entry
@@ -313,11 +369,17 @@ impl Slot {
         })
     }
 
+    /// What the configuration says of it that is not so yet: `changed` or `removed`.
+    pub fn pending(&self) -> Option<&'static str> {
+        self.lock().pending()
+    }
+
     /// Writes home what the VM is owed. Gives the number of blocks.
     ///
     /// # Errors
     /// When storage fails, or it takes longer than `patience`.
     pub fn flush(&self, patience: Duration) -> anyhow::Result<u64> {
+        let _entered = self.enter();
         Ok(self.live()?.journals.write_home(patience)?)
     }
 
@@ -326,6 +388,7 @@ impl Slot {
     /// # Errors
     /// When that cannot be, or takes longer than `patience`.
     pub fn change_placement(&self, disk: &str, to: PlacementKind, patience: Duration) -> anyhow::Result<&'static str> {
+        let _entered = self.enter();
         let live = self.live()?;
         let journals = &live.journals;
         let index = (0..journals.disks().len())
@@ -361,9 +424,22 @@ impl Slot {
     /// Whether its guest, if one runs, could be left at all.
     ///
     /// # Errors
-    /// When a journal of it lives where it cannot be handed over from.
-    pub fn check_can_be_left(&self) -> anyhow::Result<()> {
+    /// When a journal of it lives where it cannot be handed over from; when it is paused, unless that is `with_paused`.
+    pub fn check_can_be_left(&self, with_paused: bool) -> anyhow::Result<()> {
         let Some(live) = self.lock().live.clone() else { return Ok(()) };
+        let paused = live.observer.rings().iter().position(|rings| rings.are_paused());
+        if paused.is_some() && with_paused {
+            log::warn!("vm {}: it is paused; it must not go on (cont) before the next daemon serves it", self.name);
+        }
+        let paused = paused.filter(|_| !with_paused);
+        anyhow::ensure!(
+            paused.is_none(),
+            "vm {}: it is paused, or its guest is being reset or has been shut down (no ring of disk {} is started); a VMM that goes \
+             on while there is no daemon hangs. Have it go on first (cont), or say --with-paused and let it go on only when the \
+             next daemon serves it",
+            self.name,
+            live.journals.disk(paused.unwrap_or_default()).options.name
+        );
         for log in live.journals.logs().iter().filter(|log| log.is_open()) {
             anyhow::ensure!(
                 !matches!(log.placement, PlacementKind::Remote | PlacementKind::Discard),

@@ -7,8 +7,8 @@ use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,model=M]`, and with
-/// `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
+/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M]`,
+/// and with `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOption {
     /// The image or block device.
@@ -31,6 +31,8 @@ pub struct DiskOption {
     pub model: Option<ModelChoice>,
     /// The server of its journals, for placement `remote`.
     pub remote: Option<RemoteName>,
+    /// It is raw, whatever it looks like.
+    pub is_raw: bool,
 }
 
 /// One `--journal-disk IMAGE[,for=NAME][,name=NAME]`.
@@ -44,6 +46,8 @@ pub struct JournalDiskOption {
     pub of: Option<String>,
     /// The modelled disk whose time it takes.
     pub model: Option<ModelChoice>,
+    /// It is raw, whatever it looks like.
+    pub is_raw: bool,
 }
 
 /// Splits at single commas; a doubled comma is one comma of the text.
@@ -74,6 +78,16 @@ fn switch(key: &str, value: Option<&str>) -> Result<bool, String> {
 
 fn text(key: &str, value: Option<&str>) -> Result<String, String> {
     value.filter(|value| !value.is_empty()).map(str::to_owned).ok_or_else(|| format!("{key} needs a value: {key}=..."))
+}
+
+/// `format=raw`.
+fn format(key: &str, value: Option<&str>) -> Result<bool, String> {
+    match text(key, value)?.as_str() {
+        "raw" => Ok(true),
+        other => Err(format!(
+            "format={other} is not served, only raw disks are: convert the image (qemu-img convert -f {other} -O raw IMAGE NEW)"
+        )),
+    }
 }
 
 fn number(key: &str, value: Option<&str>, least: u64) -> Result<u64, String> {
@@ -128,6 +142,7 @@ impl FromStr for DiskOption {
             nvm: None,
             model: None,
             remote: None,
+            is_raw: false,
         };
         let mut nvm_options = NvmOptions::new("");
         let mut nvm_key = None;
@@ -159,6 +174,7 @@ impl FromStr for DiskOption {
                     disk.serial = Some(serial);
                 }
                 "model" => disk.model = Some(text(key, value)?.parse()?),
+                "format" => disk.is_raw = format(key, value)?,
                 "readonly" => disk.read_only = switch(key, value)?,
                 "flush" => {
                     disk.honour_flush = match text(key, value)?.as_str() {
@@ -178,7 +194,7 @@ impl FromStr for DiskOption {
                 other if nvm_option(&mut nvm_options, other, value)? => nvm_key = Some(other.to_owned()),
                 other => {
                     return Err(format!(
-                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, model, \
+                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, format, model, \
                          and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
                          nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
@@ -208,15 +224,19 @@ impl FromStr for JournalDiskOption {
     fn from_str(argument: &str) -> Result<Self, String> {
         let mut parts = split(argument).into_iter();
         let path = parts.next().filter(|path| !path.is_empty()).ok_or("an image or block device is missing")?;
-        let mut disk = JournalDiskOption { path: PathBuf::from(path), name: None, of: None, model: None };
+        let mut disk =
+            JournalDiskOption { path: PathBuf::from(path), name: None, of: None, model: None, is_raw: false };
         for part in parts {
             let (key, value) = part.split_once('=').map_or((part.as_str(), None), |(key, value)| (key, Some(value)));
             match key {
                 "for" => disk.of = Some(text(key, value)?),
                 "model" => disk.model = Some(text(key, value)?.parse()?),
                 "name" => disk.name = Some(text(key, value)?),
+                "format" => disk.is_raw = format(key, value)?,
                 other => {
-                    return Err(format!("'{other}' is no option of a journal disk; there are for, name and model"));
+                    return Err(format!(
+                        "'{other}' is no option of a journal disk; there are for, name, format and model"
+                    ));
                 }
             }
         }
@@ -230,16 +250,17 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let disk: DiskOption =
-            "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme".parse().expect("valid");
+        let disk: DiskOption = "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme,format=raw"
+            .parse()
+            .expect("valid");
         assert_eq!(disk.path, PathBuf::from("/a,b.img"));
         assert_eq!(disk.placement, PlacementKind::Copy);
         assert_eq!(disk.name.as_deref(), Some("x"));
-        assert!(disk.read_only && disk.honour_flush);
+        assert!(disk.read_only && disk.honour_flush && disk.is_raw);
         assert_eq!(disk.queues, 4);
         assert_eq!(disk.model, Some(ModelChoice::Own(disk_model::Profile::Nvme)));
         let plain: DiskOption = "a.img".parse().expect("valid");
-        assert_eq!((plain.placement, plain.model), (PlacementKind::Retain, None));
+        assert_eq!((plain.placement, plain.model, plain.is_raw), (PlacementKind::Retain, None, false));
         let shared: DiskOption = "a.img,model=./socket".parse().expect("valid");
         assert_eq!(shared.model, Some(ModelChoice::Shared("./socket".into())));
         let nvm: DiskOption =
@@ -267,6 +288,8 @@ mod tests {
             "a,size=3",
             "a,queues=0",
             "a,readonly=maybe",
+            "a,format",
+            "a,format=qcow2",
             "a,name=",
             "a,model=floppy",
             "a,placement=nvm",

@@ -14,6 +14,7 @@ mod samples;
 mod trace;
 pub mod watched;
 
+use crate::raw::KnownRaw;
 use crate::takeover::{PATIENCE, take_over};
 use anyhow::Context;
 use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
@@ -23,7 +24,8 @@ use disk_model::Client;
 pub use disk_option::{DiskOption, JournalDiskOption};
 use guest_memory::{HandoverSocket, VmMemory};
 use model::{ModelChoice, Models};
-use observer::{DiskObserver, VmObserver};
+use observer::DiskObserver;
+pub use observer::VmObserver;
 use placement::{
     AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind,
     VmReport,
@@ -68,6 +70,7 @@ struct Attached {
     serial: String,
     queues: u16,
     model: Option<ModelChoice>,
+    is_raw: bool,
 }
 
 /// A VM whose images are locked and whose directory is made.
@@ -105,6 +108,12 @@ pub enum Starter {
 }
 
 impl VmOptions {
+    /// Its images, journal disks last, and whether they are only read.
+    pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
+        let disks = self.disks.iter().map(|disk| (disk.path.as_path(), disk.read_only));
+        disks.chain(self.journal_disks.iter().map(|disk| (disk.path.as_path(), false)))
+    }
+
     fn attach(&self) -> anyhow::Result<Vec<Attached>> {
         let mut attached: Vec<Attached> = Vec::new();
         for (index, disk) in self.disks.iter().enumerate() {
@@ -116,6 +125,7 @@ impl VmOptions {
                     .unwrap_or_else(|| name.chars().filter(char::is_ascii_graphic).take(20).collect()),
                 queues: disk.queues,
                 model: disk.model.clone(),
+                is_raw: disk.is_raw,
                 options: DiskOptions {
                     remote: remote::options(disk, &name, &self.trust),
                     name,
@@ -139,6 +149,7 @@ impl VmOptions {
                 serial: name.chars().filter(char::is_ascii_graphic).take(20).collect(),
                 queues: 1,
                 model: disk.model.clone(),
+                is_raw: disk.is_raw,
                 options: DiskOptions {
                     path: disk.path.clone(),
                     placement: of.map_or(PlacementKind::Retain, |of| {
@@ -203,15 +214,23 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
 }
 
 impl Vm {
-    /// Finishes what an earlier process left, locks the images, makes the directory.
+    /// Finishes what an earlier process left, locks the images, makes the directory. Images that are `known` are not asked
+    /// whether they are raw.
     ///
     /// # Errors
     /// When an image is missing, in use or damaged, or what an earlier process left cannot be brought home. Nothing is
     /// owed by this process then.
-    pub fn prepare(options: &VmOptions) -> anyhow::Result<Self> {
+    pub fn prepare(options: &VmOptions, known: &KnownRaw) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
         let registry = placement::registry();
+        // What is owed to a disk is written home whatever its guest has written to the first block.
         finish_earlier(&registry, &attached)?;
+        for disk in &mut attached {
+            disk.is_raw |= known.has(&disk.options.path);
+            if !disk.is_raw {
+                crate::raw::require(&disk.options.path)?;
+            }
+        }
         for (option, disk) in options.disks.iter().zip(&mut attached) {
             nvm::open(option, &mut disk.options)?;
         }
@@ -221,7 +240,8 @@ impl Vm {
         }
         let mut images = Vec::new();
         for disk in &attached {
-            let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
+            let image_options =
+                ImageOptions { read_only: disk.options.read_only, is_raw: disk.is_raw, ..ImageOptions::default() };
             let image = Image::open(&disk.options.path, image_options)?;
             anyhow::ensure!(
                 image.size_bytes() > 0,
@@ -248,6 +268,9 @@ impl Vm {
             None => None,
         };
         let directory = AreaDirectory::create(&options.shm, &registry)?;
+        if let Some(note) = crate::serve::check::not_in_memory(directory.path()) {
+            log::warn!("{note}");
+        }
         // Images that are only read are owed nothing, and several VMs may have the same.
         let mut owed = attached.iter().filter(|disk| !disk.options.read_only);
         if let Err(error) = owed.try_for_each(|disk| directory.register(&disk.options.path)) {
@@ -287,6 +310,11 @@ impl Vm {
                 Err(error)
             }
         }
+    }
+
+    /// Notes its images as raw: a guest was served them.
+    pub fn note_raw(&self, known: &mut KnownRaw) {
+        self.images.iter().for_each(|image| known.note(image.path()));
     }
 
     /// Where its memory and tables are.
@@ -338,6 +366,7 @@ impl Vm {
             strangers_at: strangers.then(|| sockets.to_owned()),
             peers: Mutex::new(left.into_iter().collect()),
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
+            rings: Mutex::new(vec![observer::Rings::default(); self.attached.len()]),
         });
         let mut serving = Serving { observer, devices: Vec::new(), attachments: Vec::new() };
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
@@ -357,7 +386,8 @@ impl Vm {
             };
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
-            serving.attachments.push(qemu::Attachment { socket, queues: disk.queues });
+            let image = (disk.options.path.clone(), disk.options.read_only);
+            serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
         }
         Ok(serving)
     }

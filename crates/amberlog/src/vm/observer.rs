@@ -30,6 +30,24 @@ pub struct VmObserver {
     pub strangers_at: Option<PathBuf>,
     pub peers: Mutex<BTreeMap<i32, Watched>>,
     pub ring_pages: Mutex<Vec<Vec<PageId>>>,
+    /// Of each disk, what is known of its rings.
+    pub rings: Mutex<Vec<Rings>>,
+}
+
+/// What is known of a disk's rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rings {
+    /// A driver uses them at this moment.
+    pub are_started: bool,
+    /// A driver has used them since the VMM connected.
+    pub were_started: bool,
+}
+
+impl Rings {
+    /// The VMM has stopped what its guest's driver had started: it is paused, or its guest is being reset or has been shut down.
+    pub fn are_paused(self) -> bool {
+        self.were_started && !self.are_started
+    }
 }
 
 impl VmObserver {
@@ -52,6 +70,10 @@ impl VmObserver {
                 peer.pid
             ));
         }
+        let arguments = if self.strangers_at.is_some() { arguments_of(peer.pid) } else { Vec::new() };
+        if let Some(reason) = super::qemu::contradiction(&arguments) {
+            return Err(reason);
+        }
         if self.strangers_at.is_some() {
             let noted = self.journals.directory().note_vmm(peer.pid);
             noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
@@ -59,11 +81,10 @@ impl VmObserver {
         if let Some(watched) = Watched::new(peer.pid) {
             peers.insert(peer.pid, watched);
         }
-        if let Some(sockets) = &self.strangers_at {
-            let arguments = super::qemu::without_our_disks(arguments_of(peer.pid), sockets);
-            if let Some(reason) = super::qemu::bypasses_protection(&arguments) {
-                self.memory.refuse_protection(reason);
-            }
+        if let Some(sockets) = &self.strangers_at
+            && let Some(reason) = super::qemu::bypasses_protection(&arguments, Some(sockets))
+        {
+            self.memory.refuse_protection(reason);
         }
         match self.handover.take(peer.pid) {
             Some(descriptor) => {
@@ -83,6 +104,11 @@ impl VmObserver {
     }
 
     fn ring_pages(&self, disk: usize, pages: &[PageId]) {
+        {
+            let rings = &mut self.rings.lock().expect("no panic under this lock")[disk];
+            rings.are_started = !pages.is_empty();
+            rings.were_started |= rings.are_started;
+        }
         if self.strangers_at.is_some() && !pages.is_empty() {
             self.take_memory_away();
         }
@@ -102,6 +128,11 @@ impl VmObserver {
         {
             self.memory.refuse_protection(format!("{} cannot be renamed: {error}", from.display()));
         }
+    }
+
+    /// What is known of the rings of each disk.
+    pub fn rings(&self) -> Vec<Rings> {
+        self.rings.lock().expect("no panic under this lock").clone()
     }
 
     /// The processes that have connected, and whether each has ended.
@@ -162,7 +193,24 @@ impl Observer for DiskObserver {
         self.vm.ring_pages(self.disk, pages);
     }
 
+    fn disconnected(&self, _peer: Peer) {
+        self.vm.rings.lock().expect("no panic under this lock")[self.disk] = Rings::default();
+    }
+
     fn fault(&self, sentence: &str) {
         self.vm.journals.disk(self.disk).note_fault(sentence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rings;
+
+    #[test]
+    fn rings_that_a_driver_has_left_are_paused() {
+        let rings = |are_started, were_started| Rings { are_started, were_started }.are_paused();
+        assert!(rings(false, true));
+        assert!(!rings(true, true), "the guest runs");
+        assert!(!rings(false, false), "no driver has used them yet");
     }
 }

@@ -31,7 +31,7 @@ impl Samples {
         let (stop, stopped) = channel::<()>();
         let journals = Arc::clone(journals);
         let path = path.to_owned();
-        let thread = std::thread::Builder::new().name("samples".to_owned()).spawn(move || {
+        let thread = log_context::spawn(std::thread::Builder::new().name("samples".to_owned()), move || {
             let begun = Instant::now();
             for _ in 0..SAMPLES_MAX {
                 if !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout)) {

@@ -136,11 +136,55 @@ fn guests_go_on_under_the_next_daemon() {
     drop(daemon);
     let daemon = Daemon::start(&bench, &config);
     let waits = daemon.wait_state("n", "failed");
-    assert!(waits["state"].as_str().unwrap().contains("in use"), "{waits}");
+    assert!(waits["state_text"].as_str().unwrap().contains("in use"), "{waits}");
     guest_n.kill_qemu().unwrap();
     daemon.wait_state("n", "waiting");
     assert_consistent(&fs_n);
     let reported = guest_n.final_report();
     assert_records(&fs_n, "/a", "a", &of_n, &reported);
     assert_records(&fs_n, "/b", "b", &after, &reported);
+}
+
+/// A VM that is paused would hang if it went on without a daemon: it is named, and nobody is left, unless that is said.
+#[test]
+fn a_paused_vm_is_named_and_not_left() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    ExtRecipe::ext4(48, 4).make(&image).unwrap();
+    let config = write_config(&bench, &[("p", image.to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\n{}",
+        record_writer("/mnt/a", "a", &overwritten(91), "--forever")
+    );
+    let mut guest = Guest::start(daemon.spec_with("p", script, &["--reconnect"])).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    let entry = daemon.wait_state("p", "running");
+    assert_eq!((&entry["state"], &entry["disks"][0]["rings_started"]), (&"running".into(), &true.into()), "{entry}");
+    assert_eq!((&entry["vmm_pid"], &entry["pending"]), (&guest.qemu_pid().unwrap().into(), &Value::Null), "{entry}");
+    let effective = entry["disks"][0]["placement_effective"].as_str().unwrap();
+    assert_eq!(effective == "retain", entry["disks"][0]["placement_reason"].is_null(), "{entry}");
+
+    guest.qmp().unwrap().stop().unwrap();
+    let refused = daemon.ask(&["detach"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let stderr = text(&refused.stderr);
+    assert!(stderr.contains("vm p: it is paused") && stderr.contains("--with-paused"), "{stderr}");
+    assert_eq!(daemon.wait_state("p", "running")["disks"][0]["rings_started"], false);
+    assert_eq!(journal_superblock(&image).errno, -5, "nothing was changed");
+    guest.qmp().unwrap().cont().unwrap();
+    more(&mut guest, "a");
+
+    guest.qmp().unwrap().stop().unwrap();
+    let output = daemon.ask(&["detach", "--with-paused"]);
+    assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
+    assert!(daemon.log().contains("vm p: it is paused; it must not go on"), "{}", daemon.log());
+    assert_eq!(daemon.wait().code(), Some(0));
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("p", "running");
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("p", "waiting");
+    let lines = daemon.log();
+    assert!(lines.lines().any(|line| line.contains("vm p: disk disk0: ")), "{lines}");
+    assert!(!lines.contains('\x1b'), "no colours in a file: {lines}");
 }

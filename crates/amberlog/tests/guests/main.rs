@@ -3,6 +3,7 @@
 //!
 //! `AMBERLOG_ROUNDS` makes the loops longer, `AMBERLOG_SEED` changes their choices.
 
+mod arguments;
 mod clean;
 mod daemon;
 mod dax;

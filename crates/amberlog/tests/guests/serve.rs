@@ -245,7 +245,7 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
     assert_eq!(journal_superblock(&b).errno, -5);
     let daemon = Daemon::start(&bench, &config);
     let waits = daemon.wait_state("b", "failed");
-    assert!(waits["state"].as_str().unwrap().contains("in use"), "{waits}");
+    assert!(waits["state_text"].as_str().unwrap().contains("in use"), "{waits}");
     guest_b.kill_qemu().unwrap();
     daemon.wait_state("b", "waiting");
     assert!(daemon.log().contains("brought home what an earlier run left on the journal server"), "{}", daemon.log());
@@ -462,7 +462,7 @@ fn a_guest_without_the_library_is_left_alone_while_it_lives() {
     drop(daemon);
     let daemon = Daemon::start(&bench, &config);
     let waits = daemon.wait_state("a", "failed");
-    assert!(waits["state"].as_str().unwrap().contains("in use"), "{waits}");
+    assert!(waits["state_text"].as_str().unwrap().contains("in use"), "{waits}");
     assert!(guest.wait_end(Duration::from_secs(3)).is_err(), "the guest's memory was taken away: it has reset itself");
     guest.kill_qemu().unwrap();
     daemon.wait_state("a", "waiting");
@@ -503,4 +503,72 @@ fn a_daemon_that_is_reloaded_often_does_not_grow() {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// What is wrong is all said, by `--check` and of a VM that cannot be served; what a daemon makes itself is made.
+#[test]
+fn everything_that_is_wrong_is_said() {
+    let bench = Bench::new();
+    let good = bench.path("good");
+    ExtRecipe::ext4(16, 4).make(&good).unwrap();
+    let (zeros, qcow2) = (bench.path("zeros"), bench.path("q.img"));
+    std::fs::write(&zeros, vec![0; 1 << 20]).unwrap();
+    std::fs::write(&qcow2, b"QFI\xfb\0\0\0\x03".repeat(1000)).unwrap();
+    let config = bench.path("amberlog.toml");
+    let write = |vms: &str| {
+        let (run, reports) = (bench.path("run"), bench.path("some/reports"));
+        let head = format!("shm = {:?}\nrun = {run:?}\nreports = {reports:?}\n", bench.area());
+        std::fs::write(&config, head + vms).unwrap();
+    };
+    let check = || {
+        let output = amberlog_with(["serve".as_ref(), "--check".as_ref(), "--config".as_ref(), config.as_os_str()]);
+        (output.status.code(), text(&output.stderr))
+    };
+    let vm =
+        |name: &str, disks: &[String]| format!("[[vm]]\nname = {name:?}\nmemory_budget_mib = 1\ndisks = {disks:?}\n");
+    let shown = |path: &Path| path.display().to_string();
+
+    write(&(vm("a", &[shown(&good)]) + &vm("b", &[shown(&qcow2), shown(&bench.path("none")), "/etc".into()])));
+    let (code, said) = check();
+    assert_eq!(code, Some(1), "{said}");
+    for words in ["q.img is a qcow2 image", "none does not exist", "/etc is neither"] {
+        assert!(said.contains(&format!("vm b: {}", if words.starts_with("q.") { "" } else { "the image " })), "{said}");
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    write(&vm("b", &[shown(&qcow2)]));
+    assert_eq!(check().0, Some(3), "only a refused image");
+    write(&(vm("a", &["relative".into()]) + &vm("b", &[format!("{},placement=moon", shown(&good))])));
+    let (code, said) = check();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("vm a: ") && said.contains("vm b: "), "{said}");
+    assert!(!bench.path("some").exists() && !bench.path("run").exists(), "a check makes nothing");
+
+    // Two VMs read one image; one disk has nothing on it.
+    let base = format!("{},name=base,readonly", shown(&good));
+    let disks = [base.clone(), shown(&zeros)];
+    write(&(vm("a", &disks) + &vm("b", &[base]) + &vm("c", &[shown(&qcow2), shown(&bench.path("none"))])));
+    assert_eq!(check().0, Some(1));
+    let daemon = Daemon::start(&bench, &config);
+    let entry = daemon.wait_state("a", "waiting");
+    assert_eq!(entry["disks"][0]["placement_effective"], "storage", "{entry}");
+    let reason = |index: usize| entry["disks"][index]["placement_reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason(0).contains("only read it") && reason(1).contains("zeros"), "{entry}");
+    assert!(daemon.log().contains("vm a: disk disk1: nothing of it is held"), "{}", daemon.log());
+    daemon.wait_state("b", "waiting");
+    let failed = daemon.wait_state("c", "failed");
+    let said = failed["state_text"].as_str().unwrap().to_owned();
+    assert!(said.contains("qcow2") && said.contains("none does not exist"), "{said}");
+    assert!(bench.path("some/reports").is_dir(), "made at the start");
+    // It stays so between attempts, and a change is told.
+    for _ in 0..40 {
+        let output = daemon.ask(&["status", "--json", "c"]);
+        let entry: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(entry["state"], "failed", "{entry}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (code, said) = check();
+    assert!(code == Some(1) && said.contains("a daemon answers"), "{said}");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    bench.assert_area_is_empty();
 }

@@ -1,0 +1,258 @@
+//! What would keep VMs from being served, looked for before it does: all of it, not the first.
+//!
+//! `serve --check` says it and ends; a daemon says it of a VM that cannot be served. Must never: lock, make or change anything, or
+//! look into what only a daemon that serves would (journals, what an earlier one left). So a check beside a running daemon is harmless,
+//! and finds nothing wrong in its having the images.
+
+use super::ask::CONTROL;
+use super::config::{Config, VmConfig};
+use crate::raw::KnownRaw;
+use rustix::fs::Access;
+use std::collections::HashMap;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of statfs(2).
+const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// What, where, and what to do.
+    pub sentence: String,
+    /// An image is damaged or refused; anything else is to be made or mended.
+    pub is_refusal: bool,
+}
+
+impl Problem {
+    fn new(sentence: impl Into<String>) -> Self {
+        Problem { sentence: sentence.into(), is_refusal: false }
+    }
+}
+
+/// Everything that would keep a configuration from being served.
+pub fn all(config: &Config) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (path, what) in [
+        (Some(&config.shm), "for guest memory (shm)"),
+        (Some(&config.run), "for sockets (run)"),
+        (config.reports.as_ref(), "for reports (reports)"),
+    ] {
+        problems.extend(path.and_then(|path| directory(path, what)).map(Problem::new));
+    }
+    problems.extend(room(config).map(Problem::new));
+    let mut users: HashMap<_, Vec<(&str, &Path, bool)>> = HashMap::new();
+    for (name, vm) in &config.vms {
+        problems.extend(
+            self::vm(vm, &KnownRaw::default())
+                .into_iter()
+                .map(|problem| Problem { sentence: format!("vm {name}: {}", problem.sentence), ..problem }),
+        );
+        for (image, is_read_only) in vm.options.images() {
+            if let Ok(metadata) = std::fs::metadata(image) {
+                users.entry(identity(&metadata)).or_default().push((name, image, is_read_only));
+            }
+        }
+    }
+    for users in users.values() {
+        // The same path is the configuration's affair; here it is two names of one image.
+        let writer = users.iter().position(|(.., is_read_only)| !is_read_only);
+        if let (Some(writer), true) = (writer, users.iter().any(|(_, path, _)| *path != users[0].1)) {
+            let (vm, path, _) = users[writer];
+            let others: Vec<_> = users
+                .iter()
+                .filter(|user| user.1 != path)
+                .map(|user| format!("{} of vm {}", user.1.display(), user.0))
+                .collect();
+            problems.push(Problem::new(format!(
+                "vm {vm}: the image {} is the same as {}: an image has one user, or several that all have it readonly",
+                path.display(),
+                others.join(", ")
+            )));
+        }
+    }
+    problems
+}
+
+/// Everything that would keep one VM from being served. Images that are `known` are not asked whether they are raw.
+pub fn vm(vm: &VmConfig, known: &KnownRaw) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let options = &vm.options;
+    let raw = options.disks.iter().map(|disk| disk.is_raw).chain(options.journal_disks.iter().map(|disk| disk.is_raw));
+    for ((image, is_read_only), is_raw) in options.images().zip(raw) {
+        problems.extend(self::image(image, is_read_only, is_raw || known.has(image)));
+    }
+    for disk in &options.disks {
+        if let Some(nvm) = &disk.nvm
+            && !nvm.path.exists()
+        {
+            let parent = nvm.path.parent().unwrap_or(Path::new("/"));
+            problems.extend(directory(parent, "for the region of NVM").map(Problem::new));
+        }
+        if let Some(remote) = &disk.remote {
+            let security = options.trust.client(&remote.address).security;
+            let (certificate, key) = security.certificate.unzip();
+            for file in [security.ca, security.secret, certificate, key].into_iter().flatten() {
+                if let Err(error) = rustix::fs::access(&file, Access::READ_OK) {
+                    problems.push(Problem::new(format!("{} cannot be read: {error}", file.display())));
+                }
+            }
+        }
+    }
+    problems.extend(directory(&vm.sockets, "for the VM's sockets").map(Problem::new));
+    for (name, _) in options.disk_names().unwrap_or_default() {
+        let socket = vm.sockets.join(format!("{name}.sock"));
+        if std::fs::symlink_metadata(&socket).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
+            problems.push(Problem::new(format!(
+                "{} is no socket, and one has to be made there; remove it",
+                socket.display()
+            )));
+        }
+    }
+    problems
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    if metadata.file_type().is_block_device() { (0, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
+}
+
+fn image(path: &Path, is_read_only: bool, is_raw: bool) -> Option<Problem> {
+    let shown = path.display();
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Some(Problem::new(format!("the image {shown} does not exist; make it, or correct the path")));
+        }
+        Err(error) => return Some(Problem::new(format!("the image {shown} cannot be looked at: {error}"))),
+    };
+    if !metadata.is_file() && !metadata.file_type().is_block_device() {
+        return Some(Problem::new(format!("the image {shown} is neither a regular file nor a block device")));
+    }
+    let (access, verb) =
+        if is_read_only { (Access::READ_OK, "read") } else { (Access::READ_OK | Access::WRITE_OK, "read and written") };
+    if let Err(error) = rustix::fs::access(path, access) {
+        return Some(Problem::new(format!("the image {shown} cannot be {verb}: {error}")));
+    }
+    if metadata.is_file() && metadata.len() < block_device::SECTOR_BYTES {
+        return Some(Problem::new(format!(
+            "the image {shown} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)"
+        )));
+    }
+    match crate::raw::require(path) {
+        Err(error) if !is_raw => Some(Problem { sentence: error.to_string(), is_refusal: true }),
+        _ => None,
+    }
+}
+
+/// Why files cannot be made in a directory that is made if it is not there.
+fn directory(path: &Path, what: &str) -> Option<String> {
+    let shown = path.display();
+    let existing = path.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
+    if !existing.is_dir() {
+        return Some(format!("the directory {shown} {what} cannot be: {} is no directory", existing.display()));
+    }
+    let error = rustix::fs::access(existing, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(if existing == path {
+        format!("nothing can be made in the directory {shown} {what}: {error}")
+    } else {
+        format!("the directory {shown} {what} cannot be made in {}: {error}", existing.display())
+    })
+}
+
+/// Whether tables and copied blocks fit into the tmpfs. Guest memory comes on top, of which nothing is known before a VMM is there.
+fn room(config: &Config) -> Option<String> {
+    let existing = config.shm.ancestors().find(|ancestor| ancestor.is_dir())?;
+    let status = rustix::fs::statvfs(existing).ok()?;
+    let needed_mib: u64 = config.vms.values().map(|vm| vm.options.memory_budget_mib).sum();
+    let room_mib = status.f_blocks.saturating_mul(status.f_frsize) >> 20;
+    (needed_mib > room_mib).then(|| {
+        format!(
+            "the memory budgets of all VMs are {needed_mib} MiB, and {} has {room_mib} MiB, in which the guests' memory has to be, \
+             too; enlarge that tmpfs (mount -o remount,size=...), or lower memory_budget_mib",
+            existing.display()
+        )
+    })
+}
+
+/// What is not wrong and should be known all the same.
+pub fn notes(config: &Config) -> Vec<String> {
+    let mut notes: Vec<String> = not_in_memory(&config.shm).into_iter().collect();
+    if crate::shim::find().is_none() {
+        notes.push(format!(
+            "{} was not found beside amberlog: journal blocks are copied instead of protected",
+            crate::shim::FILE_NAME
+        ));
+    }
+    let control: PathBuf = config.run.join(CONTROL);
+    if std::os::unix::net::UnixStream::connect(&control).is_ok() {
+        notes.push(format!("a daemon answers at {}", control.display()));
+    }
+    notes
+}
+
+/// What follows when a directory for guest memory is not in memory.
+pub fn not_in_memory(shm: &Path) -> Option<String> {
+    let existing = shm.ancestors().find(|ancestor| ancestor.is_dir())?;
+    let kind = rustix::fs::statfs(existing).ok()?.f_type;
+    (!IN_MEMORY.contains(&kind)).then(|| {
+        format!(
+            "{} is on no tmpfs: the guests' memory is written to that storage, which costs what amberlog saves; name a tmpfs (shm)",
+            shm.display()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(directory: &Path, disks: &[&str]) -> Config {
+        let shown = directory.display();
+        let disks: Vec<String> = disks.iter().map(|disk| format!("{:?}", format!("{shown}/{disk}"))).collect();
+        let text = format!(
+            "shm = \"{shown}/shm\"\nrun = \"{shown}/run\"\nreports = \"{shown}/reports\"\n[[vm]]\nname = \"db\"\nmemory_budget_mib = 1\ndisks = [{}]\n",
+            disks.join(", ")
+        );
+        let path = directory.join("amberlog.toml");
+        std::fs::write(&path, text).expect("written");
+        Config::read(&path).expect("good")
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_said_and_nothing_is_made() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        std::fs::write(at("good"), [0; 4096]).expect("written");
+        std::fs::write(at("tiny"), [0; 100]).expect("written");
+        std::fs::write(at("qcow2"), b"QFI\xfb\0\0\0\x03".repeat(64)).expect("written");
+        std::fs::hard_link(at("good"), at("again")).expect("linked");
+        std::fs::create_dir(at("place")).expect("made");
+        let good = config(directory.path(), &["good", "qcow2,format=raw"]);
+        assert_eq!(all(&good), []);
+        assert!(!at("run").exists() && !at("reports").exists() && !at("shm").exists());
+
+        std::fs::create_dir_all(at("run/db")).expect("made");
+        std::fs::write(at("run/db/disk0.sock"), "").expect("written");
+        std::fs::write(at("reports"), "").expect("written");
+        let bad = config(directory.path(), &["good", "missing", "tiny", "qcow2", "place", "again"]);
+        let problems = all(&bad);
+        let expected = [
+            ("reports", "is no directory"),
+            ("missing", "does not exist"),
+            ("tiny", "too small"),
+            ("qcow2", "format=raw"),
+            ("place", "neither"),
+            ("disk0.sock", "no socket"),
+            ("again", "is the same as"),
+        ];
+        for (name, words) in expected {
+            assert!(
+                problems.iter().any(|problem| problem.sentence.contains(name) && problem.sentence.contains(words)),
+                "{name}: {problems:#?}"
+            );
+        }
+        assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+        assert_eq!(problems.iter().filter(|problem| problem.is_refusal).count(), 1);
+    }
+}
