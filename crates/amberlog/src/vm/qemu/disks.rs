@@ -39,7 +39,7 @@ pub struct DiskArguments {
     pub words: Vec<OsString>,
     /// They come before all other options, not after them.
     pub is_first: bool,
-    /// The user's disks with addresses of their own, before which ours may not come.
+    /// A disk of the user's has an address of its own, which may come before ours.
     pub may_be_preceded: bool,
 }
 
