@@ -201,10 +201,9 @@ impl VmEntry {
                 ));
             }
         }
-        if !problems.is_empty() {
-            return Err(problems);
-        }
-        let access = self.sockets.as_ref().unwrap_or(&file.sockets).check()?;
+        let access = self.sockets.as_ref().unwrap_or(&file.sockets).check();
+        let access = access.map_err(|error| problems.push(format!("{error:#}"))).ok();
+        let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
         Ok(VmConfig { options, sockets, access, report, text })
