@@ -142,11 +142,15 @@ impl Access {
     }
 }
 
-/// Lets everybody through a directory that VMs of several users and groups share; what is in it has modes of its own.
+/// Lets everybody through a directory that VMs of several users and groups share; what is in it has modes of its own. One that is
+/// not ours alone, such as /dev/shm, stays as it is.
 ///
 /// # Errors
-/// When it is not ours.
+/// When its mode cannot be set.
 pub fn open_above(path: &Path, way: u32) -> anyhow::Result<()> {
+    if own_files::OwnDirectory::open_allowing(path, 0o055).is_err() {
+        return Ok(());
+    }
     set_mode(path, OWN_DIRECTORY | way)
 }
 

@@ -19,9 +19,9 @@ const SOCKET_PATH_MAX: usize = 108;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[serde(default = "default_shm")]
+    #[serde(default = "placement::own_place")]
     shm: PathBuf,
-    #[serde(default = "default_run")]
+    #[serde(default = "super::ask::default_run")]
     run: PathBuf,
     reports: Option<PathBuf>,
     #[serde(default)]
@@ -46,14 +46,6 @@ struct VmEntry {
     sockets: Option<AccessEntry>,
 }
 
-fn default_shm() -> PathBuf {
-    PathBuf::from("/dev/shm/amberlog")
-}
-
-fn default_run() -> PathBuf {
-    PathBuf::from(super::ask::DEFAULT_RUN)
-}
-
 fn default_budget() -> u64 {
     256
 }
@@ -63,6 +55,8 @@ fn default_budget() -> u64 {
 pub struct VmConfig {
     /// What it is made from.
     pub options: VmOptions,
+    /// The daemon's directory, in which that of its sockets is.
+    pub run: PathBuf,
     /// Where its sockets are.
     pub sockets: PathBuf,
     /// Who may connect to them.
@@ -206,7 +200,7 @@ impl VmEntry {
         let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
-        Ok(VmConfig { options, sockets, access, report, text })
+        Ok(VmConfig { options, run: file.run.clone(), sockets, access, report, text })
     }
 }
 

@@ -81,6 +81,7 @@ impl Control {
             other => other,
         }
         .with_context(of)?;
+        // Whatever the mask was: who may ask is decided here.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(of)?;
         let askers = Arc::new(AtomicUsize::new(0));
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {

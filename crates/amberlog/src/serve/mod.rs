@@ -20,10 +20,10 @@ use crate::vm::die_of_panics;
 use anyhow::Context;
 use config::Config;
 use control::{Control, Slots};
+use own_files::OwnDirectory;
 use slot::{Slot, Wanted};
 use std::collections::BTreeMap;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -62,6 +62,16 @@ pub fn run(args: &ServeArgs) -> ExitCode {
         Ok(code) => code,
         Err(error) => exit::report(&error),
     }
+}
+
+/// What others may do in the daemon's directory: look and pass through, if it was made so.
+const RUN_OTHERS: u32 = 0o055;
+/// And in the directories of the VMs' sockets in it: nothing, unless VMMs of another user or group are to pass through.
+const SOCKETS_OTHERS: u32 = 0o051;
+
+/// Opens the daemon's directory, and makes it if there is none. Sockets in it have modes of their own.
+fn open_run(run: &Path) -> anyhow::Result<OwnDirectory> {
+    Ok(OwnDirectory::open_or_make_allowing(run, RUN_OTHERS)?)
 }
 
 /// Says all that is wrong with what a configuration names.
@@ -104,17 +114,13 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if args.check {
         return Ok(check(args, &config));
     }
+    prepare_reports(&config)?;
+    // Before the sandbox: what is made here is ours alone until it is given to somebody.
+    own_files::keep_files_private();
+    open_run(&config.run)?;
     if !args.no_sandbox {
         sandbox::enter_daemon();
     }
-    prepare_reports(&config)?;
-    // Sockets and files are ours alone until they are given to somebody.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&config.run)
-        .with_context(|| format!("making {}", config.run.display()))?;
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGHUP,
         signal_hook::consts::SIGTERM,

@@ -13,8 +13,6 @@ use block_device::DeviceHandle;
 use block_route::Route;
 use placement::{Change, Journals, PlacementKind, VmReport};
 use serde_json::{Value, json};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -204,7 +202,7 @@ impl Slot {
                 inner.state = State::Preparing;
             }
         }
-        let left = left::find(&config.sockets);
+        let left = left::find(&config.sockets)?;
         let mut known = self.lock().served.clone();
         if !matches!(left, Left::Nobody) {
             // The daemon before served them: a guest that runs is not refused for what it has written.
@@ -233,7 +231,7 @@ impl Slot {
             }
         };
         let lives = left.as_ref().map(|(pid, _)| *pid);
-        let served = prepare_directories(config, vm.directory()).and_then(|()| {
+        let served = prepare_directories(config, &self.name, vm.directory()).and_then(|()| {
             vm.memory.keep_to_directory(vm.directory());
             let serving = vm.serve(&config.sockets, Starter::Strangers, left, |_, name| name.to_owned())?;
             config.access.open_socket(serving.observer.handover.path())?;
@@ -507,17 +505,10 @@ const AREA: &str = "area";
 
 /// Makes the directory of a VM's sockets, puts a link to its directory in tmpfs there, and lets those in who may start its
 /// VMM.
-fn prepare_directories(config: &VmConfig, directory: &Path) -> anyhow::Result<()> {
-    let sockets = &config.sockets;
-    let of = || format!("preparing {}", sockets.display());
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).with_context(of)?;
-    let link = sockets.join(AREA);
-    match std::fs::remove_file(&link) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).with_context(of),
-        _ => {}
-    }
-    std::os::unix::fs::symlink(directory, &link).with_context(of)?;
-    config.access.open_directory(sockets)?;
+fn prepare_directories(config: &VmConfig, name: &str, directory: &Path) -> anyhow::Result<()> {
+    let sockets = super::open_run(&config.run)?.directory_or_make(name, super::SOCKETS_OTHERS)?;
+    sockets.set_link(AREA, directory)?;
+    config.access.open_directory(sockets.path())?;
     if config.access.is_shared() {
         super::access::open_above(&config.options.shm, config.access.way(true))?;
         config.access.open_directory(directory)?;
