@@ -41,5 +41,5 @@ pub use home::{HomeWrite, HostWrite, Source};
 pub use jcb::{Counters, Holding, LogShape, VmJcb};
 pub use location::Location;
 pub use log::{FoundLog, HeldLog};
-pub use table::{LOG_BLOCKS_MAX, Tail};
+pub use table::{LOG_BLOCKS_MAX, Opening, Tail, opening_number_of};
 pub use tail::SuperblockEffect;
