@@ -23,6 +23,7 @@ use control::{Control, Slots};
 use own_files::OwnDirectory;
 use slot::{Slot, Wanted};
 use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
