@@ -461,3 +461,27 @@ fn another_file_system_s_live_journal_is_left_alone() {
     let (_, higher) = store.begin("client/j0", [2; 16], [0; 16], 41, 4096).expect("begun");
     assert_eq!(higher, 42, "above what the client knows of");
 }
+
+#[test]
+fn journals_that_are_over_make_room_for_others() {
+    let mut store = open(Simulated::default()).expect("opens");
+    let (kept, epoch) = store.begin("client/kept", [1; 16], [0; 16], 0, 4096).expect("begun");
+    store.append(kept, epoch, 1, 1, b"x").expect("appended");
+    store.begin("another/j", [2; 16], [0; 16], 0, 4096).expect("begun");
+    for number in 0..600 {
+        let name = format!("client/over-{number}");
+        let (_, epoch) = store.begin(&name, [1; 16], [0; 16], 0, 4096).expect("there is room");
+        store.close(&name, epoch, [0; 16]).expect("closed");
+        store.commit().expect("durable");
+    }
+    assert!(store.fetch("client/kept", epoch, 1).expect("whole").is_some());
+    assert!(store.info("another/j").is_ok());
+    let mut live = 1;
+    let error = loop {
+        match store.begin(&format!("client/live-{live}"), [1; 16], [0; 16], 0, 4096) {
+            Ok(_) => live += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, StoreError::Full(_)) && live == 256, "{live}: {error}");
+}

@@ -314,9 +314,9 @@ fn what_would_not_be_found_again_is_not_acknowledged() {
                 std::fs::copy(&segment, path.join("copy")).and_then(|_| std::fs::rename(path.join("copy"), segment)),
             ),
         }
-        let (id, epoch) = store.begin(&name(1), [1; 16], [1; 16], 0, 4096).expect("staged");
-        store.append(id, epoch, 1, 1, b"x").expect("staged");
-        let error = store.commit().expect_err("not acknowledged").to_string();
+        let begun = store.begin(&name(1), [1; 16], [1; 16], 0, 4096);
+        let appended = begun.and_then(|(id, epoch)| store.append(id, epoch, 1, 1, b"x"));
+        let error = appended.and_then(|()| store.commit()).expect_err("not acknowledged").to_string();
         assert!(error.contains("moved, removed or replaced"), "{error}");
         assert!(store.begin(&name(2), [2; 16], [1; 16], 0, 4096).is_err(), "it has failed for good");
     }

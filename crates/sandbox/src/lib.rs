@@ -73,7 +73,7 @@ impl Sandbox {
         // The filter last: fencing off takes calls that it does not have.
         let filtered = calls::filter(role, self.has_network);
         for error in [fenced.err(), filtered.err()].into_iter().flatten() {
-            TOLD.get_or_init(|| log::warn!("{error}; amberlog goes on without that (--no-sandbox says so in silence)"));
+            TOLD.get_or_init(|| log::warn!("{error}; amberlog goes on without that"));
         }
     }
 }
@@ -81,6 +81,6 @@ impl Sandbox {
 /// Has the whole process do no more than a daemon needs: to be called before any other thread is started.
 pub fn enter_daemon() {
     if let Err(error) = calls::filter(Role::Daemon, true) {
-        log::warn!("{error}; amberlog goes on without that (--no-sandbox says so in silence)");
+        log::warn!("{error}; amberlog goes on without that");
     }
 }

@@ -60,10 +60,10 @@ pub struct RunArgs {
     /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = ::disk_model::time_scale)]
     time_scale: f64,
-    /// Let the threads that work for the guest ask the kernel for anything; otherwise they can start nothing, and open nothing
-    /// but what is in the VM's directory (seccomp and landlock).
+    /// Fence in the threads that work for the guest: they can start nothing, and open nothing but what is in the VM's directory
+    /// (seccomp and landlock). Off until it has been tried longer.
     #[arg(long)]
-    no_sandbox: bool,
+    sandbox: bool,
     #[command(flatten)]
     trust: command_line::remote_options::RemoteTrust,
     /// The VMM and its arguments.
@@ -89,7 +89,7 @@ impl RunArgs {
             memory_budget_mib: self.memory_budget,
             time_scale: self.time_scale,
             trust: self.trust.clone(),
-            sandbox: !self.no_sandbox,
+            sandbox: self.sandbox,
             trace: self.trace.clone(),
             samples: self.samples.clone(),
         }

@@ -165,7 +165,7 @@ impl VmEntry {
             memory_budget_mib: self.memory_budget_mib,
             time_scale: 1.0,
             trust: self.remote.clone().unwrap_or_else(|| file.remote.clone()),
-            sandbox: true,
+            sandbox: false,
             trace: None,
             samples: None,
         };

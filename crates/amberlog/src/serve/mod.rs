@@ -42,17 +42,17 @@ pub struct ServeArgs {
     /// Only say whether the configuration is good, and what would keep its VMs from being served: images, directories, sockets.
     #[arg(long)]
     check: bool,
-    /// Let the daemon ask the kernel for anything; otherwise it can start nothing, and its threads that work for a guest can
-    /// open nothing but what is in that VM's directory (seccomp and landlock).
+    /// Fence the daemon in: it can start nothing, and its threads that work for a guest can open nothing but what is in that
+    /// VM's directory (seccomp and landlock). Off until it has been tried longer.
     #[arg(long)]
-    no_sandbox: bool,
+    sandbox: bool,
 }
 
 impl ServeArgs {
     /// The configuration as it is now.
     fn read(&self) -> anyhow::Result<Config> {
         let mut config = Config::read(&self.config)?;
-        config.vms.values_mut().for_each(|vm| vm.options.sandbox = !self.no_sandbox);
+        config.vms.values_mut().for_each(|vm| vm.options.sandbox = self.sandbox);
         Ok(config)
     }
 }
@@ -119,7 +119,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // Before the sandbox: what is made here is ours alone until it is given to somebody.
     own_files::keep_files_private();
     open_run(&config.run)?;
-    if !args.no_sandbox {
+    if args.sandbox {
         sandbox::enter_daemon();
     }
     let mut signals = signal_hook::iterator::Signals::new([

@@ -270,15 +270,7 @@ impl<M: Medium> Store<M> {
         let id = match &old {
             Some(old) => old.id,
             None => {
-                let client = name.split_once('/').map_or("", |(client, _)| client);
-                let of_client = |other: &&String| other.split_once('/').is_some_and(|(other, _)| other == client);
-                if self.journals.len() >= JOURNALS_MAX
-                    || self.by_name.keys().filter(of_client).count() >= JOURNALS_OF_CLIENT_MAX
-                {
-                    return Err(StoreError::Full(format!(
-                        "there are too many journals ({JOURNALS_OF_CLIENT_MAX} a client, {JOURNALS_MAX} in all)"
-                    )));
-                }
+                self.make_room_for_journal(name)?;
                 self.next_id += 1;
                 self.next_id
             }
@@ -313,6 +305,27 @@ impl<M: Medium> Store<M> {
             return Err(StoreError::Refused(format!("{name} does not hold epoch {epoch} but {}", record.epoch)));
         }
         self.take(name)
+    }
+
+    /// A client that has as many journals as it may have loses the oldest that is over, if there is one.
+    fn make_room_for_journal(&mut self, name: &str) -> Result<(), StoreError> {
+        let client_of = |name: &str| name.split_once('/').map_or(String::new(), |(client, _)| client.to_owned());
+        let client = client_of(name);
+        let of_client: Vec<&Journal> =
+            self.journals.values().filter(|journal| client_of(&journal.record.name) == client).collect();
+        if self.journals.len() < JOURNALS_MAX && of_client.len() < JOURNALS_OF_CLIENT_MAX {
+            return Ok(());
+        }
+        let over = of_client.iter().find(|journal| !journal.record.is_live).map(|journal| journal.record.name.clone());
+        match over {
+            Some(over) => {
+                log::info!("{over} is over, and forgotten to make room for {name}");
+                self.delete(&over, false)
+            }
+            None => Err(StoreError::Full(format!(
+                "there are too many journals ({JOURNALS_OF_CLIENT_MAX} live ones a client, {JOURNALS_MAX} in all)"
+            ))),
+        }
     }
 
     /// Fences off whoever writes to a journal, for its recovery.

@@ -223,14 +223,20 @@ impl<M: Medium> Store<M> {
         if let Err(error) = segment.file.sync() {
             return Err(self.fail("making a segment durable failed", &error));
         }
-        if let Err(error) = self.medium.check() {
-            return Err(self.fail("what was made durable would not be found again", &error));
-        }
+        self.check_place()?;
         self.active = Some((number, end + bytes));
         self.group += 1;
         self.counters.groups += 1;
         self.counters.written_bytes += bytes;
         Ok(())
+    }
+
+    /// What is written where nobody will look for it is not durable.
+    fn check_place(&mut self) -> Result<(), StoreError> {
+        match self.medium.check() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.fail("what was made durable would not be found again", &error)),
+        }
     }
 
     /// Writes down how far everything is durable.
@@ -306,6 +312,7 @@ impl<M: Medium> Store<M> {
 
     /// Sees to it that there are reserves, if there is room.
     pub(super) fn refill(&mut self) -> Result<(), StoreError> {
+        self.check_place()?;
         match self.medium.reserve(self.reserve_bytes()) {
             Ok(()) => Ok(()),
             Err(error) if is_full(&error) => {
