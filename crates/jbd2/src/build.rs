@@ -3,7 +3,7 @@
 //! Blocks are laid out as jbd2 lays them out. Nothing here reads or writes anything but memory.
 
 use crate::checksum::crc32_be;
-use crate::control::{HEADER_BYTES, Kind, MAGIC, REVOKE_HEADER_BYTES, commit_field, data_checksum, is_escaped_content};
+use crate::control::{HEADER_BYTES, Kind, MAGIC, REVOKE_HEADER_BYTES, commit_field, is_escaped_content, tag_checksum};
 use crate::format::{Checksum, Format};
 use crate::superblock::{CHECKSUM_TYPE_CRC32C, Features, SUPERBLOCK_BYTES, SuperblockEdit, field, put_be32};
 
@@ -132,11 +132,41 @@ pub fn records_per_revoke(format: &Format) -> usize {
     (format.block_size as usize - REVOKE_HEADER_BYTES - format.tail_bytes()) / format.record_bytes()
 }
 
+/// A data block to be named in a descriptor, of which only the checksum is at hand.
+#[derive(Clone, Copy, Debug)]
+pub struct TagChecksum {
+    /// The file system block.
+    pub block: u64,
+    /// The data block's checksum ([`crate::tag_checksum`]).
+    pub checksum: u32,
+    /// Whether it was escaped.
+    pub escaped: bool,
+    /// Whether a UUID follows the tag.
+    pub with_uuid: bool,
+}
+
 /// A descriptor block.
 ///
 /// # Panics
 /// If the tags do not fit.
 pub fn descriptor(format: &Format, sequence: u32, tags: &[TagSpec<'_>]) -> Vec<u8> {
+    let tags: Vec<TagChecksum> = tags
+        .iter()
+        .map(|tag| TagChecksum {
+            block: tag.block,
+            checksum: tag_checksum(format, sequence, tag.data),
+            escaped: tag.escaped,
+            with_uuid: tag.with_uuid,
+        })
+        .collect();
+    descriptor_of(format, sequence, &tags)
+}
+
+/// The same of tags whose checksums are known.
+///
+/// # Panics
+/// If the tags do not fit.
+pub fn descriptor_of(format: &Format, sequence: u32, tags: &[TagChecksum]) -> Vec<u8> {
     let mut block = vec![0; format.block_size as usize];
     put_header(&mut block, Kind::Descriptor, sequence);
     let end = block.len() - format.tail_bytes();
@@ -154,11 +184,8 @@ pub fn descriptor(format: &Format, sequence: u32, tags: &[TagSpec<'_>]) -> Vec<u
         }
         match format.checksum {
             Checksum::None | Checksum::V1 => {}
-            Checksum::V2 => {
-                let checksum = data_checksum(format, sequence, tag.data) as u16;
-                raw[4..6].copy_from_slice(&checksum.to_be_bytes());
-            }
-            Checksum::V3 => put_be32(raw, 12, data_checksum(format, sequence, tag.data)),
+            Checksum::V2 => raw[4..6].copy_from_slice(&(tag.checksum as u16).to_be_bytes()),
+            Checksum::V3 => put_be32(raw, 12, tag.checksum),
         }
         offset += format.tag_bytes() + if tag.with_uuid { 16 } else { 0 };
     }

@@ -186,6 +186,12 @@ pub fn data_checksum_ok(format: &Format, sequence: u32, tag_checksum: u32, data:
     }
 }
 
+/// The checksum that the tag of a data block has, in a journal with checksums of kind 2 or 3 (kind 2 keeps the lower half);
+/// 0 in others. `data` is the block as it is in the log.
+pub fn tag_checksum(format: &Format, sequence: u32, data: &[u8]) -> u32 {
+    if format.has_block_checksums() { data_checksum(format, sequence, data) } else { 0 }
+}
+
 pub(crate) fn data_checksum(format: &Format, sequence: u32, data: &[u8]) -> u32 {
     crc32c(crc32c(format.seed, &sequence.to_be_bytes()), data)
 }

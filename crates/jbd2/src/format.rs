@@ -52,6 +52,11 @@ impl Format {
         to as u32
     }
 
+    /// The log block before `position`.
+    pub fn previous(&self, position: u32) -> u32 {
+        if position <= self.first { self.last - 1 } else { position - 1 }
+    }
+
     /// How many blocks after `from` the log block `to` is.
     pub fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from {
@@ -132,6 +137,7 @@ mod tests {
         assert_eq!(format.distance(1000, 2), 30);
         assert_eq!(format.distance(2, 1000), 998);
         assert_eq!(format.distance(7, 7), 0);
+        assert!((2..1030).all(|position| format.previous(format.next(position)) == position));
         assert_eq!(format.distance(1029, 2), 1, "from the last block of the log to the first");
         assert!(!format.contains(1) && format.contains(2) && format.contains(1029) && !format.contains(1030));
     }

@@ -13,6 +13,7 @@
 
 pub mod build;
 mod checksum;
+mod compound;
 mod control;
 mod edit;
 mod format;
@@ -22,9 +23,10 @@ pub mod sequence;
 mod superblock;
 
 pub use checksum::{crc32_be, crc32c};
+pub use compound::{Compound, CompoundBlock, CompoundError, Part};
 pub use control::{
     Commit, Descriptor, HEADER_BYTES, Header, Kind, MAGIC, Records, Revoke, RevokeCountError, Tag, Tags,
-    data_checksum_ok, is_escaped_content, peek,
+    data_checksum_ok, is_escaped_content, peek, tag_checksum,
 };
 pub use edit::{DescriptorEdit, remove_transaction_checksum};
 pub use format::{Checksum, Format};

@@ -48,6 +48,7 @@ fn run(image: &[u8], seed: u64) -> NvmReport {
             13 => guest.move_tail(),
             14 => guest.checkpoint(),
             18 => guest.overwrite_and_back(block),
+            15 if guest.random.below(4) == 0 => guest.look_mounted(),
             19 if guest.random.below(8) == 0 => guest.empty(),
             _ => guest.storage_works(),
         }
@@ -225,6 +226,22 @@ fn a_log_that_leaves_waits_for_what_is_on_its_way_past_it() {
     guest.settle();
     assert!(guest.leave());
     guest.recover();
+}
+
+/// What the guest wrote past its journal is what its kernel reads first, when it mounts again, and its log brings back the rest.
+#[test]
+fn whoever_mounts_again_replays_what_was_overwritten() {
+    let image = guest::image();
+    for seed in 0..20 {
+        let mut guest = Guest::new(&image, 7_000_000 + seed);
+        let (first, second) = (guest.metadata[0], guest.metadata[1]);
+        guest.commit_one(first);
+        guest.commit_one(second);
+        guest.settle();
+        guest.overwrite(first);
+        guest.look_mounted();
+        guest.recover();
+    }
 }
 
 /// What the log has of a transaction that is not committed is on storage with it when its commit block comes.

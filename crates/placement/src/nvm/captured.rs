@@ -1,10 +1,11 @@
 //! An open log whose transactions go to the region, and what is known of each block's home.
 
 use super::Region;
-use super::log_stream::{LogStream, TailMove, Transaction};
+use super::log_stream::{LogStream, Tail, TailMove, Transaction};
 use super::view::CommittedView;
 use crate::journals::Log;
 use extfs::Allocation;
+use jbd2::{Compound, CompoundBlock, CompoundError, Part, build};
 use nvm_journal::{Error, Journal, Owner};
 use std::collections::HashMap;
 use std::fs::File;
@@ -59,6 +60,8 @@ pub(super) struct Captured {
     pub homes: HashMap<u64, Held>,
     pub at_home: HashMap<u64, AtHome>,
     pub allocation: Allocation,
+    /// The log as somebody has read its superblock, since the guest wrote into it last.
+    pub shown: Option<Compound>,
     /// Something failed for good: no more of the log is taken.
     pub has_failed: bool,
 }
@@ -158,14 +161,68 @@ impl Captured {
         Ok(())
     }
 
-    /// A kernel reads the journal's superblock and will find an empty log: what a replay would have put home is home, for
-    /// it.
-    pub fn log_is_read_empty(&mut self) {
-        self.stream.forget_live();
-        self.at_home.clear();
-        for held in self.homes.values_mut() {
-            held.home = HomeState::Same;
+    /// Whoever reads the journal's superblock may be a kernel about to mount, which replays what it finds: all that the
+    /// guest has not seen at home as its log would leave it there, as one transaction that ends where the log goes on. It
+    /// stands until the guest writes into its log.
+    pub fn show(&mut self) -> Result<(), CompoundError> {
+        let (format, cursor) = (*self.stream.format(), self.stream.cursor());
+        self.shown = None;
+        if self.stream.tail() == cursor {
+            return Ok(());
         }
+        let mut blocks: Vec<u64> =
+            self.homes.iter().filter(|(_, held)| held.home != HomeState::Same).map(|(block, _)| *block).collect();
+        blocks.sort_unstable();
+        let sequence = cursor.sequence.wrapping_sub(1);
+        let of = |home: u64| -> Option<CompoundBlock> {
+            let (escaped, data) = build::escape(self.journal.latest(home)?);
+            Some(CompoundBlock { home, escaped, checksum: jbd2::tag_checksum(&format, sequence, &data) })
+        };
+        let blocks = blocks.into_iter().filter_map(of).collect();
+        let room = format.log_blocks().saturating_sub(self.stream.copies().count() as u32 + 1);
+        let compound = Compound::ending_at(
+            format,
+            (cursor.position, room),
+            sequence,
+            blocks,
+            Vec::new(),
+            self.stream.committed_at(),
+        )?;
+        self.shown = Some(compound);
+        Ok(())
+    }
+
+    /// Where the log that is shown begins.
+    pub fn shown_tail(&self) -> Tail {
+        match &self.shown {
+            Some(compound) => Tail { position: compound.start(), sequence: compound.sequence() },
+            None => self.stream.cursor(),
+        }
+    }
+
+    /// The log block `position` as it is shown.
+    pub fn shown_block(&self, home: &File, position: u32) -> io::Result<Vec<u8>> {
+        let mut block = vec![0; self.block_bytes() as usize];
+        match self.shown.as_ref().and_then(|compound| Some((compound, compound.part(position)?))) {
+            Some((_, Part::Control(control))) => block = control,
+            Some((compound, Part::Data(index))) => {
+                let of = compound.blocks()[index];
+                match self.journal.latest(of.home) {
+                    Some(content) => block.copy_from_slice(content),
+                    None => self.read_home(home, of.home, &mut block)?,
+                }
+                if of.escaped {
+                    block[..4].fill(0);
+                }
+            }
+            // Whatever storage has there is not of this log.
+            None => {
+                if let Some(copy) = self.stream.read(position) {
+                    block.copy_from_slice(copy);
+                }
+            }
+        }
+        Ok(block)
     }
 
     /// Whether a version's transaction has left the guest's log.

@@ -51,6 +51,8 @@ pub(crate) struct LogStream {
     copies_max: usize,
     /// A block came that may complete a transaction.
     may_accept: bool,
+    /// When the guest says that it committed last: seconds and nanoseconds.
+    committed_at: (u64, u32),
     /// How far the transaction at the cursor was looked through before it is complete.
     ahead: Ahead,
 }
@@ -84,6 +86,7 @@ impl LogStream {
             copies: HashMap::new(),
             copies_max,
             may_accept: false,
+            committed_at: (0, 0),
             ahead: Ahead::default(),
         }
     }
@@ -145,10 +148,15 @@ impl LogStream {
         TailMove::Passed(tail.sequence)
     }
 
-    /// The live log ends here: for who reads the superblock, it is empty.
+    /// The live log ends here: the guest has closed it.
     pub fn forget_live(&mut self) {
         self.live.clear();
         self.tail = self.cursor;
+    }
+
+    /// What the last commit block says of the time.
+    pub fn committed_at(&self) -> (u64, u32) {
+        self.committed_at
     }
 
     /// The next transaction, if all of it is there.
@@ -185,6 +193,7 @@ impl LogStream {
             position = self.format.next(position);
         }
         self.live.push_back(self.cursor);
+        self.committed_at = parsed.committed_at;
         self.cursor = Tail { position: parsed.next, sequence: sequence.wrapping_add(1) };
         Some(Transaction { sequence, blocks, revokes: parsed.revokes.into_iter().collect() })
     }
@@ -223,7 +232,7 @@ impl LogStream {
     /// Follows the transaction at the cursor; nothing when something of it is missing or wrong.
     fn parse(&self) -> Option<Parsed> {
         let format = &self.format;
-        let mut parsed = Parsed { tags: Vec::new(), revokes: HashSet::new(), next: 0 };
+        let mut parsed = Parsed { tags: Vec::new(), revokes: HashSet::new(), next: 0, committed_at: (0, 0) };
         let mut position = self.cursor.position;
         let mut blocks = u64::from(format.distance(self.tail.position, position));
         let mut checksum = !0;
@@ -268,6 +277,7 @@ impl LogStream {
                         _ => commit.checksum_ok(),
                     };
                     parsed.next = position;
+                    parsed.committed_at = (commit.seconds(), commit.nanoseconds());
                     return is_right.then_some(parsed);
                 }
                 Kind::SuperblockV1 | Kind::SuperblockV2 | Kind::Unknown(_) => return None,
@@ -295,6 +305,7 @@ struct Parsed {
     tags: Vec<(u32, Tag)>,
     revokes: HashSet<u64>,
     next: u32,
+    committed_at: (u64, u32),
 }
 
 #[cfg(test)]

@@ -367,6 +367,7 @@ impl NvmRoute {
 
     /// Copies log blocks until their transaction is complete.
     fn stage(&mut self, captured: &mut Captured, first: u32, part: &Waiting, plan: &mut Plan) {
+        captured.shown = None;
         let block_bytes = captured.block_bytes();
         let blocks = (part.piece.range().end - part.piece.range().start) / block_bytes;
         for index in 0..blocks {
@@ -467,8 +468,7 @@ impl NvmRoute {
         }
     }
 
-    /// A read inside an open log: its superblock says that it is empty, because whoever mounts what is here finds
-    /// everything at home.
+    /// A read inside an open log: whoever mounts replays what it finds there ([`Captured::show`]).
     fn log_read(&mut self, state: &mut State, range: &LogRange, waiting: Waiting, plan: &mut Plan) {
         let State::Held(captured) = state else { return };
         let block_bytes = u64::from(range.block_bytes);
@@ -486,18 +486,26 @@ impl NvmRoute {
             let position = range.first_position + index as u32;
             at = part.end;
             let bytes = (part.start - begin) as usize..(part.end - begin) as usize;
-            if position == 0 {
-                let mut block = vec![0; block_bytes as usize];
-                block[..captured.owner.attachment.len()].copy_from_slice(&captured.owner.attachment);
-                if let Ok(mut edit) = SuperblockEdit::new(&mut block) {
-                    edit.start(0).sequence(captured.stream.cursor().sequence).seal();
-                }
-                captured.log_is_read_empty();
-                self.answer(&waiting, &part, &block[bytes]);
-            } else if let Some(block) = captured.stream.read(position) {
-                self.answer(&waiting, &part, &block[bytes]);
+            let block = if position == 0 {
+                captured.show().map_err(io::Error::other).map(|()| {
+                    let mut block = vec![0; block_bytes as usize];
+                    block[..captured.owner.attachment.len()].copy_from_slice(&captured.owner.attachment);
+                    let tail = captured.shown_tail();
+                    if let Ok(mut edit) = SuperblockEdit::new(&mut block) {
+                        edit.start(tail.position).sequence(tail.sequence).seal();
+                    }
+                    block
+                })
             } else {
-                self.storage_read(&waiting, part, plan);
+                captured.shown_block(&self.journals.disk(self.disk).file, position)
+            };
+            match block {
+                Ok(block) => self.answer(&waiting, &part, &block[bytes]),
+                Err(error) => {
+                    log::error!("disk {}: reading log block {position} failed: {error}", self.name());
+                    plan.fail(waiting.request);
+                    return;
+                }
             }
         }
     }

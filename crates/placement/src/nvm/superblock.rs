@@ -138,6 +138,7 @@ impl NvmRoute {
             return Err(io::Error::other("the guest's journal begins outside itself"));
         }
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        captured.shown = None;
         let passed = captured.stream.move_tail(tail);
         if passed == TailMove::Anew && (self.commit.is_some() || !self.may_commit()) {
             return Err(io::Error::other("the guest began its journal anew while it committed"));
@@ -222,6 +223,7 @@ impl NvmRoute {
             homes: HashMap::new(),
             at_home: HashMap::new(),
             allocation: Allocation::default(),
+            shown: None,
             has_failed: false,
         }));
         self.settled.clear();

@@ -61,6 +61,12 @@ fn replay(log: &mut impl LogRead<Error = Infallible>, superblock: &[u8]) -> (BTr
     (replayed, plan.summary().walk.end_sequence.wrapping_sub(1))
 }
 
+/// The same of a log that was read, its superblock at position 0.
+pub(super) fn replay_shown(log: &HashMap<u32, Vec<u8>>) -> (BTreeMap<u64, Vec<u8>>, u32) {
+    let sequence = Superblock::decode(&log[&0]).expect("a superblock").sequence;
+    replay(&mut CompleteLog { blocks: log, hidden: sequence.wrapping_sub(1) }, &log[&0])
+}
+
 fn is_live(superblock: &[u8]) -> bool {
     !Superblock::decode(superblock).expect("a superblock").is_empty()
 }
