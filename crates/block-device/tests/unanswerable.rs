@@ -63,7 +63,7 @@ impl Rig {
         let stopped = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).unwrap();
         front_end.messages.set_vring_err(0, &stopped).unwrap();
         front_end.start().unwrap();
-        let mut take = |bytes| front_end.ram.take(bytes, 4096);
+        let take = |bytes| front_end.ram.take(bytes, 4096);
         let (header, status, table, data) = (take(4096), take(4096), take(64 * 1024), take(64 * 1024));
         front_end.ram.write(status, &[STATUS_UNANSWERED; 4096]);
         Line { disk: TestDisk::new(front_end), stopped, header, status, table, data }

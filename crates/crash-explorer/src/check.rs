@@ -9,8 +9,10 @@ use crate::error::{Error, Result};
 use crate::hand_over;
 use crate::simulation::{Simulation, Step, Stop, finding};
 use guest_memory::HostFile;
-use journal_area::{FoundLog, HeldLog};
+use jbd2::{Content, LogRead};
+use journal_area::{FoundLog, HeldLog, JournalArea, Outside};
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 /// Checks the promises at this very moment.
@@ -61,7 +63,67 @@ fn check_log(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
         return finding("the files of a dead process recover to something else than the live log");
     }
     let complete = refuse("the complete journal", judged.replay(&mut judged.complete(), &simulation.images, &[]))?;
-    compare(simulation, judged, &live, &complete)
+    compare(simulation, judged, &live, &complete)?;
+    check_shown(simulation, judged, &complete)
+}
+
+/// A kernel that mounts at this moment, without a reset, replays the log that it is shown over what it has in its cache: so
+/// that log brings back every block that the complete journal does, whatever is at home already.
+fn check_shown(simulation: &Simulation<'_>, judged: &JudgedLog, complete: &Recovered<'_>) -> Step {
+    let mut log = ShownLog { area: &simulation.journals.area, images: &simulation.images, judged };
+    let shown = refuse("the log that is shown", judged.replay(&mut log, &simulation.images, &[]))?;
+    let counts = |recovered: &Recovered<'_>| (recovered.report.status, recovered.report.transactions);
+    if counts(&shown) != counts(complete) {
+        return finding(format!(
+            "the log that is shown is {:?}, the complete journal {:?}",
+            counts(&shown),
+            counts(complete)
+        ));
+    }
+    for (block, content) in complete.home.blocks() {
+        if judged.bounds.contains(*block)
+            && !judged.discarded.contains(block)
+            && shown.home.blocks().get(block) != Some(content)
+        {
+            return finding(format!("a replay of the log that is shown does not bring back block {block}"));
+        }
+    }
+    Ok(())
+}
+
+/// The log as a guest reads it.
+struct ShownLog<'l> {
+    area: &'l JournalArea,
+    images: &'l [File],
+    judged: &'l JudgedLog,
+}
+
+impl LogRead for ShownLog<'_> {
+    type Error = std::io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> std::io::Result<Content> {
+        let mut outside = OnImages { images: self.images, judged: self.judged };
+        match self.area.show(self.judged.log.id, position, buffer, &mut outside)? {
+            true => Ok(Content::Present),
+            false => Err(std::io::Error::other("the log is not open")),
+        }
+    }
+}
+
+struct OnImages<'l> {
+    images: &'l [File],
+    judged: &'l JudgedLog,
+}
+
+impl Outside for OnImages<'_> {
+    fn home(&mut self, block: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        self.images[self.judged.description.place.home_disk].read_exact_at(buffer, self.judged.log.home_offset(block))
+    }
+
+    fn stored(&mut self, position: u32, buffer: &mut [u8]) -> std::io::Result<()> {
+        let offset = self.judged.offset_of(position).ok_or_else(|| std::io::Error::other("no place"))?;
+        self.images[self.judged.description.place.journal_disk].read_exact_at(buffer, offset)
+    }
 }
 
 fn refuse<T>(what: &str, result: Result<T>) -> std::result::Result<T, Stop> {

@@ -10,14 +10,15 @@ use crate::error::Error;
 use crate::home::{HomeWrite, HostWrite};
 use crate::inflight::Writer;
 use crate::jcb::{Counters, Holding, LogShape, VmJcb};
-use crate::location::Location;
 use crate::log::HeldLog;
 use crate::pages::Pages;
 use crate::pool::Pool;
+use crate::shown::Outside;
 use crate::table::{Opening, Table, Tail};
 use crate::tail::SuperblockEffect;
 use guest_memory::{CopyOnWrite, MemorySlice, PageId, VmMemory};
 use std::collections::HashSet;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,17 +27,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 /// Names a log within its VM's area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LogId(pub usize);
-
-/// Where a read of a log block finds its content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadFrom {
-    /// It has been copied into the buffer.
-    Held,
-    /// At its own place on storage.
-    Storage,
-    /// In this home block.
-    HomeBlock(u64),
-}
 
 /// What a log owes (`LOG_OP_QUERY`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +39,8 @@ pub struct Owed {
     pub bytes: u64,
     /// Newest versions that are at their own place in the log on storage, for want of memory: recovery writes these home, too.
     pub stored_blocks: u64,
+    /// Of those the ones that the host may write home: what the guest has written something else over is not among them.
+    pub writable: u64,
     /// Whether it has to be materialised instead.
     pub materialise: bool,
 }
@@ -237,7 +229,7 @@ impl JournalArea {
         }
     }
 
-    /// Closes a log that owes nothing: it could not be opened.
+    /// Closes a log: it could not be opened, or is none any more. What it owes is dropped.
     pub fn close(&self, id: LogId) {
         let mut inner = self.lock();
         if let Some((pages, jcb)) = inner.log(id) {
@@ -350,25 +342,16 @@ impl JournalArea {
         self.lock().log(id).is_some_and(|(_, jcb)| jcb.is_open())
     }
 
-    /// Copies a log block into `buffer` if it is held, else says where it is.
-    pub fn read(&self, id: LogId, position: u32, buffer: &mut [u8]) -> ReadFrom {
+    /// Copies a log block into `buffer` as the guest has to find it, so that it can replay the log itself; see
+    /// [`crate::shown`]. False when the log is not open: it is as storage has it.
+    ///
+    /// # Errors
+    /// Those of `outside`.
+    pub fn show(&self, id: LogId, position: u32, buffer: &mut [u8], outside: &mut dyn Outside) -> io::Result<bool> {
         let mut inner = self.lock();
-        let Some((pages, jcb)) = inner.log(id) else { return ReadFrom::Storage };
-        if jcb.read_held(pages, position, buffer) {
-            return ReadFrom::Held;
-        }
-        match (jcb.location(position), jcb.home_of(position)) {
-            (Location::Home, Some(block)) => ReadFrom::HomeBlock(block),
-            _ => ReadFrom::Storage,
-        }
-    }
-
-    /// The superblock as a kernel that mounts now must see it: an empty log that goes on where this one is. The log begins
-    /// there from then on. Nothing while blocks are owed, or when the log is materialised.
-    pub fn emptied_superblock(&self, id: LogId) -> Option<Vec<u8>> {
-        let mut inner = self.lock();
-        let (pages, jcb) = inner.log(id)?;
-        jcb.emptied_superblock(pages)
+        let Some((pages, jcb)) = inner.log(id).filter(|(_, jcb)| jcb.is_open()) else { return Ok(false) };
+        jcb.show(pages, position, buffer, outside)?;
+        Ok(true)
     }
 
     /// A guest's home write begins; see [`HomeWrite`].
@@ -452,6 +435,11 @@ impl JournalArea {
         (largest.0 > 0).then_some(LogId(largest.1))
     }
 
+    /// Whether the host is writing blocks of a log home.
+    pub fn has_host_writes_in_flight(&self, id: LogId) -> bool {
+        self.lock().log_in_flight(id).is_some_and(|(_, jcb)| jcb.in_flight.has_host_writes())
+    }
+
     /// Whether a home write, the guest's or the host's, is on its way to storage.
     pub fn has_home_writes_in_flight(&self, id: LogId) -> bool {
         self.lock().log_in_flight(id).is_some_and(|(_, jcb)| !jcb.in_flight.is_empty())
@@ -468,6 +456,7 @@ impl JournalArea {
             blocks,
             bytes: blocks * u64::from(jcb.shape.block_bytes),
             stored_blocks: jcb.stored_versions(),
+            writable: if jcb.contradiction.is_some() { 0 } else { jcb.writable_blocks() },
             materialise: jcb.table.is_materialise(),
         }
     }

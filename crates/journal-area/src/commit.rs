@@ -7,6 +7,7 @@ use crate::pages::Pages;
 use crate::table::Tail;
 use guest_memory::{MemorySlice, PageId};
 use jbd2::{Checksum, Commit, Descriptor, Kind, Revoke};
+use std::collections::HashSet;
 
 /// One block that the guest writes into its log.
 #[derive(Debug)]
@@ -49,6 +50,8 @@ impl VmJcb {
     /// Holds a batch of log writes, then accepts what is complete. Every page is protected on return.
     pub(crate) fn hold(&mut self, pages: &mut Pages, writes: &[LogWrite]) -> Outcome {
         let block_bytes = self.shape.block_bytes as usize;
+        self.is_read = false;
+        let repeated = self.written_over(pages, writes);
         let may_retain = self.holding == Holding::Retain && !self.table.is_materialise() && pages.can_protect();
         let mut outcome = Outcome::default();
         let mut block = vec![0; block_bytes];
@@ -56,7 +59,7 @@ impl VmJcb {
         let mut copied: Vec<usize> = Vec::new();
         let mut control: Vec<usize> = Vec::new();
         let mut seen_pages = std::collections::HashSet::new();
-        for (index, write) in writes.iter().enumerate() {
+        for (index, write) in writes.iter().enumerate().filter(|(index, _)| !repeated.contains(index)) {
             let mut head = [0; jbd2::HEADER_BYTES];
             write.content.copy_out(0, &mut head);
             if jbd2::peek(&head).is_some() {
@@ -118,6 +121,34 @@ impl VmJcb {
         outcome.committed = self.accept(pages);
         self.note_memory();
         outcome
+    }
+
+    /// A guest never writes over a transaction that its log still begins before; whoever does is about to put something
+    /// else in the log's place, or repeats a request. Writes that change nothing are named, so that they are left out;
+    /// from the first transaction on that is changed, none counts any more.
+    fn written_over(&mut self, pages: &Pages, writes: &[LogWrite]) -> HashSet<usize> {
+        let mut repeated = HashSet::new();
+        let mut changed: Option<usize> = None;
+        let (mut held, mut given) = (Vec::new(), Vec::new());
+        for (index, write) in writes.iter().enumerate() {
+            let Some(transaction) = self.live_index(write.position) else { continue };
+            held.resize(self.shape.block_bytes as usize, 0);
+            given.resize(self.shape.block_bytes as usize, 0);
+            write.content.copy_out(0, &mut given);
+            if self.read_held(pages, write.position, &mut held) && held == given {
+                repeated.insert(index);
+            } else {
+                changed = Some(changed.map_or(transaction, |first| first.min(transaction)));
+            }
+        }
+        if let Some(first) = changed {
+            log::warn!(
+                "the guest writes over its live journal: {} transactions of it do not count any more",
+                self.transactions.len() - first
+            );
+            self.rewind(first);
+        }
+        repeated
     }
 
     fn insert_control(&mut self, block: &[u8]) -> Option<Location> {

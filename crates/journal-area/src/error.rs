@@ -14,11 +14,6 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// The layout of an open log must stay: what is held is read by it.
-    #[error(
-        "the journal superblock was written with another layout while the journal is open; close the journal first"
-    )]
-    Layout,
     /// There is no memory left to hold a block.
     #[error("there is no memory left to hold the journal's {what}; free room in tmpfs or raise the memory budget")]
     NoMemory {

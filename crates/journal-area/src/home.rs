@@ -80,6 +80,8 @@ impl VmJcb {
                 restore.push(block);
                 continue;
             }
+            // Until it is seen that this very version goes home.
+            self.overwritten.insert(position);
             let (true, Some(slice)) = (location.is_held(), payload.get(index).copied().flatten()) else { continue };
             let Some(sequence) = self.sequence_of(position) else { continue };
             let candidate = Candidate { block, position, sequence, location };
@@ -87,6 +89,7 @@ impl VmJcb {
                 && slice.is_whole_page()
                 && self.held_slice(pages, position).is_some()
             {
+                self.overwritten.remove(&position);
                 candidates.push(candidate);
                 continue;
             }
@@ -97,6 +100,7 @@ impl VmJcb {
                 self.note_unexplained(&slice);
                 continue;
             }
+            self.overwritten.remove(&position);
             if slice.page() != PageId::NONE {
                 pages.cool(slice.page());
             }
@@ -198,7 +202,9 @@ impl VmJcb {
     /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.
     /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later.
     pub(crate) fn host_writes(&mut self, pages: &Pages, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
-        let Some(format) = self.format.filter(|_| self.contradiction.is_none()) else { return Vec::new() };
+        let Some(format) = self.format.filter(|_| self.contradiction.is_none() && !self.is_torn) else {
+            return Vec::new();
+        };
         let mut writes = Vec::new();
         let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
             return writes;
@@ -209,11 +215,13 @@ impl VmJcb {
             let here = position;
             position = format.next(position);
             let location = self.location(here);
-            let wanted = match location {
-                Location::Guest(_) => !copied_only,
-                Location::Block(_) => true,
-                _ => false,
-            };
+            // What the guest wrote over itself is newer, for the guest: only a replay would bring the version back.
+            let wanted = !self.overwritten.contains(&here)
+                && match location {
+                    Location::Guest(_) => !copied_only,
+                    Location::Block(_) => true,
+                    _ => false,
+                };
             let Some(block) = self.home_of(here) else { continue };
             // Rule 3 of ARCHITECTURE.md: what was superseded is no longer held, so that no older one can be found here.
             debug_assert!(!wanted || self.newest(block) == Some(here), "log block {here} is held though superseded");

@@ -85,6 +85,11 @@ impl InFlight {
         })
     }
 
+    /// Whether the host writes anything.
+    pub fn has_host_writes(&self) -> bool {
+        self.operations.iter().flatten().any(|operation| operation.writer == Writer::Host)
+    }
+
     /// Whether nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.operations.len() == self.free.len()

@@ -152,6 +152,13 @@ pub struct VmJcb {
     pub(crate) cursor: Tail,
     pub(crate) partial: Partial,
     pub(crate) in_flight: InFlight,
+    /// The guest has read the log's superblock, and written nothing into the log since.
+    pub(crate) is_read: bool,
+    /// Somebody has written over the live log: what is in it is not to be brought home but by a replay.
+    pub(crate) is_torn: bool,
+    /// Versions over which the guest has written something else at home, past its own journal. Only a replay may bring
+    /// them back.
+    pub(crate) overwritten: HashSet<u32>,
     /// Block slots that an operation on its way to storage reads from, and how many do.
     pins: HashMap<u32, u32>,
     /// Pinned slots that nobody names any more.
@@ -191,6 +198,9 @@ impl VmJcb {
             cursor: Tail { position: 0, sequence: 0 },
             partial: Partial::default(),
             in_flight: InFlight::default(),
+            is_read: false,
+            is_torn: false,
+            overwritten: HashSet::new(),
             pins: HashMap::new(),
             zombies: Vec::new(),
             counters: Counters::default(),
@@ -310,7 +320,7 @@ impl VmJcb {
     }
 
     /// The transaction that a committed log block belongs to.
-    fn transaction_index(&self, position: u32) -> Option<usize> {
+    pub(crate) fn transaction_index(&self, position: u32) -> Option<usize> {
         let tail = self.transactions.front()?.first_position;
         let distance = self.distance(tail, position);
         let index = self.transactions.partition_point(|entry| self.distance(tail, entry.first_position) <= distance);
@@ -348,8 +358,16 @@ impl VmJcb {
         self.counters.blocks_committed += 1;
     }
 
+    /// The transaction that a log block belongs to, if it is one of the live log's that count.
+    pub(crate) fn live_index(&self, position: u32) -> Option<usize> {
+        let tail = self.transactions.front()?.first_position;
+        let is_live = self.format.is_some_and(|format| format.contains(position))
+            && self.distance(tail, position) < self.distance(tail, self.cursor.position);
+        if is_live { self.transaction_index(position) } else { None }
+    }
+
     /// Takes a version out of the books, whatever its content; its location stays.
-    fn forget_version(&mut self, position: u32) {
+    pub(crate) fn forget_version(&mut self, position: u32) {
         let Some(block) = self.homes.get(position) else { return };
         if self.by_block.remove(self.block_hash(block), position) && self.location(position).is_held() {
             self.owed_changes(position, -1);
@@ -357,6 +375,7 @@ impl VmJcb {
         self.homes.clear(position);
         self.escaped.remove(&position);
         self.written_over.remove(&position);
+        self.overwritten.remove(&position);
     }
 
     /// Whether a version is held with its first word taken out.
@@ -470,6 +489,9 @@ impl VmJcb {
         self.table.clear();
         self.homes = Homes::default();
         self.escaped.clear();
+        self.overwritten.clear();
+        self.is_read = false;
+        self.is_torn = false;
         self.by_block.clear();
         self.by_page.clear();
         self.transactions.clear();
@@ -483,14 +505,18 @@ impl VmJcb {
         self.transactions.iter().map(|transaction| u64::from(transaction.owed)).sum()
     }
 
-    /// Whether a newest version is only at its own place in the log on storage, where it was put for want of memory.
-    pub(crate) fn has_stored_versions(&self) -> bool {
-        self.stored_versions() > 0
-    }
-
-    /// How many are.
+    /// How many newest versions are only at their own place in the log on storage, where they were put for want of memory.
     pub(crate) fn stored_versions(&self) -> u64 {
         self.by_block.iter().filter(|position| self.location(*position) == Location::Storage).count() as u64
+    }
+
+    /// Of them those that the host may write home.
+    pub(crate) fn writable_blocks(&self) -> u64 {
+        if self.is_torn {
+            return 0;
+        }
+        let kept = self.overwritten.iter().filter(|position| self.location(**position).is_held()).count();
+        self.owed_blocks() - kept as u64
     }
 
     /// The counters, with those of this moment.

@@ -31,15 +31,17 @@ mod location;
 mod log;
 mod pages;
 mod pool;
+mod shown;
 mod table;
 mod tail;
 
-pub use area::{JournalArea, LogId, Owed, ReadFrom, Waker};
+pub use area::{JournalArea, LogId, Owed, Waker};
 pub use commit::{Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};
 pub use jcb::{Counters, Holding, LogShape, VmJcb};
 pub use location::Location;
 pub use log::{FoundLog, HeldLog};
+pub use shown::Outside;
 pub use table::{LOG_BLOCKS_MAX, Opening, Tail, opening_number_of};
 pub use tail::SuperblockEffect;

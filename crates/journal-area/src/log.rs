@@ -180,6 +180,14 @@ impl<'a> HeldLog<'a> {
         self.table().load(position).unwrap_or(Location::None)
     }
 
+    /// Whether a log block belongs to a transaction of the live log that counts. Nothing is known of a log that was found.
+    pub fn is_live(&self, position: u32) -> bool {
+        match self.from {
+            From::Live(jcb, _) => jcb.live_index(position).is_some(),
+            From::Found(_) => false,
+        }
+    }
+
     /// Copies a held block out; false when it is not held in memory.
     pub fn read_held(&self, position: u32, buffer: &mut [u8]) -> bool {
         match self.from {

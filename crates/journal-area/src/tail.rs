@@ -1,11 +1,14 @@
 //! The log's superblock and its tail: `LOG_OP_INIT` and `LOG_OP_CLEANUP` as the guest's own writes show them.
+//!
+//! The superblock may also be somebody else's: an image that is copied over the disk inside the VM brings a log of its own,
+//! which is none to be held.
 
 use crate::error::Error;
 use crate::jcb::VmJcb;
 use crate::location::Location;
 use crate::pages::Pages;
 use crate::table::Tail;
-use jbd2::{Format, Superblock, SuperblockEdit, SuperblockError};
+use jbd2::{Format, Superblock, SuperblockError};
 
 /// What a write of the log's superblock means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +20,11 @@ pub enum SuperblockEffect {
     GoesOn,
     /// The log is closed and owes nothing: the write goes to storage as it is, without a mark.
     Closed,
-    /// This is no superblock of a log that is understood: the write goes to storage, and so does all that follows.
+    /// The log that it opens is another one, which somebody else than a kernel has brought: the write goes to storage, and
+    /// so does all that follows. The books are as they were: what was written into the log's blocks has to reach their own
+    /// places before [`crate::JournalArea::close`].
+    Foreign,
+    /// This is no superblock of a log that is understood. All as with [`SuperblockEffect::Foreign`].
     NotALog,
 }
 
@@ -33,7 +40,6 @@ impl VmJcb {
                         self.owed_blocks()
                     );
                 }
-                self.close_books(pages);
                 return Ok(SuperblockEffect::NotALog);
             }
         };
@@ -43,18 +49,22 @@ impl VmJcb {
         }
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
         let was_open = self.is_open();
-        if was_open && !self.table.is_materialise() && format != self.format {
-            // Positions and sequence numbers of what is held mean something in the layout they were written in only.
-            return Err(Error::Layout);
-        }
+        // Fast commits need inode and extent logic, and unknown features nobody knows: such a log is kept block
+        // for block (rule 5 of ARCHITECTURE.md).
+        let materialise = format.is_none_or(|format| format.fast_commit);
         if !was_open {
             self.open_books(tail).map_err(|_| Error::NoMemory { what: "tables" })?;
-            // Fast commits need inode and extent logic, and unknown features nobody knows: such a log is kept block
-            // for block (rule 5 of ARCHITECTURE.md).
-            self.table.set_materialise(format.is_none_or(|format| format.fast_commit));
+            self.table.set_materialise(materialise);
         }
-        self.format = format;
+        if was_open && self.is_other(tail, format) {
+            log::warn!(
+                "another journal was written over the guest's, which had {} blocks not yet home",
+                self.owed_blocks()
+            );
+            return Ok(SuperblockEffect::Foreign);
+        }
         self.hold_superblock(pages, block)?;
+        self.format = format;
         if was_open {
             self.tail_moved(pages, tail);
             Ok(SuperblockEffect::GoesOn)
@@ -90,6 +100,34 @@ impl VmJcb {
         Ok(())
     }
 
+    /// The number of the transaction that begins there, if the log can begin there now: one of those that are live, or the
+    /// next.
+    fn known(&self, tail: Tail) -> Option<usize> {
+        let is_it =
+            |entry: &crate::jcb::Transaction| (entry.sequence, entry.first_position) == (tail.sequence, tail.position);
+        let next = (tail == self.cursor).then_some(self.transactions.len());
+        self.transactions.iter().position(is_it).or(next)
+    }
+
+    /// Whether the guest has just replayed the log that it was shown: a kernel begins a new one then, and leaves out one
+    /// sequence number, so that nothing that lies in the log is taken for a part of it.
+    fn is_replayed(&self, tail: Tail) -> bool {
+        self.is_read && tail.sequence == self.cursor.sequence.wrapping_add(1)
+    }
+
+    /// Whether the superblock that says this is not that of the open log.
+    fn is_other(&self, tail: Tail, format: Option<Format>) -> bool {
+        // Kept block for block, a log is not read, so not known.
+        if self.table.is_materialise() || self.contradiction.is_some() {
+            return false;
+        }
+        // Positions and sequence numbers of what is held mean something in the layout they were written in only. A kernel
+        // may turn features on when it has replayed.
+        let is_replayed = self.is_replayed(tail) || self.transactions.is_empty() && tail == self.cursor;
+        !is_replayed && (format != self.format || self.known(tail).is_none())
+            || format.is_none_or(|format| format.fast_commit)
+    }
+
     /// The guest says where its log begins now.
     fn tail_moved(&mut self, pages: &mut Pages, tail: Tail) {
         if self.table.is_materialise() {
@@ -97,18 +135,8 @@ impl VmJcb {
             self.table.set_tail(Some(tail));
             return;
         }
-        let ours = self.table.tail().unwrap_or(tail);
-        if tail == ours || jbd2::sequence::is_after(ours.sequence, tail.sequence) {
-            // What the guest still has in its log is home already, by our own count.
-            return;
-        }
-        let known = self
-            .transactions
-            .iter()
-            .position(|entry| entry.sequence == tail.sequence && entry.first_position == tail.position);
-        let count = match known {
+        let count = match self.known(tail) {
             Some(count) => count,
-            None if tail == self.cursor => self.transactions.len(),
             None if self.contradicts_new_beginning(tail) => return self.table.set_tail(Some(tail)),
             None => return self.begin_anew(pages, tail),
         };
@@ -118,8 +146,7 @@ impl VmJcb {
         self.drop_transactions(pages, count);
     }
 
-    /// The log begins at a place where no transaction of ours begins: as for jbd2, nothing before it exists. A kernel that
-    /// has replayed the log goes on so.
+    /// The guest has replayed the log: nothing that was in it counts any more.
     fn begin_anew(&mut self, pages: &mut Pages, tail: Tail) {
         self.table.set_tail(Some(tail));
         for position in 1..self.shape.log_blocks {
@@ -128,7 +155,22 @@ impl VmJcb {
             }
         }
         self.transactions.clear();
+        self.is_torn = false;
         self.cursor = tail;
+        self.partial = crate::jcb::Partial::default();
+    }
+
+    /// Transactions from the `index`-th on do not count any more: the guest has written over one of them.
+    pub(crate) fn rewind(&mut self, index: usize) {
+        let (Some(format), Some(first)) = (self.format, self.transactions.get(index).copied()) else { return };
+        let mut position = first.first_position;
+        while position != self.cursor.position {
+            self.forget_version(position);
+            position = format.next(position);
+        }
+        self.transactions.truncate(index);
+        self.is_torn = true;
+        self.cursor = Tail { position: first.first_position, sequence: first.sequence };
         self.partial = crate::jcb::Partial::default();
     }
 
@@ -154,21 +196,5 @@ impl VmJcb {
             }
         }
         self.transactions.drain(..count);
-    }
-
-    /// What a kernel that mounts now must see: an empty log that goes on where this one is. For us, too, the log begins
-    /// there from now on. Nothing when blocks are still owed.
-    pub(crate) fn emptied_superblock(&mut self, pages: &mut Pages) -> Option<Vec<u8>> {
-        let mut block = vec![0; self.shape.block_bytes as usize];
-        if self.owed_blocks() > 0
-            || self.has_stored_versions()
-            || self.table.is_materialise()
-            || !self.read_held(pages, 0, &mut block)
-        {
-            return None;
-        }
-        self.drop_transactions(pages, self.transactions.len());
-        SuperblockEdit::new(&mut block).ok()?.start(0).sequence(self.cursor.sequence).seal();
-        Some(block)
     }
 }

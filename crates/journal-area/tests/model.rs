@@ -8,7 +8,7 @@ use guest_memory::{HostFile, MemorySlice, PAGE_BYTES, PageId, RegionDescriptor, 
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Source, SuperblockEffect,
+    Content, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Source, SuperblockEffect,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -494,6 +494,36 @@ impl Guest {
         assert_eq!(differing, None, "the files of a dead process make another disk than the complete journal");
     }
 
+    /// A kernel that mounts without a reset replays the log that it reads here, over what it had in its cache before: blocks
+    /// as they were before the host wrote any of them home. Every copy that it comes to is good.
+    fn compare_shown(&self, disk: &Disk, cache: &Disk, expected: &Disk) {
+        let mut outside = OnDisk(disk);
+        let mut shown = HashMap::new();
+        for position in 0..LOG_BLOCKS {
+            let mut block = vec![0; BLOCK];
+            assert!(self.area.show(self.log, position, &mut block, &mut outside).expect("shown"));
+            shown.insert(position, block);
+        }
+        assert_eq!(shown[&0], self.complete[&0], "the guest's own tail and sequence");
+        let (superblock, format) = Superblock::parse(&shown[&0]).expect("a good superblock");
+        let mut log = CompleteLog(&shown);
+        let plan = Plan::new(&mut log, &superblock, &format, &|block| block < HOME_BLOCKS).expect("a replay");
+        let complete = Plan::new(&mut CompleteLog(&self.complete), &superblock, &format, &|block| block < HOME_BLOCKS);
+        let complete = complete.expect("a replay");
+        let counts = |plan: &Plan| (plan.summary().transactions, plan.summary().tags, plan.summary().blocks);
+        assert_eq!(counts(&plan), counts(&complete), "transaction by transaction the same");
+        for copy in plan.blocks().flat_map(|planned| planned.copies().collect::<Vec<_>>()) {
+            let is_good = copy.restore(&format, &mut shown[&copy.position].clone());
+            let whole = self.complete.get(&copy.position).cloned();
+            let was_good = whole.is_some_and(|mut block| copy.restore(&format, &mut block));
+            assert!(is_good || !was_good, "log block {} has a wrong checksum", copy.position);
+        }
+        let mut found = cache.clone();
+        replay(&mut log, &mut found);
+        let differing = self.differing(expected, &found);
+        assert_eq!(differing, None, "a replay of the log that is shown makes another disk than the complete journal");
+    }
+
     /// `disk` is what is there, `guest_disk` what would be there without the host's own writes.
     fn compare_on(&self, disk: &Disk, guest_disk: &Disk) {
         let mut expected = guest_disk.clone();
@@ -509,12 +539,29 @@ impl Guest {
                 assert!(written == owed.blocks || self.is_partial, "{written} written, {} owed", owed.blocks);
             }
         });
+        if self.open {
+            self.compare_shown(disk, guest_disk, &expected);
+        }
         if let Some(block) = self.differing(&expected, &found) {
             panic!(
                 "block {block}: the complete journal has version {}, the held one {}, home {}",
                 expected[&block][4], found[&block][4], disk[&block][4],
             );
         }
+    }
+}
+
+/// Where what is not held is read.
+struct OnDisk<'a>(&'a Disk);
+
+impl Outside for OnDisk<'_> {
+    fn home(&mut self, block: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        buffer.copy_from_slice(&self.0[&block]);
+        Ok(())
+    }
+
+    fn stored(&mut self, position: u32, _buffer: &mut [u8]) -> std::io::Result<()> {
+        panic!("log block {position} is not on storage")
     }
 }
 

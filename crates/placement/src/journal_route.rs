@@ -12,7 +12,7 @@ use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
 };
 use guest_memory::{MemorySlice, MemoryTable};
-use journal_area::{Content, HomeWrite, LogWrite, ReadFrom, Source};
+use journal_area::{Content, HomeWrite, LogWrite, Outside, Source};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
@@ -63,8 +63,6 @@ pub struct JournalRoute {
     batch: Vec<(LogIndex, LogWrite, RequestId)>,
     /// Home writes that wait for a host write to the same blocks.
     behind_host: Vec<Waiting>,
-    /// Reads of a log's superblock that wait until the log owes nothing.
-    for_empty: Vec<Waiting>,
     host_in_flight: usize,
     host_failed: bool,
     /// Some disk's journals go to a server.
@@ -88,7 +86,6 @@ impl JournalRoute {
             next_ticket: 0,
             batch: Vec::new(),
             behind_host: Vec::new(),
-            for_empty: Vec::new(),
             host_in_flight: 0,
             host_failed: false,
             has_remote,
@@ -179,7 +176,10 @@ impl JournalRoute {
     fn is_watched(&self, piece: &Piece) -> bool {
         match piece {
             Piece::Plain(..) => false,
-            Piece::Home(home, ..) => self.journals.log(home.log).is_some_and(|log| log.is_held_open()),
+            // What the host writes home of a log that has closed meanwhile must not land on what the guest writes now.
+            Piece::Home(home, ..) => {
+                self.host_in_flight > 0 || self.journals.log(home.log).is_some_and(|log| log.is_held_open())
+            }
             Piece::Log(range, ..) => self
                 .journals
                 .log(range.log)
@@ -267,9 +267,13 @@ impl JournalRoute {
         };
         if waiting.kind != RequestKind::Write || !aligned {
             match (log.is_open() && log.placement != PlacementKind::Storage, waiting.kind) {
-                (false, _) => to_storage(self, start, end, plan),
+                (false, _) => {
+                    log.note_foreign(&waiting.slices);
+                    to_storage(self, start, end, plan);
+                }
                 // Advice that cannot be followed is ignored.
                 (true, RequestKind::Discard) => {}
+                (true, _) if log.is_held_open() => self.foreign_write(&log, range, &waiting, plan),
                 (true, _) => {
                     log::warn!(
                         "disk {}: {:?} of bytes {start}..{end}, inside the open journal, is not a journal write; it is refused",
@@ -290,6 +294,7 @@ impl JournalRoute {
             if position == 0 {
                 self.superblock_write(&log, &waiting, at, slices, plan);
             } else if !log.is_open() || log.placement == PlacementKind::Storage {
+                log.note_foreign(&slices);
                 self.count_commits(&slices, range.block_bytes);
                 to_storage(self, at, at + block_bytes, plan);
             } else if let Some(remote) = &log.remote {
@@ -343,6 +348,70 @@ impl JournalRoute {
             len: to - from,
             buffers: slices.into_iter().map(Buffer::Slice).collect(),
         });
+    }
+
+    /// A write of parts of blocks, or of zeros, into a held log: no kernel's, but the log's place is part of a disk, and
+    /// somebody may be copying an image over it.
+    fn foreign_write(&mut self, log: &Arc<Log>, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
+        self.flush_batch(plan);
+        let block_bytes = u64::from(range.block_bytes);
+        let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
+        let mut at = start;
+        while at < end {
+            let index = (at - range.start) / block_bytes;
+            let begin = range.start + index * block_bytes;
+            let stop = end.min(begin + block_bytes);
+            let position = range.first_position + index as u32;
+            let slices = if waiting.slices.is_empty() {
+                Vec::new()
+            } else {
+                segments::part(&waiting.slices, at - start, stop - at)
+            };
+            let part = at..stop;
+            at = stop;
+            if !log.is_held_open() {
+                // The superblock was in it, and is that of an open log no more.
+                let piece = Waiting { piece: Piece::Log(*range, part.start, part.end), ..waiting.clone() };
+                self.log_to_storage(&piece, part.start, part.end, slices, plan);
+                continue;
+            }
+            let into = (part.start - begin) as usize..(part.end - begin) as usize;
+            let is_stored = self.journals.patched(log, position, into, &slices).and_then(|content| {
+                if position != 0 {
+                    self.batch.push((
+                        range.log,
+                        LogWrite { position, content: Content::Bytes(content) },
+                        waiting.request,
+                    ));
+                    return Ok(None);
+                }
+                let passes = self.journals.superblock_written(log, &content)?;
+                Ok(passes.then_some(content))
+            });
+            match is_stored {
+                Ok(None) => {}
+                Ok(Some(content)) => {
+                    // The whole block: what is there is the mark.
+                    DiskCounters::add(&self.counters().journal_bytes_to_storage, block_bytes);
+                    let ticket = self.ticket(Errand::Plain(waiting.rescan));
+                    plan.disk(DiskOperation {
+                        request: Some(waiting.request),
+                        ticket: Some(ticket),
+                        operation: Operation::Write,
+                        offset: begin,
+                        len: block_bytes,
+                        buffers: vec![Buffer::Bytes(Arc::from(content))],
+                    });
+                }
+                Err(error) => {
+                    log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
+                    plan.fail(waiting.request);
+                    return;
+                }
+            }
+        }
+        // The next part may be of the same block.
+        self.flush_batch(plan);
     }
 
     fn superblock_write(
@@ -483,47 +552,19 @@ impl JournalRoute {
             let piece = Piece::Log(*range, at, stop);
             let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
             at = stop;
-            if position == 0 {
-                // Whoever reads the superblock may be a kernel about to mount, which replays what it finds: it must find
-                // a log that is empty, so first everything owed goes home.
-                let emptied = self.journals.area.emptied_superblock(log.id);
-                let owed = self.journals.area.log_op_query(log.id);
-                match emptied {
-                    Some(superblock) => self.answer(&part, &superblock[into as usize..]),
-                    None if !owed.is_open => self.storage_read(&part, plan),
-                    None if owed.blocks > 0 => {
-                        plan.hold(part.request);
-                        self.for_empty.push(part);
-                        log.is_emptying.store(true, Ordering::Release);
-                        self.journals.disk(log.home_disk).wake.wake();
-                    }
-                    // Kept block for block: whoever reads it finds the journal as it is, and replays it.
-                    None if owed.materialise
-                        && self.journals.area.read(log.id, position, &mut block) == ReadFrom::Held =>
-                    {
-                        self.answer(&part, &block[into as usize..]);
-                    }
-                    None => {
-                        log::error!(
-                            "disk {}: the journal cannot be shown empty: some of it is on storage for want of memory; \
-                             reset the VM to have it recovered",
-                            self.journals.disk(self.disk).options.name
-                        );
-                        plan.fail(part.request);
-                    }
+            // Whoever reads it may be a kernel about to mount, with blocks of the file system in its cache already: it has
+            // to replay the log itself.
+            let mut outside = OnDisks { journals: &self.journals, log };
+            match self.journals.area.show(log.id, position, &mut block, &mut outside) {
+                Ok(true) => self.answer(&part, &block[into as usize..]),
+                Ok(false) => self.storage_read(&part, plan),
+                Err(error) => {
+                    log::error!(
+                        "disk {}: reading log block {position} failed: {error}",
+                        self.journals.disk(self.disk).options.name
+                    );
+                    plan.fail(part.request);
                 }
-                continue;
-            }
-            match self.journals.area.read(log.id, position, &mut block) {
-                ReadFrom::Held => self.answer(&part, &block[into as usize..]),
-                ReadFrom::Storage => self.storage_read(&part, plan),
-                ReadFrom::HomeBlock(home) => match self.journals.read_home(log, home, &mut block) {
-                    Ok(()) => self.answer(&part, &block[into as usize..]),
-                    Err(error) => {
-                        log::error!("reading block {home} for its log failed: {error}");
-                        plan.fail(part.request);
-                    }
-                },
             }
         }
     }
@@ -609,7 +650,7 @@ impl JournalRoute {
         }
     }
 
-    /// Writes owed blocks home where memory is short or somebody waits for an empty log.
+    /// Writes owed blocks home where memory is short or somebody waits until all is home.
     fn drive_host_writes(&mut self, plan: &mut Plan) {
         for log in self.journals.logs_at_home(self.disk) {
             if !log.is_held_open() || self.host_failed {
@@ -620,10 +661,9 @@ impl JournalRoute {
             if !emptying && !pressed {
                 continue;
             }
-            if emptying && self.journals.area.log_op_query(log.id).blocks == 0 {
+            if emptying && self.journals.area.log_op_query(log.id).writable == 0 {
                 log.is_emptying.store(false, Ordering::Release);
                 log.emptied.fetch_add(1, Ordering::AcqRel);
-                self.journals.disk(log.journal_disk).wake.wake();
                 continue;
             }
             let room = HOST_WRITES_MAX.saturating_sub(self.host_in_flight);
@@ -661,22 +701,21 @@ impl JournalRoute {
             plan.release(request, Status::Ok);
         }
     }
+}
 
-    /// Answers reads that waited for an empty log.
-    fn retry_for_empty(&mut self, plan: &mut Plan) {
-        for waiting in std::mem::take(&mut self.for_empty) {
-            let request = waiting.request;
-            let Piece::Log(range, ..) = waiting.piece else { continue };
-            match self.journals.log(range.log) {
-                Some(log) if log.has_failed_to_empty.swap(false, Ordering::AcqRel) => {
-                    plan.release(request, Status::IoError);
-                    continue;
-                }
-                Some(log) if log.is_held_open() => self.log_read(&log, &range, waiting, plan),
-                _ => self.storage_read(&waiting, plan),
-            }
-            plan.release(request, Status::Ok);
-        }
+/// Blocks that are not held.
+struct OnDisks<'a> {
+    journals: &'a Journals,
+    log: &'a Log,
+}
+
+impl Outside for OnDisks<'_> {
+    fn home(&mut self, block: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.journals.read_home(self.log, block, buffer)
+    }
+
+    fn stored(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<()> {
+        self.journals.read_stored(self.log, position, buffer)
     }
 }
 
@@ -771,9 +810,7 @@ impl Route for JournalRoute {
                     log::error!("writing owed blocks home failed: {error}; they stay owed");
                     self.host_failed = true;
                     if log.is_emptying.swap(false, Ordering::AcqRel) {
-                        log.has_failed_to_empty.store(true, Ordering::Release);
                         log.failed_to_empty.fetch_add(1, Ordering::AcqRel);
-                        self.journals.disk(log.journal_disk).wake.wake();
                     }
                 }
                 self.retry_behind_host(plan);
@@ -781,6 +818,9 @@ impl Route for JournalRoute {
                 if self.journals.area.has_contradiction() {
                     // The device with the log may have waited for this one.
                     self.journals.disk(log.journal_disk).wake.wake();
+                }
+                if self.journals.take_scan_soon(self.disk) {
+                    self.scan();
                 }
             }
             Errand::Stored(log, position) => {
@@ -833,7 +873,6 @@ impl Route for JournalRoute {
             }
         }
         self.drive_host_writes(plan);
-        self.retry_for_empty(plan);
     }
 }
 

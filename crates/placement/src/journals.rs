@@ -77,8 +77,8 @@ pub struct Log {
     pub(crate) was_opened: Arc<AtomicBool>,
     /// Somebody waits until it owes nothing.
     pub(crate) is_emptying: Arc<AtomicBool>,
-    /// The last attempt to empty it failed.
-    pub(crate) has_failed_to_empty: Arc<AtomicBool>,
+    /// Something was written into it while it was closed, which no kernel does.
+    pub(crate) is_foreign: Arc<AtomicBool>,
     /// How often it was seen to owe nothing while somebody waited for that.
     pub(crate) emptied: Arc<AtomicU64>,
     /// How often that failed.
@@ -349,7 +349,10 @@ impl Journals {
                 Err(_) => SuperblockEffect::NotALog,
             },
             PlacementKind::Retain | PlacementKind::Copy => {
-                self.area.superblock_written(log.id, block).map_err(io::Error::other)?
+                if !log.is_open() && self.is_foreign_log(log, block)? {
+                    return Ok(true);
+                }
+                self.held_superblock_written(log, block)?
             }
         };
         match effect {
@@ -375,7 +378,7 @@ impl Journals {
                 Ok(false)
             }
             SuperblockEffect::GoesOn => Ok(false),
-            SuperblockEffect::Closed | SuperblockEffect::NotALog => {
+            SuperblockEffect::Closed | SuperblockEffect::Foreign | SuperblockEffect::NotALog => {
                 log.take_mark();
                 if log.is_open.swap(false, Ordering::AcqRel) {
                     // The guest believes that what it wrote home before is durable, and the superblock that goes to
@@ -567,6 +570,12 @@ impl Journals {
                     scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
                     continue;
                 }
+                if self.area.has_host_writes_in_flight(log.id) {
+                    // They must not land on what the guest writes in the place of the file system: it goes when they end.
+                    scan::add_to_layouts(&mut layouts, &log.place, log.index);
+                    self.scan_soon(log.home_disk);
+                    continue;
+                }
                 if log.is_held_open() {
                     log::warn!(
                         "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",
@@ -581,6 +590,11 @@ impl Journals {
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     continue;
                 };
+                if log.is_held_open()
+                    && let Err(error) = self.spill(&log, |_, _| true)
+                {
+                    log::error!("writing where a journal was failed: {error}; what the guest wrote there is lost");
+                }
                 log.take_mark();
                 log.is_open.store(false, Ordering::Release);
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
@@ -687,7 +701,7 @@ impl Journals {
             is_open: Arc::default(),
             was_opened: Arc::default(),
             is_emptying: Arc::default(),
-            has_failed_to_empty: Arc::default(),
+            is_foreign: Arc::default(),
             emptied: Arc::default(),
             failed_to_empty: Arc::default(),
             is_distrusted: Arc::default(),

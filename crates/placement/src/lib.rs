@@ -19,6 +19,7 @@ mod disk;
 mod distrust;
 mod finish;
 mod flush;
+mod foreign;
 mod found;
 mod hand_over;
 mod journal_route;

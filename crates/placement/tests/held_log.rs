@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_IO_ERROR, STATUS_OK, TestDisk, Transfer};
+use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_OK, TestDisk, Transfer};
 
 #[path = "held_log/contradictions.rs"]
 mod contradictions;
@@ -339,17 +339,23 @@ fn a_reset_recovers_before_the_first_read() {
 }
 
 #[test]
-fn who_reads_the_superblock_of_an_open_log_finds_it_empty() {
+fn who_reads_an_open_log_finds_what_the_guest_wrote() {
     let mut rig = Rig::new(PlacementKind::Retain, true);
     let first = rig.free_block;
     rig.open();
+    let (position, sequence) = (rig.builder.position, rig.builder.sequence);
     rig.commit(&[(first, content(1)), (first + 7, content(2))]);
     let (status, block) = rig.disk.read(rig.log_at[0], BLOCK as usize).expect("read");
     assert_eq!(status, STATUS_OK);
     let superblock = jbd2::Superblock::decode(&block).expect("a superblock");
-    assert!(superblock.is_empty());
-    assert_eq!(superblock.sequence, rig.builder.sequence);
-    assert!(rig.home(first) == content(1) && rig.home(first + 7) == content(2), "everything owed went home first");
+    assert_eq!((superblock.start, superblock.sequence, superblock.errno), (position, sequence, 0));
+    assert!(rig.home(first) != content(1), "nothing goes home for it");
+    let mut data = Vec::new();
+    for number in 1..3 {
+        let at = rig.log_at[(position + number) as usize];
+        data.push(rig.disk.read(at, BLOCK as usize).expect("read").1);
+    }
+    assert!(data == [content(1), content(2)], "the transaction is there to be replayed");
     // The guest that still has it mounted goes on where it was.
     rig.commit(&[(first, content(3))]);
     rig.die_and_recover();
@@ -412,10 +418,14 @@ fn a_hostile_journal_hurts_nobody() {
     let first = rig.free_block;
     rig.open();
     rig.commit(&[(first, content(1))]);
-    // Part of a log block is no journal write.
+    // Part of a log block is no journal write, but the journal is a part of the disk.
     let page = rig.page(&content(5));
     let status = rig.disk.request(rig.log_at[9] / 512 + 1, &Transfer::Write(vec![(page, 512)])).expect("answered");
-    assert_eq!(status, STATUS_IO_ERROR);
+    assert_eq!(status, STATUS_OK);
+    let (_, whole) = rig.disk.read(rig.log_at[9], BLOCK as usize).expect("read");
+    assert!(whole[512..1024] == content(5)[..512]);
+    // Tags far outside the file system and into the journal itself.
+    rig.commit(&[(u64::from(u32::MAX) - 1, content(2)), (rig.log_at[5] / BLOCK, content(3)), (first + 1, content(4))]);
     // A superblock of nonsense closes the log and passes through.
     let page = rig.page(&content(77));
     assert_eq!(rig.write_pages(rig.log_at[0], &[page]), STATUS_OK);

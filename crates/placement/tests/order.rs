@@ -881,7 +881,7 @@ fn a_directory_that_was_tampered_with_is_no_danger() {
                 (0..=random.next(2)).for_each(|_| forge(&mut description, &mut random));
                 files[0] = serde_json::to_vec(&description).expect("JSON");
             }
-            if which >= 3 && which < 7 {
+            if (3..7).contains(&which) {
                 scribble(&mut files[1], &mut random);
             }
             if which == 7 {

@@ -17,6 +17,7 @@ mod nvm;
 mod placements;
 mod refusals;
 mod remote;
+mod remount;
 mod reset;
 mod serve;
 mod shared;

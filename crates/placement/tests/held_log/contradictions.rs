@@ -160,9 +160,17 @@ fn a_kill_in_the_next_instant_replays_nothing() {
         assert_eq!(rig.journals.area.log_op_query(log.id).blocks, 0, "nothing is to be written home any more");
         if dies_with_us {
             let directory = rig.left_behind();
-            let finished = finish_directory(&directory, std::slice::from_ref(&rig.image)).and_then(Finish::into_result).expect("finished");
+            let finished = finish_directory(&directory, std::slice::from_ref(&rig.image))
+                .and_then(Finish::into_result)
+                .expect("finished");
             assert_eq!(finished[0].recovery.status, recovery::Status::Materialised);
-            assert!(finish_directory(&directory, std::slice::from_ref(&rig.image)).expect("nothing left").finished.is_empty(), "once is enough");
+            assert!(
+                finish_directory(&directory, std::slice::from_ref(&rig.image))
+                    .expect("nothing left")
+                    .finished
+                    .is_empty(),
+                "once is enough"
+            );
         } else {
             rig.die_and_recover();
             assert_eq!(rig.report().disks[0].recovery.status, recovery::Status::Materialised);

@@ -55,6 +55,10 @@ impl Medium for Paced {
         Ok(PacedFile { file: self.directory.create(number, bytes)?, pace: self.pace.clone() })
     }
 
+    fn publish(&mut self, number: u64) -> io::Result<()> {
+        self.directory.publish(number)
+    }
+
     fn open(&self, number: u64) -> io::Result<Self::File> {
         Ok(PacedFile { file: self.directory.open(number)?, pace: self.pace.clone() })
     }

@@ -1,0 +1,68 @@
+//! Placements `retain` and `copy` against a model: a simulated guest that commits, writes home, stops its journal, copies
+//! images over its disk, and mounts again and again without a reset of the device.
+//!
+//! Beside the route there is an ideal disk, which takes every request as it is, log and all. A mounting kernel reads blocks
+//! of the file system into its cache, then the log, replays it into the cache, and writes that back. It has to see, in every
+//! block, what it would see on the ideal disk, however early it read it and whatever the host wrote home meanwhile. Blocks
+//! that were revoked and not written since are nobody's business.
+
+#[path = "remount_model/guest.rs"]
+mod guest;
+
+use guest::{Guest, Kind};
+use placement::PlacementKind;
+use std::ops::Range;
+
+/// The seeds: 40, or those of AMBERLOG_REMOUNT_MODEL_SEEDS (FIRST..END).
+fn seeds() -> Range<u64> {
+    let wished = std::env::var("AMBERLOG_REMOUNT_MODEL_SEEDS").ok();
+    let bounds = wished.as_deref().and_then(|text| text.split_once(".."));
+    bounds.and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?)).unwrap_or(0..40)
+}
+
+fn run(kind: Kind, images: &[Vec<u8>], seed: u64) {
+    let placement = if seed % 4 == 3 { PlacementKind::Copy } else { PlacementKind::Retain };
+    let mut guest = Guest::new(kind, &images[0], placement, seed);
+    for _ in 0..guest.random.below(60) {
+        match guest.random.below(24) {
+            0..8 => guest.commit(),
+            8..12 => guest.write_home(),
+            12 => guest.overwrite(),
+            13 => guest.move_tail(),
+            14..17 => guest.host_works(),
+            17 => guest.read_all(),
+            18 => guest.begin_transaction(),
+            19..21 => guest.mount_again(),
+            21 => guest.unmount(),
+            22 => guest.die(),
+            _ if guest.random.below(3) == 0 => {
+                let other = guest.random.below(images.len() as u64) as usize;
+                guest.copy_image(&images[other]);
+            }
+            _ => guest.read_all(),
+        }
+    }
+    guest.mount_again();
+    guest.die();
+}
+
+fn run_all(kind: Kind) {
+    let images = guest::images(kind);
+    for seed in seeds() {
+        let outcome = std::panic::catch_unwind(|| run(kind, &images, seed));
+        if let Err(problem) = outcome {
+            eprintln!("{kind:?}, seed {seed}");
+            std::panic::resume_unwind(problem);
+        }
+    }
+}
+
+#[test]
+fn whoever_mounts_again_sees_a_disk_like_any_other() {
+    run_all(Kind::Checksums);
+}
+
+#[test]
+fn the_same_with_small_blocks_and_without_checksums() {
+    run_all(Kind::SmallBlocks);
+}
