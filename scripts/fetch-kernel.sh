@@ -30,7 +30,12 @@ apt_options=""
 if [ -n "$suite" ]; then
     lists=$PWD/build/guest/apt/$suite
     mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" \
+    # The mirror that this machine is set up with.
+    release=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+        sed -n "s/ $release\$//p" | head -n 1)
+    [ -n "$mirror" ] || fail "apt has no lists of $release: run apt-get update"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" \
         >"$lists/sources.list"
     apt_options="-o Dir::Etc::SourceList=$lists/sources.list -o Dir::Etc::SourceParts=/dev/null
         -o Dir::State::Lists=$lists/lists -o Dir::Cache=$lists/cache"

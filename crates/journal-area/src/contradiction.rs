@@ -8,10 +8,9 @@
 //!
 //! Three things are taken for proof, because no guest whose blocks are where the books say does them:
 //!
-//! * Its tail moves to where no transaction begins that was seen, past committed blocks that were never written home. jbd2
-//!   puts the tail where a transaction begins, and every transaction that it counts as committed was accepted here before it
-//!   was told so. A kernel that mounts the log again does begin elsewhere, but only after its replay has written all of
-//!   those blocks.
+//! * It reads the log, and begins anew where no transaction begins that was seen, past committed blocks that were never written
+//!   home. A kernel that mounts the log again does that, but only after its replay has written all of those blocks. (A
+//!   log that begins elsewhere without having been read is another one: [`crate::SuperblockEffect::Foreign`].)
 //! * A committed tag names a block outside the file system, or inside the log itself.
 //! * Its tail moves past committed blocks that were never written home, while the same contents were written to other
 //!   blocks of the same file system that had no reason to get them. Either alone is legal: a guest in `data=journal` mode lets

@@ -54,7 +54,8 @@ impl VmJcb {
                 self.make_fit(pages, position, buffer, outside)
             }
             Location::Home | Location::Gone => {
-                self.show_let_go(pages, position, buffer, outside)?;
+                let home = self.home_of(position).or_else(|| self.tagged_block(pages, position));
+                self.show_let_go(pages, home, buffer, outside)?;
                 Ok(())
             }
             Location::Storage => outside.stored(position, buffer),
@@ -68,15 +69,14 @@ impl VmJcb {
         }
     }
 
-    /// A data block of the live log that is not held any more. Says whether it is escaped.
+    /// A data block of the live log that is not held any more, and belongs to `home`. Says whether it is escaped.
     fn show_let_go(
         &self,
         pages: &Pages,
-        position: u32,
+        home: Option<u64>,
         buffer: &mut [u8],
         outside: &mut dyn Outside,
     ) -> io::Result<bool> {
-        let home = self.home_of(position).or_else(|| self.tagged_block(pages, position));
         let newest = home.and_then(|home| self.newest(home).map(|newest| (home, newest)));
         let Some((home, newest)) = newest else {
             buffer.fill(0);
@@ -104,22 +104,24 @@ impl VmJcb {
     fn tagged_block(&self, pages: &Pages, position: u32) -> Option<u64> {
         let format = self.format?;
         self.live_index(position)?;
-        let mut block = vec![0; self.shape.block_bytes as usize];
         let mut at = position;
         for index in 0..self.distance(self.transactions.front()?.first_position, position) {
             at = format.previous(at);
-            if !matches!(self.location(at), Location::Small(_) | Location::Block(_))
-                || !self.read_held(pages, at, &mut block)
-            {
+            // Small ones are control blocks; others are when they look so, since data that does is escaped.
+            let mut head = [0; jbd2::HEADER_BYTES];
+            match self.location(at) {
+                Location::Block(slot) => self.pool.block(slot).copy_out(0, &mut head),
+                Location::Small(_) => {}
+                _ => continue,
+            }
+            if matches!(self.location(at), Location::Block(_)) && jbd2::peek(&head).is_none() {
                 continue;
             }
-            match jbd2::peek(&block).map(|header| header.kind) {
-                Some(Kind::Descriptor) => {
-                    return Descriptor::new(&format, &block).tags().nth(index as usize).map(|tag| tag.block);
-                }
-                Some(_) => return None,
-                None => {}
-            }
+            let mut block = vec![0; self.shape.block_bytes as usize];
+            self.read_held(pages, at, &mut block);
+            let is_descriptor = jbd2::peek(&block).is_some_and(|header| header.kind == Kind::Descriptor);
+            let mut tags = Descriptor::new(&format, &block).tags();
+            return if is_descriptor { tags.nth(index as usize).map(|tag| tag.block) } else { None };
         }
         None
     }
@@ -151,16 +153,16 @@ impl VmJcb {
         block: &mut [u8],
         outside: &mut dyn Outside,
     ) -> io::Result<()> {
-        let count = Descriptor::new(format, block).tags().count();
+        let homes: Vec<u64> = Descriptor::new(format, block).tags().map(|tag| tag.block).collect();
         let mut data = vec![0; block.len()];
         let mut is_changed = false;
         let mut at = position;
-        for index in 0..count {
+        for (index, home) in homes.into_iter().enumerate() {
             at = format.next(at);
             if self.location(at) != Location::Gone {
                 continue;
             }
-            let is_escaped = self.show_let_go(pages, at, &mut data, outside)?;
+            let is_escaped = self.show_let_go(pages, Some(home), &mut data, outside)?;
             DescriptorEdit::new(format, block).set_data(index, sequence, &data, is_escaped);
             is_changed = true;
         }

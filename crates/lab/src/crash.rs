@@ -73,7 +73,7 @@ fn recovered(cell: &Cell, running: &Running, index: usize) -> Result<BTreeMap<St
     // Only a journal on storage has to be read; one in memory is there.
     let log = if cell.group.mode == Mode::Vma { Vec::new() } else { live_log(image)? };
     let mut fields =
-        if cell.group.mode == Mode::Vma { recover_area(&running.areas[index])? } else { recover_disk(image)? };
+        if cell.group.mode == Mode::Vma { recover_area(&running.areas[index], image)? } else { recover_disk(image)? };
     let changed = judge::differing_blocks(&crash, image, BLOCK_BYTES)?;
     let _ = std::fs::remove_file(&crash);
     let profile: Profile = cell.group.disk.parse().map_err(Error::Told)?;
@@ -127,8 +127,10 @@ pub(crate) fn recover_disk(image: &Path) -> Result<BTreeMap<String, f64>> {
         .map(|value| recovery_fields(&value))
 }
 
-pub(crate) fn recover_area(area: &Path) -> Result<BTreeMap<String, f64>> {
-    amberlog_json(&["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), area.as_os_str()])
+/// What is held in `area` goes to `image`, which may be a copy.
+pub(crate) fn recover_area(area: &Path, image: &Path) -> Result<BTreeMap<String, f64>> {
+    let (area, image) = (area.as_os_str(), image.as_os_str());
+    amberlog_json(&["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), area, "--image".as_ref(), image])
         .map(|value| recovery_fields(&value))
 }
 

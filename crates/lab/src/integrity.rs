@@ -145,7 +145,7 @@ impl Session {
         self.awaited = Some(format!("again {first}"));
         let (image, area) = left?;
         let fields = match &area {
-            Some(area) => recover_area(area.path())?,
+            Some(area) => recover_area(area.path(), &image)?,
             None => recover_disk(&image)?,
         };
         Ok((image, fields))

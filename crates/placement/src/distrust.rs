@@ -76,14 +76,19 @@ impl Journals {
         let Some(log) = self.log(index) else { return Ok(true) };
         let Ok(_alone) = log.recovering.try_lock() else { return Ok(false) };
         let (home, journal) = (&self.disk(log.home_disk).file, &self.disk(log.journal_disk).file);
+        // Its lock goes before the area's; nobody may write the mark over the superblock that goes to storage now.
+        let marked = log.take_mark();
         let outcome = self.area.log_op_distrust(log.id, |held| -> io::Result<u64> {
             let from = held.tail().map(|tail| tail.sequence);
             let report = write_in_place(held, &log.place, home, journal).map_err(io::Error::other)?;
             // Under the area's lock: nobody takes the log for a held one that is closed.
             self.put(&log, PlacementKind::Storage, from);
             Ok(report.bytes_written)
-        })?;
-        let Some(bytes) = outcome else { return Ok(false) };
+        });
+        let Ok(Some(bytes)) = outcome else {
+            *log.mark.lock().expect("no panic under this lock") = marked;
+            return outcome.map(|_| false);
+        };
         self.describe_or_complain();
         DiskCounters::add(&self.disk(log.journal_disk).counters.journal_bytes_to_storage, bytes);
         for disk in [log.home_disk, log.journal_disk] {

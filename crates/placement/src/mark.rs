@@ -1,6 +1,6 @@
 //! The mark on storage of a journal that lives elsewhere: what it is, which opening of it, and how far that had got.
 //!
-//! The superblock on storage says that the log is empty and that an error happened to it (rule 4), so that kernels and
+//! The superblock on storage says that the log is empty and that an error happened to it (rule 4 of ARCHITECTURE.md), so that kernels and
 //! e2fsck look at the whole file system should what is held be lost. Beside that, in the superblock's padding (bytes 0x80 to
 //! 0xAF; jbd2 and e2fsck neither read nor change it; the mark of a journal server lies behind it), it carries a number that
 //! was drawn when the log was opened, and a count that goes on for as long as anything is written to the disk. The area

@@ -486,8 +486,8 @@ fn who_fetches_and_does_not_read_harms_nobody() {
             stream
         })
         .collect();
-    for _ in 0..10 {
-        run(write(&options, "disk", 20)).expect("others are served");
+    for round in 0..10 {
+        run(write(&options, &format!("disk{round}"), 20)).expect("others are served");
     }
     let more = resident().saturating_sub(before) >> 20;
     assert!(more < 300, "{more} MiB more are in memory");

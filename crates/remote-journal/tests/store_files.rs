@@ -283,10 +283,10 @@ fn a_full_store_can_still_be_recovered_from_and_freed() {
     drop(store);
     let mut store = open(&path).expect("opens, full as it is");
     for (j, of) in &kept {
-        store.take(&name(*j)).expect("the reserve is for this");
+        let taken = store.take(&name(*j)).expect("the reserve is for this");
         store.commit().expect("durable");
         assert!(is_whole(&mut store, *j, *of));
-        store.close(&name(*j), of.0, [*j; 16]).expect("the reserve is for this");
+        store.recovered(&name(*j), of.0, [*j; 16], taken.fence).expect("the reserve is for this");
         store.commit().expect("durable");
     }
     store.delete(&name(9), true).expect("the reserve is for this");

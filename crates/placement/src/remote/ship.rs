@@ -281,8 +281,6 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
                 RemoteCounters::add(&shared.counters.blocks, blocks().count() as u64);
                 RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
                 sender.send(part.to_vec()).await?;
-                // A slow link that takes something is no dead one.
-                last_progress = Instant::now();
                 shared.lock().sent(bytes);
             }
             last_sent = Instant::now();

@@ -336,9 +336,7 @@ impl Guest {
             match (operation.operation, buffer) {
                 (Operation::Read, Buffer::Slice(slice)) => {
                     self.file.read_exact_at(&mut bytes, at).expect("read");
-                    for page in [slice.page()] {
-                        self.memory.simulated_guest_write(page, 0, &bytes);
-                    }
+                    self.memory.simulated_guest_write(slice.page(), 0, &bytes);
                 }
                 (Operation::Write, Buffer::Slice(slice)) => {
                     slice.copy_out(0, &mut bytes);

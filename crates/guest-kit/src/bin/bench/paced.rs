@@ -66,6 +66,35 @@ impl Medium for Paced {
     fn delete(&mut self, number: u64) -> io::Result<()> {
         self.directory.delete(number)
     }
+
+    fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        self.directory.reserve(bytes)
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.directory.reserved_bytes()
+    }
+
+    fn create_from_reserve(&mut self, number: u64, least: u64) -> io::Result<(Self::File, u64)> {
+        let (file, bytes) = self.directory.create_from_reserve(number, least)?;
+        Ok((PacedFile { file, pace: self.pace.clone() }, bytes))
+    }
+
+    fn read_end_marks(&self) -> io::Result<[Option<Vec<u8>>; 2]> {
+        self.directory.read_end_marks()
+    }
+
+    fn write_end_mark(&mut self, mark: &[u8]) -> io::Result<()> {
+        self.directory.write_end_mark(mark)
+    }
+
+    fn sync_end_mark(&mut self) -> io::Result<()> {
+        self.directory.sync_end_mark()
+    }
+
+    fn check(&self) -> io::Result<()> {
+        self.directory.check()
+    }
 }
 
 impl<F: SegmentFile> SegmentFile for PacedFile<F> {
