@@ -41,6 +41,10 @@ pub struct RecoverArgs {
     /// Finish what a killed amberlog left instead: its VM's directory in tmpfs, or the one with all of them.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["disk", "journal", "dry_run"])]
     area: Option<PathBuf>,
+    /// With --area: an image that is owed something and is another file than it was, or that amberlog's own list does not
+    /// have.
+    #[arg(long = "image", value_name = "IMAGE", requires = "area")]
+    images: Vec<PathBuf>,
     /// Print the outcome as JSON.
     #[arg(long)]
     json: bool,
@@ -49,8 +53,8 @@ pub struct RecoverArgs {
 /// Runs `amberlog recover`.
 pub fn run(args: RecoverArgs) -> ExitCode {
     let disk = match (&args.disk, &args.area) {
+        (_, Some(area)) => return area::run(area, &args.images, args.json),
         (Some(disk), _) => disk,
-        (None, Some(area)) => return area::run(area, args.json),
         (None, None) => unreachable!("one of the two is required"),
     };
     if let Some(nvm) = &args.nvm {

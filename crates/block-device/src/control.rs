@@ -12,7 +12,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +59,8 @@ impl Control {
         }
         .map_err(|e| refuse(e.to_string()))?;
         listener.set_nonblocking(true).map_err(|e| Error::system("making a socket non-blocking", e))?;
+        // Whatever the mask was: who may connect is decided here.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| refuse(e.to_string()))?;
         let metadata = std::fs::symlink_metadata(path).map_err(|e| refuse(e.to_string()))?;
         Ok(Control {
             listener,

@@ -40,7 +40,7 @@ pub fn judge(simulation: &Simulation<'_>, scenario: &Scenario, random: &mut Rand
     let scratch = scratch()?;
     let ours = crashed(simulation, &landed, &scratch.path().join("ours"))?;
     let area = copy_area(simulation, &ours, &scratch.path().join("area"))?;
-    if let Err(error) = finish_directory(&area, &[]).and_then(Finish::into_result) {
+    if let Err(error) = finish_directory(&area, &ours).and_then(Finish::into_result) {
         return finding(format!("finishing what a dead process left fails: {error}"));
     }
     for judged in &simulation.logs {
@@ -256,7 +256,7 @@ fn crash_in_recovery(
     }
     drop(file);
     let area = copy_area(simulation, &again, &scratch.join("area-again"))?;
-    if let Err(error) = finish_directory(&area, &[]).and_then(Finish::into_result) {
+    if let Err(error) = finish_directory(&area, &again).and_then(Finish::into_result) {
         return finding(format!(
             "a recovery cut off after {cut} of {} steps cannot be begun again: {error}",
             changes.len()

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ pub struct HandoverSocket {
 }
 
 impl HandoverSocket {
-    /// Listens at `path` (created, mode 0600 by its directory; what an earlier process left there is replaced) and
+    /// Listens at `path` (created, mode 0600; what an earlier process left there is replaced) and
     /// receives in a thread of its own. Every process gets `lock` in return, and keeps it open while it lives: a lock of
     /// that file is free only when all of them are gone.
     ///
@@ -44,6 +44,9 @@ impl HandoverSocket {
             let _ = std::fs::remove_file(path);
         }
         let listener = UnixListener::bind(path)
+            .and_then(|listener| {
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map(|()| listener)
+            })
             .map_err(|e| Error::system(format!("listening for the VMM's userfaultfd at {}", path.display()), e))?;
         let received = Arc::new(Mutex::new(HashMap::new()));
         let store = Arc::clone(&received);

@@ -37,7 +37,7 @@ impl HostFile {
         Self::from_file(file, len, path)
     }
 
-    /// Maps a file as it is.
+    /// Maps a file as it is. No link is followed, and no pipe waited for.
     ///
     /// # Errors
     /// When it cannot be opened or mapped, or is empty.
@@ -45,11 +45,20 @@ impl HostFile {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(path)
             .map_err(|e| Error::system(format!("opening {}", path.display()), e))?;
+        Self::from_opened(file, path)
+    }
+
+    /// Maps a file that was opened for reading and writing. `shown` is what it is called in errors.
+    ///
+    /// # Errors
+    /// When it cannot be mapped, or is empty.
+    pub fn from_opened(file: File, shown: &Path) -> Result<Self, Error> {
         let len =
-            file.metadata().map_err(|e| Error::system(format!("reading the size of {}", path.display()), e))?.len();
-        Self::from_file(file, len, path)
+            file.metadata().map_err(|e| Error::system(format!("reading the size of {}", shown.display()), e))?.len();
+        Self::from_file(file, len, shown)
     }
 
     fn from_file(file: File, len: u64, path: &Path) -> Result<Self, Error> {

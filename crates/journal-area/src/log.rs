@@ -26,8 +26,20 @@ impl FoundLog {
     /// # Errors
     /// When a file is missing, or the table contradicts itself.
     pub fn open(table: &Path, pool: &Path, ram: Vec<(u32, HostFile)>) -> Result<Self, Error> {
-        let table = Table::open(table)?;
-        let mut pool = Pool::open(pool, table.block_bytes(), table.log_blocks())?;
+        Self::from_files((HostFile::open(table)?, table), (HostFile::open(pool)?, pool), ram)
+    }
+
+    /// The same of files that were opened by somebody else, each with what it is called in errors.
+    ///
+    /// # Errors
+    /// As [`FoundLog::open`].
+    pub fn from_files(
+        (table, table_path): (HostFile, &Path),
+        (pool, pool_path): (HostFile, &Path),
+        ram: Vec<(u32, HostFile)>,
+    ) -> Result<Self, Error> {
+        let table = Table::from_file(table, table_path)?;
+        let mut pool = Pool::from_file(pool, pool_path, table.block_bytes(), table.log_blocks())?;
         let damaged = |position, what: String| Error::Table { position, what };
         let mut pages = std::collections::HashSet::new();
         if table.tail().is_some_and(|tail| tail.position >= table.log_blocks()) {

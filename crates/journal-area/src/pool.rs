@@ -166,12 +166,12 @@ impl Pool {
         Ok(Self::with_file(file, block_bytes, log_blocks))
     }
 
-    /// Opens the pool that belongs to a table which was found. No slot is in use until it is claimed.
+    /// Takes the pool that belongs to a table which was found. No slot is in use until it is claimed. `path` is what it is
+    /// called in errors.
     ///
     /// # Errors
-    /// When the file cannot be opened or has another size.
-    pub fn open(path: &Path, block_bytes: u32, log_blocks: u32) -> Result<Self, MemoryError> {
-        let file = HostFile::open(path)?;
+    /// When it has another size.
+    pub fn from_file(file: HostFile, path: &Path, block_bytes: u32, log_blocks: u32) -> Result<Self, MemoryError> {
         if file.len() != Self::file_bytes(block_bytes, log_blocks) {
             return Err(MemoryError::System {
                 what: format!("opening the copy pool {}", path.display()),

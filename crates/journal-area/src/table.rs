@@ -60,12 +60,16 @@ impl Table {
         Ok(Table { file, block_bytes, log_blocks })
     }
 
-    /// Opens what an earlier process left.
+    #[cfg(test)]
+    fn open(path: &Path) -> Result<Self, MemoryError> {
+        Self::from_file(HostFile::open(path)?, path)
+    }
+
+    /// Takes what an earlier process left. `path` is what it is called in errors.
     ///
     /// # Errors
     /// A sentence when the file is not such a table.
-    pub fn open(path: &Path) -> Result<Self, MemoryError> {
-        let file = HostFile::open(path)?;
+    pub fn from_file(file: HostFile, path: &Path) -> Result<Self, MemoryError> {
         let refuse = |reason: &str| MemoryError::System {
             what: format!("opening the journal table {}", path.display()),
             source: io::Error::new(io::ErrorKind::InvalidData, reason.to_owned()),

@@ -126,6 +126,7 @@ fn main() -> ExitCode {
 }
 
 fn serve_until_told(args: ServeArgs) -> anyhow::Result<()> {
+    own_files::keep_files_private();
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
     let options = ServerOptions {
         bounds: StoreOptions {

@@ -2,19 +2,34 @@
 //!
 //! The lock is an flock that the VMM inherits, or is given by the preloaded library: it is free only when both processes are
 //! gone, so nobody finishes a recovery while the guest could still write. A VMM without the library is noted by its number
-//! and the moment it was started at, and looked for. A registry by image tells the next user of an image that a recovery is
-//! unfinished, wherever the directory lies.
+//! and the moment it was started at, and looked for. A registry by image ([`crate::registry`]) tells the next user of an
+//! image that a recovery is unfinished, wherever the directory lies.
+//!
+//! The directory is opened once, has to be ours alone, and everything in it is reached from there (crate `own-files`). What
+//! is removed is what amberlog makes, by name; anything else that lies there stays, and is named.
 
+use crate::registry;
 use crate::scan::FoundLogPlace;
+use own_files::{How, OwnDirectory};
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 const DESCRIPTION: &str = "area.json";
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 const VMMS: &str = "vmms";
+/// Names of the guest's memory: while the next VMM may still open it, and once it is taken.
+pub const MEMORY: &str = "ram";
+/// See [`MEMORY`].
+pub const MEMORY_TAKEN: &str = "ram-taken";
+const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+const VMMS_BYTES_MAX: u64 = 64 << 10;
 /// More processes than these are not noted for one VM.
 const VMMS_MAX: usize = 64;
 
@@ -57,6 +72,15 @@ impl LogDescription {
     }
 }
 
+/// An image whose logs may be in the directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageDescription {
+    /// Where it was.
+    pub path: PathBuf,
+    /// What it was.
+    pub key: String,
+}
+
 /// What is written down beside the tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
@@ -64,6 +88,9 @@ pub struct Description {
     pub schema: u32,
     /// Guest memory.
     pub ram: Vec<RamDescription>,
+    /// Images that are in the registry for this directory; nothing if an earlier amberlog wrote this.
+    #[serde(default)]
+    pub images: Option<Vec<ImageDescription>>,
     /// Logs.
     pub logs: Vec<LogDescription>,
 }
@@ -71,9 +98,12 @@ pub struct Description {
 /// A VM's directory in tmpfs, locked.
 #[derive(Debug)]
 pub struct AreaDirectory {
-    path: PathBuf,
+    directory: OwnDirectory,
     registry: PathBuf,
     lock: File,
+    /// What else is amberlog's to remove: memory files by other names than the usual ones.
+    memory: Mutex<BTreeSet<OsString>>,
+    images: Mutex<Vec<ImageDescription>>,
 }
 
 /// Why a directory cannot be taken.
@@ -85,6 +115,9 @@ pub enum DirectoryError {
         /// The directory.
         path: PathBuf,
     },
+    /// It, or what lies in it, is somebody else's or cannot be had.
+    #[error(transparent)]
+    Own(#[from] own_files::Error),
     /// Something failed.
     #[error("{what} {path}: {source}")]
     System {
@@ -97,13 +130,24 @@ pub enum DirectoryError {
     },
 }
 
-fn system<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DirectoryError + 'a {
-    move |source| DirectoryError::System { what, path: path.to_owned(), source }
+impl DirectoryError {
+    pub(crate) fn system(what: &'static str, path: &Path, source: io::Error) -> Self {
+        DirectoryError::System { what, path: path.to_owned(), source }
+    }
+
+    /// Whether something is not used because others can have made or changed it.
+    pub fn is_not_ours(&self) -> bool {
+        matches!(self, DirectoryError::Own(own_files::Error::NotOurs { .. }))
+    }
+
+    /// Whether the directory is not there (any more).
+    pub fn is_missing(&self) -> bool {
+        matches!(self, DirectoryError::Own(error) if error.is_missing())
+    }
 }
 
-/// Where areas are looked up by image, whatever directory they lie in: one place a user.
-pub fn registry() -> PathBuf {
-    PathBuf::from(format!("/dev/shm/amberlog-{}", rustix::process::getuid().as_raw()))
+fn system<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DirectoryError + 'a {
+    move |source| DirectoryError::system(what, path, source)
 }
 
 /// Names an image or block device by what it is rather than by a path.
@@ -114,13 +158,6 @@ pub(crate) fn image_key(path: &Path) -> io::Result<String> {
     } else {
         format!("file-{:x}-{:x}", metadata.dev(), metadata.ino())
     })
-}
-
-fn make_private(path: &Path) -> Result<(), DirectoryError> {
-    match std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
-        Ok(()) => Ok(()),
-        Err(error) => Err(system("making the directory", path)(error)),
-    }
 }
 
 /// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone. With its
@@ -135,31 +172,46 @@ pub fn process_started_at(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-fn lives_one_of(noted: &Path) -> bool {
-    let noted = std::fs::read_to_string(noted).unwrap_or_default();
+fn lives_one_of(noted: &str) -> bool {
     noted.lines().filter_map(|line| line.split_once(' ')).any(|(pid, started)| {
         let (pid, started) = (pid.parse().ok(), started.parse::<u64>().ok());
         started.is_some() && pid.and_then(process_started_at) == started
     })
 }
 
+/// Whether amberlog makes files of this name in a VM's directory, or has the VMM make them.
+fn is_amberlogs(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let is_numbered = |prefix: &str, ending: &str| {
+        name.strip_prefix(prefix)
+            .and_then(|rest| rest.strip_suffix(ending))
+            .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    matches!(name, DESCRIPTION | "area.json.new" | LOCK | VMMS | "vmms.new" | MEMORY | MEMORY_TAKEN | "shim.sock")
+        || is_numbered("log-", ".table")
+        || is_numbered("log-", ".pool")
+        || is_numbered("disk", ".sock")
+}
+
 impl AreaDirectory {
     /// Makes and locks a directory for a VM under `base`.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be made, or others can exchange what lies in `base`.
     pub fn create(base: &Path, registry: &Path) -> Result<Self, DirectoryError> {
-        make_private(base)?;
-        make_private(&registry.join("by-image"))?;
+        let base = OwnDirectory::open_or_make_place(base)?;
+        registry::make(registry)?;
         for number in 0..10_000 {
-            let path = base.join(format!("vm-{}-{number}", std::process::id()));
-            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Self::lock(path, registry.to_owned()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(system("making the directory", &path)(error)),
+            if let Some(directory) = base.make_new(format!("vm-{}-{number}", std::process::id()))? {
+                match Self::lock(directory, registry.to_owned()) {
+                    // Somebody who looks for what is left over was here before the lock.
+                    Err(DirectoryError::InUse { .. }) => {}
+                    outcome if outcome.as_ref().is_err_and(DirectoryError::is_missing) => {}
+                    outcome => return outcome,
+                }
             }
         }
-        Err(system("making a directory under", base)(io::Error::from(io::ErrorKind::AlreadyExists)))
+        Err(DirectoryError::system("making a directory under", base.path(), io::ErrorKind::AlreadyExists.into()))
     }
 
     /// Locks a directory that an earlier process left.
@@ -167,29 +219,75 @@ impl AreaDirectory {
     /// # Errors
     /// [`DirectoryError::InUse`] while that process, or the VM it started, lives.
     pub fn take_over(path: &Path, registry: &Path) -> Result<Self, DirectoryError> {
-        Self::lock(path.to_owned(), registry.to_owned())
+        Self::lock(OwnDirectory::open(path)?, registry.to_owned())
     }
 
-    fn lock(path: PathBuf, registry: PathBuf) -> Result<Self, DirectoryError> {
-        let lock_path = path.join(LOCK);
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&lock_path)
-            .map_err(system("opening", &lock_path))?;
+    fn lock(directory: OwnDirectory, registry: PathBuf) -> Result<Self, DirectoryError> {
+        let lock = directory.file(LOCK, How::WriteOrMake)?;
+        let shown = directory.path().join(LOCK);
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if lives_one_of(&path.join(VMMS)) => Err(DirectoryError::InUse { path }),
-            Ok(()) => Ok(AreaDirectory { path, registry, lock }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(DirectoryError::InUse { path }),
-            Err(error) => Err(system("locking", &lock_path)(error.into())),
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(DirectoryError::InUse { path: directory.path().to_owned() });
+            }
+            Err(error) => return Err(system("locking", &shown)(error.into())),
         }
+        if lock.metadata().map_err(system("examining", &shown))?.nlink() == 0 {
+            // Whoever had it was done with it, and has removed it.
+            return Err(own_files::Error::System {
+                what: "locking",
+                path: shown,
+                source: io::ErrorKind::NotFound.into(),
+            }
+            .into());
+        }
+        let area = AreaDirectory { directory, registry, lock, memory: Mutex::default(), images: Mutex::default() };
+        if lives_one_of(&area.vmms()?) {
+            return Err(DirectoryError::InUse { path: area.path().to_owned() });
+        }
+        Ok(area)
+    }
+
+    fn vmms(&self) -> Result<String, DirectoryError> {
+        let noted = self.directory.read(VMMS, VMMS_BYTES_MAX)?.unwrap_or_default();
+        Ok(String::from_utf8_lossy(&noted).into_owned())
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.directory.path()
+    }
+
+    /// The directory itself.
+    pub fn directory(&self) -> &OwnDirectory {
+        &self.directory
+    }
+
+    /// Makes the file that will be the guest's memory, for its owner alone; a VMM that finds none makes one as it likes.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn make_memory(&self) -> Result<(), DirectoryError> {
+        self.directory.file(MEMORY, How::MakeNew)?;
+        Ok(())
+    }
+
+    /// The VMM that connected has the file of its memory open: whoever opens that name from now on gets another file.
+    ///
+    /// # Errors
+    /// When it cannot be renamed.
+    pub fn take_memory_away(&self) -> Result<(), DirectoryError> {
+        match self.directory.rename(MEMORY, MEMORY_TAKEN) {
+            Err(error) if !error.is_missing() => Err(error.into()),
+            Err(_) => Ok(()),
+            Ok(()) => {
+                // Another user's VMM has its own file there, with a mode of its own.
+                if let Ok(file) = self.directory.file(MEMORY_TAKEN, How::Read) {
+                    let _ = rustix::fs::fchmod(file, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+                }
+                Ok(())
+            }
+        }
     }
 
     /// Notes a VMM that was started by others and may not have the lock: while it lives, the directory cannot be taken over.
@@ -197,13 +295,12 @@ impl AreaDirectory {
     /// # Errors
     /// When it cannot be noted, or is one of too many.
     pub fn note_vmm(&self, pid: i32) -> io::Result<()> {
-        let path = self.path.join(VMMS);
-        let noted = std::fs::read_to_string(&path).unwrap_or_default();
+        let noted = self.vmms().map_err(io::Error::other)?;
         if noted.lines().count() >= VMMS_MAX {
             return Err(io::Error::other(format!("more than {VMMS_MAX} processes have asked for disks of this VM")));
         }
         let Some(started) = process_started_at(pid) else { return Ok(()) };
-        std::fs::write(path, format!("{noted}{pid} {started}\n"))
+        Ok(self.directory.write(VMMS, format!("{noted}{pid} {started}\n").as_bytes())?)
     }
 
     /// The lock, for the VMM to inherit.
@@ -216,14 +313,32 @@ impl AreaDirectory {
     /// # Errors
     /// When it cannot be written.
     pub fn describe(&self, ram: &[(PathBuf, u32)], logs: Vec<LogDescription>) -> io::Result<()> {
-        let ram = ram
+        let ram: Vec<RamDescription> = ram
             .iter()
             .map(|(path, first_page)| RamDescription { path: path.clone(), first_page: *first_page })
             .collect();
-        let text = serde_json::to_vec_pretty(&Description { schema: 1, ram, logs }).map_err(io::Error::other)?;
-        let temporary = self.path.join("area.json.new");
-        std::fs::write(&temporary, text)?;
-        std::fs::rename(&temporary, self.path.join(DESCRIPTION))
+        self.know_memory(&ram);
+        let images = Some(self.images.lock().expect("no panic under this lock").clone());
+        let description = Description { schema: 1, ram, images, logs };
+        let text = serde_json::to_vec_pretty(&description).map_err(io::Error::other)?;
+        Ok(self.directory.write(DESCRIPTION, &text)?)
+    }
+
+    fn know_memory(&self, ram: &[RamDescription]) {
+        let ours = ram.iter().filter(|file| file.path.parent() == Some(self.path()));
+        let mut memory = self.memory.lock().expect("no panic under this lock");
+        memory.extend(ours.filter_map(|file| file.path.file_name()).map(OsStr::to_owned));
+    }
+
+    /// Whether guest memory that was at `path` is the file `name` here: here it was, or this directory is a copy of the one
+    /// where it was.
+    pub(crate) fn is_memory(&self, name: &OsStr, path: &Path) -> bool {
+        let is_here = path.parent() == Some(self.path());
+        let is_memory = is_here || (path.is_absolute() && self.directory.kind(name).is_some());
+        if is_memory {
+            self.memory.lock().expect("no panic under this lock").insert(name.to_owned());
+        }
+        is_memory
     }
 
     /// Reads the description. Nothing if there is none: the process died before it had anything to keep.
@@ -231,17 +346,14 @@ impl AreaDirectory {
     /// # Errors
     /// When it cannot be read or is damaged.
     pub fn description(&self) -> Result<Option<Description>, DirectoryError> {
-        let path = self.path.join(DESCRIPTION);
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(system("reading", &path)(error)),
-        };
+        let path = self.path().join(DESCRIPTION);
+        let Some(text) = self.directory.read(DESCRIPTION, DESCRIPTION_BYTES_MAX)? else { return Ok(None) };
         let description: Description =
             serde_json::from_slice(&text).map_err(|e| system("understanding", &path)(io::Error::other(e)))?;
         if description.schema != 1 {
             return Err(system("understanding", &path)(io::Error::other("it is of a newer amberlog")));
         }
+        self.know_memory(&description.ram);
         Ok(Some(description))
     }
 
@@ -251,42 +363,73 @@ impl AreaDirectory {
     /// When the registry cannot be written.
     pub fn register(&self, image: &Path) -> Result<(), DirectoryError> {
         let key = image_key(image).map_err(system("examining", image))?;
-        let link = self.registry.join("by-image").join(key);
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(&self.path, &link).map_err(system("making the link", &link))
+        registry::note(&self.registry, &key, self.path())?;
+        let path = std::path::absolute(image).unwrap_or_else(|_| image.to_owned());
+        self.images.lock().expect("no panic under this lock").push(ImageDescription { path, key });
+        Ok(())
+    }
+
+    /// Whether the registry says that this directory is about the image with this key.
+    pub(crate) fn is_registered(&self, key: &str) -> bool {
+        registry::find(&self.registry, key).is_ok_and(|area| area.as_deref() == Some(self.path()))
     }
 
     /// The directory of an earlier process that may hold what `image` is owed.
     ///
     /// # Errors
-    /// When the image cannot be examined.
+    /// When the image cannot be examined, or the directory is not ours alone.
     pub fn find(registry: &Path, image: &Path) -> Result<Option<PathBuf>, DirectoryError> {
         let key = image_key(image).map_err(system("examining", image))?;
-        let link = registry.join("by-image").join(key);
-        match std::fs::read_link(&link) {
-            Ok(target) if target.is_dir() => Ok(Some(target)),
-            Ok(_) => {
-                let _ = std::fs::remove_file(&link);
-                Ok(None)
-            }
-            Err(_) => Ok(None),
+        let Some(area) = registry::find(registry, &key)? else { return Ok(None) };
+        let is_about = match OwnDirectory::open(&area) {
+            Ok(directory) => describes(&directory, &key)?,
+            Err(error) if error.is_missing() => false,
+            Err(error) => return Err(error.into()),
+        };
+        if is_about {
+            return Ok(Some(area));
         }
+        registry::forget_image(registry, &key);
+        Ok(None)
     }
 
-    /// Removes the directory and its place in the registry: nothing in it is needed any more.
+    /// Removes the directory and its place in the registry: nothing in it is needed any more. Only what amberlog makes goes.
     pub fn remove(&self) {
-        let by_image = self.registry.join("by-image");
-        if let Ok(entries) = std::fs::read_dir(&by_image) {
-            for entry in entries.flatten() {
-                if std::fs::read_link(entry.path()).is_ok_and(|target| target == self.path) {
-                    let _ = std::fs::remove_file(entry.path());
-                }
+        registry::forget_area(&self.registry, self.path());
+        // Its memory is known by name; what is gone or damaged has been said before.
+        let _ = self.description();
+        let memory = self.memory.lock().expect("no panic under this lock");
+        // The lock last: while it is there, the directory is a VM's.
+        let is_ours = |name: &OsString| is_amberlogs(name) || memory.contains(name);
+        let mut strange = Vec::new();
+        let names = self.directory.names().unwrap_or_default();
+        for name in names.iter().filter(|name| *name != LOCK) {
+            let is_file = matches!(self.directory.kind(name), Some(FileType::RegularFile | FileType::Socket));
+            if !is_ours(name) || !is_file {
+                strange.push(name.display().to_string());
+            } else if let Err(error) = self.directory.remove(name) {
+                log::warn!("{error}");
             }
         }
-        if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            log::warn!("removing {} failed: {error}", self.path.display());
+        if !strange.is_empty() {
+            log::warn!(
+                "{} stays: amberlog has not made {} in it; look at that, and remove it",
+                self.path().display(),
+                strange.join(", ")
+            );
+            return;
+        }
+        if let Err(error) = self.directory.remove(LOCK).and_then(|()| self.directory.remove_self()) {
+            log::warn!("{error}");
         }
     }
+}
+
+/// Whether what lies in a directory is about the image with this key, or does not say that it is not.
+fn describes(directory: &OwnDirectory, key: &str) -> Result<bool, DirectoryError> {
+    let Some(text) = directory.read(DESCRIPTION, DESCRIPTION_BYTES_MAX)? else { return Ok(true) };
+    let images = serde_json::from_slice(&text).ok().and_then(|description: Description| description.images);
+    Ok(images.is_none_or(|images| images.iter().any(|image| image.key == key)))
 }
 
 #[cfg(test)]

@@ -3,16 +3,22 @@
 //! The directory is locked first (neither the old process nor its VM can be alive then), the images too. A log is only
 //! written to the disk it belongs to: the journal superblock on storage has to be the one that was marked when the log
 //! was opened, or the one that this very recovery leaves, if it was cut off before.
+//!
+//! The description beside the tables is not believed beyond the directory: files it names are looked for in there and
+//! nowhere else, and an image only counts if the caller has named it or the registry of the same user has it for this
+//! directory.
 
-use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_key};
+use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, image_key};
 use crate::finish::{finish, finish_stored};
 use crate::journals::{MARK_ERRNO, offset_of};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::Superblock;
 use journal_area::{FoundLog, Tail};
+use own_files::{How, OwnDirectory};
 use recovery::{Access, Report, Status};
 use serde::Serialize;
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -90,39 +96,111 @@ impl Finish {
     }
 }
 
-/// Finishes every open log of a directory. It can be removed afterwards if none failed. `images` are where images may be
-/// by now: one that was renamed is opened there.
+/// The logs of a directory, as its files have them.
+struct LeftLogs {
+    logs: Vec<(LogDescription, FoundLog)>,
+    ram: Vec<(u32, HostFile)>,
+}
+
+/// Opens what a directory describes; nothing if it describes nothing.
+fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, FinishError> {
+    let Some(description) = directory.description()? else { return Ok(None) };
+    let mut elsewhere = Vec::new();
+    let mut names = HashSet::new();
+    let mut ram = Vec::new();
+    for file in &description.ram {
+        // Memory is only retained in files of this directory, wherever that was then.
+        let Some(name) = file.path.file_name().filter(|name| directory.is_memory(name, &file.path)) else {
+            elsewhere.push(file.path.display().to_string());
+            continue;
+        };
+        if !names.insert(name) {
+            return Err(FinishError::Refused(format!(
+                "{}: the description names the memory file {} twice; nothing was changed",
+                directory.path().display(),
+                name.display()
+            )));
+        }
+        ram.push((file.first_page, name));
+    }
+    let open = |name: &OsStr| -> Result<Option<HostFile>, FinishError> {
+        let path = directory.path().join(name);
+        match directory.directory().file(name, How::Write) {
+            Ok(file) => match HostFile::from_opened(file, &path) {
+                Ok(file) => Ok(Some(file)),
+                Err(error) => Err(FinishError::Refused(error.to_string())),
+            },
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(DirectoryError::from(error).into()),
+        }
+    };
+    let open_ram = || -> Result<Vec<(u32, HostFile)>, FinishError> {
+        let mut opened = Vec::new();
+        for (first_page, name) in &ram {
+            // A VM that never ran has no memory file, or an empty one, and then no log names a page of it.
+            let is_empty = directory.directory().size(name) == Some(0);
+            if !is_empty && let Some(file) = open(name)? {
+                opened.push((*first_page, file));
+            }
+        }
+        Ok(opened)
+    };
+    let mut logs = Vec::new();
+    for log in description.logs {
+        let part = |ending: &str| -> Result<(HostFile, PathBuf), FinishError> {
+            let name = OsString::from(format!("{}.{ending}", log.name));
+            let path = directory.path().join(&name);
+            match open(&name)? {
+                Some(file) => Ok((file, path)),
+                None => Err(FinishError::Refused(format!("{}: it is not there; nothing was changed", path.display()))),
+            }
+        };
+        let ((table, table_path), (pool, pool_path)) = (part("table")?, part("pool")?);
+        let found = FoundLog::from_files((table, &table_path), (pool, &pool_path), open_ram()?);
+        let found = found.map_err(|error| {
+            let mut sentence = error.to_string();
+            if !elsewhere.is_empty() {
+                sentence += &format!(
+                    "; guest memory that is said to be in {} is not looked at: only what lies in {} is (if it is the \
+                     right file, copy it there under the same name)",
+                    elsewhere.join(", "),
+                    directory.path().display()
+                );
+            }
+            FinishError::Refused(sentence)
+        })?;
+        logs.push((log, found));
+    }
+    Ok(Some(LeftLogs { logs, ram: open_ram()? }))
+}
+
+/// Finishes every open log of a directory. It can be removed afterwards if none failed. `images` are those that the caller
+/// has named, where they are by now: one that was renamed is opened there.
 ///
 /// # Errors
 /// When the directory contradicts itself: nothing was changed. What concerns one log only does not keep the others from
 /// being finished.
 pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result<Finish, FinishError> {
-    let Some(description) = directory.description()? else { return Ok(Finish::default()) };
-    let path =
-        |description: &LogDescription, ending: &str| directory.path().join(format!("{}.{ending}", description.name));
-    let open_ram = || {
-        // A VM that never ran has no memory file, and then no log names a page of it.
-        description
-            .ram
-            .iter()
-            .filter_map(|file| HostFile::open(&file.path).ok().map(|opened| (file.first_page, opened)))
-            .collect::<Vec<_>>()
-    };
-    let mut open = Vec::new();
-    let mut needed = HashSet::new();
-    for log in &description.logs {
-        let found = FoundLog::open(&path(log, "table"), &path(log, "pool"), open_ram())
-            .map_err(|error| FinishError::Refused(error.to_string()))?;
-        if found.is_open() {
-            needed.extend(found.pages().map(|page| page.0));
-            open.push((log, found));
+    let Some(left) = open_logs(directory)? else { return Ok(Finish::default()) };
+    let open: Vec<_> = left.logs.into_iter().filter(|(_, found)| found.is_open()).collect();
+    let mut outcome = Finish::default();
+    let mut present = Vec::new();
+    for (log, found) in open {
+        match places(directory, &log, images) {
+            Ok(places) => present.push((log, found, places)),
+            Err(error) => {
+                outcome.failed.push(FailedLog { image: log.home_image.clone(), offset: log.place.home_start, error })
+            }
         }
     }
-    give_back(&open_ram(), &needed);
-    let mut outcome = Finish::default();
-    for (log, found) in open {
+    if outcome.failed.is_empty() {
+        // Nothing is changed for what may yet be refused as a whole.
+        let needed = present.iter().flat_map(|(_, found, _)| found.pages().map(|page| page.0)).collect();
+        give_back(&left.ram, &needed);
+    }
+    for (log, found, places) in present {
         let offset = log.place.home_start;
-        match finish_log(log, &found, images) {
+        match finish_log(&log, &found, &places) {
             Ok((image, mut recovery)) => {
                 recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
                 outcome.finished.push(FinishedLog { image, offset, recovery });
@@ -133,15 +211,51 @@ pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result
     Ok(outcome)
 }
 
-/// Finishes one log. Gives where its home was found.
-fn finish_log(log: &LogDescription, found: &FoundLog, images: &[PathBuf]) -> Result<(PathBuf, Report), FinishError> {
-    let open_image = |path: &Path| recovery::Disk::open_within(path, Access::Write, DYING);
-    let home = open_image(&present_path(&log.home_image, log.home_key.as_deref(), images)?)?;
+/// Removes what processes that are gone left in `base` although nothing in it is owed to anybody: nobody would come to look
+/// for it by an image. Whatever is not certain stays.
+pub fn sweep(base: &Path, registry: &Path) {
+    let Ok(base) = OwnDirectory::open_place(base) else { return };
+    for name in base.names().unwrap_or_default() {
+        let is_vms = name.to_str().is_some_and(|name| name.starts_with("vm-"));
+        let path = base.path().join(&name);
+        // Without its lock it is being made at this moment.
+        if !is_vms || !OwnDirectory::open(&path).is_ok_and(|directory| directory.kind(LOCK).is_some()) {
+            continue;
+        }
+        let Ok(directory) = AreaDirectory::take_over(&path, registry) else { continue };
+        let is_owed_nothing = match open_logs(&directory) {
+            Ok(None) => true,
+            Ok(Some(left)) => left.logs.iter().all(|(_, found)| !found.is_open()),
+            Err(_) => false,
+        };
+        if is_owed_nothing {
+            log::info!("{}: nothing in it is owed to anybody, and its process is gone: removed", path.display());
+            directory.remove();
+        }
+    }
+}
+
+/// Where home and journal of a log are by now.
+struct Places {
+    home: PathBuf,
+    journal: Option<PathBuf>,
+}
+
+fn places(directory: &AreaDirectory, log: &LogDescription, images: &[PathBuf]) -> Result<Places, FinishError> {
+    let home = present_path(directory, &log.home_image, log.home_key.as_deref(), images)?;
     let journal = if log.place.is_external {
-        Some(open_image(&present_path(&log.journal_image, log.journal_key.as_deref(), images)?)?)
+        Some(present_path(directory, &log.journal_image, log.journal_key.as_deref(), images)?)
     } else {
         None
     };
+    Ok(Places { home, journal })
+}
+
+/// Finishes one log. Gives where its home was found.
+fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result<(PathBuf, Report), FinishError> {
+    let open_image = |path: &Path| recovery::Disk::open_within(path, Access::Write, DYING);
+    let home = open_image(&places.home)?;
+    let journal = places.journal.as_deref().map(open_image).transpose()?;
     let journal_file = journal.as_ref().unwrap_or(&home).file();
     let report = match check_identity(found, log, journal_file)? {
         Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
@@ -153,21 +267,38 @@ fn finish_log(log: &LogDescription, found: &FoundLog, images: &[PathBuf]) -> Res
     Ok((home.path().to_owned(), report))
 }
 
-/// Where an image is by now: at its old place, or, when it is not there, where one of `images` is the same file.
-fn present_path(old: &Path, key: Option<&str>, images: &[PathBuf]) -> Result<PathBuf, FinishError> {
+/// Where an image is by now: at its old place, or, when it is not there, where one of `images`, which the caller has named, is
+/// the same file.
+fn present_path(
+    directory: &AreaDirectory,
+    old: &Path,
+    key: Option<&str>,
+    images: &[PathBuf],
+) -> Result<PathBuf, FinishError> {
     let is_same = |path: &Path| key.is_some() && image_key(path).ok().as_deref() == key;
-    if !is_same(old)
-        && let Some(renamed) = images.iter().find(|image| is_same(image))
-    {
-        return Ok(renamed.clone());
+    if let Some(named) = images.iter().find(|image| is_same(image)) {
+        return Ok(named.clone());
     }
-    if old.exists() {
+    let Ok(present) = image_key(old) else {
+        return Err(FinishError::Failed(format!(
+            "the image {} is not there any more, and committed blocks are held for it: if it was renamed, give it its old \
+             name, or start amberlog run with it",
+            old.display()
+        )));
+    };
+    let is_named = images.iter().any(|image| std::path::absolute(image).is_ok_and(|image| image == old));
+    if is_named || directory.is_registered(&present) {
         return Ok(old.to_owned());
     }
-    Err(FinishError::Failed(format!(
-        "the image {} is not there any more, and committed blocks are held for it: if it was renamed, give it its old \
-         name, or start amberlog run with it",
-        old.display()
+    let (shown, directory) = (old.display(), directory.path().display());
+    Err(FinishError::Refused(format!(
+        "{directory} holds committed blocks for the image {shown}, {}; nothing was changed: if it is the right one, say so \
+         with 'amberlog recover --area {directory} --image {shown}'",
+        if key.is_none_or(|key| key == present) {
+            "which nobody has named, and which amberlog's list of this user's images does not have for that directory"
+        } else {
+            "but another file is there by now (it was copied, restored or replaced)"
+        }
     )))
 }
 

@@ -24,17 +24,21 @@ mod journal_route;
 mod journals;
 mod layout;
 mod nvm;
+mod registry;
 mod remote;
 mod report;
 mod scan;
 
-pub use description::{AreaDirectory, Description, DirectoryError, LogDescription, process_started_at, registry};
+pub use description::{
+    AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, process_started_at,
+};
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory};
+pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory, sweep};
 pub use hand_over::Change;
 pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
+pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };

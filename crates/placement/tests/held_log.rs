@@ -12,7 +12,7 @@ use placement::{
 };
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -341,7 +341,7 @@ fn the_files_of_a_dead_daemon_are_enough() {
     rig.device.take().expect("a device").stop().expect("stopped");
     let left = rig.journals.directory().path().to_owned();
     let copy = rig.directory.path().join("left");
-    std::fs::create_dir(&copy).expect("a directory");
+    std::fs::DirBuilder::new().mode(0o700).create(&copy).expect("a directory");
     for entry in std::fs::read_dir(&left).expect("files").flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_file()) {
             std::fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
@@ -360,14 +360,15 @@ fn the_files_of_a_dead_daemon_are_enough() {
     description["ram"][0]["path"] = serde_json::Value::String(copy.join("ram").display().to_string());
     std::fs::write(copy.join("area.json"), description.to_string()).expect("written");
     let directory = AreaDirectory::take_over(&copy, &rig.directory.path().join("registry")).expect("free");
-    let finished = finish_directory(&directory, &[]).and_then(Finish::into_result).expect("finished");
+    let images = [rig.image.clone()];
+    let finished = finish_directory(&directory, &images).and_then(Finish::into_result).expect("finished");
     assert_eq!(finished.len(), 1);
     assert_eq!(finished[0].recovery.blocks_written, 29);
     for (block, expected) in &blocks {
         assert!(rig.home(*block) == *expected, "block {block}");
     }
     assert_consistent(&rig.image);
-    assert!(finish_directory(&directory, &[]).expect("nothing left").finished.is_empty(), "once is enough");
+    assert!(finish_directory(&directory, &images).expect("nothing left").finished.is_empty(), "once is enough");
 }
 
 #[test]

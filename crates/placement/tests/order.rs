@@ -9,7 +9,7 @@ use placement::{
     AreaDirectory, Change, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, PlacementKind,
     finish_directory,
 };
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Rig {
 
     /// Gives the guest one more memory file.
     fn map(&self, name: &str) -> MemoryTable {
-        let path = self.directory.path().join(name);
+        let path = self.journals.directory().path().join(name);
         let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(path).expect("made");
         file.set_len(u64::from(PAGES) * BLOCK).expect("a length");
         let known = u64::from(self.memory.page_count()) * BLOCK;
@@ -224,7 +224,7 @@ impl Rig {
     fn die(self) -> (PathBuf, AreaDirectory) {
         let Rig { directory, image, journals, route, .. } = self;
         let copy = directory.path().join("left");
-        std::fs::create_dir(&copy).expect("a directory");
+        std::fs::DirBuilder::new().mode(0o700).create(&copy).expect("a directory");
         for entry in std::fs::read_dir(journals.directory().path()).expect("files").flatten() {
             std::fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
         }
@@ -238,7 +238,8 @@ impl Rig {
     /// The daemon dies, and another finishes what it left.
     fn die_and_finish(self) -> (PathBuf, usize) {
         let (image, left) = self.die();
-        let finished = finish_directory(&left, &[]).and_then(Finish::into_result).expect("finished");
+        let finished =
+            finish_directory(&left, std::slice::from_ref(&image)).and_then(Finish::into_result).expect("finished");
         let written = finished.iter().map(|log| log.recovery.blocks_written as usize).sum();
         (image, written)
     }
@@ -410,7 +411,8 @@ fn a_held_log_never_lands_on_the_file_system_of_another() {
     rig.file.write_all_at(&block, rig.log_at[0]).expect("written");
     let before = rig.home(first);
     let (image, left) = rig.die();
-    let error = finish_directory(&left, &[]).and_then(Finish::into_result).expect_err("refused").to_string();
+    let named = finish_directory(&left, std::slice::from_ref(&image));
+    let error = named.and_then(Finish::into_result).expect_err("refused").to_string();
     assert!(error.contains("the UUIDs differ"), "{error}");
     let mut block = vec![0; BLOCK as usize];
     std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");

@@ -1,14 +1,15 @@
 //! `amberlog recover --area DIR`: finish what a killed amberlog left in its tmpfs files.
 //!
 //! DIR is one VM's directory, or the one in which `amberlog run` makes them: then all in it. A directory whose amberlog
-//! or VM still lives is never touched. A directory is removed only when everything in it is finished; whatever fails
+//! or VM still lives is never touched, nor is one that is not this user's alone (exit code 2). A directory is removed only when everything in it is finished; whatever fails
 //! stays, can be tried again, and keeps its image from being served (the next `run` finds it too).
 
 use crate::takeover::{PATIENCE, take_over};
-use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory, registry};
+use own_files::OwnDirectory;
+use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory, own_place, own_places};
 use recovery::{Report, Status};
+use rustix::fs::FileType;
 use serde_json::{Value, json};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -22,25 +23,25 @@ struct Attempt {
     result: Result<Finish, FinishError>,
 }
 
-/// Runs the command.
-pub fn run(area: &Path, json: bool) -> ExitCode {
-    let directories = match directories(area) {
-        Ok(directories) => directories,
+/// Runs the command. `images` are what the caller says may be owed something.
+pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
+    own_files::keep_files_private();
+    let (directories, is_one) = match directories(area) {
+        Ok(found) => found,
         Err(error) => {
-            let sentence = format!("{}: {error}", area.display());
-            eprintln!("amberlog recover: {sentence}");
+            eprintln!("amberlog recover: {error}");
             if json {
-                println!("{}", object(&[], &[sentence]));
+                println!("{}", object(&[], &[error.to_string()]));
             }
-            return ExitCode::FAILURE;
+            let is_not_ours = matches!(error, own_files::Error::NotOurs { .. });
+            return ExitCode::from(if is_not_ours { crate::exit::USAGE } else { crate::exit::FAILED });
         }
     };
-    let is_one = matches!(directories.as_slice(), [only] if only == area);
     let mut attempts = Vec::new();
     // One deadline for all: where many VMs live, they are not waited for one by one.
     let deadline = Instant::now() + PATIENCE;
     for path in directories {
-        let result = finish(&path, deadline);
+        let result = finish(&path, images, deadline);
         if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
             // Asked for all that is left over: what lives is not.
             eprintln!("amberlog recover: {error} (left alone)");
@@ -51,25 +52,36 @@ pub fn run(area: &Path, json: bool) -> ExitCode {
     show(area, &attempts, json)
 }
 
-/// The directories of VMs that `area` means, in order of their names.
-fn directories(area: &Path) -> io::Result<Vec<PathBuf>> {
-    if area.join(LOCK).is_file() {
-        return Ok(vec![area.to_owned()]);
+/// The directories of VMs that `area` means, in order of their names, and whether it is one itself.
+fn directories(area: &Path) -> Result<(Vec<PathBuf>, bool), own_files::Error> {
+    let base = OwnDirectory::open_place(area)?;
+    if base.kind(LOCK).is_some() {
+        return Ok((vec![base.path().to_owned()], true));
     }
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(area)? {
-        let path = entry?.path();
-        if path.join(LOCK).is_file() {
-            found.push(path);
+    for name in base.names()? {
+        if !matches!(base.kind(&name), Some(FileType::Directory | FileType::Symlink)) {
+            continue;
+        }
+        match base.directory(&name) {
+            Ok(directory) if directory.kind(LOCK).is_some() => found.push(base.path().join(&name)),
+            Ok(_) => {}
+            // Something of somebody else's, or a link, under a name as VMs have it.
+            Err(error) if name.as_encoded_bytes().starts_with(b"vm-") => {
+                eprintln!("amberlog recover: {error} (left alone)");
+            }
+            Err(_) => {}
         }
     }
-    found.sort();
-    Ok(found)
+    Ok((found, false))
 }
 
-fn finish(path: &Path, deadline: Instant) -> Result<Finish, FinishError> {
-    let directory = take_over(path, &registry(), deadline)?;
-    let outcome = finish_directory(&directory, &[])?;
+fn finish(path: &Path, images: &[PathBuf], deadline: Instant) -> Result<Finish, FinishError> {
+    // The one that knows of it, if there are several.
+    let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
+    let registry = own_places().into_iter().find(knows).unwrap_or_else(own_place);
+    let directory = take_over(path, &registry, deadline)?;
+    let outcome = finish_directory(&directory, images)?;
     if outcome.failed.is_empty() {
         directory.remove();
     }
@@ -80,6 +92,7 @@ fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
     let mut finished = Vec::new();
     let mut errors = Vec::new();
     let mut is_only_refused = true;
+    let mut is_not_ours = false;
     for attempt in attempts {
         let failed: Vec<&FinishError> = match &attempt.result {
             Ok(outcome) => {
@@ -89,8 +102,12 @@ fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
             Err(error) => vec![error],
         };
         for error in failed {
+            is_not_ours |= matches!(error, FinishError::Directory(directory) if directory.is_not_ours());
             is_only_refused &= matches!(error, FinishError::Refused(_));
-            let sentence = format!("{}: {error}", attempt.path.display());
+            // Some sentences begin with where it is.
+            let at = attempt.path.display().to_string();
+            let sentence = error.to_string();
+            let sentence = if sentence.starts_with(&at) { sentence } else { format!("{at}: {sentence}") };
             eprintln!("amberlog recover: {sentence}");
             errors.push(sentence);
         }
@@ -114,6 +131,7 @@ fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
     match (errors.is_empty(), is_only_refused && finished.is_empty()) {
         (true, _) if !is_damaged => ExitCode::SUCCESS,
         (false, true) => ExitCode::from(crate::exit::REFUSED),
+        (false, false) if is_not_ours && finished.is_empty() => ExitCode::from(crate::exit::USAGE),
         _ => ExitCode::FAILURE,
     }
 }

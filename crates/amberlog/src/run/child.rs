@@ -1,5 +1,6 @@
 //! The VMM's process: started so that it dies with us and keeps our lock.
 
+use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::io;
@@ -8,8 +9,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 /// Starts `arguments` (program first). The process inherits `lock`, and the kernel kills it when the calling thread
-/// ends: call it from the main thread.
-pub fn start(arguments: &[OsString], environment: &[(&str, OsString)], lock: BorrowedFd<'_>) -> io::Result<Child> {
+/// ends: call it from the main thread. What it makes has the modes that `mask` gives.
+pub fn start(
+    arguments: &[OsString],
+    environment: &[(&str, OsString)],
+    lock: BorrowedFd<'_>,
+    mask: Mode,
+) -> io::Result<Child> {
     let (program, rest) =
         arguments.split_first().ok_or_else(|| io::Error::other("the VMM's command line is missing after --"))?;
     let mut command = Command::new(program);
@@ -27,6 +33,7 @@ pub fn start(arguments: &[OsString], environment: &[(&str, OsString)], lock: Bor
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::Error::other("amberlog ended while it started the VMM"));
             }
+            rustix::process::umask(mask);
             rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(lock), rustix::io::FdFlags::empty())?;
             Ok(())
         });

@@ -44,9 +44,10 @@ pub struct RunArgs {
     /// Record every request to this file.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The directory for guest memory and journal tables: a tmpfs.
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm/amberlog")]
-    shm: PathBuf,
+    /// The directory for guest memory and journal tables: a tmpfs, in which others can write nothing. If none is named, one
+    /// of this user's own in /dev/shm (amberlog-UID).
+    #[arg(long, value_name = "DIR")]
+    shm: Option<PathBuf>,
     /// The VM's name in reports.
     #[arg(long, value_name = "NAME", default_value = "vm")]
     name: String,
@@ -77,7 +78,7 @@ impl RunArgs {
             name: self.name.clone(),
             disks: self.disks.clone(),
             journal_disks: self.journal_disks.clone(),
-            shm: self.shm.clone(),
+            shm: self.shm.clone().unwrap_or_else(placement::own_place),
             memory_budget_mib: self.memory_budget,
             time_scale: self.time_scale,
             trust: self.trust.clone(),
@@ -88,7 +89,9 @@ impl RunArgs {
 }
 
 fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let users_mask = own_files::keep_files_private();
     let vm = Vm::prepare(&args.vm())?;
+    vm.memory.keep_to_directory(vm.directory());
     if let Err(error) = qemu::check_room(&args.vmm, vm.directory()) {
         vm.abandon();
         return Err(error);
@@ -101,7 +104,7 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(reason) = qemu::bypasses_protection(&args.vmm) {
         vm.memory.refuse_protection(reason);
     }
-    let ended = serve_and_wait(&args, &vm);
+    let ended = serve_and_wait(&args, &vm, users_mask);
     let finished = vm.finish(args.report.as_deref());
     match (ended, finished) {
         // What is still owed is the worse news; a trace or report that is not whole comes after the VMM's own end.
@@ -112,15 +115,19 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Serves the disks, runs the VMM and waits for its end. On return nothing of the VM runs any more.
-fn serve_and_wait(args: &RunArgs, vm: &Vm) -> anyhow::Result<ExitCode> {
+fn serve_and_wait(args: &RunArgs, vm: &Vm, users_mask: rustix::fs::Mode) -> anyhow::Result<ExitCode> {
     let directory = vm.directory();
+    // The VMM, which has the user's mask, would let others read it.
+    vm.journals.directory().make_memory()?;
     let serving = vm.serve(directory, Starter::Ourselves, None, |index, _| format!("disk{index}"))?;
-    let arguments = qemu::arguments(&args.vmm, &directory.join("ram"), &serving.attachments).map_err(exit::usage)?;
+    let arguments =
+        qemu::arguments(&args.vmm, &directory.join(placement::MEMORY), &serving.attachments).map_err(exit::usage)?;
     let environment = preload(&serving);
     // The VMM's number, once it runs, for the thread that passes signals on.
     let vmm_pid = Arc::new(AtomicI32::new(0));
     let received = pass_signals_on(&vmm_pid)?;
-    let mut vmm = child::start(&arguments, &environment, vm.journals.directory().lock_file().as_fd())?;
+    let lock = vm.journals.directory().lock_file().as_fd();
+    let mut vmm = child::start(&arguments, &environment, lock, users_mask)?;
     vmm_pid.store(vmm.id() as i32, Ordering::SeqCst);
     if received.load(Ordering::SeqCst) != 0 {
         // The signal came before there was anybody to pass it to.

@@ -13,8 +13,24 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Where the daemon's sockets are unless its configuration says otherwise.
-pub const DEFAULT_RUN: &str = "/run/amberlog";
+/// Where the daemon's sockets are unless its configuration says otherwise: where the service manager has made a directory
+/// for it, or where nobody but root, or this user, can make one.
+pub fn default_run() -> PathBuf {
+    let of_service = std::env::var_os("RUNTIME_DIRECTORY");
+    if let Some(first) = of_service.as_ref().and_then(|all| all.to_str()).and_then(|all| all.split(':').next())
+        && first.starts_with('/')
+    {
+        return PathBuf::from(first);
+    }
+    let system = PathBuf::from("/run/amberlog");
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(own) if own.is_absolute() && !rustix::process::geteuid().is_root() && !system.join(CONTROL).exists() => {
+            own.join("amberlog")
+        }
+        _ => system,
+    }
+}
+
 /// The control socket's name there.
 pub const CONTROL: &str = "control.sock";
 /// How long an answer may take beyond what was asked for.
@@ -26,7 +42,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 #[derive(Args, Debug)]
 struct Daemon {
     /// The directory of the daemon's sockets (`run` in its configuration).
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
+    #[arg(long, value_name = "DIR", default_value_os_t = default_run())]
     run: PathBuf,
 }
 

@@ -18,9 +18,9 @@ const SOCKET_PATH_MAX: usize = 108;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    #[serde(default = "default_shm")]
+    #[serde(default = "placement::own_place")]
     shm: PathBuf,
-    #[serde(default = "default_run")]
+    #[serde(default = "super::ask::default_run")]
     run: PathBuf,
     reports: Option<PathBuf>,
     #[serde(default)]
@@ -42,14 +42,6 @@ struct VmEntry {
     remote: Option<RemoteTrust>,
 }
 
-fn default_shm() -> PathBuf {
-    PathBuf::from("/dev/shm/amberlog")
-}
-
-fn default_run() -> PathBuf {
-    PathBuf::from(super::ask::DEFAULT_RUN)
-}
-
 fn default_budget() -> u64 {
     256
 }
@@ -59,6 +51,8 @@ fn default_budget() -> u64 {
 pub struct VmConfig {
     /// What it is made from.
     pub options: VmOptions,
+    /// The daemon's directory, in which that of its sockets is.
+    pub run: PathBuf,
     /// Where its sockets are.
     pub sockets: PathBuf,
     /// Where its report goes when its VMM has ended.
@@ -170,7 +164,7 @@ impl VmEntry {
         }
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{:?} {:?} {:?}", options, sockets, report);
-        Ok(VmConfig { options, sockets, report, text })
+        Ok(VmConfig { options, run: file.run.clone(), sockets, report, text })
     }
 }
 

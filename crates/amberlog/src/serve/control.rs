@@ -1,6 +1,6 @@
 //! The daemon's control socket: a line of JSON in, a line of JSON out, then the end.
 //!
-//! Only who can enter the daemon's directory (mode 0700) can ask; all the same everything is bounded: the line, the time to
+//! Only the daemon's own user can ask (the socket has mode 0600, its directory 0700); all the same everything is bounded: the line, the time to
 //! send it, the number of askers at once.
 
 use super::slot::Slot;
@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,6 +79,8 @@ impl Control {
             other => other,
         }
         .with_context(of)?;
+        // Whatever the mask was: who may ask is decided here.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(of)?;
         let askers = Arc::new(AtomicUsize::new(0));
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             for stream in listener.incoming() {

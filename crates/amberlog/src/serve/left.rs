@@ -5,11 +5,14 @@
 
 use crate::vm::watched::Watched;
 use anyhow::Context;
-use std::io;
-use std::path::{Path, PathBuf};
+use own_files::OwnDirectory;
+use std::path::Path;
 
-fn note(sockets: &Path) -> PathBuf {
-    sockets.join("left")
+const NOTE: &str = "left";
+const BYTES_MAX: u64 = 100;
+
+fn open(sockets: &Path) -> Result<OwnDirectory, own_files::Error> {
+    OwnDirectory::open_allowing(sockets, super::SOCKETS_OTHERS)
 }
 
 /// Notes that the next daemon finds process `pid` waiting for its disks.
@@ -18,8 +21,7 @@ fn note(sockets: &Path) -> PathBuf {
 /// When it cannot be written, or the process has ended.
 pub fn write(sockets: &Path, pid: i32) -> anyhow::Result<()> {
     let started = placement::process_started_at(pid).with_context(|| format!("process {pid} has ended"))?;
-    let path = note(sockets);
-    std::fs::write(&path, format!("{pid} {started}\n")).with_context(|| format!("writing {}", path.display()))
+    Ok(open(sockets)?.write(NOTE, format!("{pid} {started}\n").as_bytes())?)
 }
 
 /// Who was left.
@@ -34,15 +36,22 @@ pub enum Left {
 }
 
 /// Who was left.
-pub fn find(sockets: &Path) -> Left {
-    let Ok(text) = std::fs::read_to_string(note(sockets)) else { return Left::Nobody };
-    let Some((pid, started)) = text.trim_end().split_once(' ') else { return Left::Nobody };
-    let (Ok(pid), Ok(started)) = (pid.parse::<i32>(), started.parse::<u64>()) else { return Left::Nobody };
+///
+/// # Errors
+/// When somebody else can have written that.
+pub fn find(sockets: &Path) -> anyhow::Result<Left> {
+    let note = match open(sockets).and_then(|sockets| sockets.read(NOTE, BYTES_MAX)) {
+        Err(error) if error.is_missing() => None,
+        other => other?,
+    };
+    let text = String::from_utf8_lossy(&note.unwrap_or_default()).into_owned();
+    let Some((pid, started)) = text.trim_end().split_once(' ') else { return Ok(Left::Nobody) };
+    let (Ok(pid), Ok(started)) = (pid.parse::<i32>(), started.parse::<u64>()) else { return Ok(Left::Nobody) };
     // Watched first: from here on the number means this process.
-    match Watched::new(pid) {
+    Ok(match Watched::new(pid) {
         Some(watched) if placement::process_started_at(pid) == Some(started) => Left::Waits(pid, watched),
         _ => Left::Gone,
-    }
+    })
 }
 
 /// Nobody is to come back any more.
@@ -50,11 +59,8 @@ pub fn find(sockets: &Path) -> Left {
 /// # Errors
 /// When the note is there and cannot be removed.
 pub fn forget(sockets: &Path) -> anyhow::Result<()> {
-    let path = note(sockets);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", path.display()))
-        }
+    match open(sockets).and_then(|sockets| sockets.remove(NOTE)) {
+        Err(error) if !error.is_missing() => Err(error.into()),
         _ => Ok(()),
     }
 }
@@ -62,17 +68,20 @@ pub fn forget(sockets: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn only_the_process_that_was_left_is_found() {
         let sockets = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(sockets.path(), std::fs::Permissions::from_mode(0o700)).expect("its mode");
+        let find = |sockets: &Path| find(sockets).expect("ours");
         assert!(matches!(find(sockets.path()), Left::Nobody));
         let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("started");
         let pid = process.id() as i32;
         write(sockets.path(), pid).expect("it lives");
         assert!(matches!(find(sockets.path()), Left::Waits(found, _) if found == pid));
         // Its number alone is not enough.
-        std::fs::write(note(sockets.path()), format!("{pid} 1\n")).expect("written");
+        std::fs::write(sockets.path().join(NOTE), format!("{pid} 1\n")).expect("written");
         assert!(matches!(find(sockets.path()), Left::Gone));
         write(sockets.path(), pid).expect("it lives");
         process.kill().expect("killed");

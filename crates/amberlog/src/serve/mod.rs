@@ -18,10 +18,10 @@ use crate::vm::die_of_panics;
 use anyhow::Context;
 use config::Config;
 use control::{Control, Slots};
+use own_files::OwnDirectory;
 use slot::{Slot, Wanted};
 use std::collections::BTreeMap;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -49,6 +49,16 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     }
 }
 
+/// What others may do in the daemon's directory: look and pass through, if it was made so.
+const RUN_OTHERS: u32 = 0o055;
+/// And in the directories of the VMs' sockets in it: nothing, unless its group is to have VMMs of its own there.
+const SOCKETS_OTHERS: u32 = 0o050;
+
+/// Opens the daemon's directory, and makes it if there is none. Sockets in it have modes of their own.
+fn open_run(run: &Path) -> anyhow::Result<OwnDirectory> {
+    Ok(OwnDirectory::open_or_make_allowing(run, RUN_OTHERS)?)
+}
+
 /// The VMs, and their threads.
 struct Vms {
     slots: Slots,
@@ -61,11 +71,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         println!("{}: good, {} VMs", args.config.display(), config.vms.len());
         return Ok(());
     }
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&config.run)
-        .with_context(|| format!("making {}", config.run.display()))?;
+    own_files::keep_files_private();
+    open_run(&config.run)?;
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGHUP,
         signal_hook::consts::SIGTERM,

@@ -12,8 +12,6 @@ use block_device::DeviceHandle;
 use block_route::Route;
 use placement::{Change, Journals, PlacementKind, VmReport};
 use serde_json::{Value, json};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -163,7 +161,14 @@ impl Slot {
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
         self.set_state(State::Preparing);
         let vm = Vm::prepare(&config.options)?;
-        let left = match left::find(&config.sockets) {
+        let found = match left::find(&config.sockets) {
+            Ok(found) => found,
+            Err(error) => {
+                vm.abandon();
+                return Err(error);
+            }
+        };
+        let left = match found {
             Left::Nobody => None,
             Left::Waits(pid, watched) => {
                 // It lives: whatever fails, nothing of its disks may be touched.
@@ -184,7 +189,7 @@ impl Slot {
             }
         };
         let lives = left.as_ref().map(|(pid, _)| *pid);
-        let served = prepare_sockets(&config.sockets, vm.directory()).and_then(|()| {
+        let served = prepare_sockets(&config.run, &self.name, vm.directory()).and_then(|()| {
             vm.memory.keep_to_directory(vm.directory());
             vm.serve(&config.sockets, Starter::Strangers, left, |_, name| name.to_owned())
         });
@@ -427,13 +432,7 @@ impl Slot {
 const AREA: &str = "area";
 
 /// Makes the directory of a VM's sockets, and puts a link to its directory in tmpfs there.
-fn prepare_sockets(sockets: &Path, directory: &Path) -> anyhow::Result<()> {
-    let of = || format!("preparing {}", sockets.display());
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).with_context(of)?;
-    let link = sockets.join(AREA);
-    match std::fs::remove_file(&link) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).with_context(of),
-        _ => {}
-    }
-    std::os::unix::fs::symlink(directory, &link).with_context(of)
+fn prepare_sockets(run: &Path, name: &str, directory: &Path) -> anyhow::Result<()> {
+    let sockets = super::open_run(run)?.directory_or_make(name, super::SOCKETS_OTHERS)?;
+    Ok(sockets.set_link(AREA, directory)?)
 }

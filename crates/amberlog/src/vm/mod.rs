@@ -30,6 +30,7 @@ use placement::{
 };
 use samples::Samples;
 use std::collections::HashSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -165,14 +166,15 @@ impl VmOptions {
 }
 
 /// Finishes what an earlier process left for these images.
-fn finish_earlier(registry: &Path, disks: &[Attached]) -> anyhow::Result<()> {
-    for disk in disks {
+fn finish_earlier(disks: &[Attached]) -> anyhow::Result<()> {
+    let registries = placement::own_places();
+    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         let path = &disk.options.path;
         let Some(left) = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))? else { continue };
         let directory = match take_over(&left, registry, Instant::now() + PATIENCE) {
             Ok(directory) => directory,
             // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
-            Err(_) if !left.exists() => continue,
+            Err(error) if error.is_missing() => continue,
             Err(error) => return Err(error.into()),
         };
         let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
@@ -206,8 +208,9 @@ impl Vm {
     /// owed by this process then.
     pub fn prepare(options: &VmOptions) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
-        let registry = placement::registry();
-        finish_earlier(&registry, &attached)?;
+        finish_earlier(&attached)?;
+        let registry = placement::own_place();
+        placement::sweep(&options.shm, &registry);
         for (option, disk) in options.disks.iter().zip(&mut attached) {
             nvm::open(option, &mut disk.options)?;
         }
@@ -384,7 +387,9 @@ impl Vm {
         let mut written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         if let Some(path) = report {
             let text = serde_json::to_vec_pretty(&self.report())?;
-            let report = std::fs::write(path, text).with_context(|| format!("writing the report {}", path.display()));
+            let report = own_files::create_output(path).map_err(anyhow::Error::from).and_then(|mut file| {
+                file.write_all(&text).with_context(|| format!("writing the report {}", path.display()))
+            });
             written = written.and(report);
         }
         recovered.with_context(|| {

@@ -17,9 +17,6 @@ use std::time::Duration;
 /// What is left of a VM's patience when it is told to end.
 pub const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The file of the guest's memory in the VM's directory.
-pub const MEMORY: &str = "ram";
-
 /// What the device threads tell of a VM.
 pub struct VmObserver {
     pub memory: Arc<VmMemory>,
@@ -95,12 +92,8 @@ impl VmObserver {
     /// The VMM that connected has the file of its memory open: whoever opens that name from now on gets another file. A
     /// VMM that is started the moment this one has died would otherwise write over the pages that are retained in it.
     fn take_memory_away(&self) {
-        let directory = self.journals.directory().path();
-        let (from, to) = (directory.join(MEMORY), directory.join("ram-taken"));
-        if let Err(error) = std::fs::rename(&from, &to)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            self.memory.refuse_protection(format!("{} cannot be renamed: {error}", from.display()));
+        if let Err(error) = self.journals.directory().take_memory_away() {
+            self.memory.refuse_protection(error.to_string());
         }
     }
 

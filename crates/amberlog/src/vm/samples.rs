@@ -6,7 +6,6 @@
 use anyhow::Context;
 use placement::Journals;
 use serde_json::json;
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ pub struct Samples {
 impl Samples {
     /// Begins a file.
     pub fn start(path: &Path, journals: &Arc<Journals>) -> anyhow::Result<Self> {
-        let mut file = File::create(path).with_context(|| format!("creating {} for samples", path.display()))?;
+        let mut file = own_files::create_output(path).context("making the file for samples")?;
         let (stop, stopped) = channel::<()>();
         let journals = Arc::clone(journals);
         let path = path.to_owned();

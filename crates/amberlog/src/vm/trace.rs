@@ -24,7 +24,8 @@ impl Trace {
         for (name, bytes) in disks {
             names.disk(number, name, *bytes).context("a disk's name is too long for a trace")?;
         }
-        let writer = Writer::<File>::create(path, names, WriterOptions::default())
+        let file = own_files::create_output(path)?;
+        let writer = Writer::new(file, names, WriterOptions::default())
             .with_context(|| format!("making the trace {}", path.display()))?;
         Ok(Trace { path: path.to_owned(), writer: Arc::new(Mutex::new(Some(writer))), started: Instant::now() })
     }

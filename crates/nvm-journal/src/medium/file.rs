@@ -136,7 +136,9 @@ impl MediumFile {
 
     fn open_unlocked(options: OpenOptions, writable: bool) -> Result<Self, Error> {
         let shown = options.path.display();
-        let mut flags = OFlags::CLOEXEC | if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        // A pipe in its place is not waited for.
+        let mut flags =
+            OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | if writable { OFlags::RDWR } else { OFlags::RDONLY };
         if writable && options.create_bytes.is_some() && !options.path.exists() {
             flags |= OFlags::CREATE;
         }
@@ -144,6 +146,10 @@ impl MediumFile {
             .map(File::from)
             .map_err(|error| Error::failed(format!("opening the NVM region {shown}"))(error.into()))?;
         let metadata = file.metadata().map_err(Error::failed(format!("examining the NVM region {shown}")))?;
+        if metadata.is_file() && own_files::is_in_shared_place(&options.path) {
+            // Whoever it belongs to can change what is committed in it.
+            own_files::check_opened(&file, &options.path).map_err(|error| Error::refused(error.to_string()))?;
+        }
         let device_bytes = match FileType::from_raw_mode(metadata.mode()) {
             FileType::RegularFile if metadata.len() == 0 && writable => {
                 let Some(bytes) = options.create_bytes else {

@@ -1,8 +1,10 @@
 //! What the store keeps its segments in: a directory, or a simulation that loses what was not made durable.
 
 use super::staging::ALIGNMENT;
+use own_files::OwnDirectory;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -86,8 +88,9 @@ impl Directory {
     /// # Errors
     /// When it cannot be made, or another server has it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        std::fs::create_dir_all(path)?;
-        let handle = File::open(path)?;
+        // Whoever can write to it can put a link in the place of a segment.
+        let own = OwnDirectory::open_or_make_allowing(path, 0o055)?;
+        let handle = File::from(own.as_fd().try_clone_to_owned()?);
         rustix::fs::flock(&handle, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|error| {
             if error == rustix::io::Errno::WOULDBLOCK {
                 io::Error::new(
@@ -98,7 +101,7 @@ impl Directory {
                 error.into()
             }
         })?;
-        Ok(Directory { path: path.to_owned(), handle })
+        Ok(Directory { path: own.path().to_owned(), handle })
     }
 
     fn segment(&self, number: u64) -> PathBuf {
@@ -143,7 +146,12 @@ impl Medium for Directory {
     }
 
     fn open(&self, number: u64) -> io::Result<Segment> {
-        let file = OpenOptions::new().read(true).write(true).open(self.segment(number))?;
+        let flags = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits().cast_signed();
+        let path = self.segment(number);
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other(format!("{} is no plain file; remove what is there", path.display())));
+        }
         Ok(Segment { file, direct: None })
     }
 

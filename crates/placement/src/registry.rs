@@ -1,0 +1,209 @@
+//! Where areas are looked up by image, whatever directory they lie in: one place for each user of the host.
+//!
+//! The place is a directory in /dev/shm. Everybody can write there, so its name says nothing: it is this user's because it
+//! belongs to this user, and nobody else can make such a directory. If the usual name is taken by somebody else, another one
+//! that cannot be guessed is used, and found again by whose it is.
+//!
+//! An entry is a file called after the image's key, which names the area. An entry is a hint: the area is opened and judged
+//! like any other, and has to say itself that it is about that image.
+
+use crate::description::DirectoryError;
+use own_files::{How, OwnDirectory};
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+use std::hash::{BuildHasher, Hasher};
+use std::path::{Path, PathBuf};
+
+const SHARED: &str = "/dev/shm";
+const BY_IMAGE: &str = "by-image";
+const ENTRY_BYTES_MAX: u64 = 64 << 10;
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    schema: u32,
+    area: PathBuf,
+}
+
+/// This user's places that there are: mostly one.
+pub fn own_places() -> Vec<PathBuf> {
+    own_places_in(Path::new(SHARED))
+}
+
+fn usual_name() -> String {
+    format!("amberlog-{}", rustix::process::geteuid().as_raw())
+}
+
+fn own_places_in(shared: &Path) -> Vec<PathBuf> {
+    let usual = usual_name();
+    let mut places: Vec<PathBuf> = std::fs::read_dir(shared)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| {
+            let name = entry.file_name();
+            let rest = name.to_str().and_then(|name| name.strip_prefix(&usual));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+        .filter_map(|entry| OwnDirectory::open(&entry.path()).ok())
+        .map(|directory| directory.path().to_owned())
+        .collect();
+    places.sort();
+    places
+}
+
+/// This user's place, be it there or not: where VMs' directories are made and images are looked up unless somebody says
+/// otherwise.
+pub fn own_place() -> PathBuf {
+    own_place_in(Path::new(SHARED))
+}
+
+fn own_place_in(shared: &Path) -> PathBuf {
+    if let Some(place) = own_places_in(shared).into_iter().next() {
+        return place;
+    }
+    let usual = shared.join(usual_name());
+    if usual.symlink_metadata().is_err() {
+        return usual;
+    }
+    // Its keys are the system's random numbers, drawn anew in each process.
+    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    shared.join(format!("{}.{random:016x}", usual_name()))
+}
+
+fn open(registry: &Path) -> Result<Option<OwnDirectory>, DirectoryError> {
+    match OwnDirectory::open(registry).and_then(|registry| registry.directory(BY_IMAGE)) {
+        Ok(by_image) => Ok(Some(by_image)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the registry.
+pub(crate) fn make(registry: &Path) -> Result<(), DirectoryError> {
+    OwnDirectory::open_or_make(registry)?.directory_or_make(BY_IMAGE, 0)?;
+    Ok(())
+}
+
+/// Notes that `area` may hold what the image with this key is owed.
+pub(crate) fn note(registry: &Path, key: &str, area: &Path) -> Result<(), DirectoryError> {
+    let by_image = OwnDirectory::open_or_make(registry)?.directory_or_make(BY_IMAGE, 0)?;
+    let entry = Entry { schema: 1, area: area.to_owned() };
+    let text = serde_json::to_vec(&entry).map_err(|error| DirectoryError::system("describing", area, error.into()))?;
+    Ok(by_image.write(key, &text)?)
+}
+
+/// The area that an entry names. Links are what an earlier amberlog made; in a directory that is ours alone, they are ours.
+fn area_of(by_image: &OwnDirectory, name: &std::ffi::OsStr) -> Option<PathBuf> {
+    if by_image.kind(name) == Some(FileType::Symlink) {
+        return by_image.link(name);
+    }
+    let mut file = by_image.file(name, How::Read).ok()?;
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::io::Read::take(&mut file, ENTRY_BYTES_MAX), &mut text).ok()?;
+    serde_json::from_str(&text).ok().filter(|entry: &Entry| entry.schema == 1).map(|entry| entry.area)
+}
+
+/// The area noted for the image with this key.
+pub(crate) fn find(registry: &Path, key: &str) -> Result<Option<PathBuf>, DirectoryError> {
+    Ok(open(registry)?.and_then(|by_image| area_of(&by_image, key.as_ref())))
+}
+
+/// Takes the entry for an image out.
+pub(crate) fn forget_image(registry: &Path, key: &str) {
+    if let Ok(Some(by_image)) = open(registry) {
+        let _ = by_image.remove(key);
+    }
+}
+
+/// Takes every entry out that names this area.
+pub(crate) fn forget_area(registry: &Path, area: &Path) {
+    let Ok(Some(by_image)) = open(registry) else { return };
+    for name in by_image.names().unwrap_or_default() {
+        if area_of(&by_image, &name).as_deref() == Some(area) {
+            let _ = by_image.remove(&name);
+        }
+    }
+}
+
+/// Whether anything in a registry names this area.
+pub fn is_registered_in(registry: &Path, area: &Path) -> bool {
+    areas(registry).iter().any(|noted| noted == area)
+}
+
+/// All areas that are noted.
+pub(crate) fn areas(registry: &Path) -> Vec<PathBuf> {
+    let Ok(Some(by_image)) = open(registry) else { return Vec::new() };
+    let names = by_image.names().unwrap_or_default();
+    let mut areas: Vec<PathBuf> = names.iter().filter_map(|name| area_of(&by_image, name)).collect();
+    areas.sort();
+    areas.dedup();
+    areas
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+
+    #[test]
+    fn a_place_is_found_by_whose_it_is() {
+        let shared = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(shared.path(), std::fs::Permissions::from_mode(0o1777)).expect("its mode");
+        let usual = shared.path().join(usual_name());
+        assert_eq!(own_place_in(shared.path()), usual);
+        assert!(own_places_in(shared.path()).is_empty(), "asking makes nothing");
+        make(&usual).expect("made");
+        assert_eq!(own_places_in(shared.path()), vec![usual.clone()]);
+        // Others may enter it, so others may have changed it.
+        std::fs::set_permissions(&usual, std::fs::Permissions::from_mode(0o777)).expect("its mode");
+        let other = own_place_in(shared.path());
+        assert_ne!(other, usual);
+        assert_ne!(other, own_place_in(shared.path()), "it cannot be guessed");
+        make(&other).expect("made");
+        assert_eq!(own_place_in(shared.path()), other, "and is found again");
+    }
+
+    #[test]
+    fn a_place_that_somebody_else_took_before_is_left_to_him() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: a second user can only be played by root");
+            return;
+        }
+        for script in ["mkdir NAME", "ln -s /etc NAME", "mkdir NAME NAME/by-image; chmod 777 NAME", "touch NAME"] {
+            let shared = tempfile::tempdir().expect("a directory");
+            std::fs::set_permissions(shared.path(), std::fs::Permissions::from_mode(0o1777)).expect("its mode");
+            let script = script.replace("NAME", &usual_name());
+            let mut shell = std::process::Command::new("/bin/sh");
+            shell.args(["-c", &script]).current_dir(shared.path()).uid(65534).gid(65534);
+            assert!(shell.status().expect("a shell").success());
+            let place = own_place_in(shared.path());
+            assert!(place.starts_with(shared.path()) && place != shared.path().join(usual_name()), "{script}");
+            make(&place).expect("made");
+            assert_eq!(own_places_in(shared.path()), [place], "{script}");
+        }
+    }
+
+    #[test]
+    fn entries_are_noted_found_and_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let registry = directory.path().join("registry");
+        assert_eq!(find(&registry, "file-1").expect("looked"), None);
+        note(&registry, "file-1", Path::new("/a")).expect("noted");
+        note(&registry, "file-2", Path::new("/a")).expect("noted");
+        note(&registry, "file-3", Path::new("/b")).expect("noted");
+        // As an earlier amberlog did.
+        std::os::unix::fs::symlink("/c", registry.join("by-image/file-4")).expect("a link");
+        std::fs::write(registry.join("by-image/file-5"), "noise").expect("a file");
+        assert_eq!(find(&registry, "file-1").expect("looked"), Some("/a".into()));
+        assert_eq!(find(&registry, "file-4").expect("looked"), Some("/c".into()));
+        assert_eq!(find(&registry, "file-5").expect("looked"), None);
+        assert_eq!(areas(&registry), [PathBuf::from("/a"), "/b".into(), "/c".into()]);
+        forget_area(&registry, Path::new("/a"));
+        assert_eq!(areas(&registry), [PathBuf::from("/b"), "/c".into()]);
+        note(&registry, "file-4", Path::new("/d")).expect("noted in the place of the link");
+        assert_eq!(find(&registry, "file-4").expect("looked"), Some("/d".into()));
+        std::fs::set_permissions(registry.join("by-image"), std::fs::Permissions::from_mode(0o777)).expect("its mode");
+        assert!(find(&registry, "file-3").is_err(), "others may have written that");
+    }
+}
