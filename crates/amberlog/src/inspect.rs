@@ -53,7 +53,12 @@ pub fn run(args: InspectArgs) -> ExitCode {
             for error in journals.iter().filter_map(|one| one.error.as_ref()) {
                 eprintln!("amberlog inspect: {}: {error}", disk.display());
             }
-            if journals.iter().any(|one| one.error.is_some()) { ExitCode::from(3) } else { ExitCode::SUCCESS }
+            let owed = placement::owed(disk, args.journal.as_deref()).ok().and_then(|owed| owed.sentence(disk));
+            if let Some(sentence) = &owed {
+                eprintln!("amberlog inspect: {}: {sentence}", disk.display());
+            }
+            let is_whole = owed.is_none() && journals.iter().all(|one| one.error.is_none());
+            if is_whole { ExitCode::SUCCESS } else { ExitCode::from(3) }
         }
         Err(error) => {
             eprintln!("amberlog inspect: {}: {error}", disk.display());

@@ -88,6 +88,16 @@ fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Err
              HOST:PORT/NAME"
         )));
     }
+    let owed = placement::owed(path, args.journal.as_deref());
+    match owed.map(|owed| owed.sentence(path)) {
+        Ok(None) => {}
+        Ok(Some(sentence)) => return Err(Error::Refused(sentence)),
+        // An image on which nothing is found is judged below.
+        Err(error @ (placement::FinishError::Refused(_) | placement::FinishError::Directory(_))) => {
+            return Err(Error::Refused(error.to_string()));
+        }
+        Err(placement::FinishError::Failed(_)) => {}
+    }
     let journal = args.journal.as_deref().map(|path| open_journal(path, &disk, access)).transpose()?;
     recovery::recover_disk(&disk, journal.as_ref(), Options { dry_run: args.dry_run })
 }

@@ -11,7 +11,7 @@ use crate::location::Location;
 use crate::log::HeldLog;
 use crate::pages::Pages;
 use crate::pool::Pool;
-use crate::table::{Table, Tail};
+use crate::table::{Opening, Table, Tail};
 use crate::tail::SuperblockEffect;
 use guest_memory::{CopyOnWrite, MemorySlice, PageId, VmMemory};
 use std::collections::HashSet;
@@ -211,6 +211,18 @@ impl JournalArea {
         pages.let_loose_go();
         inner.drop_if_left(id);
         inner.feed_starved();
+    }
+
+    /// Storage is about to say that this opening of a log is elsewhere, or has said so.
+    pub fn note_opening(&self, id: LogId, opening: &Opening, is_done: bool) {
+        let mut inner = self.lock();
+        if let Some((_, jcb)) = inner.log(id) {
+            if is_done {
+                jcb.table.set_opening_done(opening);
+            } else {
+                jcb.table.set_opening_meant(opening);
+            }
+        }
     }
 
     /// Closes a log that owes nothing: it could not be opened.

@@ -39,5 +39,5 @@ pub use home::{HomeWrite, HostWrite, Source};
 pub use jcb::{Counters, Holding, LogShape, VmJcb};
 pub use location::Location;
 pub use log::{FoundLog, HeldLog};
-pub use table::Tail;
+pub use table::{Opening, Tail, opening_number_of};
 pub use tail::SuperblockEffect;

@@ -5,7 +5,7 @@ use crate::jcb::VmJcb;
 use crate::location::Location;
 use crate::pages::Pages;
 use crate::pool::Pool;
-use crate::table::{Table, Tail};
+use crate::table::{Opening, Table, Tail};
 use guest_memory::{HostFile, PAGE_BYTES, PageId};
 use jbd2::Content as LogContent;
 use std::io;
@@ -72,6 +72,11 @@ impl FoundLog {
     /// Whether there is anything to finish.
     pub fn is_open(&self) -> bool {
         self.table.tail().is_some()
+    }
+
+    /// Which opening of the log it is ([`Table::opening`]).
+    pub fn opening(&self) -> Option<[Opening; 2]> {
+        self.table.opening()
     }
 
     /// The guest pages it needs.

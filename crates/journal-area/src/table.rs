@@ -18,6 +18,9 @@ const OFFSET_TAIL: u64 = 16;
 const OFFSET_FLAGS: u64 = 24;
 const FLAG_MATERIALISE: u64 = 1;
 const OFFSET_HANDED_OVER: u64 = 32;
+const OFFSET_OPENING: u64 = 40;
+const OFFSET_COUNT_MEANT: u64 = 56;
+const OFFSET_COUNT_DONE: u64 = 64;
 
 /// Where the live log begins: the oldest transaction that recovery has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,23 @@ pub struct Tail {
     pub position: u32,
     /// The transaction's sequence number.
     pub sequence: u32,
+}
+
+/// Which opening of a log something is about, and how far its disk had got: what is on storage and what is held here belong
+/// together if both say the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// Drawn when the log was opened. All zeros where nobody has drawn one.
+    pub number: [u8; 16],
+    /// Goes on as long as anything is written to the disk.
+    pub count: u64,
+}
+
+/// The number of the opening that the table in a file is about; nothing if it is not said.
+pub fn opening_number_of(table: &std::fs::File) -> Option<[u8; 16]> {
+    let mut number = [0; 16];
+    std::os::unix::fs::FileExt::read_exact_at(table, &mut number, OFFSET_OPENING).ok()?;
+    (number != [0; 16]).then_some(number)
 }
 
 fn pack_tail(tail: Option<Tail>) -> u64 {
@@ -156,6 +176,30 @@ impl Table {
     /// Says where the log goes on outside as soon as the outside says so itself; or that it is all here.
     pub fn set_handed_over(&self, tail: Option<Tail>) {
         self.file.store_u64(OFFSET_HANDED_OVER, pack_tail(tail));
+    }
+
+    /// Which opening of the log this is, as storage may say it by now: with the second count, or already with the first.
+    /// Nothing if an earlier amberlog made the table.
+    pub fn opening(&self) -> Option<[Opening; 2]> {
+        let words = [self.file.load_u64(OFFSET_OPENING), self.file.load_u64(OFFSET_OPENING + 8)];
+        let mut number = [0; 16];
+        number[..8].copy_from_slice(&words[0].to_le_bytes());
+        number[8..].copy_from_slice(&words[1].to_le_bytes());
+        let counted = |offset| Opening { number, count: self.file.load_u64(offset) };
+        (number != [0; 16]).then(|| [counted(OFFSET_COUNT_MEANT), counted(OFFSET_COUNT_DONE)])
+    }
+
+    /// Says what storage is about to say.
+    pub fn set_opening_meant(&self, opening: &Opening) {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| opening.number[at + index]));
+        self.file.store_u64(OFFSET_COUNT_MEANT, opening.count);
+        self.file.store_u64(OFFSET_OPENING, word(0));
+        self.file.store_u64(OFFSET_OPENING + 8, word(8));
+    }
+
+    /// Says that storage has said it.
+    pub fn set_opening_done(&self, opening: &Opening) {
+        self.file.store_u64(OFFSET_COUNT_DONE, opening.count);
     }
 
     /// Whether the log is kept block for block, because something in it is not understood.

@@ -463,4 +463,55 @@ mod tests {
         again.remove();
         assert_eq!(AreaDirectory::find(&registry, &image).expect("examined"), None);
     }
+
+    #[test]
+    fn an_entry_that_is_about_another_vm_by_now_is_forgotten() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let registry = base.path().join("registry");
+        let images: Vec<PathBuf> = ["a", "b"].iter().map(|name| base.path().join(name)).collect();
+        for image in &images {
+            std::fs::write(image, b"x").expect("an image");
+        }
+        let directory = AreaDirectory::create(&base.path().join("vms"), &registry).expect("made");
+        directory.register(&images[0]).expect("registered");
+        // A process with the number of an earlier one has its directory where that had its own.
+        let stale = image_key(&images[1]).expect("a key");
+        registry::note(&registry, &stale, directory.path()).expect("noted");
+        directory.describe(&[], Vec::new()).expect("described");
+        assert_eq!(AreaDirectory::find(&registry, &images[0]).expect("looked").as_deref(), Some(directory.path()));
+        assert_eq!(AreaDirectory::find(&registry, &images[1]).expect("looked"), None);
+        assert_eq!(registry::find(&registry, &stale).expect("looked"), None);
+    }
+
+    #[test]
+    fn only_what_amberlog_makes_is_removed() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let registry = base.path().join("registry");
+        let make = || AreaDirectory::create(&base.path().join("vms"), &registry).expect("made");
+        let ours = ["ram", "ram-taken", "log-0.table", "log-12.pool", "vmms", "area.json.new", "node0"];
+        let fill = |directory: &AreaDirectory| {
+            for name in ours {
+                std::fs::write(directory.path().join(name), "x").expect("written");
+            }
+            let _socket =
+                std::os::unix::net::UnixListener::bind(directory.path().join("disk0.sock")).expect("a socket");
+            directory.describe(&[(directory.path().join("node0"), 0)], Vec::new()).expect("described");
+        };
+        let directory = make();
+        fill(&directory);
+        directory.remove();
+        assert!(!directory.path().exists());
+        let dear = base.path().join("dear");
+        std::fs::write(&dear, "dear").expect("written");
+        for name in ["mine", "log-x.table", "disk.sock", "vm", "node1"] {
+            let directory = make();
+            fill(&directory);
+            std::fs::write(directory.path().join(name), "mine").expect("written");
+            std::os::unix::fs::symlink(&dear, directory.path().join("log-1.table")).expect("a link");
+            directory.remove();
+            let left: BTreeSet<_> = directory.directory().names().expect("it is there").into_iter().collect();
+            assert_eq!(left, BTreeSet::from([name.into(), "log-1.table".into(), LOCK.into()]));
+            assert_eq!(std::fs::read_to_string(&dear).expect("there"), "dear");
+        }
+    }
 }

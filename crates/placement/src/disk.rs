@@ -90,6 +90,8 @@ pub struct DiskCounters {
     pub read_bytes: AtomicU64,
     pub flushes: AtomicU64,
     pub flushes_to_storage: AtomicU64,
+    /// What counting on in the marks of held journals wrote.
+    pub mark_bytes_to_storage: AtomicU64,
     /// Commit blocks seen, for placements in which nothing is held.
     pub commit_blocks: AtomicU64,
 }

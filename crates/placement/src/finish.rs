@@ -122,6 +122,11 @@ pub(crate) fn write_home(
     replay.write_blocks(&mut log, &mut ImagePart { file: home, start: place.home_start, len })
 }
 
+/// What [`finish`] would replay; nothing is written.
+pub(crate) fn dry_run_held(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
+    dry_run(&mut LogReader { held, place, journal }, place)
+}
+
 /// What [`finish_stored`] would do; nothing is written.
 pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
     dry_run(&mut StoredLog { place, journal }, place)

@@ -39,6 +39,8 @@ impl Journals {
                 disk.file.sync_data()?;
             }
         }
+        // An image that was copied before this lacks what is not held any more.
+        self.note_progress();
         Ok(owed.iter().sum())
     }
 

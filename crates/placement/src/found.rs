@@ -11,6 +11,7 @@
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, image_key};
 use crate::finish::{finish, finish_stored};
 use crate::journals::{MARK_ERRNO, offset_of};
+use crate::mark::{HeldMark, MarkKind};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::Superblock;
 use journal_area::{FoundLog, Tail};
@@ -97,13 +98,26 @@ impl Finish {
 }
 
 /// The logs of a directory, as its files have them.
-struct LeftLogs {
-    logs: Vec<(LogDescription, FoundLog)>,
+pub(crate) struct LeftLogs {
+    pub(crate) logs: Vec<(LogDescription, FoundLog)>,
     ram: Vec<(u32, HostFile)>,
 }
 
+/// The area, if a registry knows of one, with a log that was opened under this number: the image that carries it may be a copy, or
+/// have another name or another file system by now.
+pub(crate) fn area_opened_as(registry: &Path, number: &[u8; 16]) -> Option<PathBuf> {
+    crate::registry::areas(registry).into_iter().find(|area| {
+        let Ok(directory) = OwnDirectory::open(area) else { return false };
+        directory.names().unwrap_or_default().iter().any(|name| {
+            let is_table = Path::new(name).extension().is_some_and(|ending| ending == "table");
+            let file = is_table.then(|| directory.file(name, How::Read).ok()).flatten();
+            file.and_then(|file| journal_area::opening_number_of(&file)).as_ref() == Some(number)
+        })
+    })
+}
+
 /// Opens what a directory describes; nothing if it describes nothing.
-fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, FinishError> {
+pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, FinishError> {
     let Some(description) = directory.description()? else { return Ok(None) };
     let mut elsewhere = Vec::new();
     let mut names = HashSet::new();
@@ -181,12 +195,25 @@ fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, FinishError>
 /// When the directory contradicts itself: nothing was changed. What concerns one log only does not keep the others from
 /// being finished.
 pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result<Finish, FinishError> {
+    finish_logs(directory, images, false)
+}
+
+/// The same where the caller says that `images` are where the owed blocks belong by now, be they other files than they were:
+/// each has to carry the mark of the held log as the VM left it.
+///
+/// # Errors
+/// As [`finish_directory`].
+pub fn finish_directory_into(directory: &AreaDirectory, images: &[PathBuf]) -> Result<Finish, FinishError> {
+    finish_logs(directory, images, true)
+}
+
+fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: bool) -> Result<Finish, FinishError> {
     let Some(left) = open_logs(directory)? else { return Ok(Finish::default()) };
     let open: Vec<_> = left.logs.into_iter().filter(|(_, found)| found.is_open()).collect();
     let mut outcome = Finish::default();
     let mut present = Vec::new();
     for (log, found) in open {
-        match places(directory, &log, images) {
+        match places(directory, &log, &found, images, may_be_copies) {
             Ok(places) => present.push((log, found, places)),
             Err(error) => {
                 outcome.failed.push(FailedLog { image: log.home_image.clone(), offset: log.place.home_start, error })
@@ -241,12 +268,23 @@ struct Places {
     journal: Option<PathBuf>,
 }
 
-fn places(directory: &AreaDirectory, log: &LogDescription, images: &[PathBuf]) -> Result<Places, FinishError> {
-    let home = present_path(directory, &log.home_image, log.home_key.as_deref(), images)?;
-    let journal = if log.place.is_external {
-        Some(present_path(directory, &log.journal_image, log.journal_key.as_deref(), images)?)
+fn places(
+    directory: &AreaDirectory,
+    log: &LogDescription,
+    found: &FoundLog,
+    images: &[PathBuf],
+    may_be_copies: bool,
+) -> Result<Places, FinishError> {
+    let number = found.opening().map(|[opening, _]| opening.number);
+    let carries = |image: &&PathBuf| number.is_some() && number_on(image, log) == number;
+    let (home, journal) = if log.place.is_external {
+        // Which file system belongs to a journal that was copied cannot be told from the mark.
+        let home = present_path(directory, &log.home_image, log.home_key.as_deref(), images, None)?;
+        let copy = images.iter().find(carries).map(|copy| (copy, may_be_copies));
+        (home, Some(present_path(directory, &log.journal_image, log.journal_key.as_deref(), images, copy)?))
     } else {
-        None
+        let copy = images.iter().find(carries).map(|copy| (copy, may_be_copies));
+        (present_path(directory, &log.home_image, log.home_key.as_deref(), images, copy)?, None)
     };
     Ok(Places { home, journal })
 }
@@ -267,17 +305,56 @@ fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result
     Ok((home.path().to_owned(), report))
 }
 
+/// The number of the opening that an image's journal superblock carries, where a log has its own.
+fn number_on(image: &Path, log: &LogDescription) -> Option<[u8; 16]> {
+    let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)?;
+    let file = recovery::Disk::open(image, Access::Look).ok()?;
+    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    file.file().read_exact_at(&mut raw, offset).ok()?;
+    match HeldMark::read(&raw) {
+        HeldMark::Ours(MarkKind::Held, opening) => Some(opening.number),
+        _ => None,
+    }
+}
+
 /// Where an image is by now: at its old place, or, when it is not there, where one of `images`, which the caller has named, is
-/// the same file.
+/// the same file; or, if that may be, where `copy` carries the log's mark.
 fn present_path(
     directory: &AreaDirectory,
     old: &Path,
     key: Option<&str>,
     images: &[PathBuf],
+    copy: Option<(&PathBuf, bool)>,
 ) -> Result<PathBuf, FinishError> {
     let is_same = |path: &Path| key.is_some() && image_key(path).ok().as_deref() == key;
     if let Some(named) = images.iter().find(|image| is_same(image)) {
         return Ok(named.clone());
+    }
+    match copy {
+        // One of the two would lose what is held.
+        Some((copy, _)) if is_same(old) => {
+            return Err(FinishError::Refused(format!(
+                "{} is a copy of {}, or the same by another name, and {} holds committed blocks for that one; nothing was \
+                 changed: run 'amberlog recover --area {}' first, then copy it",
+                copy.display(),
+                old.display(),
+                directory.path().display(),
+                directory.path().display()
+            )));
+        }
+        Some((copy, true)) => return Ok(copy.clone()),
+        Some((copy, false)) => {
+            return Err(FinishError::Refused(format!(
+                "the image {} is not there any more, and {} holds committed blocks for it; {} is another file with the same mark. \
+                 Nothing was changed: if that is where the image is now, run 'amberlog recover --area {} --image {}'",
+                old.display(),
+                directory.path().display(),
+                copy.display(),
+                directory.path().display(),
+                copy.display()
+            )));
+        }
+        None => {}
     }
     let Ok(present) = image_key(old) else {
         return Err(FinishError::Failed(format!(
@@ -364,6 +441,27 @@ fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::Fil
     let held = Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?;
     if stored.uuid != held.uuid {
         return refuse("it has another journal than the one that is held (the UUIDs differ)".to_owned());
+    }
+    let is_empty_with_error = stored.is_empty() && stored.errno != 0;
+    if let (Some(openings), true) = (found.opening(), is_empty_with_error) {
+        match HeldMark::read(&raw) {
+            HeldMark::Ours(MarkKind::Held, opening) if openings.contains(&opening) => {}
+            HeldMark::Ours(MarkKind::Held, opening) if opening.number == openings[0].number => {
+                return refuse(
+                    "it is an older copy of what was served (restored, or copied while its VM ran): blocks that went home \
+                     since then are neither in it nor held"
+                        .to_owned(),
+                );
+            }
+            // An error of the guest's own, before the mark was written.
+            HeldMark::Plain if held.errno == stored.errno => {}
+            _ => {
+                return refuse(
+                    "its journal was opened another time than the one that is held (it is an older or a newer copy)"
+                        .to_owned(),
+                );
+            }
+        }
     }
     let is_marked =
         stored.is_empty() && (stored.errno == MARK_ERRNO || (held.errno != 0 && stored.errno == held.errno));

@@ -12,7 +12,7 @@
 
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_home;
-use crate::journals::{Journals, Log};
+use crate::journals::{Journals, Log, Marked};
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
 use journal_area::{HeldLog, Holding, Tail};
@@ -151,6 +151,8 @@ impl Journals {
             ));
         }
         let (home, journal) = (&self.disk(log.home_disk).file, &self.disk(log.journal_disk).file);
+        // Its lock goes before the area's.
+        let marked = log.take_mark();
         let outcome = self.area.log_op_hand_over(log.id, |held, cursor| -> io::Result<u64> {
             let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
             DiskCounters::add(&self.disk(log.home_disk).counters.home_bytes_to_storage, report.bytes_written);
@@ -161,14 +163,18 @@ impl Journals {
                 // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
                 // storage's word for it: without the note, a log that is live there is refused.
                 held.note_hand_over(None);
-                self.mark_again(&log, held);
+                self.mark_again(&log, marked.as_ref());
                 return Err(error);
             }
             // Under the area's lock: nobody takes the log for a held one that is closed.
             self.put(&log, PlacementKind::Storage, Some(cursor.sequence));
             Ok(bytes + u64::from(log.place.block_bytes))
-        })?;
-        let Some(bytes) = outcome else { return Ok(false) };
+        });
+        if !matches!(outcome, Ok(Some(_))) {
+            // It is held as it was.
+            *log.mark.lock().expect("no panic under this lock") = marked;
+        }
+        let Some(bytes) = outcome? else { return Ok(false) };
         self.describe_or_complain();
         let disk = self.disk(log.journal_disk);
         DiskCounters::add(&disk.counters.journal_bytes_to_storage, bytes);
@@ -180,10 +186,9 @@ impl Journals {
         Ok(true)
     }
 
-    fn mark_again(&self, log: &Log, held: &HeldLog<'_>) {
-        let mut block = vec![0; log.place.block_bytes as usize];
-        if held.read_held(0, &mut block)
-            && let Err(error) = self.write_mark(log, &block)
+    fn mark_again(&self, log: &Log, marked: Option<&Marked>) {
+        if let Some(marked) = marked
+            && let Err(error) = self.write_mark_bytes(log, &marked.bytes)
         {
             log::error!("marking the journal as held again failed: {error}");
         }

@@ -8,12 +8,13 @@
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::layout::{DiskLayout, LogRun};
+use crate::mark::{self, HeldMark, MarkKind};
 use crate::remote::{MarkFound, RemoteLog, RemoteMark};
 use crate::scan::{self, FoundLogPlace};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
-use jbd2::{Superblock, SuperblockEdit};
-use journal_area::{Holding, JournalArea, LogId, LogShape, SuperblockEffect};
+use jbd2::Superblock;
+use journal_area::{Holding, JournalArea, LogId, LogShape, Opening, SuperblockEffect};
 use recovery::{Report, Status};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -49,6 +50,16 @@ pub enum TraceKind {
 /// Who is told of every request, for a trace: disk, kind, offset and length in bytes.
 pub type Tracer = Box<dyn Fn(usize, TraceKind, u64, u64) + Send + Sync>;
 
+/// A mark as it is on storage.
+#[derive(Clone, Debug)]
+pub(crate) struct Marked {
+    opening: Opening,
+    kind: MarkKind,
+    pub(crate) bytes: Vec<u8>,
+    /// What had been written home before, in bytes.
+    written: u64,
+}
+
 /// One log and where it and its home are. Where its home ends may change under it; what clones share does not.
 #[derive(Clone, Debug)]
 pub struct Log {
@@ -76,6 +87,8 @@ pub struct Log {
     pub(crate) wanted: Arc<Mutex<PlacementKind>>,
     /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
     pub(crate) storage_from: Option<u32>,
+    /// The mark that storage has for as long as it is held here.
+    pub(crate) mark: Arc<Mutex<Option<Marked>>>,
     /// The last recovery.
     pub(crate) recovery: Arc<Mutex<Option<Report>>>,
     /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
@@ -122,6 +135,12 @@ impl Log {
         }
     }
 
+    /// Storage is about to say something else than the mark: nobody writes that any more. Not to be called under the area's
+    /// lock.
+    pub(crate) fn take_mark(&self) -> Option<Marked> {
+        self.mark.lock().expect("no panic under this lock").take()
+    }
+
     pub(crate) fn set_open(&self) {
         self.is_open.store(true, Ordering::Release);
         self.was_opened.store(true, Ordering::Release);
@@ -141,6 +160,13 @@ impl Log {
     pub fn home_offset(&self, block: u64) -> u64 {
         self.place.home_start + block * u64::from(self.place.block_bytes)
     }
+}
+
+/// Whether a log's superblock shares no page of the host's cache with anything else: a write to it from here would bring along
+/// what the page held of its neighbours, and those are written past the cache.
+fn is_alone_in_its_page(log: &Log) -> bool {
+    const PAGE: u64 = 4096;
+    u64::from(log.place.block_bytes) >= PAGE && log.offset_of(0).is_some_and(|offset| offset.is_multiple_of(PAGE))
 }
 
 /// Where log block `position` is, in bytes, given the runs of its log.
@@ -326,6 +352,7 @@ impl Journals {
             }
             SuperblockEffect::GoesOn => Ok(false),
             SuperblockEffect::Closed | SuperblockEffect::NotALog => {
+                log.take_mark();
                 if log.is_open.swap(false, Ordering::AcqRel) {
                     // The guest believes that what it wrote home before is durable, and the superblock that goes to
                     // storage now says that no log is needed any more: so it has to be.
@@ -374,26 +401,80 @@ impl Journals {
         }
     }
 
-    /// Puts the error mark on storage: an empty log that an error happened to.
-    pub(crate) fn write_mark(&self, log: &Log, block: &[u8]) -> io::Result<()> {
-        let mut mark = block.to_vec();
-        let errno = Superblock::decode(&mark).map_err(io::Error::other)?.errno;
-        SuperblockEdit::new(&mut mark)
-            .map_err(io::Error::other)?
-            .start(0)
-            .errno(if errno == 0 { MARK_ERRNO } else { errno })
-            .seal();
-        self.write_mark_bytes(log, &mark[..jbd2::SUPERBLOCK_BYTES])
+    /// Puts the error mark on storage: an empty log that an error happened to, and which opening of it this is.
+    fn write_mark(&self, log: &Log, block: &[u8]) -> io::Result<()> {
+        let mut current = log.mark.lock().expect("no panic under this lock");
+        *current = None;
+        let kind = if log.placement == PlacementKind::Discard { MarkKind::Dropped } else { MarkKind::Held };
+        let opening = Opening { number: remote_journal::random(), count: 0 };
+        let marked = self.write_opening(log, block, kind, opening)?;
+        let disk = &self.disks[log.journal_disk];
+        DiskCounters::add(&disk.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
+        disk.file.sync_data()?;
+        *current = Some(marked);
+        Ok(())
+    }
+
+    /// The area says it first, then storage: a kill between the two leaves an area that knows both.
+    fn write_opening(&self, log: &Log, block: &[u8], kind: MarkKind, opening: Opening) -> io::Result<Marked> {
+        let written = self.written_home(log);
+        let bytes = mark::marked(block, kind, &opening)?;
+        self.area.note_opening(log.id, &opening, false);
+        self.write_superblock_bytes(log, &bytes)?;
+        self.area.note_opening(log.id, &opening, true);
+        Ok(Marked { opening, kind, bytes, written })
+    }
+
+    fn written_home(&self, log: &Log) -> u64 {
+        self.disks[log.home_disk].counters.home_bytes_to_storage.load(Ordering::Acquire)
+    }
+
+    /// Counts on in the marks of logs whose disks were written to since the last time, so that an older copy of an image is
+    /// told from the image: what goes home is not held any more. To be called every now and then while a guest runs.
+    pub fn note_progress(&self) {
+        for log in self.logs() {
+            let mut current = log.mark.lock().expect("no panic under this lock");
+            // Under the lock: whoever closes the log, hands it over or recovers it takes the mark away first.
+            let Some(marked) = &*current else { continue };
+            let is_quiet = !log.is_held_open() || marked.written == self.written_home(&log);
+            if is_quiet || !is_alone_in_its_page(&log) {
+                continue;
+            }
+            let next = Opening { count: marked.opening.count + 1, ..marked.opening };
+            let outcome = self.is_on_storage_still(&log, marked).and_then(|is_there| match is_there {
+                true => self.write_opening(&log, &marked.bytes, marked.kind, next).map(Some),
+                false => Ok(None),
+            });
+            match outcome {
+                Ok(next) => {
+                    let bytes = next.as_ref().map_or(0, |next| next.bytes.len() as u64);
+                    DiskCounters::add(&self.disks[log.journal_disk].counters.mark_bytes_to_storage, bytes);
+                    *current = next;
+                }
+                // What could not be written is tried again the next time: the area knows both.
+                Err(error) => log::debug!("counting on in a mark: {error}"),
+            }
+        }
+    }
+
+    fn is_on_storage_still(&self, log: &Log, marked: &Marked) -> io::Result<bool> {
+        let Some(offset) = log.offset_of(0) else { return Ok(false) };
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        Ok(raw[..] == marked.bytes[..])
     }
 
     pub(crate) fn write_mark_bytes(&self, log: &Log, mark: &[u8]) -> io::Result<()> {
+        self.write_superblock_bytes(log, mark)?;
         let disk = &self.disks[log.journal_disk];
+        DiskCounters::add(&disk.counters.journal_bytes_to_storage, mark.len() as u64);
+        disk.file.sync_data()
+    }
+
+    fn write_superblock_bytes(&self, log: &Log, mark: &[u8]) -> io::Result<()> {
         let offset = log.offset_of(0).ok_or_else(|| io::Error::other("the log has no superblock on its disk"))?;
         // Only the superblock itself: the rest of its block is not ours to change.
-        disk.file.write_all_at(mark, offset)?;
-        disk.file.sync_data()?;
-        DiskCounters::add(&disk.counters.journal_bytes_to_storage, mark.len() as u64);
-        Ok(())
+        self.disks[log.journal_disk].file.write_all_at(mark, offset)
     }
 
     /// Reads home blocks that are about to be overwritten and gives them back to the area.
@@ -476,6 +557,7 @@ impl Journals {
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     continue;
                 };
+                log.take_mark();
                 log.is_open.store(false, Ordering::Release);
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
                 self.area.log_op_cleanup(log.id);
@@ -559,6 +641,7 @@ impl Journals {
             failed_to_empty: Arc::default(),
             wanted: Arc::new(Mutex::new(placement)),
             storage_from: None,
+            mark: Arc::default(),
             recovery: Arc::default(),
             recovering: Arc::default(),
         });
@@ -580,6 +663,7 @@ impl Journals {
         let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(()) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        self.warn_of_lost(place, &raw);
         let path = self.disks[place.home_disk].options.path.display();
         match RemoteMark::read(&raw) {
             MarkFound::None => Ok(()),
@@ -600,6 +684,21 @@ impl Journals {
                  whether cannot be told; run e2fsck -fy to give the log up"
             ))),
         }
+    }
+
+    /// What was held for a log that is marked was looked for before. Its guest's kernel will say that an error happened, and
+    /// has to look at the whole file system.
+    fn warn_of_lost(&self, place: &FoundLogPlace, raw: &[u8]) {
+        if !matches!(HeldMark::read(raw), HeldMark::Ours(..)) {
+            return;
+        }
+        log::warn!(
+            "{}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its transactions any more: \
+             the host has lost power or was started anew, or placement=discard dropped them; what was committed last is lost, \
+             and the guest should check the whole file system (e2fsck -f) before it uses it",
+            self.disks[place.home_disk].options.path.display(),
+            place.home_start
+        );
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.
@@ -684,6 +783,7 @@ impl Journals {
         // It may have been handed over while this waited.
         let Some(log) = self.log(log.index) else { return Ok(()) };
         let log = &*log;
+        log.take_mark();
         let journal = &self.disks[log.journal_disk].file;
         let home = &self.disks[log.home_disk].file;
         if log.placement == PlacementKind::Nvm

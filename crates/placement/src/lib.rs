@@ -23,7 +23,9 @@ mod hand_over;
 mod journal_route;
 mod journals;
 mod layout;
+mod mark;
 mod nvm;
+mod owed;
 mod registry;
 mod remote;
 mod report;
@@ -33,11 +35,13 @@ pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, process_started_at,
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory, sweep};
+pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep};
 pub use hand_over::Change;
 pub use journal_route::JournalRoute;
 pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
+pub use mark::{HeldMark, MarkKind};
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
+pub use owed::{LostLog, Owed, area_of_marked, owed};
 pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,

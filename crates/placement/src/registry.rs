@@ -125,6 +125,24 @@ pub(crate) fn forget_area(registry: &Path, area: &Path) {
     }
 }
 
+/// Places of other users that have an entry for the image with this key, and whose they are: for a sentence, nothing in them is
+/// believed. Only root sees any.
+pub(crate) fn foreign_entries(key: &str) -> Vec<(PathBuf, u32)> {
+    use std::os::unix::fs::MetadataExt;
+    let us = rustix::process::geteuid().as_raw();
+    let entries = std::fs::read_dir(SHARED).into_iter().flatten().flatten();
+    let places = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("amberlog-")));
+    let mut found: Vec<(PathBuf, u32)> = places
+        .filter_map(|entry| {
+            let metadata = entry.path().symlink_metadata().ok().filter(|metadata| metadata.is_dir())?;
+            let has_entry = entry.path().join(BY_IMAGE).join(key).symlink_metadata().is_ok();
+            (metadata.uid() != us && has_entry).then(|| (entry.path(), metadata.uid()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
 /// Whether anything in a registry names this area.
 pub fn is_registered_in(registry: &Path, area: &Path) -> bool {
     areas(registry).iter().any(|noted| noted == area)

@@ -59,6 +59,7 @@ pub struct CountersReport {
     pub read_bytes: u64,
     pub flushes: u64,
     pub flushes_to_storage: u64,
+    pub mark_bytes_to_storage: u64,
     pub transactions: u64,
     pub blocks_committed: u64,
     pub pages_protected: u64,
@@ -96,6 +97,7 @@ impl Journals {
             read_bytes: load(&own.read_bytes),
             flushes: load(&own.flushes),
             flushes_to_storage: load(&own.flushes_to_storage),
+            mark_bytes_to_storage: load(&own.mark_bytes_to_storage),
             transactions: load(&own.commit_blocks),
             ..CountersReport::default()
         };
@@ -123,6 +125,7 @@ impl Journals {
                 let journal = &self.disk(log.journal_disk).counters;
                 counters.journal_bytes_received += load(&journal.journal_bytes_received);
                 counters.journal_bytes_to_storage += load(&journal.journal_bytes_to_storage);
+                counters.mark_bytes_to_storage += load(&journal.mark_bytes_to_storage);
                 counters.transactions += load(&journal.commit_blocks);
             }
             match &*log.recovery.lock().expect("no panic under this lock") {

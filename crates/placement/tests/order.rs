@@ -6,10 +6,10 @@ use block_route::{
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, Change, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, PlacementKind,
-    finish_directory,
+    AreaDirectory, Change, DiskOptions, Finish, FinishError, JournalRoute, Journals, JournalsOptions, Owed,
+    PlacementKind, finish_directory, finish_directory_into, owed,
 };
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -444,6 +444,209 @@ fn an_image_that_was_renamed_is_found() {
     let mut block = vec![0; BLOCK as usize];
     std::fs::File::open(&renamed).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
     assert!(block == content(1));
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+fn block_of(image: &Path, block: u64) -> Vec<u8> {
+    let mut content = vec![0; BLOCK as usize];
+    std::fs::File::open(image).expect("the image").read_exact_at(&mut content, Rig::home_at(block)).expect("read");
+    content
+}
+
+/// The very same file, with what another one has in it.
+fn restore(from: &Path, to: &Path) {
+    std::fs::write(to, std::fs::read(from).expect("a copy")).expect("restored");
+}
+
+#[test]
+fn an_older_copy_of_an_image_is_told_from_it() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    let path = |rig: &Rig, name: &str| rig.directory.path().join(name);
+    let before = path(&rig, "before");
+    std::fs::copy(&rig.image, &before).expect("copied");
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    rig.journals.note_progress();
+    let while_it_ran = path(&rig, "while-it-ran");
+    std::fs::copy(&rig.image, &while_it_ran).expect("copied");
+    // Something goes home, and is not held from then on.
+    rig.journals.disk(0).counters.home_bytes_to_storage.fetch_add(BLOCK, std::sync::atomic::Ordering::SeqCst);
+    rig.journals.note_progress();
+    rig.journals.note_progress();
+    let (image, left) = rig.die();
+    let as_left = image.with_file_name("as-left");
+    std::fs::copy(&image, &as_left).expect("copied");
+    let named = std::slice::from_ref(&image);
+    for (copy, expected) in [(&while_it_ran, "an older copy"), (&before, "used since")] {
+        restore(copy, &image);
+        let bytes = std::fs::read(&image).expect("read");
+        let outcome = finish_directory(&left, named).expect("a good directory");
+        let error = &outcome.failed[0].error;
+        assert!(matches!(error, FinishError::Refused(_)) && error.to_string().contains(expected), "{error}");
+        assert!(std::fs::read(&image).expect("read") == bytes, "nothing was written");
+    }
+    restore(&as_left, &image);
+    let outcome = finish_directory(&left, named).expect("a good directory");
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert!(block_of(&image, first) == content(1));
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn an_image_that_was_opened_again_is_not_the_one_that_is_held() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let (image, left) = rig.die();
+    // Another VM was given it, and was killed, too: its mark says another number.
+    let mut other = Rig::new();
+    other.open();
+    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    other.file.read_exact_at(&mut raw, other.log_at[0]).expect("read");
+    let log_at = other.log_at[0];
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).expect("the image");
+    let mut ours = vec![0; jbd2::SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut ours, log_at).expect("read");
+    assert!(matches!(placement::HeldMark::read(&ours), placement::HeldMark::Ours(..)));
+    // Clones of one image have the same UUIDs.
+    raw[0x30..0x40].copy_from_slice(&ours[0x30..0x40]);
+    jbd2::SuperblockEdit::new(&mut raw).expect("a superblock").seal();
+    file.write_all_at(&raw, log_at).expect("written");
+    let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
+    let error = outcome.failed[0].error.to_string();
+    assert!(error.contains("opened another time"), "{error}");
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn an_image_that_was_moved_to_another_file_is_finished_where_the_caller_says() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    let (image, left) = rig.die();
+    let copy = image.with_file_name("copy");
+    std::fs::copy(&image, &copy).expect("copied");
+    let named = std::slice::from_ref(&copy);
+    // While the image is there, what is held is the image's.
+    let outcome = finish_directory_into(&left, named).expect("a good directory");
+    let error = outcome.failed[0].error.to_string();
+    assert!(error.contains("is a copy of"), "{error}");
+    std::fs::remove_file(&image).expect("moved");
+    let outcome = finish_directory(&left, named).expect("a good directory");
+    let error = outcome.failed[0].error.to_string();
+    assert!(error.contains("--image") && error.contains("is not there any more"), "{error}");
+    // Another file has its name by now.
+    let other = Rig::new();
+    std::fs::copy(&other.image, &image).expect("another one");
+    let outcome = finish_directory(&left, &[]).expect("a good directory");
+    let error = outcome.failed[0].error.to_string();
+    assert!(error.contains("another file is there by now"), "{error}");
+    let outcome = finish_directory_into(&left, named).expect("a good directory");
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert!(block_of(&copy, first) == content(1));
+    assert!(std::fs::read(&image).expect("read") == std::fs::read(&other.image).expect("read"), "it was left alone");
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn an_image_counts_that_is_named_or_in_the_list_and_no_other() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    let (image, left) = rig.die();
+    let outcome = finish_directory(&left, &[]).expect("a good directory");
+    let error = outcome.failed[0].error.to_string();
+    assert!(error.contains("nobody has named") && error.contains("--image"), "{error}");
+    left.register(&image).expect("registered");
+    let outcome = finish_directory(&left, &[]).expect("a good directory");
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn what_an_earlier_amberlog_left_is_found_and_finished() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    let registry = rig.directory.path().join("registry");
+    let (image, left) = rig.die();
+    let area = left.path().to_owned();
+    drop(left);
+    // As it was written then: no list of images, no numbers of openings, and a link for an entry.
+    let text = std::fs::read_to_string(area.join("area.json")).expect("described");
+    let mut description: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    description.as_object_mut().expect("an object").remove("images");
+    std::fs::write(area.join("area.json"), description.to_string()).expect("written");
+    let table = std::fs::OpenOptions::new().write(true).open(area.join("log-0.table")).expect("a table");
+    table.write_all_at(&[0; 32], 40).expect("written");
+    let by_image = registry.join("by-image");
+    let key =
+        std::fs::metadata(&image).map(|image| format!("file-{:x}-{:x}", image.dev(), image.ino())).expect("a key");
+    let _ = std::fs::remove_file(by_image.join(&key));
+    std::os::unix::fs::symlink(&area, by_image.join(&key)).expect("a link");
+    let found = AreaDirectory::find(&registry, &image).expect("looked").expect("found");
+    assert_eq!(found, area);
+    let left = AreaDirectory::take_over(&found, &registry).expect("free");
+    let outcome = finish_directory(&left, &[]).expect("a good directory");
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert!(block_of(&image, first) == content(1));
+    left.remove();
+    assert!(!area.exists() && by_image.join(&key).symlink_metadata().is_err());
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn an_image_whose_log_is_lost_is_not_called_clean() {
+    let mut rig = Rig::new();
+    assert_eq!(owed(&rig.image, None).expect("looked"), Owed::Nothing);
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    // The list of this test is none that anybody looks into: as after the host was started anew.
+    let found = owed(&rig.image, None).expect("looked");
+    let sentence = found.sentence(&rig.image).expect("it is owed something");
+    assert!(matches!(&found, Owed::Lost(logs) if logs.len() == 1), "{found:?}");
+    assert!(sentence.contains("carries amberlog's mark") && sentence.contains("e2fsck -f"), "{sentence}");
+    let (image, written) = rig.die_and_finish();
+    assert_eq!((written, owed(&image, None).expect("looked")), (1, Owed::Nothing));
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn what_is_owed_to_nobody_is_swept_away_and_nothing_else() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let directory = rig.directory.path().to_owned();
+    let (base, registry) = (directory.join("swept"), directory.join("registry"));
+    let make = |name: &str| {
+        let area = AreaDirectory::create(&base, &registry).expect("made");
+        let path = base.join(name);
+        std::fs::rename(area.path(), &path).expect("renamed");
+        path
+    };
+    // A VM with read-only disks: its guest's memory and no log.
+    let idle = make("vm-idle");
+    std::fs::write(idle.join("ram"), [1; 4096]).expect("memory");
+    let alive = AreaDirectory::create(&base, &registry).expect("made");
+    let damaged = make("vm-damaged");
+    std::fs::write(damaged.join("area.json"), "{").expect("written");
+    let being_made = base.join("vm-being-made");
+    std::fs::create_dir(&being_made).expect("made");
+    let others = base.join("others");
+    std::fs::create_dir(&others).expect("made");
+    let (image, left) = rig.die();
+    let owed = base.join("vm-owed");
+    std::fs::rename(left.path(), &owed).expect("renamed");
+    drop(left);
+    placement::sweep(&base, &registry);
+    assert!(!idle.exists());
+    for path in [alive.path(), &damaged, &being_made, &others, &owed] {
+        assert!(path.exists(), "{}", path.display());
+    }
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 

@@ -6,7 +6,7 @@
 
 use crate::takeover::{PATIENCE, take_over};
 use own_files::OwnDirectory;
-use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory, own_place, own_places};
+use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory_into, own_place, own_places};
 use recovery::{Report, Status};
 use rustix::fs::FileType;
 use serde_json::{Value, json};
@@ -81,7 +81,7 @@ fn finish(path: &Path, images: &[PathBuf], deadline: Instant) -> Result<Finish, 
     let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
     let registry = own_places().into_iter().find(knows).unwrap_or_else(own_place);
     let directory = take_over(path, &registry, deadline)?;
-    let outcome = finish_directory(&directory, images)?;
+    let outcome = finish_directory_into(&directory, images)?;
     if outcome.failed.is_empty() {
         directory.remove();
     }

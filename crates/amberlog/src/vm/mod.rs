@@ -5,6 +5,7 @@
 //! fails, what is still owed stays in the directory, and the next process finds it.
 
 mod disk_option;
+mod marks;
 mod model;
 mod nvm;
 mod observer;
@@ -22,6 +23,7 @@ use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{DiskOption, JournalDiskOption};
 use guest_memory::{HandoverSocket, VmMemory};
+use marks::Marks;
 use model::{ModelChoice, Models};
 use observer::{DiskObserver, VmObserver};
 use placement::{
@@ -77,6 +79,7 @@ pub struct Vm {
     _models: Models,
     trace: Option<Trace>,
     samples: Option<Samples>,
+    marks: Option<Marks>,
     /// Its guest's memory.
     pub memory: Arc<VmMemory>,
     /// Its journals.
@@ -170,9 +173,18 @@ fn finish_earlier(disks: &[Attached]) -> anyhow::Result<()> {
     let registries = placement::own_places();
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         let path = &disk.options.path;
-        let Some(left) = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))? else { continue };
+        let by_key = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))?;
+        let is_by_key = by_key.is_some();
+        // What cannot be read is found out, and said, by whoever opens it to serve it.
+        let by_mark = || match disk.options.read_only {
+            true => None,
+            false => placement::area_of_marked(registry, path).ok().flatten(),
+        };
+        let Some(left) = by_key.or_else(by_mark) else { continue };
         let directory = match take_over(&left, registry, Instant::now() + PATIENCE) {
             Ok(directory) => directory,
+            // A copy of what a VM that runs is served: nothing is owed to the copy.
+            Err(DirectoryError::InUse { .. }) if !is_by_key => continue,
             // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
             Err(error) if error.is_missing() => continue,
             Err(error) => return Err(error.into()),
@@ -271,6 +283,7 @@ impl Vm {
             _models: models,
             trace,
             samples: None,
+            marks: None,
             memory,
             journals,
         };
@@ -278,8 +291,9 @@ impl Vm {
             vm.abandon();
             return Err(error.into());
         }
-        match options.samples.as_deref().map(|path| Samples::start(path, &vm.journals)).transpose() {
-            Ok(samples) => Ok(Vm { samples, ..vm }),
+        let samples = options.samples.as_deref().map(|path| Samples::start(path, &vm.journals)).transpose();
+        match samples.and_then(|samples| Ok((samples, Marks::start(&vm.journals)?))) {
+            Ok((samples, marks)) => Ok(Vm { samples, marks: Some(marks), ..vm }),
             Err(error) => {
                 vm.abandon();
                 Err(error)
@@ -369,7 +383,7 @@ impl Vm {
     pub fn leave(mut self) -> anyhow::Result<()> {
         debug_assert!(self.journals.check_left().is_ok());
         let flushed = self.journals.flush_images();
-        drop(self.samples.take());
+        drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         self.journals.directory().remove();
         flushed.context("flushing the images")?;
@@ -381,7 +395,7 @@ impl Vm {
     /// # Errors
     /// When what is owed cannot be written: it stays, and the sentence says where.
     pub fn finish(mut self, report: Option<&Path>) -> anyhow::Result<()> {
-        drop(self.samples.take());
+        drop((self.samples.take(), self.marks.take()));
         self.journals.give_back_memory();
         let recovered = self.journals.recover_all();
         let mut written = self.trace.take().map_or(Ok(()), |trace| trace.finish());

@@ -70,6 +70,23 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
     let crash = bench.path("crash");
     copy_image(&image, &crash).unwrap();
 
+    // Nobody calls the image clean, nor a copy of it, nor changes anything.
+    for (command, image, sentence) in [
+        ("recover", &image, "transactions of this image are held in"),
+        ("inspect", &image, "transactions of this image are held in"),
+        ("recover", &crash, "moved or copied"),
+    ] {
+        let before = std::fs::read(image).unwrap();
+        let output = amberlog_with([command.as_ref(), "--disk".as_ref(), image.as_os_str()]);
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(&*of_vm.to_string_lossy()), "{}", text(&output.stderr));
+        assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
+    }
+    let copied = amberlog_with(["run".as_ref(), "--disk".as_ref(), crash.as_os_str(), "--".as_ref(), "true".as_ref()]);
+    assert_eq!(copied.status.code(), Some(3), "{}", text(&copied.stderr));
+    assert!(text(&copied.stderr).contains("is a copy of"), "{}", text(&copied.stderr));
+
     // The next run on the image, by another name and with another --shm, finishes it before it serves anything.
     let script = format!(
         "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount

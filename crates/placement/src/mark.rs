@@ -1,0 +1,131 @@
+//! The mark on storage of a journal that lives elsewhere: what it is, which opening of it, and how far that had got.
+//!
+//! The superblock on storage says that the log is empty and that an error happened to it (rule 4), so that kernels and
+//! e2fsck look at the whole file system should what is held be lost. Beside that, in the superblock's padding (bytes 0x80 to
+//! 0xAF; jbd2 and e2fsck neither read nor change it; the mark of a journal server lies behind it), it carries a number that
+//! was drawn when the log was opened, and a count that goes on for as long as anything is written to the disk. The area
+//! has both too. So a held log is told from that of a clone of the same image, and an image as it was left from an older copy
+//! of it, which blocks that went home meanwhile are not in.
+//!
+//! Kernels keep the padding when they write the superblock. So the mark says for which `s_sequence` it was written, and
+//! counts only beside an error number in an empty log.
+
+use crate::journals::MARK_ERRNO;
+use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
+use journal_area::Opening;
+use std::io;
+
+const OFFSET: usize = 0x80;
+const MAGIC: &[u8; 8] = b"AMBHELD1";
+const BYTES: usize = 8 + 4 + 16 + 8 + 4 + 4;
+
+/// What was meant by a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkKind {
+    /// The log is held in tmpfs.
+    Held,
+    /// The log is dropped.
+    Dropped,
+}
+
+/// What a journal superblock on storage says of a log that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldMark {
+    /// Nothing: what is on storage is all there is.
+    None,
+    /// An empty log, and an error: an earlier amberlog's mark, one that a region of NVM knows of, or something else.
+    Plain,
+    /// Ours.
+    Ours(MarkKind, Opening),
+}
+
+/// The superblock that goes to storage: an empty log that an error happened to, and a mark.
+///
+/// # Errors
+/// When `block` is no journal superblock.
+pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Result<Vec<u8>> {
+    let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
+    let Superblock { errno, sequence, .. } = Superblock::decode(&bytes).map_err(io::Error::other)?;
+    let mut mark = MAGIC.to_vec();
+    mark.extend_from_slice(&u32::to_le_bytes(match kind {
+        MarkKind::Held => 1,
+        MarkKind::Dropped => 2,
+    }));
+    mark.extend_from_slice(&opening.number);
+    mark.extend_from_slice(&opening.count.to_le_bytes());
+    mark.extend_from_slice(&sequence.to_le_bytes());
+    mark.extend_from_slice(&jbd2::crc32c(!0, &mark).to_le_bytes());
+    bytes[OFFSET..OFFSET + BYTES].copy_from_slice(&mark);
+    SuperblockEdit::new(&mut bytes)
+        .map_err(io::Error::other)?
+        .start(0)
+        .errno(if errno == 0 { MARK_ERRNO } else { errno })
+        .seal();
+    Ok(bytes)
+}
+
+impl HeldMark {
+    /// What a superblock from storage says.
+    pub fn read(block: &[u8]) -> HeldMark {
+        let (Some(mark), Ok(superblock)) = (block.get(OFFSET..OFFSET + BYTES), Superblock::decode(block)) else {
+            return HeldMark::None;
+        };
+        if !superblock.is_empty() || superblock.errno == 0 {
+            return HeldMark::None;
+        }
+        let (head, crc) = mark.split_at(BYTES - 4);
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| head[at + index]));
+        let kind = match word(8) {
+            1 => MarkKind::Held,
+            2 => MarkKind::Dropped,
+            _ => return HeldMark::Plain,
+        };
+        let is_whole = head.starts_with(MAGIC) && jbd2::crc32c(!0, head).to_le_bytes() == crc;
+        if !is_whole || word(36) != superblock.sequence {
+            return HeldMark::Plain;
+        }
+        let number = std::array::from_fn(|index| head[12 + index]);
+        let count = u64::from_le_bytes(std::array::from_fn(|index| head[28 + index]));
+        HeldMark::Ours(kind, Opening { number, count })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Vec<u8> {
+        let mut block = vec![0u8; 4096];
+        for (at, value) in [(0, 0xc03b_3998u32), (4, 4), (0xc, 4096), (0x10, 1024), (0x14, 1), (0x18, 77), (0x1c, 9)] {
+            block[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        }
+        block
+    }
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written_and_only_where_it_counts() {
+        let opening = Opening { number: *b"sixteen numbers.", count: 1 << 40 };
+        for kind in [MarkKind::Held, MarkKind::Dropped] {
+            let marked = marked(&superblock(), kind, &opening).expect("a superblock");
+            assert_eq!(HeldMark::read(&marked), HeldMark::Ours(kind, opening));
+            assert_eq!(crate::remote::RemoteMark::read(&marked), crate::remote::MarkFound::None, "it is no server's");
+            let decoded = Superblock::decode(&marked).expect("a superblock");
+            assert!(decoded.is_empty() && decoded.errno == MARK_ERRNO && decoded.sequence == 77);
+            for bit in 0..BYTES * 8 {
+                let mut damaged = marked.clone();
+                damaged[OFFSET + bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(HeldMark::read(&damaged), HeldMark::Plain, "bit {bit}");
+            }
+            let edited = |edit: fn(SuperblockEdit<'_>)| {
+                let mut edited = marked.clone();
+                edit(SuperblockEdit::new(&mut edited).expect("a superblock"));
+                HeldMark::read(&edited)
+            };
+            assert_eq!(edited(|mut edit| edit.errno(0).seal()), HeldMark::None, "a kernel has mounted it");
+            assert_eq!(edited(|mut edit| edit.start(3).seal()), HeldMark::None, "its log is on storage");
+            assert_eq!(edited(|mut edit| edit.sequence(78).seal()), HeldMark::Plain, "it was used since");
+        }
+        assert_eq!(HeldMark::read(&superblock()), HeldMark::None);
+        assert_eq!(HeldMark::read(b"short"), HeldMark::None);
+    }
+}

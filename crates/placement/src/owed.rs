@@ -1,0 +1,220 @@
+//! What an image is owed that is not on it: looked up before anybody calls it clean.
+//!
+//! Two things tell. The registry names the area in which the image's log is held; and the journal superblock on the image
+//! carries amberlog's mark for as long as its log is elsewhere, whoever has the area and whether there still is one.
+//! Nothing is changed here.
+
+use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_key};
+use crate::disk::{Disk, DiskOptions, PlacementKind};
+use crate::finish::dry_run_held;
+use crate::found::{FinishError, area_opened_as, open_logs};
+use crate::journals::offset_of;
+use crate::mark::{HeldMark, MarkKind};
+use crate::registry::{foreign_entries, own_places};
+use crate::scan;
+use jbd2::{SUPERBLOCK_BYTES, Superblock};
+use journal_area::FoundLog;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What an image is owed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owed {
+    /// Nothing that anything here or on the image says.
+    Nothing,
+    /// Transactions that a killed amberlog left in an area, and how many, where that can be told.
+    Held(PathBuf, Option<u64>),
+    /// Something, perhaps, in an area that a process uses.
+    InUse(PathBuf),
+    /// An area holds the log of an image of which this one is a copy, or the same by another name.
+    Copy(PathBuf),
+    /// The image says that its log is elsewhere, and it was not found.
+    Lost(Vec<LostLog>),
+}
+
+/// A log that its image says is elsewhere, and that was not found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostLog {
+    /// Where its file system begins, in bytes.
+    pub offset: u64,
+    /// The mark.
+    pub mark: HeldMark,
+    /// The error number on storage.
+    pub errno: i32,
+    /// Who else on this host says that he holds something for the image: his place, and his number.
+    pub others: Vec<(PathBuf, u32)>,
+}
+
+/// Looks up what an image is owed, whose journal may be on a device of its own. Reads only, but for locks.
+///
+/// # Errors
+/// When the image cannot be read, or what is held cannot be looked at.
+pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
+    let images: Vec<&Path> = std::iter::once(image).chain(journal).collect();
+    for registry in own_places() {
+        for path in &images {
+            let Some(area) = AreaDirectory::find(&registry, path)? else { continue };
+            match held_in(&area, &registry, path)? {
+                Owed::Nothing => {}
+                held => return Ok(held),
+            }
+        }
+    }
+    // By its mark: it was copied, moved or restored, or is here by another name.
+    let lost = marks(&images)
+        .map_err(|error| FinishError::Failed(format!("looking for amberlog's mark on {}: {error}", image.display())))?;
+    for log in &lost {
+        let HeldMark::Ours(MarkKind::Held, opening) = log.mark else { continue };
+        let area = own_places().iter().find_map(|registry| area_opened_as(registry, &opening.number));
+        if let Some(area) = area {
+            return Ok(Owed::Copy(area));
+        }
+    }
+    let keys: Vec<String> = images.iter().filter_map(|path| image_key(path).ok()).collect();
+    let others = keys.iter().flat_map(|key| foreign_entries(key)).collect::<Vec<_>>();
+    let lost: Vec<LostLog> = lost.into_iter().map(|log| LostLog { others: others.clone(), ..log }).collect();
+    Ok(if lost.is_empty() { Owed::Nothing } else { Owed::Lost(lost) })
+}
+
+/// The area, if a registry knows of one, of a VM that opened a journal of this image, or of one that it is a copy of.
+///
+/// # Errors
+/// When the image cannot be read.
+pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBuf>> {
+    Ok(marks(&[image])?.iter().find_map(|log| match log.mark {
+        HeldMark::Ours(MarkKind::Held, opening) => area_opened_as(registry, &opening.number),
+        _ => None,
+    }))
+}
+
+/// What an area holds for an image.
+fn held_in(area: &Path, registry: &Path, image: &Path) -> Result<Owed, FinishError> {
+    let directory = match AreaDirectory::take_over(area, registry) {
+        Ok(directory) => directory,
+        Err(DirectoryError::InUse { .. }) => return Ok(Owed::InUse(area.to_owned())),
+        Err(error) if error.is_missing() => return Ok(Owed::Nothing),
+        Err(error) => return Err(error.into()),
+    };
+    let Some(left) = open_logs(&directory)? else { return Ok(Owed::Nothing) };
+    let key = image_key(image).ok();
+    let is_its = |log: &LogDescription| key.is_some() && (log.home_key == key || log.journal_key == key);
+    let open: Vec<_> = left.logs.iter().filter(|(log, found)| found.is_open() && is_its(log)).collect();
+    if open.is_empty() {
+        return Ok(Owed::Nothing);
+    }
+    let counts: Option<Vec<u64>> = open.iter().map(|(log, found)| transactions(log, found, image)).collect();
+    Ok(Owed::Held(area.to_owned(), counts.map(|counts| counts.iter().sum())))
+}
+
+fn transactions(log: &LogDescription, found: &FoundLog, image: &Path) -> Option<u64> {
+    // Blocks that are at their own place are on the disk with the log.
+    let journal = if log.place.is_external { &log.journal_image } else { image };
+    let file = std::fs::File::open(journal).ok()?;
+    dry_run_held(&found.log(), &log.place, &file).ok().map(|report| report.transactions)
+}
+
+/// The logs of an image that say that they are elsewhere.
+fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
+    let mut disks = Vec::new();
+    for path in images {
+        disks.push(Arc::new(Disk::open(DiskOptions {
+            name: path.display().to_string(),
+            path: path.to_path_buf(),
+            placement: PlacementKind::Storage,
+            honour_flush: true,
+            read_only: true,
+            nvm: None,
+            remote: None,
+        })?));
+    }
+    let mut lost = Vec::new();
+    for place in scan::scan(&disks)?.logs {
+        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { continue };
+        let mut raw = [0; SUPERBLOCK_BYTES];
+        disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        let mark = HeldMark::read(&raw);
+        if let (true, Ok(superblock)) = (mark != HeldMark::None, Superblock::decode(&raw)) {
+            lost.push(LostLog { offset: place.home_start, mark, errno: superblock.errno, others: Vec::new() });
+        }
+    }
+    Ok(lost)
+}
+
+impl Owed {
+    /// What there is to say, and to do, about an image; nothing if it is owed nothing.
+    pub fn sentence(&self, image: &Path) -> Option<String> {
+        let image = image.display();
+        match self {
+            Owed::Nothing => None,
+            Owed::Held(area, count) => {
+                let area = area.display();
+                let what = match count {
+                    Some(1) => "1 transaction of this image is".to_owned(),
+                    Some(count) => format!("{count} transactions of this image are"),
+                    None => "transactions of this image are".to_owned(),
+                };
+                Some(format!(
+                    "{what} held in {area}, and not on it; nothing was changed: run 'amberlog recover --area {area}'"
+                ))
+            }
+            Owed::InUse(area) => Some(format!(
+                "transactions of this image may be held in {}, which another amberlog or a VM it started uses; nothing was \
+                 changed: end that first",
+                area.display()
+            )),
+            Owed::Copy(area) => Some(format!(
+                "the journal of this image was opened by the VM whose blocks are held in {}: it is that VM's image, moved or \
+                 copied, or the same by another name; nothing was changed: run 'amberlog recover --area {} --image {image}'",
+                area.display(),
+                area.display()
+            )),
+            Owed::Lost(logs) => {
+                let all: Vec<String> = logs.iter().map(|log| log.sentence(&image.to_string())).collect();
+                Some(all.join("; "))
+            }
+        }
+    }
+}
+
+impl LostLog {
+    fn sentence(&self, image: &str) -> String {
+        let offset = self.offset;
+        let check = format!(
+            "run 'e2fsck -f' on the file system at byte {offset} of {image}, which looks at all of it, before anybody uses it"
+        );
+        match self.mark {
+            HeldMark::Ours(MarkKind::Dropped, _) => format!(
+                "the journal of the file system at byte {offset} was dropped (placement=discard) while the file system was \
+                 in use; nothing was changed: {check}"
+            ),
+            HeldMark::Ours(MarkKind::Held, _) => {
+                let mut sentence = format!(
+                    "the journal of the file system at byte {offset} carries amberlog's mark: it was held in memory, its \
+                     transactions are not on this image, and nothing that this user holds has them; nothing was changed. "
+                );
+                match self.others.first() {
+                    Some((place, user)) => {
+                        sentence +=
+                            &format!("User {user} has an entry for it in {}: run this as that user. ", place.display());
+                    }
+                    None => {
+                        sentence += "Another user or another host may hold them, if the image was copied or moved from there; \
+                                     recover there first. ";
+                    }
+                }
+                sentence
+                    + &format!(
+                        "If the host has lost power or was started anew since, what was committed last is lost: {check}"
+                    )
+            }
+            HeldMark::Plain | HeldMark::None => format!(
+                "the journal of the file system at byte {offset} is empty and has an error number ({}), as when an amberlog held \
+                 it elsewhere: in a region of NVM (then give --nvm PATH), or in memory that is gone; nothing was changed. If \
+                 nothing holds it, {check}",
+                self.errno
+            ),
+        }
+    }
+}
