@@ -551,6 +551,42 @@ fn an_image_that_was_moved_to_another_file_is_finished_where_the_caller_says() {
 }
 
 #[test]
+fn the_same_image_by_another_name_is_the_same_image() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    let (image, left) = rig.die();
+    // Through a loop device it is another one as far as its number goes: nothing is written twice, or to the wrong one.
+    let attached = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+    match attached.ok().filter(|output| output.status.success()) {
+        Some(output) => {
+            let device = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+            let named = std::slice::from_ref(&device);
+            for finish in [finish_directory, finish_directory_into] {
+                let outcome = finish(&left, named).expect("a good directory");
+                let error = &outcome.failed[0].error;
+                let is_refused = matches!(error, FinishError::Refused(_));
+                assert!(is_refused && error.to_string().contains("the same by another name"), "{error}");
+            }
+            assert!(Command::new("losetup").arg("--detach").arg(&device).status().expect("losetup").success());
+        }
+        None => println!("left out: no loop device can be had here"),
+    }
+    let (second, link) = (image.with_file_name("second"), image.with_file_name("link"));
+    std::fs::hard_link(&image, &second).expect("a second name");
+    std::os::unix::fs::symlink(&second, &link).expect("a link");
+    // Its own name is another file's by now.
+    std::fs::remove_file(&image).expect("removed");
+    std::fs::write(&image, "something else").expect("written");
+    let outcome = finish_directory(&left, std::slice::from_ref(&link)).expect("a good directory");
+    assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+    assert!(block_of(&second, first) == content(1));
+    assert_eq!(std::fs::read_to_string(&image).expect("there"), "something else");
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
 fn an_image_counts_that_is_named_or_in_the_list_and_no_other() {
     let mut rig = Rig::new();
     let first = FILE_SYSTEM_BLOCKS - 100;
