@@ -57,7 +57,9 @@ impl Stopped {
     }
 
     fn ask(&mut self, command: &str, arguments: Value) -> Value {
-        writeln!(self.reader.get_mut(), "{}", json!({"execute": command, "arguments": arguments})).unwrap();
+        // At once: QEMU takes a command without its line's end, and is gone after "quit" before that would be written.
+        let line = format!("{}\n", json!({"execute": command, "arguments": arguments}));
+        self.reader.get_mut().write_all(line.as_bytes()).unwrap();
         loop {
             let mut answer = self.line();
             assert!(answer.get("error").is_none(), "{command}: {answer}");
