@@ -146,7 +146,15 @@ fn run(medium: &Simulated, steps: &[Step]) -> Result<Vec<Model>, (Vec<Model>, St
                     let info = store.info(&name(*j)).expect("there");
                     (info.epoch, info.nonce)
                 };
-                store.close(&name(*j), epoch, nonce).map(|()| model.get_mut(j).expect("there").live = false)
+                let journal = model.get_mut(j).expect("there");
+                match store.close(&name(*j), epoch, nonce) {
+                    // Somebody has taken the log: its writer ends nothing any more.
+                    Err(StoreError::Fenced { .. }) if journal.fence != journal.epoch => Ok(()),
+                    closed => closed.map(|()| {
+                        assert_eq!(journal.fence, journal.epoch, "a fenced writer closed a log");
+                        journal.live = false;
+                    }),
+                }
             }
             Step::Delete(j) if model.contains_key(j) => store.delete(&name(*j), true).map(|()| {
                 model.remove(j);
