@@ -1,7 +1,7 @@
 //! What a thread may still ask the kernel for, once it works on what a guest or a VMM has said.
 //!
 //! A [`Sandbox`] is made for one VM, and each of its threads enters it in a [`Role`]: from then on, and for every thread that
-//! it starts, system calls that its role never needs end the process with a sentence that names the call (seccomp), and
+//! it starts, a system call that is not on its role's list ends the process with a sentence that names the call (seccomp), and
 //! only the VM's own directory can be opened for writing (landlock). Descriptors that are open stay usable: images are opened
 //! before.
 //!

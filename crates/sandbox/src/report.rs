@@ -47,7 +47,7 @@ extern "C" fn ended(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: 
     tell(b"' asked for system call ");
     tell(digits(call.unsigned_abs(), &mut space));
     tell(
-        b", which that role never needs: an attack, or a bug in amberlog's sandbox (without --sandbox it goes on). The process \
+        b", which that role never needs: an attack, or a bug in amberlog's sandbox (with --no-sandbox it goes on). The process \
         ends; what was committed is kept.\n",
     );
     // SAFETY: no requirement; a handler may call it.

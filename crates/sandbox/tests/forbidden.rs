@@ -27,6 +27,14 @@ fn attempt(what: &str, directory: &Path) -> io::Result<()> {
         "exec in a thread" => std::thread::spawn(|| Err(Command::new("/bin/true").exec())).join().expect("no panic"),
         "ptrace" => call(libc::SYS_ptrace, [libc::PTRACE_TRACEME.into(), 0, 0, 0]),
         "unshare" => call(libc::SYS_unshare, [libc::CLONE_NEWUSER.into(), 0, 0, 0]),
+        "fork" => call(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0]).map(|()| std::process::exit(WORKED)),
+        "signal another" => {
+            call(libc::SYS_kill, [rustix::process::getppid().map_or(1, |p| p.as_raw_nonzero().get()).into(), 0, 0, 0])
+        }
+        "limits of another" => call(libc::SYS_prlimit64, [1, 7, 8, 0]),
+        "message queue" => call(libc::SYS_msgget, [0, 0, 0, 0]),
+        "of tomorrow" => call(1000, [0; 4]),
+        "terminal" => call(libc::SYS_ioctl, [0, 0x5412, 0, 0]),
         "io_uring" => call(libc::SYS_io_uring_setup, [1, 0, 0, 0]),
         "code" => {
             let (protection, flags) = (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -143,6 +151,12 @@ fn a_thread_that_works_for_a_guest_gets_nothing_else() {
                 ("io_uring", End::Killed),
                 ("code", End::Killed),
                 ("internet", End::Killed),
+                ("fork", End::Killed),
+                ("signal another", End::Killed),
+                ("limits of another", End::Killed),
+                ("message queue", End::Killed),
+                ("of tomorrow", End::Killed),
+                ("terminal", End::Killed),
                 ("shadow", End::Refused),
                 ("hosts", End::Refused),
                 ("write outside", End::Refused),

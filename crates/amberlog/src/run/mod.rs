@@ -60,9 +60,12 @@ pub struct RunArgs {
     /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = ::disk_model::time_scale)]
     time_scale: f64,
-    /// Fence in the threads that work for the guest: they can start nothing, and open nothing but what is in the VM's directory
-    /// (seccomp and landlock). Off until it has been tried longer.
+    /// Do not fence in the threads that work for the guest. Otherwise they make only the system calls that they need, and open
+    /// nothing but what is in the VM's directory (seccomp and landlock).
     #[arg(long)]
+    no_sandbox: bool,
+    /// As it is anyway: how it was said before it was the default.
+    #[arg(long, hide = true, conflicts_with = "no_sandbox")]
     sandbox: bool,
     #[command(flatten)]
     trust: command_line::remote_options::RemoteTrust,
@@ -89,7 +92,7 @@ impl RunArgs {
             memory_budget_mib: self.memory_budget,
             time_scale: self.time_scale,
             trust: self.trust.clone(),
-            sandbox: self.sandbox,
+            sandbox: !self.no_sandbox,
             trace: self.trace.clone(),
             samples: self.samples.clone(),
         }

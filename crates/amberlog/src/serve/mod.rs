@@ -42,9 +42,12 @@ pub struct ServeArgs {
     /// Only say whether the configuration is good, and what would keep its VMs from being served: images, directories, sockets.
     #[arg(long)]
     check: bool,
-    /// Fence the daemon in: it can start nothing, and its threads that work for a guest can open nothing but what is in that
-    /// VM's directory (seccomp and landlock). Off until it has been tried longer.
+    /// Do not fence the daemon in. Otherwise it can start nothing, and its threads that work for a guest make only the system
+    /// calls that they need, and open nothing but what is in that VM's directory (seccomp and landlock).
     #[arg(long)]
+    no_sandbox: bool,
+    /// As it is anyway: how it was said before it was the default.
+    #[arg(long, hide = true, conflicts_with = "no_sandbox")]
     sandbox: bool,
 }
 
@@ -52,7 +55,7 @@ impl ServeArgs {
     /// The configuration as it is now.
     fn read(&self) -> anyhow::Result<Config> {
         let mut config = Config::read(&self.config)?;
-        config.vms.values_mut().for_each(|vm| vm.options.sandbox = self.sandbox);
+        config.vms.values_mut().for_each(|vm| vm.options.sandbox = !self.no_sandbox);
         Ok(config)
     }
 }
@@ -119,7 +122,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // Before the sandbox: what is made here is ours alone until it is given to somebody.
     own_files::keep_files_private();
     open_run(&config.run)?;
-    if args.sandbox {
+    if !args.no_sandbox {
         sandbox::enter_daemon();
     }
     let mut signals = signal_hook::iterator::Signals::new([

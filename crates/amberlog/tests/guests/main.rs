@@ -19,6 +19,7 @@ mod refusals;
 mod remote;
 mod remount;
 mod reset;
+mod sandbox;
 mod serve;
 mod shared;
 mod stacked;
