@@ -1,0 +1,234 @@
+//! What the pages say of the sources, held against them: links lead somewhere, sentences that docs/troubleshooting.md explains are
+//! still said, and every variable of the environment is on docs/command-line.md.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Files below a directory that end so, but not in what builds leave behind.
+fn files(directory: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            if !name.starts_with('.') && !["target", "build", "shared", "traces", "corpus"].contains(&name) {
+                files(&path, endings, found);
+            }
+        } else if endings.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+}
+
+fn pages() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    files(&root(), &[".md"], &mut found);
+    assert!(found.len() > 15, "{found:?}");
+    found
+}
+
+/// A page's lines outside fenced and indented code, with what stands in `code` kept.
+fn prose(text: &str) -> Vec<&str> {
+    let mut is_fenced = false;
+    text.lines()
+        .filter(|line| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_fenced ^= is_fence;
+            !is_fenced && !is_fence && !line.starts_with("    ")
+        })
+        .collect()
+}
+
+/// The anchors of a page's headings, as forges make them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).into_iter().filter_map(|line| {
+        let title = line.trim_start_matches('#');
+        (title.len() < line.len() && title.starts_with(' ')).then(|| title.trim())
+    });
+    let mut seen = BTreeMap::new();
+    headings
+        .map(|title| {
+            let kept = title.to_lowercase();
+            let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+            let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+            let times: &mut u32 = seen.entry(anchor.clone()).or_default();
+            *times += 1;
+            if *times == 1 { anchor } else { format!("{anchor}-{}", *times - 1) }
+        })
+        .collect()
+}
+
+/// The targets of a line's links, those within `code` left out.
+fn links(line: &str) -> Vec<String> {
+    let outside: String =
+        line.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "code" }).collect();
+    let parts: Vec<&str> = outside.split("](").skip(1).collect();
+    parts.iter().map(|part| part.split(')').next().unwrap().to_owned()).collect()
+}
+
+/// What is wrong with a link of a page, if anything.
+fn dead(page: &Path, target: &str) -> Option<String> {
+    if target.starts_with("https://") || target.starts_with("http://") {
+        return None;
+    }
+    let (path, anchor) = target.split_once('#').map_or((target, None), |(path, anchor)| (path, Some(anchor)));
+    let file = if path.is_empty() { page.to_owned() } else { page.parent().unwrap().join(path) };
+    if !file.exists() {
+        return Some("there is no such file".to_owned());
+    }
+    let anchor = anchor?;
+    let is_there = anchors(&read(&file)).contains(anchor);
+    (!is_there).then(|| format!("there is no heading '{anchor}' in it"))
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for page in pages() {
+        let text = read(&page);
+        for line in prose(&text) {
+            for target in links(line) {
+                count += 1;
+                if let Some(why) = dead(&page, &target) {
+                    wrong.push(format!("{}: ({target}): {why}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count > 50, "{count} links");
+}
+
+#[test]
+fn a_dead_link_and_a_dead_anchor_are_seen() {
+    let page = root().join("docs/guarantees.md");
+    assert!(dead(&page, "no-such-page.md").is_some());
+    assert!(dead(&page, "guarantees.md#no-such-heading").is_some());
+    assert!(dead(&page, "#flushes").is_none() && dead(&page, "../README.md").is_none());
+    assert_eq!(links("see [a](b.md#c) and `[x](y)`, [d](e)"), ["b.md#c", "e"]);
+    let text = "# A `b` c: d\n## What a thread may still do\n## Twice\n## Twice\n    # no heading\n";
+    let expected = ["a-b-c-d", "twice", "twice-1", "what-a-thread-may-still-do"];
+    assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), expected);
+}
+
+/// The texts of a source, with `…` for what is filled in.
+fn texts(source: &str) -> Vec<String> {
+    let code: Vec<&str> =
+        source.lines().map(|line| if line.trim_start().starts_with("//") { "" } else { line }).collect();
+    let code = code.join("\n");
+    let mut found = Vec::new();
+    let mut rest = code.as_str();
+    while let Some(start) = rest.find('"') {
+        let body = &rest[start + 1..];
+        let mut text = String::new();
+        let mut is_filled = false;
+        let mut characters = body.char_indices();
+        let mut end = body.len();
+        while let Some((at, character)) = characters.next() {
+            match character {
+                '"' => {
+                    end = at + 1;
+                    break;
+                }
+                '\\' => match characters.next().map(|(_, next)| next) {
+                    Some('\n') => {
+                        let indent = characters.as_str();
+                        let skip = indent.len() - indent.trim_start().len();
+                        for _ in 0..indent[..skip].chars().count() {
+                            characters.next();
+                        }
+                    }
+                    Some('n') | None => {}
+                    Some(other) if !is_filled => text.push(other),
+                    Some(_) => {}
+                },
+                '{' => {
+                    is_filled = true;
+                    text.push('…');
+                }
+                '}' => is_filled = false,
+                other if !is_filled => text.push(other),
+                _ => {}
+            }
+        }
+        found.push(text);
+        rest = &body[end..];
+    }
+    found
+}
+
+#[test]
+fn texts_are_read_as_the_compiler_reads_them() {
+    let source = "f(\"a \\\n    {b:#x}, \\\"c\\\"\", \"d\"); // \"\n    // \"not this\"\n";
+    assert_eq!(texts(source)[..2], ["a …, \"c\"".to_owned(), "d".to_owned()]);
+}
+
+/// What stands in `code` in the first column of a page's tables.
+fn quoted(page: &str) -> Vec<&str> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
+    rows.filter(|row| row.starts_with('`'))
+        .flat_map(|row| row.split(" | ").next().unwrap().split('`').skip(1).step_by(2))
+        .collect()
+}
+
+#[test]
+fn sentences_that_are_explained_are_still_said() {
+    let mut sources = Vec::new();
+    files(&root().join("crates"), &[".rs"], &mut sources);
+    let said: Vec<String> = sources
+        .iter()
+        .filter(|path| path.components().any(|part| part.as_os_str() == "src"))
+        .flat_map(|path| texts(&read(path)))
+        .collect();
+    let said = said.join("\0");
+    let page = read(&root().join("docs/troubleshooting.md"));
+    let sentences = quoted(&page);
+    let missing: Vec<&&str> = sentences.iter().filter(|sentence| !said.contains(**sentence)).collect();
+    assert!(missing.is_empty(), "docs/troubleshooting.md explains what nothing says any more: {missing:#?}");
+    assert!(sentences.len() > 500, "{}", sentences.len());
+}
+
+/// The variables that a source reads: ours wherever they are named, others where they are asked for.
+fn variables(source: &str) -> BTreeSet<String> {
+    let is_part = |c: &char| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '_';
+    let name_at = |text: &str| text.chars().take_while(is_part).collect::<String>();
+    let ours = source.match_indices("AMBERLOG_").map(|(at, _)| name_at(&source[at..]));
+    let asked = ["env::var(\"", "env::var_os(\"", "var_os(\"", "named(\""].into_iter();
+    let asked = asked.flat_map(|call| source.split(call).skip(1).map(name_at).collect::<Vec<_>>());
+    ours.chain(asked).filter(|name| name.len() > 1 && !name.ends_with('_')).collect()
+}
+
+#[test]
+fn every_variable_of_the_environment_is_described() {
+    let mut sources = Vec::new();
+    for directory in ["crates", "guest", "fuzz", "scripts"] {
+        files(&root().join(directory), &[".rs", ".sh"], &mut sources);
+    }
+    sources.push(root().join("Makefile"));
+    sources.retain(|path| !path.ends_with("guest-kit/tests/pages.rs"));
+    let mut read_by = BTreeMap::new();
+    for path in &sources {
+        for name in variables(&read(path)) {
+            read_by.entry(name).or_insert_with(|| path.display().to_string());
+        }
+    }
+    // Cargo's own say where a program's sources and its tools are; the shell's are its own.
+    read_by.retain(|name, _| !["CARGO", "IMAGE", "SOCKET", "TRY"].contains(&name.as_str()));
+    let page = read(&root().join("docs/command-line.md"));
+    let described: BTreeSet<&str> = quoted(&page).into_iter().collect();
+    let missing: Vec<_> = read_by.iter().filter(|(name, _)| !described.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "docs/command-line.md does not describe {missing:#?}");
+    let all: String = sources.iter().map(|path| read(path)).collect();
+    for name in described.iter().filter(|name| name.chars().all(|c| c.is_ascii_uppercase() || c == '_')) {
+        assert!(all.contains(name), "docs/command-line.md describes {name}, which nothing reads");
+    }
+    assert!(read_by.len() > 20, "{read_by:?}");
+}
