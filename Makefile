@@ -4,7 +4,7 @@
 #   make demo     the main job: a real guest, killed, recovered, judged          ACCEL=kvm|tcg forces
 #   make test     everything that CI runs
 #   make lint     formatting and clippy alone
-#   make bench    the figures of docs/benchmarks.md
+#   make bench    the figures of docs/results/benchmarks.md
 #   make crash    the long crash rounds
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P

@@ -232,3 +232,24 @@ fn every_variable_of_the_environment_is_described() {
     }
     assert!(read_by.len() > 20, "{read_by:?}");
 }
+
+/// Every file, message and mark of ours begins with letters that can be looked for; docs/inside/formats.md has them all.
+#[test]
+fn every_magic_string_is_on_the_page_of_formats() {
+    let page = read(&root().join("docs/inside/formats.md"));
+    let mut sources = Vec::new();
+    files(&root().join("crates"), &[".rs"], &mut sources);
+    let mut found = BTreeSet::new();
+    for path in sources.iter().filter(|path| path.components().any(|part| part.as_os_str() == "src")) {
+        let text = read(path);
+        for after in text.split("b\"AMB").skip(1) {
+            let name = after.split('"').next().unwrap();
+            if name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '-') {
+                found.insert(format!("AMB{name}"));
+            }
+        }
+    }
+    let missing: Vec<_> = found.iter().filter(|magic| !page.contains(&format!("`{magic}`"))).collect();
+    assert!(missing.is_empty(), "docs/inside/formats.md does not describe {missing:?}");
+    assert!(found.len() >= 9, "{found:?}");
+}

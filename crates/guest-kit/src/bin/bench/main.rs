@@ -1,4 +1,4 @@
-//! `make bench`: what the figures of docs/benchmarks.md are measured with.
+//! `make bench`: what the figures of docs/results/benchmarks.md are measured with.
 //!
 //! Real guests, one at a time, each on a fresh image: amberlog with placement `retain` and, in the
 //! same run, the alternatives that a user has today. Only ratios between runs that were made in
