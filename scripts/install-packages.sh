@@ -15,6 +15,8 @@ packages="
     zstd xz-utils
     ca-certificates
     systemd
+    prometheus python3-jsonschema
+    debhelper lintian mmdebstrap
 "
 
 fail() {

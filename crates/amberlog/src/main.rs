@@ -5,6 +5,8 @@
 
 mod exit;
 mod inspect;
+mod libvirt;
+mod metrics;
 mod raw;
 mod recover;
 mod run;
@@ -13,13 +15,16 @@ mod shim;
 mod takeover;
 mod vm;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use command_line::documents::DocumentsArgs;
 use command_line::programs::{OtherArgs, become_program};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 const LAB: &str = "amberlog-lab";
 const JOURNAL_SERVER: &str = "amberlog-journal-server";
+/// Commands that are other programs, and have their pages.
+const OTHER_PROGRAMS: [&str; 5] = ["lab", "disk-model", "journal-server", "ssd", "trace"];
 
 #[derive(Parser)]
 #[command(
@@ -53,6 +58,8 @@ enum Command {
     Detach(serve::ask::DetachArgs),
     /// Print the environment and the arguments with which QEMU finds a daemon's disks.
     Arguments(serve::ask::ArgumentsArgs),
+    /// Print or make a libvirt domain's XML that works with a daemon's disks.
+    Libvirt(libvirt::LibvirtArgs),
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
     Inspect(inspect::InspectArgs),
     /// Run the papers' experiments on real guests, and report on them.
@@ -65,6 +72,9 @@ enum Command {
     Ssd(OtherArgs),
     /// Summarise and convert block traces.
     Trace(OtherArgs),
+    /// Write manual pages and completions into a directory: for packages.
+    #[command(hide = true)]
+    Documents(DocumentsArgs),
 }
 
 fn main() -> ExitCode {
@@ -80,12 +90,17 @@ fn main() -> ExitCode {
         Command::Placement(args) => serve::ask::placement(&args),
         Command::Detach(args) => serve::ask::detach(&args),
         Command::Arguments(args) => serve::ask::arguments(&args),
+        Command::Libvirt(args) => libvirt::run(&args),
         Command::Inspect(args) => inspect::run(args),
         Command::Lab(args) => become_program(LAB, args.arguments),
         Command::DiskModel(args) => become_program(LAB, with("disk-model", args)),
         Command::JournalServer(args) => become_program(JOURNAL_SERVER, args.arguments),
         Command::Ssd(args) => become_program(LAB, with("ssd", args)),
         Command::Trace(args) => become_program(LAB, with("trace", args)),
+        Command::Documents(args) => match args.write(CommandLine::command(), &OTHER_PROGRAMS) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => exit::report(&error.into()),
+        },
     }
 }
 

@@ -1,6 +1,43 @@
 //! What a device counts, for reports and metrics.
 
+use latency::{Histogram, Snapshot};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! latencies {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// How long things took, since the device was started. Written by the device's worker thread, read by anybody.
+        #[derive(Debug, Default)]
+        pub(crate) struct Latencies {
+            $($(#[$doc])* pub(crate) $name: Histogram,)*
+        }
+
+        impl Latencies {
+            /// Reads all of them, each with its name.
+            pub(crate) fn snapshot(&self) -> Vec<(&'static str, Snapshot)> {
+                vec![$((stringify!($name), self.$name.snapshot()),)*]
+            }
+        }
+    };
+}
+
+latencies! {
+    /// Read requests of the guest, from the ring to the answer.
+    read,
+    /// Write requests of the guest, likewise; those with a commit block, too.
+    write,
+    /// Flush requests of the guest, likewise.
+    flush,
+    /// Discard and write-zeroes requests of the guest, likewise.
+    discard,
+    /// Write requests with a commit block of a journal.
+    commit,
+    /// Reads of the disk engine from storage.
+    storage_read,
+    /// Writes of the disk engine to storage: under a held placement these are home writes.
+    storage_write,
+    /// Flushes of the disk engine.
+    storage_flush,
+}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -8,6 +45,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)*
+            pub(crate) latencies: Latencies,
         }
 
         /// The counters at one moment.

@@ -197,6 +197,12 @@ impl<R: Route + ?Sized + 'static> DeviceHandle<R> {
         self.counters.snapshot()
     }
 
+    /// How long things took: the guest's requests (`read`, `write`, `flush`, `discard`, and of the writes those that `commit`) from the
+    /// ring to the answer, and the disk engine's (`storage_read`, `storage_write`, `storage_flush`) in the kernel.
+    pub fn latencies(&self) -> Vec<(&'static str, latency::Snapshot)> {
+        self.counters.latencies.snapshot()
+    }
+
     /// The image behind it.
     pub fn image(&self) -> &Arc<Image> {
         &self.image

@@ -7,6 +7,16 @@
 use crate::chain::StatusPlace;
 use block_route::{RequestId, Status};
 use guest_memory::RegionSet;
+use std::time::Instant;
+
+/// What a chain asks for, as far as it matters to how long it may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChainKind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+}
 
 /// A virtio request that has not been answered yet.
 #[derive(Debug)]
@@ -22,6 +32,11 @@ pub(crate) struct ChainState {
     pub(crate) readback_len: u32,
     /// A flush has to follow before it may complete.
     pub(crate) flush_after: bool,
+    pub(crate) kind: ChainKind,
+    /// It has a commit block of a journal.
+    pub(crate) is_commit: bool,
+    /// When it was taken from its ring.
+    pub(crate) taken: Instant,
     parts_left: u32,
     status: Status,
 }
@@ -73,6 +88,7 @@ impl Tracker {
         (status_place, regions): (StatusPlace, RegionSet),
         readback_len: u32,
         flush_after: bool,
+        (kind, taken): (ChainKind, Instant),
     ) -> u32 {
         let state = ChainState {
             ring,
@@ -82,6 +98,9 @@ impl Tracker {
             regions: Some(regions),
             readback_len,
             flush_after,
+            kind,
+            is_commit: false,
+            taken,
             parts_left: 0,
             status: Status::Ok,
         };
@@ -124,6 +143,15 @@ impl Tracker {
             debug_assert!(false, "the route named a request that is not in flight");
         }
         part
+    }
+
+    /// The request has a commit block.
+    pub(crate) fn note_commit(&mut self, request: RequestId) {
+        if let Some(chain) = self.parts.get(request.0 as usize).filter(|part| part.live).map(|part| part.chain)
+            && let Some(state) = &mut self.chains[chain as usize]
+        {
+            state.is_commit = true;
+        }
     }
 
     /// One more thing the request waits for.
@@ -197,7 +225,7 @@ mod tests {
         // SAFETY: an empty slice is never accessed.
         let byte = unsafe { MemorySlice::new(std::ptr::dangling_mut(), 0, PageId::NONE, 0) };
         let place = StatusPlace { byte, address: 0 };
-        tracker.add_chain((0, 0), 0, (place, RegionSet::default()), 0, flush_after)
+        tracker.add_chain((0, 0), 0, (place, RegionSet::default()), 0, flush_after, (ChainKind::Write, Instant::now()))
     }
 
     #[test]

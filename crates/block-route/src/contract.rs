@@ -148,6 +148,8 @@ pub enum PlanAction {
 pub struct Plan {
     /// The device takes these out and carries them out.
     pub actions: Vec<PlanAction>,
+    /// Requests with which a guest commits: how long they take is told apart.
+    pub commits: Vec<RequestId>,
 }
 
 impl Plan {
@@ -164,6 +166,11 @@ impl Plan {
     /// Takes one hold off a request.
     pub fn release(&mut self, request: RequestId, status: Status) {
         self.actions.push(PlanAction::Release(request, status));
+    }
+
+    /// The request has a commit block of a journal.
+    pub fn note_commit(&mut self, request: RequestId) {
+        self.commits.push(request);
     }
 
     /// Fails a request that has no hold yet.

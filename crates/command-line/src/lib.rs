@@ -1,10 +1,11 @@
 //! What the command lines of amberlog's programs share: exit codes, logging, the options that say how a journal server is
-//! reached, and how one program becomes another.
+//! reached, how one program becomes another, and the manual pages and completions of each.
 //!
 //! What it must never do: know a command. Failure story: none; every error is the caller's to report.
 
 #![forbid(unsafe_code)]
 
+pub mod documents;
 pub mod exit;
 pub mod logging;
 pub mod programs;

@@ -1,28 +1,93 @@
 //! Log lines on stderr; `AMBERLOG_LOG` says which, in the syntax of `tracing_subscriber::EnvFilter` (default `info`).
 //!
 //! Each line names the VM and the disk that its thread works for (`log-context`). Colours are for terminals only, and not where
-//! `NO_COLOR` is set.
+//! `NO_COLOR` is set. With `AMBERLOG_LOG_FORMAT=json` a line is an object: `time`, `level`, `vm` and `disk` where they are known, `part`
+//! (the crate that says it) and `message`.
 
 use std::fmt;
 use std::io::IsTerminal;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::field::RecordFields;
-use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Has log lines printed from here on.
 pub fn start() {
     crate::exit::when_nobody_reads();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("AMBERLOG_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let format = std::env::var_os("AMBERLOG_LOG_FORMAT").unwrap_or_default();
+    if format == "json" {
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).event_format(Json).init();
+        return;
+    }
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(colours)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("AMBERLOG_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
-        )
+        .with_env_filter(filter)
         .with_target(false)
         .fmt_fields(WithContext)
         .init();
+    if !format.is_empty() && format != "text" {
+        tracing::warn!("AMBERLOG_LOG_FORMAT is text or json, not {}: lines are text", format.display());
+    }
+}
+
+/// An object a line.
+struct Json;
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+    N: for<'writer> FormatFields<'writer> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut time = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        let mut message = Message::default();
+        event.record(&mut message);
+        // Lines that came through `log` have their crate in a field.
+        let part = message.target.as_deref().unwrap_or(event.metadata().target());
+        let mut line = serde_json::json!({
+            "time": time, "level": event.metadata().level().to_string().to_lowercase(), "part": part,
+            "message": message.text,
+        });
+        let context = log_context::Context::current();
+        let (vm, disk) = context.names();
+        for (key, name) in [("vm", vm), ("disk", disk)] {
+            if let Some(name) = name {
+                line[key] = name.into();
+            }
+        }
+        writeln!(writer, "{line}")
+    }
+}
+
+/// What a line says.
+#[derive(Default)]
+struct Message {
+    text: String,
+    target: Option<String>,
+}
+
+impl Visit for Message {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.text = value.to_owned(),
+            "log.target" => self.target = Some(value.to_owned()),
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.text = format!("{value:?}");
+        }
+    }
 }
 
 /// What a line says, after whom it is about.
@@ -54,6 +119,28 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn lines_are_objects_if_that_is_wished() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Json).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let _entered = log_context::enter(Context::vm("db").with_disk("root"));
+            tracing::warn!("a \"ring\"\nis {}", "broken");
+            drop(_entered);
+            tracing::info!("read the configuration again");
+        });
+        let text = String::from_utf8(sink.0.lock().expect("no panic under this lock").clone()).expect("text");
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert_eq!(lines[0]["message"], "a \"ring\"\nis broken");
+        assert_eq!((&lines[0]["vm"], &lines[0]["disk"]), (&"db".into(), &"root".into()));
+        assert_eq!(lines[0]["level"], "warn");
+        assert!(lines[0]["time"].as_str().is_some_and(|time| time.starts_with("20") && time.ends_with('Z')), "{text}");
+        assert!(lines[1].get("vm").is_none(), "{text}");
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub struct VmMemory {
     copy_on_write: OnceLock<Arc<dyn CopyOnWrite>>,
     /// Where its files have to be for pages to be retained in them.
     directory: OnceLock<PathBuf>,
+    /// How long the guest waited for a page that it wrote to while it was protected, as far as it is seen from here.
+    pub(crate) fault_latency: latency::Histogram,
 }
 
 impl std::fmt::Debug for VmMemory {
@@ -126,6 +128,11 @@ impl VmMemory {
     /// If it was set before.
     pub fn set_copy_on_write(&self, handler: Arc<dyn CopyOnWrite>) {
         assert!(self.copy_on_write.set(handler).is_ok(), "a VM has one journal area");
+    }
+
+    /// How long faults on protected pages took to answer, from when they were read.
+    pub fn fault_latency(&self) -> latency::Snapshot {
+        self.fault_latency.snapshot()
     }
 
     pub(crate) fn copy_on_write(&self) -> Option<&Arc<dyn CopyOnWrite>> {

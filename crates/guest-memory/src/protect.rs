@@ -318,6 +318,8 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
             log::debug!("reading page faults ended: {error}");
             return;
         }
+        // Those behind the first one wait for it as well.
+        let began = std::time::Instant::now();
         for address in &addresses {
             let Some(page) = vm.channel.page_at(*address) else {
                 log::error!("a page fault at {address:#x} is outside every known region");
@@ -329,6 +331,7 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
                     vm.unprotect(&[page]);
                 }
             }
+            vm.fault_latency.record(began.elapsed());
         }
     }
 }

@@ -5,7 +5,8 @@
 
 #![forbid(unsafe_code)]
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use command_line::documents::DocumentsArgs;
 use command_line::exit;
 use command_line::remote_options::{RemoteName, RemoteTrust};
 use recovery::uuid_text;
@@ -97,6 +98,9 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Write manual pages and completions into a directory: for packages.
+    #[command(hide = true)]
+    Documents(DocumentsArgs),
 }
 
 #[derive(Args, Debug)]
@@ -115,7 +119,10 @@ fn main() -> ExitCode {
     let args = JournalServerArgs::parse();
     command_line::logging::start();
     let result = match (args.command, args.serve) {
-        (Some(command), _) => ask(command),
+        (Some(Command::Documents(args)), _) => args.write(JournalServerArgs::command(), &[]).map_err(Into::into),
+        (Some(Command::List(args)), _) => list(&args),
+        (Some(Command::Inspect(args)), _) => inspect(&args),
+        (Some(Command::Delete { ask, force }), _) => delete(&ask, force),
         (None, Some(serve)) => serve_until_told(serve),
         (None, None) => Err(exit::usage("journal-server needs --listen and --store, or one of list, inspect, delete")),
     };
@@ -175,50 +182,56 @@ fn serve_until_told(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ask(command: Command) -> anyhow::Result<()> {
-    let (Command::List(ask) | Command::Inspect(ask) | Command::Delete { ask, .. }) = &command;
-    let named = || ask.remote.name.clone().ok_or_else(|| exit::usage("which journal? --remote HOST:PORT/NAME"));
-    let mut client = BlockingClient::connect(&ask.trust.client(&ask.remote.address))?;
-    match &command {
-        Command::List(_) => {
-            let journals = client.list()?;
-            if ask.json {
-                println!("{}", json!({"schema": 1, "journals": journals.iter().map(value).collect::<Vec<_>>()}));
-            } else if journals.is_empty() {
-                println!("no journals");
-            } else {
-                journals.iter().for_each(print);
-            }
-        }
-        Command::Inspect(_) => {
-            let name = named()?;
-            let status = client.status(&name)?.ok_or_else(|| anyhow::anyhow!("there is no journal {name}"))?;
-            // Reads all of it, so that what is shown as whole is whole.
-            let damage = if status.is_live {
-                client.fetch(&status, u32::MAX).err().map(|error| error.to_string())
-            } else {
-                None
-            };
-            if ask.json {
-                let mut object = value(&status);
-                object["schema"] = json!(1);
-                object["damage"] = json!(damage);
-                println!("{object}");
-            } else {
-                print(&status);
-                println!("  owner {}, block size {}", uuid_text(&status.owner), status.block_bytes);
-                println!("  batches {} to {}, highest epoch given out {}", status.tail, status.last, status.fence);
-            }
-            if let Some(damage) = damage {
-                return Err(exit::refused(damage));
-            }
-        }
-        Command::Delete { force, .. } => {
-            let name = named()?;
-            client.delete(&name, *force)?;
-            println!("{name} is deleted");
-        }
+impl AskArgs {
+    fn connect(&self) -> anyhow::Result<BlockingClient> {
+        Ok(BlockingClient::connect(&self.trust.client(&self.remote.address))?)
     }
+
+    fn name(&self) -> anyhow::Result<String> {
+        self.remote.name.clone().ok_or_else(|| exit::usage("which journal? --remote HOST:PORT/NAME"))
+    }
+}
+
+fn list(ask: &AskArgs) -> anyhow::Result<()> {
+    let journals = ask.connect()?.list()?;
+    if ask.json {
+        println!("{}", json!({"schema": 1, "journals": journals.iter().map(value).collect::<Vec<_>>()}));
+    } else if journals.is_empty() {
+        println!("no journals");
+    } else {
+        journals.iter().for_each(print);
+    }
+    Ok(())
+}
+
+fn inspect(ask: &AskArgs) -> anyhow::Result<()> {
+    let mut client = ask.connect()?;
+    let name = ask.name()?;
+    let status = client.status(&name)?.ok_or_else(|| anyhow::anyhow!("there is no journal {name}"))?;
+    // Reads all of it, so that what is shown as whole is whole.
+    let damage =
+        if status.is_live { client.fetch(&status, u32::MAX).err().map(|error| error.to_string()) } else { None };
+    if ask.json {
+        let mut object = value(&status);
+        object["schema"] = json!(1);
+        object["damage"] = json!(damage);
+        println!("{object}");
+    } else {
+        print(&status);
+        println!("  owner {}, block size {}", uuid_text(&status.owner), status.block_bytes);
+        println!("  batches {} to {}, highest epoch given out {}", status.tail, status.last, status.fence);
+    }
+    match damage {
+        Some(damage) => Err(exit::refused(damage)),
+        None => Ok(()),
+    }
+}
+
+fn delete(ask: &AskArgs, force: bool) -> anyhow::Result<()> {
+    let mut client = ask.connect()?;
+    let name = ask.name()?;
+    client.delete(&name, force)?;
+    println!("{name} is deleted");
     Ok(())
 }
 

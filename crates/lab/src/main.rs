@@ -5,7 +5,8 @@
 
 mod commands;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use command_line::documents::DocumentsArgs;
 use commands::{disk_model, ssd, trace};
 use lab::catalogue::{self, Experiment, Extent, Kind};
 use lab::results::Parameters;
@@ -55,6 +56,9 @@ enum Command {
     Ssd(Box<ssd::SsdArgs>),
     /// Summarise and convert block traces.
     Trace(trace::TraceArgs),
+    /// Write manual pages and completions into a directory: for packages.
+    #[command(hide = true)]
+    Documents(DocumentsArgs),
 }
 
 #[derive(clap::Args)]
@@ -118,6 +122,13 @@ fn main() -> ExitCode {
         Command::DiskModel(args) => return disk_model::run(args),
         Command::Ssd(args) => return ssd::run(*args),
         Command::Trace(args) => return trace::run(args),
+        Command::Documents(args) => match args.write(CommandLine::command(), &[]) {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(error) => {
+                eprintln!("amberlog lab: writing manual pages: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
     };
     match outcome {
         Ok(code) => code,

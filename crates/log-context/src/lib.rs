@@ -33,6 +33,11 @@ impl Context {
         CURRENT.with_borrow(Clone::clone)
     }
 
+    /// The names of the VM and of the disk, as far as they are known.
+    pub fn names(&self) -> (Option<&str>, Option<&str>) {
+        (self.vm.as_deref(), self.disk.as_deref())
+    }
+
     /// The same VM's disk.
     #[must_use]
     pub fn with_disk(mut self, name: &str) -> Self {

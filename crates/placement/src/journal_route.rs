@@ -208,16 +208,7 @@ impl JournalRoute {
 
     /// Counts commit blocks where the area does not.
     fn count_commits(&self, slices: &[MemorySlice], block_bytes: u32) {
-        let commits = segments::blocks(slices, 0, block_bytes)
-            .iter()
-            .flatten()
-            .filter(|block| {
-                let mut head = [0; jbd2::HEADER_BYTES];
-                block.copy_out(0, &mut head);
-                jbd2::peek(&head).is_some_and(|header| header.kind == jbd2::Kind::Commit)
-            })
-            .count();
-        DiskCounters::add(&self.counters().commit_blocks, commits as u64);
+        DiskCounters::add(&self.counters().commit_blocks, commits(slices, block_bytes) as u64);
     }
 
     fn trace(&self, kind: RequestKind, written: TraceKind, offset: u64, len: u64) {
@@ -291,6 +282,9 @@ impl JournalRoute {
         while at < end {
             let position = range.first_position + ((at - range.start) / block_bytes) as u32;
             let slices = segments::part(&waiting.slices, at - start, block_bytes);
+            if commits(&slices, range.block_bytes) > 0 {
+                plan.note_commit(waiting.request);
+            }
             if position == 0 {
                 self.superblock_write(&log, &waiting, at, slices, plan);
             } else if !log.is_open() || log.placement == PlacementKind::Storage {
@@ -893,4 +887,14 @@ impl JournalRoute {
         }
         self.refresh_layout();
     }
+}
+
+/// How many of these blocks say that they are commit blocks.
+fn commits(slices: &[MemorySlice], block_bytes: u32) -> usize {
+    let is_commit = |block: &&MemorySlice| {
+        let mut head = [0; jbd2::HEADER_BYTES];
+        block.copy_out(0, &mut head);
+        jbd2::peek(&head).is_some_and(|header| header.kind == jbd2::Kind::Commit)
+    };
+    segments::blocks(slices, 0, block_bytes).iter().flatten().filter(is_commit).count()
 }

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where the daemon's sockets are unless its configuration says otherwise: where the service manager has made a directory
 /// for it, or where nobody but root, or this user, can make one.
@@ -40,10 +40,10 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// Which daemon.
 #[derive(Args, Debug)]
-struct Daemon {
+pub struct Daemon {
     /// The directory of the daemon's sockets (`run` in its configuration).
     #[arg(long, value_name = "DIR", default_value_os_t = default_run())]
-    run: PathBuf,
+    pub run: PathBuf,
 }
 
 /// Arguments of `amberlog status`.
@@ -137,6 +137,14 @@ fn interval(text: &str) -> Result<f64, String> {
 }
 
 impl Daemon {
+    /// Asks what is answered at once.
+    ///
+    /// # Errors
+    /// When no daemon answers, or it says no.
+    pub fn ask_quickly(&self, question: &Value) -> anyhow::Result<Value> {
+        self.ask(question, PATIENCE)
+    }
+
     fn ask(&self, question: &Value, patience: Duration) -> anyhow::Result<Value> {
         let path = self.run.join(CONTROL);
         let of = || format!("asking the daemon at {}", path.display());
@@ -181,11 +189,16 @@ pub fn top(args: &TopArgs) -> ExitCode {
     end((|| {
         let is_terminal = std::io::stdout().is_terminal();
         let mut seen = 0;
+        let mut earlier: Option<(Value, Instant)> = None;
         loop {
             let answer = args.daemon.ask(&json!({"command": "status", "vm": null}), PATIENCE)?;
             // Home, and clear what is below.
             let clear = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
-            print(&format!("{clear}{}", table(&answer["vms"])))?;
+            let now = Instant::now();
+            let since = earlier.as_ref().map(|(vms, at)| (vms, now.duration_since(*at).as_secs_f64()));
+            let times = crate::metrics::top::table(since, &answer["vms"]);
+            print(&format!("{clear}{}\n{times}", table(&answer["vms"])))?;
+            earlier = Some((answer["vms"].clone(), now));
             seen += 1;
             if args.count.is_some_and(|count| seen >= count) {
                 return Ok(());
@@ -256,7 +269,7 @@ pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
 }
 
 /// A pipe whose reader has gone is no fault.
-fn print(text: &str) -> std::io::Result<()> {
+pub fn print(text: &str) -> std::io::Result<()> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),

@@ -3,8 +3,9 @@
 //! Disks are written as on the command line of `amberlog run`, so that what was tried there can be copied.
 
 use super::access::{Access, AccessEntry};
+use crate::metrics::endpoint::Address;
 use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use command_line::remote_options::RemoteTrust;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
@@ -28,8 +29,29 @@ struct File {
     remote: RemoteTrust,
     #[serde(default)]
     sockets: AccessEntry,
+    #[serde(default)]
+    metrics: MetricsEntry,
     #[serde(default, rename = "vm")]
     vms: Vec<VmEntry>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsEntry {
+    #[serde(default)]
+    listen: Vec<String>,
+    /// Of its Unix sockets.
+    #[serde(default)]
+    socket: AccessEntry,
+}
+
+/// Where metrics are, and who may connect to the Unix sockets among these places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsConfig {
+    /// Sockets and addresses; none: off.
+    pub addresses: Vec<Address>,
+    /// Of the Unix sockets.
+    pub access: Access,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,6 +104,8 @@ pub struct Config {
     pub shm: PathBuf,
     /// Directory for reports.
     pub reports: Option<PathBuf>,
+    /// Where metrics are.
+    pub metrics: MetricsConfig,
     /// The VMs by name.
     pub vms: BTreeMap<String, VmConfig>,
 }
@@ -131,8 +155,11 @@ impl Config {
                 problems.push(format!("two VMs have the name {name}"));
             }
         }
-        ensure!(problems.is_empty(), "{}", problems.join("\n"));
-        Ok(Config { run: file.run, shm: file.shm, reports: file.reports, vms })
+        let addresses = parse_all::<Address>(&file.metrics.listen, &mut problems);
+        let access = file.metrics.socket.check().map_err(|error| problems.push(format!("metrics: {error:#}"))).ok();
+        let Some(access) = access.filter(|_| problems.is_empty()) else { bail!("{}", problems.join("\n")) };
+        let metrics = MetricsConfig { addresses, access };
+        Ok(Config { run: file.run, shm: file.shm, reports: file.reports, metrics, vms })
     }
 
     /// The bits of the mode with which VMMs of other users can pass through the directories that all VMs share.
@@ -255,6 +282,15 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_off_unless_a_place_is_named() {
+        assert!(Config::parse(GOOD).expect("good").metrics.addresses.is_empty());
+        let text = GOOD.replace("[remote]", "[metrics]\nlisten = [\"/run/m.sock\", \"127.0.0.1:9469\"]\n[remote]");
+        let metrics = Config::parse(&text).expect("good").metrics;
+        assert_eq!(metrics.addresses, [Address::Unix("/run/m.sock".into()), Address::Tcp("127.0.0.1:9469".to_owned())]);
+        assert!(!metrics.access.is_shared());
+    }
+
+    #[test]
     fn all_that_is_wrong_is_said() {
         let text =
             GOOD.replace("/srv/web.img", "web.img,placement=moon\", \"x.img").replace("for=scratch", "for=nobody");
@@ -293,6 +329,8 @@ mod tests {
             ("insecure = true", "insecure = true\nca = \"/x\"", "insecure"),
             ("/run/test", &"/run".repeat(30), "too long a path"),
             ("group = \"root\"", "mode = \"0666\"", "has no business at a disk"),
+            ("[remote]", "[metrics]\nlisten = [\"nowhere\"]\n[remote]", "neither a socket's path"),
+            ("[remote]", "[metrics]\nlisten = []\nsocket = { mode = \"0666\" }\n[remote]", "no business at a disk"),
             ("group = \"root\"", "groups = \"root\"", "unknown field"),
         ] {
             let text = GOOD.replace(from, to);

@@ -142,6 +142,13 @@ pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> an
     all.iter().try_for_each(|slot| slot.hand_over(deadline.saturating_duration_since(Instant::now())))
 }
 
+/// What `status` says of all VMs.
+pub fn status_of_all(slots: &Slots) -> Value {
+    let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+    let all: Vec<_> = all.iter().filter(|slot| !slot.is_over()).map(|slot| slot.status()).collect();
+    json!({"schema": 1, "vms": all})
+}
+
 fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
@@ -158,11 +165,7 @@ fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
     };
     match question {
         Question::Status { vm: Some(name) } => Ok(json!({"schema": 1, "vms": [find(&name)?.status()]})),
-        Question::Status { vm: None } => {
-            let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
-            let all: Vec<_> = all.iter().filter(|slot| !slot.is_over()).map(|slot| slot.status()).collect();
-            Ok(json!({"schema": 1, "vms": all}))
-        }
+        Question::Status { vm: None } => Ok(status_of_all(slots)),
         Question::Flush { vm, patience_seconds } => {
             let blocks = find(&vm)?.flush(Duration::from_secs(patience_seconds.min(86_400)))?;
             Ok(json!({"schema": 1, "vm": vm, "blocks": blocks}))

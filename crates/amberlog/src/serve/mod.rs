@@ -16,6 +16,7 @@ mod left;
 mod slot;
 
 use crate::exit;
+use crate::metrics::endpoint::{Endpoint, Source};
 use crate::vm::die_of_panics;
 use anyhow::Context;
 use config::Config;
@@ -133,6 +134,15 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     ])?;
     let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new() };
     let control = Control::listen(&config.run.join(ask::CONTROL), Arc::clone(&vms.slots))?;
+    let source: Source = {
+        let slots = Arc::clone(&vms.slots);
+        Arc::new(move || control::status_of_all(&slots))
+    };
+    let metrics = config.metrics.clone();
+    let endpoint = Endpoint::start(&metrics.addresses, |path| metrics.access.open_socket(path), &source)?;
+    for address in endpoint.addresses() {
+        log::info!("metrics on http://{address}/metrics");
+    }
     let shm = config.shm.display().to_string();
     die_of_panics(format!(
         "amberlog: this is a bug in amberlog; what was committed is kept in {shm}: end the VMs and start amberlog serve \
@@ -168,6 +178,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                 );
             }
             Ok(config) => {
+                if config.metrics != metrics {
+                    log::warn!("the configuration has other metrics; that needs a new start: they stay where they are");
+                }
                 let prepared = prepare_reports(&config).and_then(|()| access::open_above(&run, config.way()));
                 match prepared.and_then(|()| vms.apply(config)) {
                     Ok(()) => log::info!("read the configuration again: {}", vms.pending()),
@@ -178,7 +191,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         }
     }
     vms.stop(&end);
-    drop(control);
+    drop((control, endpoint));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -354,6 +354,7 @@ impl Slot {
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
             }
+            crate::metrics::add(&mut entry, &live.handles, &live.observer.memory);
             entry["sockets"] = live.attachments.iter().map(|disk| json!(disk.socket)).collect();
         }
         entry

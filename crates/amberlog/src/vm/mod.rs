@@ -390,7 +390,7 @@ impl Vm {
             let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
             let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
             config.identity.serial.clone_from(&disk.serial);
-            config.queues = disk.queues;
+            // As many as the VMM asks for, whatever we would ask for: more than it uses cost nothing.
             config.sandbox.clone_from(&sandbox);
             config.model.clone_from(&self.clients[index]);
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());

@@ -10,8 +10,11 @@ mod dax;
 mod detach;
 mod hotplug;
 mod journals;
+#[path = "../common/judges.rs"]
+mod judges;
 mod kill;
 mod limits;
+mod metrics;
 mod nats;
 mod nvm;
 mod placements;

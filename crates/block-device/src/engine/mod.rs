@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use transfer::{FILE, Progress, Transfer};
 
 /// Operations in the kernel at once.
@@ -66,6 +66,7 @@ pub(crate) struct Engine {
     waiting: VecDeque<DiskOperation>,
     flushes_waiting: Vec<DiskOperation>,
     flushes_running: Vec<DiskOperation>,
+    flush_began: Instant,
     spare_vectors: Vec<Vec<libc::iovec>>,
     zeros: AlignedBuffer,
     table: Option<Arc<MemoryTable>>,
@@ -102,6 +103,7 @@ impl Engine {
             waiting: VecDeque::new(),
             flushes_waiting: Vec::new(),
             flushes_running: Vec::new(),
+            flush_began: Instant::now(),
             spare_vectors: Vec::new(),
             zeros: AlignedBuffer::new(transfer::ZEROS_BYTES, 4096),
             table: None,
@@ -290,6 +292,7 @@ impl Engine {
         if self.flushes_running.is_empty() && !self.flushes_waiting.is_empty() {
             std::mem::swap(&mut self.flushes_running, &mut self.flushes_waiting);
             self.in_kernel += 1;
+            self.flush_began = Instant::now();
             counters::add(&self.counters.storage_flushes, 1);
             let entry =
                 opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build().user_data(TAG_FLUSH << TAG_SHIFT);
@@ -364,6 +367,7 @@ impl Engine {
                     self.flushes_waiting = again;
                     return;
                 }
+                self.counters.latencies.storage_flush.record(self.flush_began.elapsed());
                 for operation in std::mem::take(&mut self.flushes_running) {
                     let result = if error > 0 { Err(io::Error::from_raw_os_error(error)) } else { Ok(()) };
                     self.finish(operation, result);
@@ -402,9 +406,15 @@ impl Engine {
                 self.free.push(index);
                 self.in_kernel -= 1;
                 self.bounced_bytes -= transfer.bounce_len();
+                let time = transfer.began.elapsed();
                 let (operation, vectors) = transfer.into_parts();
                 if self.spare_vectors.len() < DEPTH_MAX {
                     self.spare_vectors.push(vectors);
+                }
+                match operation.operation {
+                    Operation::Read => self.counters.latencies.storage_read.record(time),
+                    Operation::Write => self.counters.latencies.storage_write.record(time),
+                    _ => {}
                 }
                 self.finish(operation, result);
             }

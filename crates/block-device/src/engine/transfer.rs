@@ -5,6 +5,7 @@ use crate::image::DirectAlignment;
 use block_route::{Buffer, DiskOperation, Operation};
 use guest_memory::{MemorySlice, MemoryTable};
 use io_uring::{opcode, squeue, types};
+use std::time::Instant;
 
 /// The registered file.
 pub(super) const FILE: types::Fixed = types::Fixed(0);
@@ -46,6 +47,8 @@ pub(super) struct Transfer {
     /// Bytes of the submission under way.
     submitted: usize,
     retries: u32,
+    /// When it was made, for the kernel to have.
+    pub(super) began: Instant,
 }
 
 // SAFETY: the vectors are addresses of memory that the transfer's operation names; nothing is tied to a thread.
@@ -107,7 +110,7 @@ impl Transfer {
             }
             Operation::Flush => unreachable!("flushes are not transfers"),
         };
-        Transfer { operation, done: 0, way, vectors, submitted: 0, retries: 0 }
+        Transfer { operation, done: 0, way, vectors, submitted: 0, retries: 0, began: Instant::now() }
     }
 
     /// Takes the vectors out, to be used by the next transfer.

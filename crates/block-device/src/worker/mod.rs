@@ -88,6 +88,8 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     ranges: Vec<Range>,
     /// Chains whose last part is done but that need a flush before they are answered.
     flush_after: VecDeque<u32>,
+    /// When the last pass began.
+    pass_began: Instant,
     log_limit: LogLimit,
     /// The guest was seen to use memory that nobody was told of, and that was said.
     missed_memory: bool,
@@ -138,6 +140,7 @@ impl<R: Route + ?Sized> Worker<R> {
             chain: Chain::default(),
             ranges: Vec::new(),
             flush_after: VecDeque::new(),
+            pass_began: Instant::now(),
             log_limit: LogLimit::default(),
             missed_memory: false,
             polling: Polling::new(polling_max),

@@ -6,10 +6,11 @@ use crate::config_space::{RANGES_MAX, bit};
 use crate::counters::add;
 use crate::request::{Ask, ID_BYTES, Range, parse};
 use crate::ring::RingError;
-use crate::tracker::ChainState;
+use crate::tracker::{ChainKind, ChainState};
 use block_route::{Request, RequestKind, Route, Status};
 use guest_memory::MemorySlice;
 use std::os::fd::AsFd;
+use std::time::Instant;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,
 };
@@ -34,6 +35,8 @@ impl<R: Route + ?Sized> Worker<R> {
             return false;
         }
         let mut taken = 0;
+        // One look at the clock for all that this pass takes.
+        self.pass_began = Instant::now();
         let mut position = 0;
         while position < self.active.len() {
             let index = self.active[position];
@@ -122,7 +125,15 @@ impl<R: Route + ?Sized> Worker<R> {
         let Range { kind, offset, len } = range;
         let flush_after = kind == RequestKind::Write && self.write_through();
         let readback_len = if kind == RequestKind::Read { len as u32 } else { 0 };
-        let chain = self.tracker.add_chain(ring, head, (status_place, self.chain.regions), readback_len, flush_after);
+        let chain_kind = match kind {
+            RequestKind::Read => ChainKind::Read,
+            RequestKind::Write => ChainKind::Write,
+            RequestKind::Flush => ChainKind::Flush,
+            RequestKind::Discard | RequestKind::WriteZeroes { .. } => ChainKind::Discard,
+        };
+        let places = (status_place, self.chain.regions);
+        let since = (chain_kind, self.pass_began);
+        let chain = self.tracker.add_chain(ring, head, places, readback_len, flush_after, since);
         let id = self.tracker.add_part(chain);
         let segments: &[MemorySlice] = match kind {
             RequestKind::Read => &self.chain.writable,
@@ -134,7 +145,9 @@ impl<R: Route + ?Sized> Worker<R> {
 
     fn route_ranges(&mut self, ring: (u16, u32), head: u16, status_place: StatusPlace) {
         let flush_after = self.write_through();
-        let chain = self.tracker.add_chain(ring, head, (status_place, self.chain.regions), 0, flush_after);
+        let places = (status_place, self.chain.regions);
+        let since = (ChainKind::Discard, self.pass_began);
+        let chain = self.tracker.add_chain(ring, head, places, 0, flush_after, since);
         if let Some(range) = self.ranges.first() {
             let discard = range.kind == RequestKind::Discard;
             add(if discard { &self.counters.discard_requests } else { &self.counters.write_zeroes_requests }, 1);

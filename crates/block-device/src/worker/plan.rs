@@ -1,9 +1,10 @@
 //! Carrying out a route's plan, and completing requests.
 
 use super::Worker;
-use crate::tracker::Settled;
+use crate::tracker::{ChainKind, ChainState, Settled};
 use block_route::{PlanAction, RequestId, Route, Status, Ticket};
 use std::io;
+use std::time::Instant;
 
 impl<R: Route + ?Sized> Worker<R> {
     /// An operation of the disk engine is done.
@@ -27,9 +28,29 @@ impl<R: Route + ?Sized> Worker<R> {
         }
     }
 
+    fn record_latency(&self, state: &ChainState, now: Instant) {
+        let latencies = &self.counters.latencies;
+        let time = now.saturating_duration_since(state.taken);
+        match state.kind {
+            ChainKind::Read => &latencies.read,
+            ChainKind::Write => &latencies.write,
+            ChainKind::Flush => &latencies.flush,
+            ChainKind::Discard => &latencies.discard,
+        }
+        .record(time);
+        if state.is_commit {
+            latencies.commit.record(time);
+        }
+    }
+
     /// Carries out what the route has planned and completes what waits for nothing any more, until there is neither.
     pub(super) fn carry_out(&mut self) {
+        // One look at the clock for all that is answered here, and none where nothing is.
+        let mut now = None;
         loop {
+            while let Some(request) = self.plan.commits.pop() {
+                self.tracker.note_commit(request);
+            }
             // Taken out and put back, to keep its memory.
             let mut actions = std::mem::take(&mut self.plan.actions);
             for action in actions.drain(..) {
@@ -53,6 +74,7 @@ impl<R: Route + ?Sized> Worker<R> {
                         self.flush_after.push_back(chain);
                     } else {
                         let (state, status) = self.tracker.finish(chain);
+                        self.record_latency(&state, *now.get_or_insert_with(Instant::now));
                         self.answer_chain(&state, status);
                     }
                 }

@@ -1,0 +1,251 @@
+//! libvirt's hook: whether a domain could reach its disks, looked at before QEMU is started.
+//!
+//! A QEMU that is to connect again (`reconnect`) waits for ever for a socket that it may not open, and `virsh start` with it. So what
+//! would keep it from its disks is looked for here, with the eyes of QEMU's user, and said. Must never: ask libvirt anything, which
+//! waits for this; touch a disk's socket, where a connection counts as a VMM. Failure story: libvirt does not start the domain, and
+//! shows the sentence; a domain without amberlog's disks is no business of this.
+
+use super::domain::socket;
+use super::xml::{self, Element};
+use crate::serve::ask::{CONTROL, Daemon, default_run};
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde_json::json;
+use std::ffi::CString;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What values in qemu.conf stand between.
+const QUOTE: char = '\u{22}';
+/// Bytes of a domain's XML.
+const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
+
+/// Arguments of `amberlog libvirt hook`, as libvirt gives them to its hooks (libvirt.org/hooks.html).
+#[derive(Args, Debug)]
+pub struct HookArgs {
+    /// The domain.
+    domain: String,
+    /// What happens to it.
+    operation: String,
+    /// How far that is.
+    sub_operation: String,
+    /// Nothing of use.
+    extra: Option<String>,
+    /// libvirt's configuration of QEMU: who it runs as.
+    #[arg(long, value_name = "FILE", default_value = "/etc/libvirt/qemu.conf")]
+    qemu_conf: PathBuf,
+}
+
+/// Who will open something.
+struct User {
+    name: String,
+    uid: u32,
+    gids: Vec<u32>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Why the domain could not reach its disks.
+pub fn run(args: &HookArgs) -> anyhow::Result<()> {
+    if (args.operation.as_str(), args.sub_operation.as_str()) != ("prepare", "begin") {
+        return Ok(());
+    }
+    let mut document = String::new();
+    std::io::stdin().take(DOCUMENT_BYTES_MAX).read_to_string(&mut document).context("reading the domain's XML")?;
+    let domain = xml::parse(&document).map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
+    check(&args.domain, &domain, || user(&args.qemu_conf, &domain))
+}
+
+/// Looks at all disks of a domain that are amberlog's.
+fn check(name: &str, domain: &Element, user: impl Fn() -> anyhow::Result<User>) -> anyhow::Result<()> {
+    let environment = |variable: &str| {
+        let line = domain.find("qemu:commandline")?;
+        let named = |element: &&Element| element.name == "qemu:env" && element.get("name").as_deref() == Some(variable);
+        line.elements().find(named)?.get("value")
+    };
+    let shim_socket = environment(guest_memory::SHIM_SOCKET_VARIABLE).map(PathBuf::from);
+    // RUN/VM/DISK.sock.
+    let is_ours = |socket: &PathBuf| {
+        let directory = socket.parent();
+        let run = directory.and_then(Path::parent);
+        directory.is_some() && directory == shim_socket.as_deref().and_then(Path::parent)
+            || run.is_some_and(|run| run == default_run() || run.join(CONTROL).exists())
+    };
+    let disks = domain.find("devices").into_iter().flat_map(Element::elements).filter(|device| device.name == "disk");
+    let sockets: Vec<PathBuf> = disks.filter_map(socket).filter(is_ours).collect();
+    let Some(first) = sockets.first() else { return Ok(()) };
+    let directory = first.parent().context("a socket is in a directory")?;
+    let run = directory.parent().context("a VM's directory is in the daemon's")?;
+    let vm = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let others = sockets.iter().find(|socket| socket.parent() != Some(directory));
+    ensure!(
+        others.is_none(),
+        "the domain {name} has disks of two VMs of amberlog, {} and {}: a VM is one process; name them in one [[vm]] of the configuration",
+        first.display(),
+        others.map(|socket| socket.display().to_string()).unwrap_or_default()
+    );
+
+    let daemon = Daemon { run: run.to_owned() };
+    let status = daemon
+        .ask_quickly(&json!({"command": "status", "vm": vm}))
+        .with_context(|| format!("the domain {name} has its disks from amberlog, which does not serve them"))?;
+    let entry = &status["vms"][0];
+    let state = entry["state"].as_str().unwrap_or_default();
+    ensure!(
+        state == "waiting",
+        "amberlog's vm {vm} is {}, and no VMM can have its disks now{}",
+        entry["state_text"].as_str().unwrap_or(state),
+        if state == "recovering" || state == "preparing" { "; try again in a moment" } else { "" }
+    );
+    let user = user()?;
+    for socket in &sockets {
+        let is_socket = std::fs::symlink_metadata(socket).is_ok_and(|metadata| metadata.file_type().is_socket());
+        ensure!(
+            is_socket,
+            "vm {vm} has no disk {}: 'amberlog libvirt define --domain {name}' makes the domain's disks those of the configuration",
+            socket.display()
+        );
+        reachable(socket, &user, 0o6, &vm)?;
+    }
+    if let Some(socket) = &shim_socket {
+        reachable(socket, &user, 0o6, &vm)?;
+        for library in
+            environment("LD_PRELOAD").iter().flat_map(|all| all.split(':')).filter(|path| path.contains("amberlog"))
+        {
+            reachable(Path::new(library), &user, 0o4, &vm)?;
+        }
+    }
+    let is_shared =
+        domain.find("memoryBacking").and_then(|backing| backing.find("access")).and_then(|access| access.get("mode"));
+    ensure!(
+        is_shared.as_deref() == Some("shared"),
+        "the domain {name} does not share its memory, and QEMU could hand nothing over: <memoryBacking><source type='memfd'/>\
+         <access mode='shared'/></memoryBacking>, or 'amberlog libvirt define --domain {name}'"
+    );
+    Ok(())
+}
+
+/// Whom QEMU runs as: the domain's own label, libvirt's configuration, or Debian's default.
+fn user(qemu_conf: &Path, domain: &Element) -> anyhow::Result<User> {
+    let of_domain = domain.elements().find_map(|element| {
+        (element.name == "seclabel" && element.get("model").as_deref() == Some("dac"))
+            .then(|| element.find("label").map(Element::text))
+            .flatten()
+    });
+    let of_domain = of_domain
+        .and_then(|label| Some(label.trim_start_matches('+').split(':').next()?.trim_start_matches('+').to_owned()));
+    let text = std::fs::read_to_string(qemu_conf).unwrap_or_default();
+    let of_file = text.lines().find_map(|line| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == "user").then(|| value.trim().trim_matches(QUOTE).trim_start_matches('+').to_owned())
+    });
+    let name = of_domain.or(of_file).unwrap_or_else(|| "libvirt-qemu".to_owned());
+    let user = match name.parse::<u32>() {
+        Ok(uid) => nix::unistd::User::from_uid(uid.into())?,
+        Err(_) => nix::unistd::User::from_name(&name)?,
+    };
+    let user = user.with_context(|| format!("QEMU is to run as {name}, and there is no such user"))?;
+    let gids = nix::unistd::getgrouplist(&CString::new(user.name.clone())?, user.gid)?;
+    Ok(User { name: user.name, uid: user.uid.as_raw(), gids: gids.into_iter().map(nix::unistd::Gid::as_raw).collect() })
+}
+
+impl User {
+    /// Whether it may do so (bits of rwx) with a file of this owner and mode.
+    fn may(&self, metadata: &std::fs::Metadata, wanted: u32) -> bool {
+        let mode = metadata.mode();
+        let bits = if metadata.uid() == self.uid {
+            mode >> 6
+        } else if self.gids.contains(&metadata.gid()) {
+            mode >> 3
+        } else {
+            mode
+        };
+        self.uid == 0 || bits & wanted == wanted
+    }
+}
+
+/// Whether the user can get there and do what is wanted.
+fn reachable(path: &Path, user: &User, wanted: u32, vm: &str) -> anyhow::Result<()> {
+    let sentence = |at: &Path| {
+        format!(
+            "QEMU runs as {}, which may not {} {}: let it, in amberlog's configuration ([sockets] with owner = \"{}\", or a group that it is \
+             in), and reload; vm {vm} would wait for its disks for ever",
+            user.name,
+            if at == path { "use" } else { "pass through" },
+            at.display(),
+            user.name
+        )
+    };
+    for above in path.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+        let metadata = std::fs::metadata(above).with_context(|| format!("looking at {}", above.display()))?;
+        ensure!(user.may(&metadata, 0o1), "{}", sentence(above));
+    }
+    let metadata = std::fs::metadata(path).with_context(|| format!("looking at {}", path.display()))?;
+    ensure!(user.may(&metadata, wanted), "{}", sentence(path));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn somebody(uid: u32, gids: &[u32]) -> User {
+        User { name: "somebody".to_owned(), uid, gids: gids.to_vec() }
+    }
+
+    #[test]
+    fn a_user_is_looked_at_as_the_kernel_does() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("a");
+        std::fs::write(&file, "").expect("written");
+        let own = std::fs::metadata(&file).expect("there");
+        let set =
+            |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("set");
+        set(&file, 0o660);
+        set(directory.path(), 0o710);
+        let (uid, gid) = (own.uid(), own.gid());
+        let stranger = somebody(uid + 1, &[gid + 1]);
+        let member = somebody(uid + 1, &[gid + 1, gid]);
+        reachable(&file, &member, 0o6, "x").expect("in the group");
+        let error = reachable(&file, &stranger, 0o6, "x").expect_err("a stranger");
+        assert!(error.to_string().contains("may not pass through"), "{error}");
+        set(directory.path(), 0o711);
+        let error = reachable(&file, &stranger, 0o6, "x").expect_err("a stranger");
+        assert!(error.to_string().contains("may not use"), "{error}");
+        // The owner's bits count for the owner, even if the group's are more.
+        set(&file, 0o060);
+        assert!(somebody(uid, &[gid]).may(&std::fs::metadata(&file).expect("there"), 0o6) == (uid == 0));
+    }
+
+    #[test]
+    fn a_domain_without_our_disks_is_no_business_of_ours() {
+        for document in [
+            "<domain/>",
+            "<domain><devices><disk type='file'><source file='/a'/></disk></devices></domain>",
+            "<domain><devices><disk type='vhostuser'><source type='unix' path='/nonexistent/spdk/vhost.0'/></disk></devices></domain>",
+        ] {
+            let domain = xml::parse(document).expect("it is XML");
+            check("x", &domain, || unreachable!("nobody is looked up")).expect("nothing to say");
+        }
+        let ours = "<domain xmlns:qemu='x'><devices><disk type='vhostuser'><source path='/nonexistent/run/web/a.sock'/></disk></devices>\
+                    <qemu:commandline><qemu:env name='AMBERLOG_SHIM_SOCKET' value='/nonexistent/run/web/shim.sock'/></qemu:commandline></domain>";
+        let error =
+            check("web", &xml::parse(ours).expect("it is XML"), || Ok(somebody(0, &[]))).expect_err("no daemon");
+        assert!(format!("{error:#}").contains("no daemon answers"), "{error:#}");
+    }
+
+    #[test]
+    fn libvirt_says_whom_qemu_runs_as() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let conf = directory.path().join("qemu.conf");
+        std::fs::write(&conf, "#user = \"nobody\"\nuser = \"root\"\n").expect("written");
+        let plain = xml::parse("<domain/>").expect("it is XML");
+        assert_eq!(user(&conf, &plain).expect("root").uid, 0);
+        let own = xml::parse("<domain><seclabel model='dac'><label>+65534:+65534</label></seclabel></domain>")
+            .expect("it is XML");
+        assert_eq!(user(&conf, &own).expect("nobody").uid, 65534);
+    }
+}

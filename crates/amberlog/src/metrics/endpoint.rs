@@ -1,0 +1,333 @@
+//! Where Prometheus comes to look: HTTP on a Unix socket or a TCP address, off unless the configuration names one.
+//!
+//! It knows one document and no names or passwords: bind it to this machine, or to a network whose members may know how busy the
+//! disks are. Must never: let somebody who comes and says nothing keep others away, or the daemon from its work. Failure story:
+//! a request that is no request gets an answer that says so, and the connection ends; a document that cannot be made is 500.
+
+use super::text::{Format, render};
+use anyhow::Context;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Scrapes at a time.
+const SCRAPES_MAX: usize = 8;
+/// Bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 8 << 10;
+/// How long a request, and its answer, may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// One place where it listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// An address and port.
+    Tcp(String),
+}
+
+impl std::str::FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with('/') {
+            return Ok(Address::Unix(text.into()));
+        }
+        let has_port =
+            text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if has_port {
+            Ok(Address::Tcp(text.to_owned()))
+        } else {
+            Err(format!(
+                "metrics: '{text}' is neither a socket's path (/run/amberlog/metrics.sock) nor an address (127.0.0.1:9469)"
+            ))
+        }
+    }
+}
+
+/// What answers the question for `status`.
+pub type Source = Arc<dyn Fn() -> Value + Send + Sync>;
+
+/// The sockets; a Unix socket's name is removed when this is dropped.
+#[derive(Debug)]
+pub struct Endpoint {
+    sockets: Vec<PathBuf>,
+    addresses: Vec<std::net::SocketAddr>,
+}
+
+trait Stream: Read + Write + Send {
+    fn set_patience(&self, time: Duration) -> std::io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn set_patience(&self, time: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(time))?;
+        self.set_write_timeout(Some(time))
+    }
+}
+
+impl Stream for UnixStream {
+    fn set_patience(&self, time: Duration) -> std::io::Result<()> {
+        self.set_read_timeout(Some(time))?;
+        self.set_write_timeout(Some(time))
+    }
+}
+
+impl Endpoint {
+    /// Listens at all addresses, and answers in threads of its own for as long as the process lives. `open` gives a socket to those
+    /// who may connect.
+    ///
+    /// # Errors
+    /// When an address is taken, is not this machine's, or may not be used.
+    pub fn start(
+        addresses: &[Address],
+        open: impl Fn(&Path) -> anyhow::Result<()>,
+        source: &Source,
+    ) -> anyhow::Result<Self> {
+        let mut endpoint = Endpoint { sockets: Vec::new(), addresses: Vec::new() };
+        let slots = Arc::new(AtomicUsize::new(0));
+        for address in addresses {
+            let accept: Box<dyn Fn() -> std::io::Result<Box<dyn Stream>> + Send> = match address {
+                Address::Tcp(name) => {
+                    let listener =
+                        TcpListener::bind(name).with_context(|| format!("listening at {name} for metrics"))?;
+                    endpoint.addresses.push(listener.local_addr()?);
+                    Box::new(move || Ok(Box::new(listener.accept()?.0) as Box<dyn Stream>))
+                }
+                Address::Unix(path) => {
+                    let listener = listen(path)?;
+                    endpoint.sockets.push(path.clone());
+                    open(path)?;
+                    Box::new(move || Ok(Box::new(listener.accept()?.0) as Box<dyn Stream>))
+                }
+            };
+            let (slots, source) = (Arc::clone(&slots), Arc::clone(source));
+            std::thread::Builder::new().name("metrics".to_owned()).spawn(move || {
+                loop {
+                    let Ok(stream) = accept() else {
+                        // Out of descriptors, perhaps: not to be tried without a pause.
+                        std::thread::sleep(Duration::from_millis(100));
+                        continue;
+                    };
+                    let slot = Slot::take(&slots);
+                    let source = Arc::clone(&source);
+                    let _ = std::thread::Builder::new().name("scrape".to_owned()).spawn(move || {
+                        if let Err(error) = answer(stream, slot.is_some(), &source) {
+                            log::debug!("a scrape ended early: {error}");
+                        }
+                    });
+                }
+            })?;
+        }
+        Ok(endpoint)
+    }
+
+    /// The TCP addresses, with the ports that were chosen.
+    pub fn addresses(&self) -> &[std::net::SocketAddr] {
+        &self.addresses
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        for path in &self.sockets {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Listens at a Unix socket; one that nobody listens at any more is replaced.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    let of = || format!("listening at {} for metrics", path.display());
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            use std::os::unix::fs::FileTypeExt;
+            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+            anyhow::ensure!(is_socket, "{}: something that is no socket is there; remove it", of());
+            anyhow::ensure!(
+                UnixStream::connect(path).is_err(),
+                "{}: another process listens there; name another path",
+                of()
+            );
+            std::fs::remove_file(path).with_context(of)?;
+            UnixListener::bind(path).with_context(of)
+        }
+        other => other.with_context(of),
+    }
+}
+
+/// One scrape's place among those at once.
+struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(slots: &Arc<AtomicUsize>) -> Option<Self> {
+        let slot = Slot(Arc::clone(slots));
+        (slots.fetch_add(1, Ordering::AcqRel) < SCRAPES_MAX).then_some(slot)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The head of a request, up to its empty line; none if it is too long, or does not come in time.
+fn head(stream: &mut dyn Stream) -> std::io::Result<Option<String>> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut bytes = Vec::new();
+    let mut part = [0; 1024];
+    while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || bytes.len() > HEAD_BYTES_MAX {
+            return Ok(None);
+        }
+        stream.set_patience(left)?;
+        match stream.read(&mut part)? {
+            0 => return Ok(None),
+            got => bytes.extend_from_slice(&part[..got]),
+        }
+    }
+    Ok(String::from_utf8(bytes).ok())
+}
+
+/// What is answered to the head of a request: status line, type, document.
+fn response(head: Option<&str>, source: &Source) -> (&'static str, &'static str, String) {
+    const PLAIN: &str = "text/plain; charset=utf-8";
+    let say = |status, text: &str| (status, PLAIN, format!("{text}\n"));
+    let Some(head) = head else { return say("400 Bad Request", "this is no request") };
+    let mut words = head.lines().next().unwrap_or_default().split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    if !words.next().is_some_and(|version| version.starts_with("HTTP/1.")) {
+        return say("400 Bad Request", "this is no request of HTTP 1");
+    }
+    if !["GET", "HEAD"].contains(&method) {
+        return say("405 Method Not Allowed", "there is only GET");
+    }
+    if !["/metrics", "/"].contains(&target.split('?').next().unwrap_or_default()) {
+        return say("404 Not Found", "metrics are at /metrics");
+    }
+    let accepts_open_metrics = head.lines().any(|line| {
+        line.split_once(':').is_some_and(|(name, value)| {
+            name.eq_ignore_ascii_case("accept") && value.to_ascii_lowercase().contains("application/openmetrics-text")
+        })
+    });
+    let (format, kind) = match accepts_open_metrics {
+        true => (Format::OpenMetrics, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        false => (Format::Plain, "text/plain; version=0.0.4; charset=utf-8"),
+    };
+    let status = source();
+    match status["error"].as_str() {
+        Some(error) => say("500 Internal Server Error", error),
+        None => ("200 OK", kind, render(&status, format)),
+    }
+}
+
+fn answer(mut stream: Box<dyn Stream>, has_place: bool, source: &Source) -> std::io::Result<()> {
+    stream.set_patience(PATIENCE)?;
+    let (status, kind, document) = if has_place {
+        let head = head(&mut *stream)?;
+        let (status, kind, document) = response(head.as_deref(), source);
+        let is_head = head.is_some_and(|head| head.starts_with("HEAD "));
+        (status, kind, if is_head { String::new() } else { document })
+    } else {
+        ("503 Service Unavailable", "text/plain; charset=utf-8", "too many ask at once\n".to_owned())
+    };
+    stream.set_patience(PATIENCE)?;
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{document}",
+        document.len()
+    )?;
+    stream.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn source() -> Source {
+        Arc::new(|| json!({"vms": [{"vm": "db", "state": "waiting", "disks": []}]}))
+    }
+
+    fn ask(stream: &mut (impl Read + Write), request: &str) -> String {
+        stream.write_all(request.as_bytes()).expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answered");
+        answer
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        assert_eq!("/run/m.sock".parse(), Ok(Address::Unix("/run/m.sock".into())));
+        assert_eq!("[::1]:9469".parse(), Ok(Address::Tcp("[::1]:9469".into())));
+        for text in ["", "9469", ":9469", "m.sock", "host:port", "host:70000"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_answers_at_both_kinds_of_sockets_and_removes_its_own() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.sock");
+        drop(UnixListener::bind(&path).expect("one that nobody listens at any more"));
+        let addresses = [Address::Unix(path.clone()), Address::Tcp("127.0.0.1:0".to_owned())];
+        let endpoint = Endpoint::start(&addresses, |_| Ok(()), &source()).expect("started");
+        let mut unix = UnixStream::connect(&path).expect("connected");
+        let plain = ask(&mut unix, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(plain.starts_with("HTTP/1.1 200 OK\r\n") && plain.contains("version=0.0.4"), "{plain}");
+        assert!(plain.contains("amberlog_vm_state{vm=\"db\",state=\"waiting\"} 1\n"), "{plain}");
+        let mut tcp = TcpStream::connect(endpoint.addresses()[0]).expect("connected");
+        let open = ask(&mut tcp, "GET / HTTP/1.1\r\nACCEPT: application/openmetrics-text;version=1.0.0\r\n\r\n");
+        assert!(open.contains("openmetrics-text; version=1.0.0") && open.ends_with("# EOF\n"), "{open}");
+        for (request, status) in [
+            ("GET /other HTTP/1.1\r\n\r\n", "404"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("hello\r\n\r\n", "400"),
+        ] {
+            let mut unix = UnixStream::connect(&path).expect("connected");
+            let answer = ask(&mut unix, request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+        }
+        let mut unix = UnixStream::connect(&path).expect("connected");
+        let head = ask(&mut unix, "HEAD /metrics HTTP/1.1\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+        let second = Endpoint::start(&addresses[..1], |_| Ok(()), &source()).expect_err("it is taken");
+        assert!(format!("{second:#}").contains("another process listens there"), "{second:#}");
+        drop(endpoint);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn those_who_say_nothing_keep_nobody_away() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.sock");
+        let _endpoint = Endpoint::start(&[Address::Unix(path.clone())], |_| Ok(()), &source()).expect("started");
+        let silent: Vec<_> = (0..SCRAPES_MAX).map(|_| UnixStream::connect(&path).expect("connected")).collect();
+        // Beyond as many as there are places, one is told so at once, and has a place when those have left.
+        let told = || {
+            let mut stream = UnixStream::connect(&path).expect("connected");
+            // It may have been sent away before it has asked.
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes);
+            String::from_utf8(bytes).expect("text")
+        };
+        while !told().starts_with("HTTP/1.1 503") {}
+        drop(silent);
+        while !told().starts_with("HTTP/1.1 200") {}
+    }
+
+    #[test]
+    fn a_daemon_that_cannot_say_is_an_error() {
+        let failing: Source = Arc::new(|| json!({"error": "it is ending"}));
+        let (status, _, text) = response(Some("GET / HTTP/1.1\r\n\r\n"), &failing);
+        assert!(status.starts_with("500") && text.contains("it is ending"), "{status} {text}");
+    }
+}
