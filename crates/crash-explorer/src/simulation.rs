@@ -230,6 +230,7 @@ impl<'r> Simulation<'r> {
                 read_only: false,
                 nvm: nvm.clone(),
                 remote: None,
+                write_log: None,
             });
             paths.push(path);
         }

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use write_log::{LoggedFile, WriteLog};
 
 /// Where a journal lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +79,8 @@ pub struct DiskOptions {
     pub nvm: Option<Arc<NvmDisk>>,
     /// Its journal server, for placement `remote`.
     pub remote: Option<RemoteOptions>,
+    /// Where everything that is sent to the image is written down.
+    pub write_log: Option<Arc<WriteLog>>,
 }
 
 /// Sentences that are kept of what is wrong with a disk.
@@ -133,7 +136,7 @@ pub struct Disk {
     /// What it has done.
     pub counters: DiskCounters,
     /// For what is rare and may block: scans, marks, restored blocks. The data path has the disk engine.
-    pub(crate) file: File,
+    pub(crate) file: LoggedFile,
     /// The same past the page cache, where another host may write it.
     pub(crate) direct: Option<File>,
     /// Another host has it: nothing is written to it from here any more.
@@ -161,6 +164,7 @@ impl Disk {
     pub fn open(options: DiskOptions) -> std::io::Result<Self> {
         let file = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(&options.path)?;
         let direct = crate::remote::open_direct(&file, &options.path);
+        let file = LoggedFile::new(file, options.write_log.clone());
         Ok(Disk {
             options,
             counters: DiskCounters::default(),

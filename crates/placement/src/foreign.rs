@@ -15,7 +15,6 @@ use jbd2::Superblock;
 use journal_area::{HeldLog, SuperblockEffect};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 impl Log {

@@ -24,6 +24,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use write_log::LoggedFile;
 
 /// How long whoever had the images may take to end: the directory's lock was free, so its processes are dead, but the
 /// kernel closes what was in an io_uring of theirs later than that, and on a busy host much later.
@@ -316,14 +317,18 @@ fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result
     let home = open_image(&places.home)?;
     let journal = places.journal.as_deref().map(open_image).transpose()?;
     let journal_file = journal.as_ref().unwrap_or(&home).file();
+    // What is finished here was left by an earlier process: the log of this one's writes begins after it.
+    let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };
+    let unlogged = |file| LoggedFile::unlogged(file).map_err(opening);
+    let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
     let report = match check_identity(found, log, journal_file)? {
-        Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
+        Stored::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
         Stored::Emptied => Report::of(Status::Clean)
             .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
         Stored::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
-        Stored::HandedOver => finish_stored(&log.place, home.file(), journal_file)?,
+        Stored::HandedOver => finish_stored(&log.place, &logged_home, &logged_journal)?,
     };
     found.close();
     Ok((home.path().to_owned(), report))

@@ -16,11 +16,10 @@ use crate::journals::{Journals, Log, Marked};
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
 use journal_area::{HeldLog, Holding, Tail};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use write_log::LoggedFile;
 
 /// What becomes of a wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +199,7 @@ impl Journals {
     }
 
     /// Writes the blocks of the transaction that is not committed to their own places. Gives their bytes.
-    fn write_open_end(&self, log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &File) -> io::Result<u64> {
+    fn write_open_end(&self, log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &LoggedFile) -> io::Result<u64> {
         let tail = held.tail().map_or(cursor.position, |tail| tail.position);
         let is_committed = |position: u32| {
             if tail <= cursor.position {
@@ -226,7 +225,7 @@ fn place_of(log: &Log, position: u32) -> io::Result<u64> {
 }
 
 /// Says on storage that the log begins at `cursor`.
-fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &File) -> io::Result<()> {
+fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &LoggedFile) -> io::Result<()> {
     let mut block = vec![0; log.place.block_bytes as usize];
     if !held.read_held(0, &mut block) {
         return Err(io::Error::other("the held journal has no superblock"));

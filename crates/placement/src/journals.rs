@@ -17,7 +17,6 @@ use jbd2::Superblock;
 use journal_area::{Holding, JournalArea, LogId, LogShape, Opening, SuperblockEffect};
 use recovery::{Report, Status};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -631,7 +630,7 @@ impl Journals {
             } else if let Some((_, reason)) = not_understood.iter().find(|(of, _)| *of == index) {
                 Some(format!("its journal is not understood: {reason}"))
             } else {
-                let content = image_file::content(&disk.file).unwrap_or("something that cannot be read");
+                let content = image_file::content(disk.file.for_reading()).unwrap_or("something that cannot be read");
                 Some(format!("no journal of an ext3 or ext4 file system was found on it; it begins with {content}"))
             };
             let is_said = disk.set_unheld(reason.clone());

@@ -113,6 +113,7 @@ impl Rig {
             read_only: false,
             nvm: None,
             remote: None,
+            write_log: None,
         };
         let journals = Journals::new(
             &memory,

@@ -90,6 +90,7 @@ impl Rig {
             read_only: false,
             nvm: None,
             remote: None,
+            write_log: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
@@ -720,6 +721,7 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
         read_only: false,
         nvm: None,
         remote: None,
+        write_log: None,
     };
     for (placement, is_refused) in
         [(PlacementKind::Retain, true), (PlacementKind::Copy, true), (PlacementKind::Storage, false)]

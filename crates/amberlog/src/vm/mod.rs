@@ -41,6 +41,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use trace::Trace;
 use watched::Watched;
+use write_log::WriteLog;
 
 /// What a VM is made from.
 #[derive(Clone, Debug)]
@@ -138,6 +139,7 @@ impl VmOptions {
                     honour_flush: disk.honour_flush,
                     read_only: disk.read_only,
                     nvm: None,
+                    write_log: None,
                 },
             });
         }
@@ -163,6 +165,7 @@ impl VmOptions {
                     read_only: false,
                     nvm: None,
                     remote: None,
+                    write_log: None,
                     name,
                 },
             });
@@ -227,6 +230,19 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
     }
 }
 
+/// Begins the logs of what is sent to images (`log-writes=FILE`). What an earlier process left is finished before.
+fn write_down(options: &VmOptions, attached: &mut [Attached]) -> anyhow::Result<()> {
+    let disks = options.disks.iter().map(|disk| &disk.log_writes);
+    let files = disks.chain(options.journal_disks.iter().map(|disk| &disk.log_writes));
+    for (file, disk) in files.zip(attached) {
+        if let Some(path) = file {
+            let log = WriteLog::create(path).with_context(|| format!("the log of writes {}", path.display()))?;
+            disk.options.write_log = Some(Arc::new(log));
+        }
+    }
+    Ok(())
+}
+
 impl Vm {
     /// Finishes what an earlier process left, locks the images, makes the directory. Images that are `known` are not asked
     /// whether they are raw.
@@ -253,11 +269,13 @@ impl Vm {
         for disk in attached.iter().take(options.disks.len()) {
             remote::finish_earlier(&disk.options, &journal_disks)?;
         }
+        write_down(options, &mut attached)?;
         let mut images = Vec::new();
         for disk in &attached {
             let image_options =
                 ImageOptions { read_only: disk.options.read_only, is_raw: disk.is_raw, ..ImageOptions::default() };
             let image = Image::open(&disk.options.path, image_options)?;
+            let image = image.with_write_log(disk.options.write_log.clone());
             anyhow::ensure!(
                 image.size_bytes() > 0,
                 "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",

@@ -16,10 +16,9 @@ use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
 use std::convert::Infallible;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
+use write_log::LoggedFile;
 
 /// Bytes that are written home in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
@@ -55,15 +54,24 @@ pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Res
         if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
             return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
         }
-        return recover_medium(&mut medium, &path, image.file());
+        return recover_medium(&mut medium, &path, &unlogged(image)?);
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
-    let Some(judged) = Judged::new(view.bytes(), &path, image.file())? else { return Ok(None) };
+    let Some(judged) = Judged::new(view.bytes(), &path, &unlogged(image)?)? else { return Ok(None) };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
 }
 
+/// An image that no VM uses.
+pub(super) fn unlogged(image: &Image) -> Result<LoggedFile, Error> {
+    LoggedFile::unlogged(image.file()).map_err(|source| Error::Failed { what: "opening the image".to_owned(), source })
+}
+
 /// Brings home what a region holds for the file system on `home`, and gives the region back.
-pub(crate) fn recover_medium(medium: &mut Region, path: &Path, home: &File) -> Result<Option<NvmFinished>, Error> {
+pub(crate) fn recover_medium(
+    medium: &mut Region,
+    path: &Path,
+    home: &LoggedFile,
+) -> Result<Option<NvmFinished>, Error> {
     let started = Instant::now();
     if Found::read(medium.bytes()).map_err(region_error(path))?.is_none() {
         // Never formatted: whether it may be is seen when a log is opened.
@@ -94,7 +102,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn new(region: &[u8], path: &Path, home: &File) -> Result<Option<Self>, Error> {
+    fn new(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
         let shown = path.display();
         let found = match Found::read(region).map_err(region_error(path))? {
             Some(found) => found,
@@ -165,7 +173,7 @@ impl Judged {
     }
 
     /// Writes every latest version home but that of the superblock, and flushes.
-    fn write_home(&self, region: &[u8], home: &File) -> Result<(), Error> {
+    fn write_home(&self, region: &[u8], home: &LoggedFile) -> Result<(), Error> {
         let failed = |what: &'static str| move |source| Error::Failed { what: what.to_owned(), source };
         let superblock = self.superblock_block();
         let versions: Vec<(&u64, &Header)> =
@@ -194,13 +202,13 @@ impl Judged {
         home.sync_data().map_err(failed("flushing the recovered blocks"))
     }
 
-    fn part<'a>(&self, home: &'a File) -> ImagePart<'a> {
+    fn part<'a>(&self, home: &'a LoggedFile) -> ImagePart<'a> {
         let place = &self.place;
         ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes))
     }
 
     /// Marks the file system as recovered and its journal as empty, as every recovery does.
-    fn finish(&self, region: &[u8], home: &File) -> Result<Report, Error> {
+    fn finish(&self, region: &[u8], home: &LoggedFile) -> Result<Report, Error> {
         let mut log = self.last_log(region)?;
         let place = &self.place;
         let offset = offset_of(&place.runs, place.block_bytes, 0)
@@ -262,7 +270,7 @@ fn bounds(place: &FoundLogPlace) -> HomeBounds {
 }
 
 struct WholeDisk<'a> {
-    file: &'a File,
+    file: &'a LoggedFile,
     size: u64,
 }
 
@@ -277,9 +285,10 @@ impl ReadAt for WholeDisk<'_> {
 }
 
 /// The file system that a region belongs to, as it is on this disk: at its place, with an internal journal.
-fn place_of(home: &File, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> {
+fn place_of(home: &LoggedFile, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> {
     let failed = |source| Error::Failed { what: "looking for the file system on the disk".to_owned(), source };
-    let size = rustix::fs::seek(home, rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
+    let size =
+        rustix::fs::seek(home.for_reading(), rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
     let disk = WholeDisk { file: home, size };
     let is_its = |file_system: &FileSystem| {
         file_system.offset == owner.home_start && matches!(file_system.journal, JournalOf::Internal { .. })
@@ -299,7 +308,7 @@ fn place_of(home: &File, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> 
     }))
 }
 
-fn read_superblock(home: &File, place: &FoundLogPlace) -> Result<Vec<u8>, Error> {
+fn read_superblock(home: &LoggedFile, place: &FoundLogPlace) -> Result<Vec<u8>, Error> {
     let offset = offset_of(&place.runs, place.block_bytes, 0)
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
     let mut block = vec![0; place.block_bytes as usize];
@@ -308,7 +317,7 @@ fn read_superblock(home: &File, place: &FoundLogPlace) -> Result<Vec<u8>, Error>
     Ok(block)
 }
 
-fn is_journal(home: &File, place: &FoundLogPlace, uuid: &[u8; 16]) -> Result<bool, Error> {
+fn is_journal(home: &LoggedFile, place: &FoundLogPlace, uuid: &[u8; 16]) -> Result<bool, Error> {
     let block = read_superblock(home, place)?;
     Ok(Superblock::decode(&block).is_ok_and(|superblock| superblock.uuid == *uuid))
 }

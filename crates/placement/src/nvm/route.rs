@@ -497,7 +497,7 @@ impl NvmRoute {
                     block
                 })
             } else {
-                captured.shown_block(&self.journals.disk(self.disk).file, position)
+                captured.shown_block(self.journals.disk(self.disk).file.for_reading(), position)
             };
             match block {
                 Ok(block) => self.answer(&waiting, &part, &block[bytes]),

@@ -52,7 +52,6 @@ use report::RemoteCounters;
 use shared_storage::Taken;
 use state::{Mode, State};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -107,7 +106,7 @@ impl JournalStorage for Disk {
     }
 
     fn patience(&self) -> Duration {
-        if shared_storage::may_be_shared(&self.file) { shared_storage::PATIENCE } else { Duration::ZERO }
+        if shared_storage::may_be_shared(self.file.for_reading()) { shared_storage::PATIENCE } else { Duration::ZERO }
     }
 }
 

@@ -226,6 +226,7 @@ impl Guest {
             read_only: false,
             nvm: None,
             remote: None,
+            write_log: None,
         };
         let budget_bytes = [0, 100 << 10, 64 << 20][random.below(3) as usize];
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };

@@ -21,7 +21,6 @@ use recovery::Error;
 use remote_journal::Server;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
