@@ -109,9 +109,9 @@ impl FoundLog {
         HeldLog { from: From::Found(self) }
     }
 
-    /// Whether the log was handed over to whoever has one that begins at `tail`.
-    pub fn is_handed_over(&self, tail: Tail) -> bool {
-        self.table.handed_over() == Some(tail)
+    /// Where the log goes on outside, if it was being handed over.
+    pub fn handed_over(&self) -> Option<Tail> {
+        self.table.handed_over()
     }
 
     /// Says that there is nothing left to finish.

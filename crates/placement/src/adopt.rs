@@ -8,7 +8,7 @@
 
 use crate::disk::PlacementKind;
 use crate::journals::{Journals, Log};
-use jbd2::Superblock;
+use crate::stored::Says;
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -87,22 +87,11 @@ impl Journals {
                 log.place.home_start
             )))
         };
-        match self.superblock_on_storage(log)? {
-            None => refuse("cannot be read on storage"),
-            Some(superblock) => match left_at(&superblock) {
-                Ok(live_from) => Ok(live_from),
-                Err(()) => refuse("is marked on storage as held elsewhere, or with an error"),
-            },
+        let stored = self.stored(log)?;
+        match (stored.says, stored.live_from()) {
+            (_, Ok(live_from)) => Ok(live_from.map(|tail| tail.sequence)),
+            (Says::NoJournal(_), _) => refuse("cannot be read on storage"),
+            (_, Err(())) => refuse("is marked on storage as held elsewhere, or with an error"),
         }
-    }
-}
-
-/// Of a journal superblock on storage: the transaction with which the log begins, nothing if it is empty; an error if
-/// what the log held is not there.
-fn left_at(superblock: &Superblock) -> Result<Option<u32>, ()> {
-    match (superblock.is_empty(), superblock.errno) {
-        (false, _) => Ok(Some(superblock.sequence)),
-        (true, 0) => Ok(None),
-        (true, _) => Err(()),
     }
 }

@@ -84,7 +84,7 @@ impl Journals {
             return Ok(false);
         };
         // A kernel goes on where the empty log says, or right behind it, and nothing of what it will write is there yet.
-        let stored = self.superblock_on_storage(log)?;
+        let stored = self.stored(log)?.superblock;
         let goes_on = stored.is_some_and(|stored| {
             stored.is_empty() && stored.uuid == open.uuid && open.sequence.wrapping_sub(stored.sequence) <= 1
         });

@@ -8,9 +8,10 @@
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::layout::{DiskLayout, LogRun};
-use crate::mark::{self, HeldMark, MarkKind};
-use crate::remote::{MarkFound, RemoteLog, RemoteMark};
+use crate::mark::{self, MarkKind};
+use crate::remote::RemoteLog;
 use crate::scan::{self, FoundLogPlace};
+use crate::stored::{Says, Stored};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
 use jbd2::Superblock;
@@ -20,9 +21,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
-
-/// The error number of the mark: EIO, negative as jbd2 stores it.
-pub(crate) const MARK_ERRNO: i32 = -5;
 
 /// A disk may be this small a part something else than file systems with held logs (partition tables, an EFI partition)
 /// and its guest is still told of no write cache.
@@ -729,42 +727,38 @@ impl Journals {
         let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(()) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        self.warn_of_lost(place, &raw);
         let path = self.disks[place.home_disk].options.path.display();
-        match RemoteMark::read(&raw) {
-            MarkFound::None => Ok(()),
-            MarkFound::Live(mark) => Err(io::Error::other(format!(
+        match Stored::read(&raw).says {
+            Says::Remote(mark) => Err(io::Error::other(format!(
                 "the journal of {path} is on a journal server (epoch {}): run 'amberlog recover --disk IMAGE --remote \
                  HOST:PORT/NAME' first, or give the disk placement=remote=HOST:PORT/NAME",
                 mark.epoch
             ))),
-            MarkFound::Stale => {
+            Says::Damaged => Err(io::Error::other(format!(
+                "the journal superblock of {path} has a damaged mark of a journal server: its live log may be there, and \
+                 whether cannot be told; run e2fsck -fy to give the log up"
+            ))),
+            Says::Stale => {
                 log::warn!(
                     "{path}: its journal was on a journal server, but the file system was used or repaired since by \
                      something that does not know of that; what the server has is stale"
                 );
                 Ok(())
             }
-            MarkFound::Damaged => Err(io::Error::other(format!(
-                "the journal superblock of {path} has a damaged mark of a journal server: its live log may be there, and \
-                 whether cannot be told; run e2fsck -fy to give the log up"
-            ))),
+            // What was held was looked for before. The guest's kernel will say that an error happened, and has to look at the
+            // whole file system.
+            Says::Held(_) | Says::Dropped(_) => {
+                log::warn!(
+                    "{path}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its \
+                     transactions any more: the host has lost power or was started anew, or placement=discard dropped them; \
+                     what was committed last is lost, and the guest should check the whole file system (e2fsck -f) before it \
+                     uses it",
+                    place.home_start
+                );
+                Ok(())
+            }
+            Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::Error => Ok(()),
         }
-    }
-
-    /// What was held for a log that is marked was looked for before. Its guest's kernel will say that an error happened, and
-    /// has to look at the whole file system.
-    fn warn_of_lost(&self, place: &FoundLogPlace, raw: &[u8]) {
-        if !matches!(HeldMark::read(raw), HeldMark::Ours(..)) {
-            return;
-        }
-        log::warn!(
-            "{}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its transactions any more: \
-             the host has lost power or was started anew, or placement=discard dropped them; what was committed last is lost, \
-             and the guest should check the whole file system (e2fsck -f) before it uses it",
-            self.disks[place.home_disk].options.path.display(),
-            place.home_start
-        );
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.
@@ -939,20 +933,20 @@ impl Journals {
         if !extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()) {
             return Ok(false);
         }
-        let superblock = self.superblock_on_storage(log)?;
-        Ok(superblock.is_some_and(|superblock| superblock.is_empty() && superblock.errno == 0))
+        Ok(matches!(self.stored(log)?.live_from(), Ok(None)))
     }
 
     /// Whether the log in its own place on storage has something to replay, as far as its superblock says.
     fn is_live_on_storage(&self, log: &Log) -> io::Result<bool> {
-        Ok(self.superblock_on_storage(log)?.is_some_and(|superblock| !superblock.is_empty()))
+        Ok(matches!(self.stored(log)?.says, Says::Live(_)))
     }
 
-    pub(crate) fn superblock_on_storage(&self, log: &Log) -> io::Result<Option<Superblock>> {
-        let Some(offset) = log.offset_of(0) else { return Ok(None) };
+    /// What the journal superblock on storage says of a log.
+    pub(crate) fn stored(&self, log: &Log) -> io::Result<Stored> {
+        let offset = log.offset_of(0).ok_or_else(|| io::Error::other("the log has no superblock on its disk"))?;
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        Ok(Superblock::decode(&raw).ok())
+        Ok(Stored::read(&raw))
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to

@@ -32,6 +32,7 @@ mod registry;
 mod remote;
 mod report;
 mod scan;
+mod stored;
 
 pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, process_started_at,
@@ -49,3 +50,4 @@ pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
 pub use report::{CountersReport, DiskReport, VmReport};
+pub use stored::{Says, Stored};

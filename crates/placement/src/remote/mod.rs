@@ -36,6 +36,7 @@ mod state;
 mod tests;
 
 pub use mark::{MarkFound, RemoteMark};
+pub(crate) use mark::{MarkPlace, mark_place};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
 pub(crate) use shared_storage::open_direct;
