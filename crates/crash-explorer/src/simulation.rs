@@ -16,8 +16,7 @@ use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, DiskOptions, JournalRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute,
-    PlacementKind,
+    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute, PlacementKind,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -240,7 +239,7 @@ impl<'r> Simulation<'r> {
         let route = |disk| -> Box<dyn Route> {
             match &nvm {
                 Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), disk)),
-                None => Box::new(JournalRoute::new(Arc::clone(&journals), disk)),
+                None => Box::new(DiskRoute::new(Arc::clone(&journals), disk)),
             }
         };
         let mut routes: Vec<Box<dyn Route>> = (0..images.len()).map(route).collect();

@@ -5,7 +5,7 @@
 //! under it but what [`JournalArea::log_op_recover`] and [`JournalArea::log_op_hand_over`] are given to do: they write
 //! to storage, and whoever wants the area meanwhile waits.
 
-use crate::commit::{LogWrite, Outcome};
+use crate::commit::{Accepted, LogWrite, Outcome};
 use crate::error::Error;
 use crate::home::{HomeWrite, HostWrite};
 use crate::inflight::Writer;
@@ -267,7 +267,7 @@ impl JournalArea {
     pub fn log_op_mprotect(&self, id: LogId, writes: &[LogWrite]) -> Outcome {
         let mut inner = self.lock();
         let Some((pages, jcb)) = inner.log(id) else {
-            return Outcome { no_memory: (0..writes.len()).collect(), committed: 0 };
+            return Outcome { no_memory: (0..writes.len()).collect(), ..Outcome::default() };
         };
         let outcome = jcb.hold(pages, writes);
         self.look_for_contradiction(jcb);
@@ -282,12 +282,22 @@ impl JournalArea {
         outcome
     }
 
-    /// A log block for which there was no memory has reached its own place on storage.
-    pub fn stored(&self, id: LogId, position: u32) {
+    /// A log block for which there was no memory has reached its own place on storage. Gives the transactions that it completed,
+    /// for who asked for them.
+    pub fn stored(&self, id: LogId, position: u32) -> Vec<Accepted> {
         let mut inner = self.lock();
-        if let Some((pages, jcb)) = inner.log(id) {
-            jcb.stored(pages, position);
-            self.look_for_contradiction(jcb);
+        let Some((pages, jcb)) = inner.log(id) else { return Vec::new() };
+        jcb.stored(pages, position);
+        self.look_for_contradiction(jcb);
+        std::mem::take(&mut jcb.accepted)
+    }
+
+    /// From now on, or no longer, every transaction that is accepted is told one by one ([`Outcome::accepted`]). Their blocks can
+    /// be read with [`JournalArea::look`] for as long as they are held.
+    pub fn tell_accepted(&self, id: LogId, is_wanted: bool) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.tells_accepted = is_wanted;
+            jcb.accepted.clear();
         }
     }
 

@@ -36,7 +36,7 @@ mod table;
 mod tail;
 
 pub use area::{JournalArea, LogId, Owed, Waker};
-pub use commit::{Content, LogWrite, Outcome};
+pub use commit::{Accepted, Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};
 pub use jcb::{Counters, Holding, LogShape, VmJcb};

@@ -10,7 +10,7 @@
 
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, image_key};
 use crate::finish::{finish, finish_stored};
-use crate::journals::offset_of;
+use crate::scan::offset_of;
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::Superblock;

@@ -24,12 +24,14 @@
 //! Then what it means to somebody who holds a log of this journal: [`HeldBooks::judge`] (memory) and [`RegionBooks::judge`]
 //! (a region), each with a table of its own.
 //!
-//! What this module must never do: I/O, or take what cannot be read for an empty log.
+//! What this module must never do: take what cannot be read for an empty log.
 
+use crate::log::Log;
 use crate::mark::{self, MarkKind};
 use crate::remote::{MarkPlace, RemoteMark, mark_place};
 use jbd2::{Features, Superblock, SuperblockError};
 use journal_area::{Opening, Tail};
+use std::io;
 
 /// The error number of a mark: EIO, negative as jbd2 stores it.
 pub(crate) const MARK_ERRNO: i32 = -5;
@@ -57,6 +59,10 @@ pub enum Says {
     Damaged,
 }
 
+/// What is live of a log may be somewhere else than in its own place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elsewhere;
+
 /// The journal superblock on storage, and what it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
@@ -80,17 +86,29 @@ impl Stored {
         }
     }
 
-    /// The transaction with which the log begins in its own place; nothing if it is empty there. An error where it may be
-    /// elsewhere, or where nothing can be said.
-    pub fn live_from(&self) -> Result<Option<Tail>, ()> {
+    /// Where the log begins in its own place; nothing if it is empty there.
+    ///
+    /// # Errors
+    /// Where it may be elsewhere, or where nothing can be said.
+    pub fn live_from(&self) -> Result<Option<Tail>, Elsewhere> {
         match (self.says, self.superblock) {
             (Says::Live(tail), _) => Ok(Some(tail)),
             (Says::Empty, _) => Ok(None),
             // The error number tells: whoever used it since has cleared that.
             (Says::Stale, Some(superblock)) if superblock.errno == 0 => Ok(None),
-            _ => Err(()),
+            _ => Err(Elsewhere),
         }
     }
+}
+
+/// What storage says of a log.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn of(log: &Log) -> io::Result<Stored> {
+    let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+    log.journal.file.read_exact_at(&mut raw, log.place_of(0)?)?;
+    Ok(Stored::read(&raw))
 }
 
 fn says(raw: &[u8], superblock: &Superblock) -> Says {

@@ -29,8 +29,7 @@ use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind,
-    VmReport,
+    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, VmReport,
 };
 use samples::Samples;
 use sandbox::Sandbox;
@@ -417,7 +416,7 @@ impl Vm {
                 route.start_timer()?;
                 Box::new(route)
             } else {
-                Box::new(JournalRoute::new(Arc::clone(&self.journals), index))
+                Box::new(DiskRoute::new(Arc::clone(&self.journals), index))
             };
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);

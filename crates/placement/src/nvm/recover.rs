@@ -7,8 +7,8 @@
 
 use super::{Region, region_error};
 use crate::finish::ImagePart;
-use crate::journals::offset_of;
 use crate::remote::RemoteMark;
+use crate::scan::offset_of;
 use crate::scan::{FoundLogPlace, internal_place};
 use crate::stored::{MARK_ERRNO, RegionBooks, RegionVerdict};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};

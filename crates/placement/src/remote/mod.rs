@@ -43,8 +43,8 @@ pub(crate) use shared_storage::open_direct;
 pub(crate) use state::Outcome;
 
 use crate::disk::{Disk, DiskCounters};
-use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
+use crate::scan::offset_of;
 use block_route::{RequestId, Status};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use lineage::{Lineage, Nonce};
