@@ -172,6 +172,8 @@ pub struct VmJcb {
     pub(crate) misplaced: u32,
     /// What proved the books wrong.
     pub(crate) contradiction: Option<String>,
+    /// Somebody is bringing it elsewhere ([`crate::Taking`]): what is newest of it, and where it begins, must not change.
+    pub(crate) is_taken: bool,
     /// Somebody wants to know of every transaction that is accepted.
     pub(crate) tells_accepted: bool,
     /// Those that nobody was told of yet.
@@ -213,6 +215,7 @@ impl VmJcb {
             unexplained: Unexplained::default(),
             misplaced: 0,
             contradiction: None,
+            is_taken: false,
             tells_accepted: false,
             accepted: Vec::new(),
             scratch: vec![0; shape.block_bytes as usize],

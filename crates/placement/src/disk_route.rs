@@ -758,6 +758,8 @@ impl Route for DiskRoute {
         for (log, side, step) in self.journals.disk(self.disk).take_passed_on() {
             self.carry_out(&log, Steps(vec![(side, step)]), plan);
         }
+        // A log may have been brought elsewhere, by the thread of another disk.
+        self.retry_waiting(plan);
         let logs = self.journals.logs_lying_on(self.disk);
         self.tell(logs, plan, |log, steps| log.keeper.woken(log, Side::Journal, steps));
         let logs = self.journals.logs_at_home(self.disk);

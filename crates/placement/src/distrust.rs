@@ -60,19 +60,23 @@ impl Journals {
         let Some(log) = self.log(index) else { return Ok(true) };
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         let (home, journal) = (&log.home.file, &log.journal.file);
-        // Its lock goes before the area's; nobody may write the mark over the superblock that goes to storage now.
+        let Some(taking) = self.area.take_distrusted(log.id) else { return Ok(false) };
+        // Nobody may write the mark over the superblock that goes to storage now.
         let marked = log.take_mark();
-        let outcome = self.area.log_op_distrust(log.id, |held| -> io::Result<u64> {
-            let from = held.tail().map(|tail| tail.sequence);
-            let report = write_in_place(held, &log.place, home, journal).map_err(io::Error::other)?;
-            // Under the area's lock: nobody takes the log for a held one that is closed.
-            self.put(&log, PlacementKind::Storage, from);
-            Ok(report.bytes_written)
-        });
-        let Ok(Some(bytes)) = outcome else {
-            log.put_mark_back(marked);
-            return outcome.map(|_| false);
+        let from = taking.log().tail().map(|tail| tail.sequence);
+        let bytes = match write_in_place(&taking.log(), &log.place, home, journal) {
+            Ok(report) => report.bytes_written,
+            Err(error) => {
+                drop(taking);
+                log.put_mark_back(marked);
+                log.home.wake.wake();
+                return Err(io::Error::other(error));
+            }
         };
+        // At one moment: nobody takes the log for a held one that is closed.
+        taking.end(|| self.put(&log, PlacementKind::Storage, from));
+        // Changes of homes may have waited.
+        log.home.wake.wake();
         self.describe_or_complain();
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
         // Flushes were not passed on while it was held.

@@ -46,20 +46,18 @@ impl Held {
     /// a part of a disk, and what somebody has written over it has to be there.
     pub(crate) fn spill(&self, log: &Log, wanted: impl Fn(&HeldLog<'_>, u32) -> bool) -> io::Result<()> {
         let file = &log.journal.file;
-        let bytes = self.area.look(self.id, |held| -> io::Result<u64> {
-            let mut block = vec![0; log.place.block_bytes as usize];
-            let mut bytes = 0;
-            for position in 1..held.log_blocks() {
-                if !wanted(held, position) || !held.read_held(position, &mut block) {
-                    continue;
-                }
-                if let Some(offset) = log.offset_of(position) {
-                    file.write_all_at(&block, offset)?;
-                    bytes += block.len() as u64;
-                }
+        let held = self.area.log_now(self.id);
+        let mut block = vec![0; log.place.block_bytes as usize];
+        let mut bytes = 0;
+        for position in 1..held.log_blocks() {
+            if !wanted(&held, position) || !held.read_held(position, &mut block) {
+                continue;
             }
-            Ok(bytes)
-        })?;
+            if let Some(offset) = log.offset_of(position) {
+                file.write_all_at(&block, offset)?;
+                bytes += block.len() as u64;
+            }
+        }
         if bytes > 0 {
             log.journal.set_dirty();
             DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);

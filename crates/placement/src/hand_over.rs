@@ -18,7 +18,7 @@ use crate::log::{Log, Marked};
 use crate::opening::write_mark_bytes;
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
-use journal_area::{HeldLog, Holding, Tail};
+use journal_area::{HeldLog, Holding, Tail, Taking};
 use std::io;
 use std::sync::Arc;
 use write_log::LoggedFile;
@@ -120,6 +120,7 @@ impl Journals {
         let keeper = if placement.is_held() && log.placement.is_held() {
             Arc::clone(&log.keeper)
         } else {
+            log.keeper.leave();
             keeper_of(&self.area, log.id, placement)
         };
         let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
@@ -156,43 +157,56 @@ impl Journals {
         if log.keeper.has_stored_in_flight() {
             return Ok(false);
         }
-        if self.area.log_op_query(log.id).materialise {
+        if self.area.owed(log.id).materialise {
             return Err(io::Error::other(
                 "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
             ));
         }
-        let (home, journal) = (&log.home.file, &log.journal.file);
-        // Its lock goes before the area's.
+        let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
+        // Nobody counts on in it while storage is about to say something else.
         let marked = log.take_mark();
-        let outcome = self.area.log_op_hand_over(log.id, |held, cursor| -> io::Result<u64> {
-            let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
-            DiskCounters::add(&log.home.counters.home_bytes_to_storage, report.bytes_written);
-            let bytes = self.write_open_end(&log, held, cursor, journal)?;
-            journal.sync_data()?;
-            held.note_hand_over(Some(cursor));
-            if let Err(error) = write_superblock(&log, held, cursor, journal).and_then(|()| journal.sync_data()) {
-                // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
-                // storage's word for it: without the note, a log that is live there is refused.
-                held.note_hand_over(None);
-                self.mark_again(&log, marked.as_ref());
+        let bytes = match self.bring_to_storage(&log, &taking, marked.as_ref()) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                // It is held as it was.
+                drop(taking);
+                log.put_mark_back(marked);
+                log.home.wake.wake();
                 return Err(error);
             }
-            // Under the area's lock: nobody takes the log for a held one that is closed.
-            self.put(&log, PlacementKind::Storage, Some(cursor.sequence));
-            Ok(bytes + u64::from(log.place.block_bytes))
-        });
-        if !matches!(outcome, Ok(Some(_))) {
-            // It is held as it was.
-            log.put_mark_back(marked);
-        }
-        let Some(bytes) = outcome? else { return Ok(false) };
+        };
+        // At one moment: nobody takes the log for a held one that is closed.
+        let from = taking.cursor().sequence;
+        taking.end(|| self.put(&log, PlacementKind::Storage, Some(from)));
         self.describe_or_complain();
+        // Changes of homes may have waited.
+        log.home.wake.wake();
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
         log.home.set_dirty();
         log.journal.set_dirty();
         self.say_handed_over(&log);
         log.end_emptying(None);
         Ok(true)
+    }
+
+    /// Writes home what a log owes, and the transaction that its guest is in the midst of to its own place; then storage says that
+    /// the log begins with that. Gives what was written there, in bytes.
+    fn bring_to_storage(&self, log: &Log, taking: &Taking<'_>, marked: Option<&Marked>) -> io::Result<u64> {
+        let (home, journal) = (&log.home.file, &log.journal.file);
+        let (held, cursor) = (&taking.log(), taking.cursor());
+        let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
+        DiskCounters::add(&log.home.counters.home_bytes_to_storage, report.bytes_written);
+        let bytes = self.write_open_end(log, held, cursor, journal)?;
+        journal.sync_data()?;
+        held.note_hand_over(Some(cursor));
+        if let Err(error) = write_superblock(log, held, cursor, journal).and_then(|()| journal.sync_data()) {
+            // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
+            // storage's word for it: without the note, a log that is live there is refused.
+            held.note_hand_over(None);
+            self.mark_again(log, marked);
+            return Err(error);
+        }
+        Ok(bytes + u64::from(log.place.block_bytes))
     }
 
     fn mark_again(&self, log: &Log, marked: Option<&Marked>) {

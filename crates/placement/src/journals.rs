@@ -293,7 +293,7 @@ impl Journals {
                 log.take_mark();
                 log.set_closed();
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
-                self.area.log_op_cleanup(log.id);
+                self.area.forget_log(log.id);
                 // Flushes were not passed on while it was open; from now on somebody may depend on them.
                 log.home.set_dirty();
                 log.journal.set_dirty();
@@ -366,7 +366,7 @@ impl Journals {
         };
         let id = self
             .area
-            .log_op_init(self.directory.path(), &format!("log-{number}"), shape, holding, place.own_blocks.clone())
+            .make_log(self.directory.path(), &format!("log-{number}"), shape, holding, place.own_blocks.clone())
             .map_err(io::Error::other)?;
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {

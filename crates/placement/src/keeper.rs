@@ -314,6 +314,9 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Another keeps the log from now on.
+    fn leave(&self) {}
+
     /// Its log has gone from the disk.
     fn forget(&self, _log: &Log) {}
 

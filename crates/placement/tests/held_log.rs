@@ -304,12 +304,12 @@ fn home_writes_release_and_newer_versions_win() {
     let pages = rig.commit(&[(first, content(1)), (first + 1, content(2)), (first + 2, content(3))]);
     // The first two go home from the very pages that are protected, in one request.
     assert_eq!(rig.write_pages(first * BLOCK, &pages[..2]), STATUS_OK);
-    let query = || rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    let query = || rig.journals.area.owed(rig.journals.logs()[0].id);
     assert_eq!(query().blocks, 1);
     // A home write of something else releases nothing.
     let other = rig.page(&content(9));
     assert_eq!(rig.write_pages((first + 2) * BLOCK, &[other]), STATUS_OK);
-    let query = || rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    let query = || rig.journals.area.owed(rig.journals.logs()[0].id);
     assert_eq!(query().blocks, 1);
     // A block that is home is overwritten there without a commit: a complete journal would bring it back, so do we.
     let other = rig.page(&content(10));

@@ -222,7 +222,7 @@ impl Rig {
     }
 
     fn owed(&self) -> u64 {
-        self.journals.logs().iter().map(|log| self.journals.area.log_op_query(log.id).blocks).sum()
+        self.journals.logs().iter().map(|log| self.journals.area.owed(log.id).blocks).sum()
     }
 
     /// The daemon dies: only its files are left. Gives the image too.

@@ -41,6 +41,8 @@ struct Inner {
     host_failed: bool,
     /// Something was written into the log while it was closed, which no kernel does.
     is_foreign: bool,
+    /// Another keeps the log: what ends now concerns that one.
+    is_over: bool,
 }
 
 #[derive(Debug)]
@@ -179,7 +181,7 @@ impl Keeper for Held {
             return;
         }
         let (writes, requests): (Vec<LogWrite>, Vec<RequestId>) = batch.into_iter().unzip();
-        let outcome = self.area.log_op_mprotect(self.id, &writes);
+        let outcome = self.area.hold(self.id, &writes);
         for failed in outcome.no_memory {
             let write = &writes[failed];
             let Some(offset) = log.offset_of(write.position) else {
@@ -233,7 +235,7 @@ impl Keeper for Held {
             self.drive(log, steps);
         }
         // It may have been taken away since this write began.
-        log.is_open() && !log.is_distrusted()
+        log.is_open() && !log.is_distrusted() && !self.inner().is_over
     }
 
     fn done(&self, log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
@@ -273,7 +275,7 @@ impl Keeper for Held {
         if !is_emptying && self.area.under_pressure() != Some(self.id) {
             return;
         }
-        if is_emptying && self.area.log_op_query(self.id).writable == 0 {
+        if is_emptying && self.area.owed(self.id).writable == 0 {
             log.end_emptying(Some(true));
             return;
         }
@@ -305,7 +307,7 @@ impl Keeper for Held {
     }
 
     fn blocks_owed(&self, log: &Log) -> Option<u64> {
-        log.is_open().then(|| self.area.log_op_query(self.id).blocks)
+        log.is_open().then(|| self.area.owed(self.id).blocks)
     }
 
     fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
@@ -316,12 +318,16 @@ impl Keeper for Held {
         if let Some(why) = self.area.contradiction(self.id) {
             distrust::say(&self.area, log, &why);
         }
-        let owed = self.area.log_op_query(self.id);
+        let owed = self.area.owed(self.id);
         let (home, journal) = (&log.home.file, &log.journal.file);
-        let mut report = self
-            .area
-            .log_op_recover(self.id, |held| crate::finish::finish(held, &log.place, home, journal))
-            .map_err(io::Error::other)?;
+        let taking = self.area.take_for_recovery(self.id).ok_or_else(|| {
+            io::Error::other(format!(
+                "disk {}: its journal is being written elsewhere, or something still writes to its file system",
+                log.home.options.name
+            ))
+        })?;
+        let mut report = crate::finish::finish(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
+        taking.end(|| {});
         if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
             // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
             // recovery trusts more than the books; one of the two is wrong all the same.
@@ -340,6 +346,10 @@ impl Keeper for Held {
         Ok(Finished::Recovered(vec![report]))
     }
 
+    fn leave(&self) {
+        self.inner().is_over = true;
+    }
+
     /// The file system was replaced while its log was open.
     fn forget(&self, log: &Log) {
         if !log.is_open() {
@@ -349,7 +359,7 @@ impl Keeper for Held {
             "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",
             log.home.options.name,
             log.place.home_start,
-            self.area.log_op_query(self.id).blocks
+            self.area.owed(self.id).blocks
         );
         if let Err(error) = self.spill(log, |_, _| true) {
             log::error!("writing where a journal was failed: {error}; what the guest wrote there is lost");
