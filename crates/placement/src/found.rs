@@ -9,6 +9,7 @@
 //! directory.
 
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, image_key};
+use crate::earlier::open_left;
 use crate::finish::{finish, finish_stored};
 use crate::scan::offset_of;
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
@@ -23,12 +24,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use write_log::LoggedFile;
-
-/// How long whoever had the images may take to end: the directory's lock was free, so its processes are dead, but the
-/// kernel closes what was in an io_uring of theirs later than that, and on a busy host much later.
-const DYING: Duration = Duration::from_secs(10);
 
 /// Why a recovery could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -313,9 +309,8 @@ fn places(
 
 /// Finishes one log. Gives where its home was found.
 fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result<(PathBuf, Report), FinishError> {
-    let open_image = |path: &Path| recovery::Disk::open_within(path, Access::Write, DYING);
-    let home = open_image(&places.home)?;
-    let journal = places.journal.as_deref().map(open_image).transpose()?;
+    let home = open_left(&places.home)?;
+    let journal = places.journal.as_deref().map(open_left).transpose()?;
     let journal_file = journal.as_ref().unwrap_or(&home).file();
     // What is finished here was left by an earlier process: the log of this one's writes begins after it.
     let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };

@@ -19,6 +19,7 @@ mod description;
 mod disk;
 mod disk_route;
 mod distrust;
+mod earlier;
 mod finish;
 mod flush;
 mod foreign;
@@ -44,6 +45,7 @@ pub use description::{
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;
+pub use earlier::{Brought, finish_earlier};
 pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep};
 pub use hand_over::Change;
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
