@@ -5,14 +5,19 @@
 //! the counters, the trace, and what a flush of the guest has to cover. What a keeper decides is its own; the route asks none
 //! where its log lives.
 
+mod reading;
+mod steps;
+#[cfg(test)]
+mod tests;
+
 use crate::disk::DiskCounters;
 use crate::journals::{Journals, TraceKind};
-use crate::keeper::{BlockContent, HomeChange, HomeVerdict, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps, Task};
+use crate::keeper::{BlockContent, HomeChange, HomeVerdict, LogBlock, LogVerdict, OddVerdict, Side, Steps, Task};
 use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
 use crate::log::Log;
 use block_route::segments;
 use block_route::{
-    Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
+    Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Ticket,
 };
 use guest_memory::{MemorySlice, MemoryTable};
 use journal_area::Source;
@@ -455,85 +460,6 @@ impl DiskRoute {
         });
     }
 
-    fn route_read(&mut self, request: &Request<'_>, plan: &mut Plan) {
-        DiskCounters::add(&self.counters().read_bytes, request.len);
-        self.trace(request.kind, TraceKind::Read, request.offset, request.len);
-        let (start, end) = (request.offset, request.offset + request.len);
-        let first = self.layout.logs.partition_point(|range| range.end <= start);
-        let touches_log = self.layout.logs.get(first).is_some_and(|range| range.start < end);
-        if !touches_log {
-            plan.disk(block_route::whole(request));
-            return;
-        }
-        let mut pieces = Vec::new();
-        self.layout.cut(start, end, &mut pieces);
-        for piece in pieces {
-            let range = piece.range();
-            let slices = segments::part(request.segments, range.start - start, range.end - range.start);
-            let waiting = Waiting { request: request.id, kind: request.kind, piece, slices, rescan: false };
-            match piece {
-                Piece::Log(log_range, ..) => match self.journals.log(log_range.log) {
-                    Some(log) if log.keeper.shows_log(&log) => self.log_read(&log, &log_range, waiting, plan),
-                    _ => self.storage_read(&waiting, plan),
-                },
-                _ => self.storage_read(&waiting, plan),
-            }
-        }
-    }
-
-    fn storage_read(&self, waiting: &Waiting, plan: &mut Plan) {
-        let range = waiting.piece.range();
-        plan.disk(DiskOperation {
-            request: Some(waiting.request),
-            ticket: None,
-            operation: Operation::Read,
-            offset: range.start,
-            len: range.end - range.start,
-            buffers: waiting.slices.iter().copied().map(Buffer::Slice).collect(),
-        });
-    }
-
-    /// A read inside a log that is not as storage has it, block by block.
-    fn log_read(&mut self, log: &Arc<Log>, range: &LogRange, waiting: Waiting, plan: &mut Plan) {
-        let block_bytes = u64::from(range.block_bytes);
-        let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
-        let mut block = vec![0; block_bytes as usize];
-        let mut at = start;
-        while at < end {
-            let index = (at - range.start) / block_bytes;
-            let position = range.first_position + index as u32;
-            let into = (at - range.start) % block_bytes;
-            let stop = end.min(range.start + (index + 1) * block_bytes);
-            let slices = segments::part(&waiting.slices, at - start, stop - at);
-            let piece = Piece::Log(*range, at, stop);
-            let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
-            at = stop;
-            match log.keeper.log_read(log, position, &mut block) {
-                Ok(true) => self.answer(&part, &block[into as usize..]),
-                Ok(false) => self.storage_read(&part, plan),
-                Err(error) => {
-                    log::error!(
-                        "disk {}: reading log block {position} failed: {error}",
-                        self.journals.disk(self.disk).options.name
-                    );
-                    plan.fail(part.request);
-                }
-            }
-        }
-    }
-
-    /// Copies bytes of ours into a read's guest memory.
-    fn answer(&self, waiting: &Waiting, bytes: &[u8]) {
-        let mut at = 0;
-        for slice in &waiting.slices {
-            if let Some(memory) = &self.memory {
-                memory.prepare_write(slice);
-            }
-            slice.copy_in(0, &bytes[at..at + slice.len()]);
-            at += slice.len();
-        }
-    }
-
     fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let disk = self.journals.disk(self.disk);
         let to_flush = disk.to_flush();
@@ -541,98 +467,6 @@ impl DiskRoute {
             DiskCounters::add(&disk.counters.flushes_to_storage, 1);
             let ticket = self.ticket(Errand::Flush(to_flush.unwrap_or(0)));
             plan.disk(DiskOperation { ticket: Some(ticket), ..block_route::whole(request) });
-        }
-    }
-
-    /// What the guest wrote into a log in this pass counts before what comes next.
-    fn settle(&mut self, log: &Arc<Log>, plan: &mut Plan) {
-        self.journals.describe_new_memory();
-        let mut steps = Steps::default();
-        log.keeper.settle_pass(log, &mut steps);
-        self.carry_out(log, steps, plan);
-    }
-
-    /// Has done what a keeper wants, here or by the disk that it names.
-    fn carry_out(&mut self, log: &Arc<Log>, steps: Steps, plan: &mut Plan) {
-        let mut is_retry = false;
-        for (side, step) in steps.0 {
-            let (disk, index) = match side {
-                Side::Home => (&log.home, log.home_disk),
-                Side::Journal => (&log.journal, log.journal_disk),
-            };
-            if index != self.disk {
-                disk.pass_on(Arc::clone(log), side, step);
-                continue;
-            }
-            match step {
-                Step::Write { request, offset, content, task } => {
-                    let len = content.iter().map(|buffer| buffer.len() as u64).sum();
-                    if side == Side::Home {
-                        DiskCounters::add(&disk.counters.home_bytes_to_storage, len);
-                        self.journals.trace(self.disk, TraceKind::Home, offset, len);
-                    } else {
-                        DiskCounters::add(&disk.counters.journal_bytes_to_storage, len);
-                    }
-                    let ticket = Some(self.ticket(Errand::Keeper(Arc::clone(log), task)));
-                    plan.disk(DiskOperation {
-                        request,
-                        ticket,
-                        operation: Operation::Write,
-                        offset,
-                        len,
-                        buffers: content,
-                    });
-                }
-                Step::Flush { task } => {
-                    DiskCounters::add(&disk.counters.flushes_to_storage, 1);
-                    let covered = disk.to_flush().unwrap_or(0);
-                    let ticket = Some(self.ticket(Errand::KeeperFlush(Arc::clone(log), task, covered)));
-                    plan.disk(DiskOperation {
-                        request: None,
-                        ticket,
-                        operation: Operation::Flush,
-                        offset: 0,
-                        len: 0,
-                        buffers: Vec::new(),
-                    });
-                }
-                Step::Hold(request) => plan.hold(request),
-                Step::Release(request, status) => plan.release(request, status),
-                Step::Retry => is_retry = true,
-            }
-        }
-        if is_retry {
-            self.retry_waiting(plan);
-            self.drive(plan);
-        }
-    }
-
-    /// Asks again about what waits.
-    fn retry_waiting(&mut self, plan: &mut Plan) {
-        for waiting in std::mem::take(&mut self.behind) {
-            let request = waiting.request;
-            let Piece::Home(home, ..) = waiting.piece else { continue };
-            // It takes holds of its own, so the one it waited with can go after.
-            self.home_write(&home, waiting, plan);
-            plan.release(request, Status::Ok);
-        }
-    }
-
-    /// Has keepers do what they have to do on the disk with the homes.
-    fn drive(&mut self, plan: &mut Plan) {
-        for log in self.journals.logs_at_home(self.disk) {
-            let mut steps = Steps::default();
-            log.keeper.drive(&log, &mut steps);
-            self.carry_out(&log, steps, plan);
-        }
-    }
-
-    /// Tells keepers of something, and has done what they want.
-    fn tell(&mut self, logs: Vec<Arc<Log>>, plan: &mut Plan, tell: impl Fn(&Log, &mut Steps)) {
-        for log in logs {
-            let mut steps = Steps::default();
-            tell(&log, &mut steps);
-            self.carry_out(&log, steps, plan);
         }
     }
 }
@@ -799,6 +633,3 @@ fn commits(slices: &[MemorySlice], block_bytes: u32) -> usize {
     };
     segments::blocks(slices, 0, block_bytes).iter().flatten().filter(is_commit).count()
 }
-
-#[cfg(test)]
-mod tests;
