@@ -64,6 +64,8 @@ pub struct DiskRoute {
     next_ticket: u64,
     /// Changes of homes that have to wait until a keeper says otherwise.
     behind: Vec<Waiting>,
+    /// Logs whose keepers were given something in this pass: they hear of its end, even if they are gone by then.
+    in_pass: Vec<Arc<Log>>,
     /// Some disk's journals go to a server.
     has_remote: bool,
     pieces: Vec<Piece>,
@@ -84,6 +86,7 @@ impl DiskRoute {
             errands: HashMap::new(),
             next_ticket: 0,
             behind: Vec::new(),
+            in_pass: Vec::new(),
             has_remote,
             pieces: Vec::new(),
         }
@@ -266,6 +269,9 @@ impl DiskRoute {
         }
         DiskCounters::add(&self.counters().journal_bytes_received, end - start);
         self.trace(waiting.kind, TraceKind::Journal, start, end - start);
+        if !self.in_pass.iter().any(|known| Arc::ptr_eq(known, &log)) {
+            self.in_pass.push(Arc::clone(&log));
+        }
         let mut at = start;
         while at < end {
             let position = range.first_position + ((at - range.start) / block_bytes) as u32;
@@ -531,7 +537,7 @@ impl Route for DiskRoute {
 
     fn end_of_pass(&mut self, plan: &mut Plan) {
         self.journals.describe_new_memory();
-        let logs = self.journals.logs_lying_on(self.disk);
+        let logs = std::mem::take(&mut self.in_pass);
         self.tell(logs, plan, |log, steps| log.keeper.end_of_pass(log, steps));
         self.take_away_distrusted();
     }

@@ -248,7 +248,8 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// What was written into the log until now counts before what comes next.
     fn settle_pass(&self, _log: &Log, _steps: &mut Steps) {}
 
-    /// A pass of the disk with the log is over: requests complete when the steps have been carried out.
+    /// A pass of the disk with the log, in which something was written into it, is over: requests complete when the steps have been
+    /// carried out.
     fn end_of_pass(&self, log: &Log, steps: &mut Steps) {
         self.settle_pass(log, steps);
     }
