@@ -247,3 +247,18 @@ fn a_commit_waits_until_its_keeper_releases_it() {
     rig.route.woken(&mut plan);
     assert_eq!(released(&plan), [(1, Status::Ok)]);
 }
+
+#[test]
+fn a_pass_ends_for_a_log_that_has_gone_meanwhile() {
+    let mut rig = Rig::new();
+    let at = rig.log.place_of(5).expect("a place");
+    let segments = [rig.memory.slice(0, BLOCK as usize)];
+    let request = Request { id: RequestId(1), kind: RequestKind::Write, offset: at, len: BLOCK, segments: &segments };
+    let mut plan = Plan::default();
+    rig.route.route(&request, &mut plan);
+    // Another disk's thread finds that the file system was replaced.
+    rig.route.journals.logs.write().expect("logs")[0] = None;
+    rig.script.say(Side::Journal, Step::Release(RequestId(1), Status::IoError));
+    rig.route.end_of_pass(&mut plan);
+    assert_eq!(released(&plan), [(1, Status::IoError)], "its keeper has what was written, and says what becomes of it");
+}
