@@ -304,7 +304,7 @@ impl<'r> Simulation<'r> {
                     let window = (index - free - 1) as u64;
                     if self.switches.has(Switches::GARBAGE) && self.random.below(8) == 0 {
                         let at = free + 1 + self.random.below(window) as usize;
-                        let garbage = Mutation::Garbage(piece.page, self.random.next());
+                        let garbage = Mutation::Garbage(piece.page, self.random.bits());
                         self.mutations.entry(at).or_default().push(garbage);
                     }
                     if self.switches.has(Switches::EARLY) && piece.content.is_some() && self.random.below(2) == 0 {
