@@ -12,6 +12,9 @@
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P
 #   make mutants  seeded faults that some test must catch
+#   make install  what was built for release, below PREFIX (/usr/local)          PREFIX=DIR DESTDIR=DIR
+#   make packages-deb       Debian packages, in build/packages
+#   make packages-test      those: lintian, and installed, upgraded, removed and purged in a Debian of its own
 #
 # Guests run under KVM where one boots, else emulated. AMBERLOG_GUEST_KERNEL=FILE boots them from another kernel, a bzImage or an
 # uncompressed vmlinux with all built in (and AMBERLOG_GUEST_CPU, AMBERLOG_GUEST_BIOS are QEMU's -cpu and -bios with it).
@@ -22,7 +25,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint doc unused mutate bench crash nemesis variety mutants packages nats-server clean
+.PHONY: demo test lint doc unused mutate bench crash nemesis variety mutants packages nats-server release install packages-deb packages-test clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -87,6 +90,21 @@ variety: packages
 
 mutants: packages
 	@$(PHASE) "mutants" cargo run --release --quiet -p crash-explorer --bin mutants
+
+PREFIX ?= /usr/local
+
+# What is installed; not the whole workspace.
+release:
+	@$(PHASE) "release build" cargo build --release -p amberlog -p vmm-shim -p lab -p journal-server
+
+install: release
+	@packaging/install.sh target/release $(PREFIX) $(DESTDIR)
+
+packages-deb: packages release
+	@$(PHASE) "Debian packages" packaging/build-deb.sh target/release build/packages
+
+packages-test: packages-deb
+	@$(PHASE) "packages, tried" packaging/test-packages.sh target/release build/packages
 
 clean:
 	rm -rf build target
