@@ -1,6 +1,8 @@
 //! One disk of a VM, as its route and its VM's journals share it.
 
+use crate::keeper::{Side, Step};
 use crate::layout::DiskLayout;
+use crate::log::Log;
 use crate::nvm::NvmDisk;
 use crate::remote::RemoteOptions;
 use std::fs::File;
@@ -154,7 +156,12 @@ pub struct Disk {
     was_started: AtomicBool,
     /// What is wrong, in sentences.
     faults: Mutex<Vec<String>>,
+    /// Steps of keepers that this disk's thread is to carry out.
+    passed_on: Mutex<Vec<PassedOn>>,
 }
+
+/// A step that another disk's thread has passed on, and whose log it concerns.
+pub(crate) type PassedOn = (Arc<Log>, Side, Step);
 
 impl Disk {
     /// Opens the image a second time, beside the disk engine.
@@ -179,7 +186,18 @@ impl Disk {
             unheld: Mutex::default(),
             was_started: AtomicBool::new(false),
             faults: Mutex::default(),
+            passed_on: Mutex::default(),
         })
+    }
+
+    /// Has this disk's thread carry out a step.
+    pub(crate) fn pass_on(&self, log: Arc<Log>, side: Side, step: Step) {
+        self.passed_on.lock().expect("no panic under this lock").push((log, side, step));
+        self.wake.wake();
+    }
+
+    pub(crate) fn take_passed_on(&self) -> Vec<PassedOn> {
+        std::mem::take(&mut *self.passed_on.lock().expect("no panic under this lock"))
     }
 
     /// Keeps a sentence that says what is wrong, for reports. The log has it already. A guest can cause any number of them: the

@@ -1,8 +1,8 @@
 //! Finishing a held log: replay it onto its home, or put it block for block where the guest's own kernel finds it.
 
 use crate::distrust::LEFT_TO_THE_GUEST;
-use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
+use crate::scan::offset_of;
 use extfs::ReadAt;
 use jbd2::{Content, LogRead};
 use journal_area::{HeldLog, Location};

@@ -8,10 +8,10 @@ use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_ke
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish::dry_run_held;
 use crate::found::{FinishError, area_opened_as, open_logs};
-use crate::journals::offset_of;
 use crate::mark::{HeldMark, MarkKind};
 use crate::registry::{foreign_entries, own_places};
 use crate::scan;
+use crate::scan::offset_of;
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use std::io;

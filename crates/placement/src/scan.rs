@@ -39,7 +39,18 @@ pub struct FoundLogPlace {
     pub file_system_uuid: [u8; 16],
 }
 
+/// Where log block `position` is, in bytes, given the runs of its log.
+pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Option<u64> {
+    let run = runs.iter().find(|run| position >= run.first_position && position - run.first_position < run.count)?;
+    Some(run.offset + u64::from(position - run.first_position) * u64::from(block_bytes))
+}
+
 impl FoundLogPlace {
+    /// Where log block `position` is on its disk, in bytes.
+    pub(crate) fn offset_of(&self, position: u32) -> Option<u64> {
+        offset_of(&self.runs, self.block_bytes, position)
+    }
+
     /// Bytes of the whole log.
     pub(crate) fn log_bytes(&self) -> u64 {
         u64::from(self.log_blocks) * u64::from(self.block_bytes)

@@ -29,8 +29,7 @@ use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind,
-    VmReport,
+    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, VmReport,
 };
 use samples::Samples;
 use sandbox::Sandbox;
@@ -186,8 +185,8 @@ impl VmOptions {
     }
 }
 
-/// Finishes what an earlier process left for these images.
-fn finish_earlier(disks: &[Attached]) -> anyhow::Result<()> {
+/// Finishes what an earlier process left for these images in areas in tmpfs.
+fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
     let registries = placement::own_places();
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         let path = &disk.options.path;
@@ -253,7 +252,7 @@ impl Vm {
     pub fn prepare(options: &VmOptions, known: &KnownRaw) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
         // What is owed to a disk is written home whatever its guest has written to the first block.
-        finish_earlier(&attached)?;
+        finish_areas(&attached)?;
         let registry = placement::own_place();
         placement::sweep(&options.shm, &registry);
         for disk in &mut attached {
@@ -266,8 +265,10 @@ impl Vm {
             nvm::open(option, &mut disk.options)?;
         }
         let journal_disks: Vec<&Path> = options.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
-        for disk in attached.iter().take(options.disks.len()) {
-            remote::finish_earlier(&disk.options, &journal_disks)?;
+        for disk in &attached {
+            for brought in placement::finish_earlier(&disk.options, &journal_disks)? {
+                log::info!("{}: {brought}", disk.options.path.display());
+            }
         }
         write_down(options, &mut attached)?;
         let mut images = Vec::new();
@@ -417,7 +418,7 @@ impl Vm {
                 route.start_timer()?;
                 Box::new(route)
             } else {
-                Box::new(JournalRoute::new(Arc::clone(&self.journals), index))
+                Box::new(DiskRoute::new(Arc::clone(&self.journals), index))
             };
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);

@@ -43,6 +43,8 @@ use block_route::LogIndex;
 use captured::Captured;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};
+#[cfg(test)]
+pub(crate) use recover::mark_of;
 use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
 use std::hash::{BuildHasher, RandomState};

@@ -7,8 +7,10 @@
 
 use super::{Region, region_error};
 use crate::finish::ImagePart;
-use crate::journals::{MARK_ERRNO, offset_of};
+use crate::remote::RemoteMark;
+use crate::scan::offset_of;
 use crate::scan::{FoundLogPlace, internal_place};
+use crate::stored::{MARK_ERRNO, RegionBooks, RegionVerdict};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
@@ -326,19 +328,24 @@ fn is_journal(home: &LoggedFile, place: &FoundLogPlace, uuid: &[u8; 16]) -> Resu
 fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> {
     let raw = &block[..jbd2::SUPERBLOCK_BYTES];
     let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
-    if on_storage.uuid == owner.journal && crc32c::crc32c(raw) == owner.mark_checksum {
-        return Ok(Stored::Marked);
-    }
-    if found.latest.is_empty() {
-        return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
-    }
-    let after = found.sequence.wrapping_add(2);
-    let is_emptied = on_storage.is_empty() && on_storage.errno == 0 && on_storage.sequence == after;
-    if on_storage.uuid == owner.journal && is_emptied {
-        return Ok(Stored::NothingOwed("an earlier recovery from the region was cut off after its last write"));
-    }
-    if on_storage.uuid != owner.journal {
-        return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
+    let books = RegionBooks {
+        journal: owner.journal,
+        mark_checksum: owner.mark_checksum,
+        owes: !found.latest.is_empty(),
+        sequence: found.sequence,
+    };
+    match books.judge(raw, &on_storage) {
+        RegionVerdict::Marked => return Ok(Stored::Marked),
+        RegionVerdict::OwesNothing => {
+            return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
+        }
+        RegionVerdict::Emptied => {
+            return Ok(Stored::NothingOwed("an earlier recovery from the region was cut off after its last write"));
+        }
+        RegionVerdict::OtherJournal => {
+            return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
+        }
+        RegionVerdict::OtherEpoch => {}
     }
     Err(format!(
         "the region is of another epoch: it was taken when the journal stood at transaction {}, and the journal on the disk \
@@ -350,9 +357,11 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
 }
 
 /// The journal superblock that storage carries while the region has the log: empty, and with an error.
-pub(super) fn mark_of(superblock: &[u8]) -> Result<[u8; jbd2::SUPERBLOCK_BYTES], jbd2::SuperblockError> {
+pub(crate) fn mark_of(superblock: &[u8]) -> Result<[u8; jbd2::SUPERBLOCK_BYTES], jbd2::SuperblockError> {
     let mut mark = superblock.to_vec();
     let errno = Superblock::decode(&mark)?.errno;
+    // One that a server left counts again beside our error number, if nobody has committed since.
+    RemoteMark::remove_from(&mut mark);
     SuperblockEdit::new(&mut mark)?.start(0).errno(if errno == 0 { MARK_ERRNO } else { errno }).seal();
     Ok(*mark.first_chunk().expect("a journal superblock was decoded from it"))
 }

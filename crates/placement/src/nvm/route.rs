@@ -9,8 +9,9 @@ use super::leaving::{Leaving, Left};
 use super::superblock::Closing;
 use super::{NvmDisk, State};
 use crate::disk::{DiskCounters, PlacementKind};
-use crate::journals::{Journals, Log, TraceKind};
+use crate::journals::{Journals, TraceKind};
 use crate::layout::{DiskLayout, LogRange, Piece};
+use crate::log::Log;
 use block_route::segments;
 use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,

@@ -36,14 +36,15 @@ mod state;
 mod tests;
 
 pub use mark::{MarkFound, RemoteMark};
+pub(crate) use mark::{MarkPlace, mark_place};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
 pub(crate) use shared_storage::open_direct;
 pub(crate) use state::Outcome;
 
 use crate::disk::{Disk, DiskCounters};
-use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
+use crate::scan::offset_of;
 use block_route::{RequestId, Status};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use lineage::{Lineage, Nonce};

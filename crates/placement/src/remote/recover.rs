@@ -15,7 +15,7 @@ use super::lineage::{Lineage, Nonce};
 use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish;
-use crate::journals::offset_of;
+use crate::scan::offset_of;
 use crate::scan::{self, FoundLogPlace};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
 use recovery::{Error, Report, Status};
