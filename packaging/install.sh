@@ -62,7 +62,7 @@ install -D -m 644 CHANGELOG.md "$documentation/CHANGELOG.md"
 for page in docs/*.md docs/status.schema.json; do
     install -D -m 644 "$page" "$documentation/docs/$(basename "$page")"
 done
-for directory in amberlog.service.d apparmor libvirt prometheus grafana; do
+for directory in amberlog.service.d apparmor libvirt power prometheus grafana; do
     for file in packaging/"$directory"/*; do
         mode=644
         [ ! -x "$file" ] || mode=755

@@ -31,10 +31,13 @@
 //! [disk-model](../disk_model/index.html)), the other programs, and what tests them ([crash-explorer](../crash_explorer/index.html),
 //! [guest-kit](../guest_kit/index.html), [lab](../lab/index.html)).
 
+mod backup;
+mod disk;
 mod exit;
 mod inspect;
 mod libvirt;
 mod metrics;
+mod power;
 mod raw;
 mod recover;
 mod run;
@@ -86,6 +89,18 @@ enum Command {
     Detach(serve::ask::DetachArgs),
     /// Print the environment and the arguments with which QEMU finds a daemon's disks.
     Arguments(serve::ask::ArgumentsArgs),
+    /// Write an image that is exactly what a disk has committed, while its guest runs.
+    Snapshot(backup::SnapshotArgs),
+    /// Hold a VM's disks still, with everything committed on storage, until thaw or for a time: for a backup.
+    Freeze(backup::FreezeArgs),
+    /// Let a frozen VM go on; an error if it went on by itself before.
+    Thaw(backup::ThawArgs),
+    /// The host runs on battery: have every journal of a daemon's VMs go to storage now, and begin there. A UPS calls it.
+    OnBattery(power::PowerArgs),
+    /// The mains are back: have journals live as configured again, from the next mounts on.
+    OnMains(power::PowerArgs),
+    /// List, enlarge or throttle the disks of a daemon's VM while its guest runs.
+    Disk(disk::DiskArgs),
     /// Print or make a libvirt domain's XML that works with a daemon's disks.
     Libvirt(libvirt::LibvirtArgs),
     /// Show a journal: superblock, transactions, tags, revokes, where the log ends and why.
@@ -118,6 +133,12 @@ fn main() -> ExitCode {
         Command::Placement(args) => serve::ask::placement(&args),
         Command::Detach(args) => serve::ask::detach(&args),
         Command::Arguments(args) => serve::ask::arguments(&args),
+        Command::Snapshot(args) => backup::snapshot(&args),
+        Command::Freeze(args) => backup::freeze(&args),
+        Command::Thaw(args) => backup::thaw(&args),
+        Command::OnBattery(args) => power::run(&args, true),
+        Command::OnMains(args) => power::run(&args, false),
+        Command::Disk(args) => disk::run(&args),
         Command::Libvirt(args) => libvirt::run(&args),
         Command::Inspect(args) => inspect::run(args),
         Command::Lab(args) => become_program(LAB, args.arguments),

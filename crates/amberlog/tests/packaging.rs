@@ -91,6 +91,64 @@ fn the_user_and_the_directories_are_understood() {
     assert!(root.path().join("dev/shm/amberlog").is_dir() && etc.join("amberlog").is_dir());
 }
 
+#[test]
+fn the_journal_servers_unit_is_understood_and_gives_away_little() {
+    let text = std::fs::read_to_string(packaging().join("amberlog-journal-server.service")).unwrap();
+    assert!(text.contains("ExecStart=/usr/bin/amberlog-journal-server --listen"));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("amberlog-journal-server.service");
+    // Any program that is there will do.
+    std::fs::write(&path, text.replace("/usr/bin/amberlog-journal-server", env!("CARGO_BIN_EXE_amberlog"))).unwrap();
+    let output = exposure(&path);
+    assert!(output.status.success(), "{}", said(&output));
+    let output = run(Command::new("systemd-analyze").args(["verify", "--man=no", "--recursive-errors=no"]).arg(&path));
+    assert!(output.status.success() && said(&output).is_empty(), "{}", said(&output));
+}
+
+/// What `make install` puts where, and that what it installs works from there.
+#[test]
+fn what_is_installed_is_whole() {
+    let programs = Path::new(env!("CARGO_BIN_EXE_amberlog")).parent().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let prefix = Path::new("/opt/amber");
+    let install = || run(Command::new(packaging().join("install.sh")).args([programs, prefix, root.path()]));
+    let output = install();
+    assert!(output.status.success(), "run 'cargo build --workspace' first: {}", said(&output));
+    let at = |name: &str| root.path().join("opt/amber").join(name);
+    for name in [
+        "bin/amberlog-lab",
+        "bin/amberlog-journal-server",
+        "lib/amberlog/libamberlog_vmm_shim.so",
+        "lib/sysusers.d/amberlog.conf",
+        "lib/tmpfiles.d/amberlog.conf",
+        "lib/udev/rules.d/70-amberlog.rules",
+        "share/man/man1/amberlog.1",
+        "share/man/man1/amberlog-disk-resize.1",
+        "share/man/man1/amberlog-lab-run.1",
+        "share/man/man1/amberlog-journal-server.1",
+        "share/zsh/vendor-completions/_amberlog",
+        "share/fish/vendor_completions.d/amberlog.fish",
+        "share/doc/amberlog/docs/serve.md",
+        "share/doc/amberlog/prometheus/amberlog.rules.yml",
+    ] {
+        assert!(at(name).is_file(), "{name} is not installed");
+    }
+    let unit = std::fs::read_to_string(at("lib/systemd/system/amberlog.service")).unwrap();
+    assert!(
+        unit.contains("ExecStart=/opt/amber/bin/amberlog serve") && unit.contains("ExecReload=/usr/bin/kill"),
+        "{unit}"
+    );
+    let output = run(Command::new(at("bin/amberlog")).args(["libvirt", "--help"]));
+    assert!(output.status.success(), "{}", said(&output));
+    let output = run(Command::new("bash").arg("-n").arg(at("share/bash-completion/completions/amberlog")));
+    assert!(output.status.success(), "{}", said(&output));
+    // A configuration that is there is left alone.
+    let config = at("etc/amberlog/amberlog.toml");
+    std::fs::write(&config, "# mine\n").unwrap();
+    assert!(install().status.success());
+    assert_eq!(std::fs::read_to_string(config).unwrap(), "# mine\n");
+}
+
 /// The calls that a word of SystemCallFilter= stands for.
 fn calls(word: &str, sets: &BTreeMap<String, Vec<String>>) -> BTreeSet<String> {
     match sets.get(word) {

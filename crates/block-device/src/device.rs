@@ -42,6 +42,8 @@ pub struct DeviceConfig {
     pub polling_max: Duration,
     /// What the device's threads may still ask the kernel for, once they are made; `None`: anything.
     pub sandbox: Option<sandbox::Sandbox>,
+    /// Bounds on what the guest may ask for, perhaps shared with other disks.
+    pub throttle: Option<throttle::Throttle>,
     /// A modelled disk whose time this one takes; flushes then go to it, not to the image's storage: for experiments.
     pub model: Option<Arc<disk_model::Client>>,
 }
@@ -63,6 +65,7 @@ impl DeviceConfig {
             drain_timeout: Duration::from_secs(30),
             polling_max: Duration::from_micros(32),
             sandbox: None,
+            throttle: None,
             model: None,
         }
     }
@@ -192,6 +195,32 @@ impl<R: Route + ?Sized + 'static> DeviceHandle<R> {
         Ok(size_bytes)
     }
 
+    /// Bounds what the guest may ask for from now on; nothing with none.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device has been stopped.
+    pub fn set_throttle(&self, throttle: Option<throttle::Throttle>) -> Result<(), Error> {
+        let set = self.mailbox.ask(|worker| worker.set_throttle(throttle));
+        set.ok_or_else(|| Error::Stopped { name: self.name.to_string() })
+    }
+
+    /// Takes nothing from the rings until then, or again from now on: the guest waits. What was taken goes on. Says whether nothing
+    /// was taken until now because of this.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device has been stopped.
+    pub fn hold(&self, until: Option<Instant>) -> Result<bool, Error> {
+        self.mailbox.ask(move |worker| worker.hold(until)).ok_or_else(|| Error::Stopped { name: self.name.to_string() })
+    }
+
+    /// Whether all that was taken from the rings is answered, and nothing is under way on storage.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device has been stopped.
+    pub fn is_idle(&self) -> Result<bool, Error> {
+        self.mailbox.ask(|worker| worker.is_idle()).ok_or_else(|| Error::Stopped { name: self.name.to_string() })
+    }
+
     /// What it has counted.
     pub fn counters(&self) -> CountersSnapshot {
         self.counters.snapshot()
@@ -240,6 +269,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
             drain_timeout,
             polling_max: config.polling_max,
             write_cache: config.write_cache,
+            throttle: config.throttle.clone(),
         };
         // The engine belongs to the thread that makes it, so that the worker thread says whether it could.
         let (ready, is_ready) = sync_channel(1);

@@ -7,6 +7,7 @@
 //! * [`kills`] looks at what it leaves when it is killed in the middle of a step.
 //! * [`check`] compares, after every step, what amberlog would recover with what the same disk becomes with the complete
 //!   journal; [`judgement`] has e2fsprogs judge a sample.
+//! * [`power`] does the like for durability by age: a disk that loses power, judged by what storage alone is.
 //! * [`explore`] does that for many seeds, and makes a failure small.
 //!
 //! What it must never do: depend on a clock or on anything else than recording and seed; write to a recorded image's
@@ -26,6 +27,7 @@ pub mod judgement;
 pub mod kills;
 pub mod nvm;
 pub mod overlay;
+pub mod power;
 pub mod recorder;
 pub mod recording;
 pub mod scenario;

@@ -7,14 +7,14 @@
 use crash_explorer::explore::{self, Thoroughness};
 use crash_explorer::scenario::Scenario;
 use crash_explorer::switches::Switches;
-use crash_explorer::{Error, Result, nvm, session};
+use crash_explorer::{Error, Result, nvm, power, session};
 use guest_tools::options::Options;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "crash-explorer explore [--points N] [--seed N] [--recording NAME] [--switches A,B|none] [--until POINT] \
-                     [--points-each N] [--judgements-each N] [--directory D] [--nvm]\n\
+                     [--points-each N] [--judgements-each N] [--directory D] [--nvm | --power] [--quick]\n\
                      crash-explorer record [--recording NAME] [--directory D]";
 
 struct Request {
@@ -25,6 +25,8 @@ struct Request {
     switches: Option<Switches>,
     /// Placement `nvm`, with losses of power, instead of held logs.
     nvm: bool,
+    /// Durability by age, with losses of power.
+    power: bool,
     how: Thoroughness,
 }
 
@@ -32,17 +34,30 @@ impl Request {
     fn parse(words: impl Iterator<Item = String>) -> std::result::Result<Self, String> {
         let mut options = Options::parse(words)?;
         let nvm = options.flag("nvm");
+        let power = options.flag("power");
+        let is_quick = options.flag("quick");
         let own = concat!(env!("CARGO_MANIFEST_DIR"), "/recordings");
         let request = Request {
             only: options.text("recording"),
             directory: options.text("directory").unwrap_or_else(|| own.to_owned()).into(),
-            points: options.number("points", 20_000, 1..=u64::MAX)?,
+            points: options.number("points", if is_quick { 2_000 } else { 20_000 }, 1..=u64::MAX)?,
             seed: options.number("seed", 1, 0..=u64::MAX)?,
             switches: options.text("switches").map(|names| Switches::parse(&names)).transpose()?,
             nvm,
+            power,
             how: Thoroughness {
                 // Steps of a region are many, and each looks at all of the disk.
-                points_each: options.number("points-each", if nvm { 40 } else { 1 }, 1..=1_000_000)?,
+                points_each: options.number(
+                    "points-each",
+                    if nvm {
+                        40
+                    } else if power {
+                        4
+                    } else {
+                        1
+                    },
+                    1..=1_000_000,
+                )?,
                 judgements_each: options.number("judgements-each", if nvm { 600 } else { 150 }, 0..=u64::MAX)?,
                 until: options.number("until", u64::MAX, 0..=u64::MAX)?,
             },
@@ -92,8 +107,8 @@ fn record(request: &Request) -> Result<ExitCode> {
 
 fn explore(request: &Request) -> Result<ExitCode> {
     let mut recordings = explore::recordings(&request.directory, request.only.as_deref())?;
-    if request.nvm {
-        // A journal on a device of its own does not go to NVM.
+    if request.nvm || request.power {
+        // A journal on a device of its own goes neither to NVM nor into compounds.
         recordings.retain(|recording| recording.disks.len() == 1);
     }
     if recordings.is_empty() {
@@ -105,7 +120,11 @@ fn explore(request: &Request) -> Result<ExitCode> {
         for (number, recording) in recordings.iter().enumerate() {
             let drawn = Switches::of_seed(seed ^ (number as u64) << 32);
             let switches = request.switches.unwrap_or(drawn);
-            let run = if request.nvm { nvm::run } else { explore::run };
+            let run = match (request.nvm, request.power) {
+                (true, _) => nvm::run,
+                (_, true) => power::run,
+                _ => explore::run,
+            };
             let outcome = run(recording, seed, switches, request.how)?;
             points += outcome.points;
             judgements += outcome.judgements;
@@ -117,12 +136,13 @@ fn explore(request: &Request) -> Result<ExitCode> {
             );
             if let Some(finding) = outcome.finding {
                 println!("FOUND {}", finding.what);
-                if request.nvm {
+                if request.nvm || request.power {
                     println!(
-                        "FOUND {}: {}\n    again: crash-explorer explore --nvm --recording {} --seed {} --switches {} \
+                        "FOUND {}: {}\n    again: crash-explorer explore {} --recording {} --seed {} --switches {} \
                          --points-each {} --judgements-each {} --points 1",
                         finding.scenario,
                         finding.what,
+                        if request.nvm { "--nvm" } else { "--power" },
                         finding.scenario,
                         finding.seed,
                         finding.switches.names(),

@@ -92,6 +92,11 @@ impl Scenario {
         self.is_external
     }
 
+    /// Whether data is journaled, so that what is overwritten is old or new, and never torn.
+    pub fn journals_data(&self) -> bool {
+        self.options.contains("data=journal")
+    }
+
     fn records(&self) -> RecordLayout {
         RecordLayout { files: 2, order: Order::Overwrite { slots: 12 }, seed: self.seed, ..RecordLayout::default() }
     }

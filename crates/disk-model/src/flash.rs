@@ -76,6 +76,8 @@ impl Flash {
                 let start = now_ns.max(self.writes_end_ns).max(self.flush_ends_ns);
                 let takes = if self.written_since_flush { self.strayed(self.drive.flush_ns) } else { IDLE_FLUSH_NS };
                 self.written_since_flush = false;
+                // What an earlier flush waits for is waited for once.
+                totals.flushing_ns += (start + takes).saturating_sub(now_ns.max(self.flush_ends_ns));
                 self.flush_ends_ns = start + takes;
                 totals.busy_ns += takes;
                 self.flush_ends_ns

@@ -21,6 +21,7 @@ mod protocol;
 mod server;
 mod spinning;
 mod surface;
+pub mod validate;
 
 pub use client::{Client, Inbox};
 pub use error::Error;

@@ -58,6 +58,8 @@ pub struct Totals {
     pub positioning_ns: u64,
     /// Seek, rotation and transfer, in ns.
     pub busy_ns: u64,
+    /// Time in which a flush was waited for, in ns.
+    pub flushing_ns: u64,
     /// Requests under way at once, at most.
     pub queue_max: u64,
 }
@@ -82,15 +84,24 @@ pub struct Model {
 impl Model {
     /// A disk that has nothing to do. The seed sets the angle of a platter at time 0 and the jitter of flash.
     pub fn new(profile: Profile, seed: u64) -> Self {
+        Self::scaled(profile, seed, 1.0, 1.0)
+    }
+
+    /// The same for loads whose sizes and clocks are a part of what they were: see [`SpinningDrive::scaled`].
+    pub fn scaled(profile: Profile, seed: u64, sizes: f64, clocks: f64) -> Self {
+        let spinning = |drive: SpinningDrive| Self::spinning(drive.scaled(sizes, clocks), seed);
+        const SCSI: SpinningDrive = SpinningDrive::ST336753LW;
+        const DESKTOP: SpinningDrive = SpinningDrive::HDD_7200;
         match profile {
-            Profile::St336753lw => Self::spinning(SpinningDrive::ST336753LW, seed),
-            Profile::St336753lwWriteThrough => {
-                Self::spinning(SpinningDrive { write_cache_bytes: 0, ..SpinningDrive::ST336753LW }, seed)
-            }
-            Profile::Hdd7200 => Self::spinning(SpinningDrive::HDD_7200, seed),
-            Profile::Hdd7200Protected => {
-                Self::spinning(SpinningDrive { is_cache_durable: true, ..SpinningDrive::HDD_7200 }, seed)
-            }
+            Profile::St336753lw => spinning(SCSI),
+            Profile::St336753lwWriteThrough => spinning(SpinningDrive { write_cache_bytes: 0, ..SCSI }),
+            Profile::St336753lwProtected => spinning(SpinningDrive { is_cache_durable: true, ..SCSI }),
+            Profile::St336753lwScsiFlush => spinning(SpinningDrive { is_flush_barrier: false, ..SCSI }),
+            Profile::Hdd7200 => spinning(DESKTOP),
+            Profile::Hdd7200Protected => spinning(SpinningDrive { is_cache_durable: true, ..DESKTOP }),
+            Profile::Hdd7200WriteThrough => spinning(SpinningDrive { write_cache_bytes: 0, ..DESKTOP }),
+            Profile::St39102lw => spinning(SpinningDrive::ST39102LW),
+            Profile::Pcm => Self::flash(FlashDrive::PCM, seed),
             Profile::SataSsd => Self::flash(FlashDrive::SATA_SSD, seed),
             Profile::Nvme => Self::flash(FlashDrive::NVME, seed),
             Profile::NvmeProtected => Self::flash(FlashDrive::NVME_PROTECTED, seed),

@@ -60,6 +60,15 @@ impl Server {
     /// # Errors
     /// When the socket cannot be made, or the system refuses a thread or a descriptor.
     pub fn start(options: ServerOptions) -> Result<Self, Error> {
+        let model = Model::new(options.profile, options.seed);
+        Self::start_with(model, options)
+    }
+
+    /// The same with a model that was made already: a scaled one.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(model: Model, options: ServerOptions) -> Result<Self, Error> {
         let listener = match &options.socket {
             Some(path) => {
                 let listen = |path: &PathBuf| {
@@ -76,7 +85,7 @@ impl Server {
         waker.set_nonblocking(true)?;
         let shared = Arc::new(Mutex::new(Shared::default()));
         let worker = Worker {
-            model: Model::new(options.profile, options.seed),
+            model,
             clock: Clock::new(options.time_scale),
             listener,
             woken,

@@ -5,9 +5,11 @@
 //! * What is in the cache goes to the medium whenever no read waits, and before reads when it is nearly full or a flush
 //!   waits. Neighbours go in one transfer.
 //! * A flush is done when all that was written before it is on the medium, or in a cache that outlasts a loss of power.
-//!   While one waits, nothing younger is written.
+//!   While one waits, nothing younger is written, as where a drive empties its cache for it; or, as SCSI allows, what is
+//!   younger goes on in the order of its place until the flush has waited for as long as a request may
+//!   ([`SpinningDrive::is_flush_barrier`]).
 //! * A read of what is in the cache, or has been read ahead, costs the bus alone. No read waits longer than
-//!   [`PATIENCE_NS`] because others lie closer.
+//!   [`SpinningDrive::patience_ns`] because others lie closer.
 
 use crate::model::{Completion, Kind, Request, Totals};
 use crate::profile::SpinningDrive;
@@ -15,8 +17,6 @@ use crate::surface::{Surface, transfer_ns};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-/// A request that has waited so long is the next one, wherever it lies.
-const PATIENCE_NS: u64 = 250_000_000;
 /// Neighbours in the cache that go to the medium at once, in bytes.
 const TRANSFER_BYTES_MAX: u64 = 1 << 20;
 
@@ -46,6 +46,13 @@ struct Serving {
     ends_ns: u64,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Flush {
+    tag: u64,
+    sequence: u64,
+    arrived_ns: u64,
+}
+
 /// What was read beyond what was asked for.
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
@@ -66,7 +73,9 @@ pub(crate) struct Spinning {
     for_room: VecDeque<Waiting>,
     dirty: BTreeMap<u64, Dirty>,
     dirty_bytes: u64,
-    flushes: VecDeque<(u64, u64)>,
+    flushes: VecDeque<Flush>,
+    /// Since when there has been a flush that waits.
+    flushing_since_ns: Option<u64>,
     serving: Option<Serving>,
     ahead: Option<Ahead>,
     bus_free_ns: u64,
@@ -86,6 +95,7 @@ impl Spinning {
             dirty: BTreeMap::new(),
             dirty_bytes: 0,
             flushes: VecDeque::new(),
+            flushing_since_ns: None,
             serving: None,
             ahead: None,
             bus_free_ns: 0,
@@ -117,8 +127,9 @@ impl Spinning {
         match request.kind {
             Kind::Command => self.over_the_bus(now_ns, request.tag, 0),
             Kind::Flush => {
-                self.flushes.push_back((request.tag, self.sequence));
-                self.finish_flushes(now_ns);
+                self.flushes.push_back(Flush { tag: request.tag, sequence: self.sequence, arrived_ns: now_ns });
+                self.flushing_since_ns.get_or_insert(now_ns);
+                self.finish_flushes(now_ns, totals);
             }
             Kind::Read if self.is_cached(now_ns, request.offset, request.len) => {
                 self.over_the_bus(now_ns, request.tag, request.len);
@@ -142,7 +153,7 @@ impl Spinning {
             let end = serving.offset + serving.len;
             self.surface.arrive(end, at);
             if serving.kind == Kind::Read {
-                let limit = end.saturating_add(self.drive.read_ahead_bytes).min(self.drive.capacity_bytes);
+                let limit = end.saturating_add(self.drive.read_ahead_bytes).min(self.drive.capacity_bytes).max(end);
                 self.ahead = Some(Ahead { from: end, since_ns: at, limit, frozen: None });
             }
             match serving.tag {
@@ -150,7 +161,7 @@ impl Spinning {
                 None => self.dirty_bytes -= serving.len,
             }
             self.take_into_cache(at);
-            self.finish_flushes(at);
+            self.finish_flushes(at, totals);
             self.dispatch(at, totals);
         }
     }
@@ -217,8 +228,8 @@ impl Spinning {
         self.dirty.insert(start, Dirty { len: end - start, sequence: oldest });
     }
 
-    fn finish_flushes(&mut self, now_ns: u64) {
-        while let Some(&(tag, sequence)) = self.flushes.front() {
+    fn finish_flushes(&mut self, now_ns: u64, totals: &mut Totals) {
+        while let Some(&Flush { tag, sequence, .. }) = self.flushes.front() {
             let older = |other: u64| other < sequence;
             let in_cache = self.serving.is_some_and(|serving| serving.kind == Kind::Write && older(serving.sequence))
                 || self.dirty.values().any(|dirty| older(dirty.sequence));
@@ -236,6 +247,9 @@ impl Spinning {
                 self.complete(now_ns + self.drive.command_ns, tag);
             }
         }
+        if let Some(since) = self.flushing_since_ns.take() {
+            totals.flushing_ns += now_ns.saturating_sub(since);
+        }
     }
 
     fn dispatch(&mut self, now_ns: u64, totals: &mut Totals) {
@@ -251,12 +265,15 @@ impl Spinning {
             .iter()
             .enumerate()
             .map(|(index, waiting)| {
-                let late = now_ns.saturating_sub(waiting.arrived_ns) > PATIENCE_NS;
+                let late = now_ns.saturating_sub(waiting.arrived_ns) > self.drive.patience_ns;
                 let order = if late { 0 } else { positioning(waiting.request.offset) };
                 ((order, waiting.sequence), index)
             })
             .min();
-        let before = self.flushes.front().map_or(u64::MAX, |&(_, sequence)| sequence);
+        let is_barrier = |flush: &&Flush| {
+            self.drive.is_flush_barrier || now_ns.saturating_sub(flush.arrived_ns) > self.drive.patience_ns
+        };
+        let before = self.flushes.front().filter(is_barrier).map_or(u64::MAX, |flush| flush.sequence);
         // Of a run of neighbours, its first.
         let mut run_end = None;
         let firsts = self.dirty.iter().filter(|(_, dirty)| dirty.sequence < before).filter_map(|(&offset, dirty)| {

@@ -40,15 +40,10 @@ pub fn group<R: ReadAt>(disk: &R, superblock: &Superblock, index: u32) -> io::Re
     let offset = block * u64::from(superblock.block_size) + u64::from(index % per_block * size);
     let mut raw = vec![0; size as usize];
     disk.read_at(offset, &mut raw)?;
-    let has_high = superblock.incompat & incompat::WIDE != 0 && size >= 64;
-    let block = |low: usize, high: usize| {
-        let high = if has_high { u64::from(le32(&raw, high)) << 32 } else { 0 };
-        high | u64::from(le32(&raw, low))
-    };
     let group = Group {
-        block_bitmap: block(0x00, 0x20),
-        inode_bitmap: block(0x04, 0x24),
-        inode_table: block(0x08, 0x28),
+        block_bitmap: block_bitmap(superblock, &raw),
+        inode_bitmap: block_number(superblock, &raw, 0x04, 0x24),
+        inode_table: block_number(superblock, &raw, 0x08, 0x28),
         flags: le16(&raw, 0x12),
     };
     let is_inside = |block: u64| (u64::from(superblock.first_data_block)..superblock.blocks_count).contains(&block);
@@ -56,8 +51,19 @@ pub fn group<R: ReadAt>(disk: &R, superblock: &Superblock, index: u32) -> io::Re
     Ok(all_inside.then_some(group))
 }
 
+/// Where the block bitmap is, as a raw descriptor says.
+pub(crate) fn block_bitmap(superblock: &Superblock, raw: &[u8]) -> u64 {
+    block_number(superblock, raw, 0x00, 0x20)
+}
+
+fn block_number(superblock: &Superblock, raw: &[u8], low: usize, high: usize) -> u64 {
+    let has_high = superblock.incompat & incompat::WIDE != 0 && superblock.descriptor_size >= 64;
+    let high = if has_high { u64::from(le32(raw, high)) << 32 } else { 0 };
+    high | u64::from(le32(raw, low))
+}
+
 /// The block that holds the `number`-th block's worth of descriptors (`descriptor_loc` of ext4).
-fn descriptor_block(superblock: &Superblock, number: u32, per_block: u32) -> Option<u64> {
+pub(crate) fn descriptor_block(superblock: &Superblock, number: u32, per_block: u32) -> Option<u64> {
     let superblock_block = u64::from(superblock.block_size == 1024);
     let block = if superblock.incompat & incompat::META_GROUPS == 0 || number < superblock.first_meta_group {
         superblock_block + 1 + u64::from(number)

@@ -1,6 +1,6 @@
 //! File systems that the real mke2fs made, read by us and by the real debugfs.
 
-use extfs::{Allocation, FileSystem, Journal, JournalExtent, LayoutScore, discover, group, layout_score};
+use extfs::{Allocation, FileSystem, FreedBlocks, Journal, JournalExtent, LayoutScore, discover, group, layout_score};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -397,4 +397,56 @@ fn a_bitmap_that_changes_changes_the_answer() {
     let block = bytes[..4096].to_vec();
     allocation.changed(0, Some(&block));
     assert!(!allocation.is_free(&bytes, free).expect("memory"));
+}
+
+/// What a removal by debugfs changes, as one transaction, frees the blocks of the file, and no others but blocks of its map.
+#[test]
+fn a_bitmap_tells_what_was_freed() {
+    let directory = scratch();
+    let files = directory.path().join("files");
+    std::fs::create_dir(&files).expect("a directory");
+    for (name, len) in [("small", 3000), ("large", 700_000), ("kept", 90_000)] {
+        std::fs::write(files.join(name), vec![7; len]).expect("a file");
+    }
+    let root = files.to_str().expect("a plain name").to_owned();
+    let variants: [(&[&str], &str); 6] = [
+        (&["-t", "ext4"], "40M"),
+        (&["-t", "ext4", "-b", "1024", "-O", "^flex_bg,^64bit"], "20M"),
+        (&["-t", "ext3", "-b", "1024", "-O", "sparse_super,^uninit_bg"], "20M"),
+        (&["-t", "ext4", "-b", "1024", "-O", "meta_bg,^resize_inode"], "40M"),
+        (&["-t", "ext4", "-O", "bigalloc", "-C", "16384"], "60M"),
+        (&["-t", "ext2", "-b", "4096", "-O", "has_journal"], "20M"),
+    ];
+    for (options, size) in variants {
+        let image = mke2fs(directory.path(), &[options, &["-d", &root]].concat(), size);
+        let superblock = only(&image).superblock;
+        let block_bytes = superblock.block_size as usize;
+        let mut freed = FreedBlocks::default();
+        for name in ["small", "large"] {
+            let before = std::fs::read(&image).expect("an image");
+            let own: BTreeSet<u64> = debugfs(&image, &format!("blocks /{name}"))
+                .split_whitespace()
+                .map(|number| number.parse().expect("a number"))
+                .collect();
+            run(Command::new("debugfs").args(["-w", "-R", &format!("rm /{name}")]).arg(&image));
+            let after = std::fs::read(&image).expect("an image");
+            let changed: Vec<(u64, &[u8])> = (0..)
+                .zip(before.chunks_exact(block_bytes).zip(after.chunks_exact(block_bytes)))
+                .filter(|(_, (old, new))| old != new)
+                .map(|(block, (_, new))| (block, new))
+                .collect();
+            let ranges = freed.of(&before, &changed).expect("memory").expect("understood");
+            let told: BTreeSet<u64> = ranges.into_iter().flatten().collect();
+            assert!(
+                own.is_subset(&told) && !own.is_empty(),
+                "{options:?} {name}: {own:?} are freed, told are {told:?}"
+            );
+            // A cluster is freed as a whole; of a map there are a few blocks.
+            let more = told.len() - own.len();
+            assert!(more <= 8 + superblock.cluster_blocks as usize, "{options:?} {name}: {more} more are told");
+        }
+        let kept = debugfs(&image, "blocks /kept");
+        assert!(!kept.trim().is_empty());
+    }
+    assert_eq!(FreedBlocks::default().of(&vec![0; 1 << 20], &[]).expect("memory"), None, "no file system");
 }

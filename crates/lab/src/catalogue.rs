@@ -3,9 +3,9 @@
 //! A text is `key: value` lines, a blank line, and sections that begin with `## `. Keys: `title`, `kind`
 //! (`load`, `recovery`, `integrity`, `flash`, `protect`, `sizes` or `missing`), `needs` (for what is missing), `workloads`, `modes`, `guests`, `disks`,
 //! `parameter` (a name and values), `iterations` (where the paper needs more than the usual few), `part` (of a run's scale, where a paper's
-//! sizes are many times the others'), `plot` (the fields to draw), `curves`
-//! (what to draw over time), any number of `claim` lines (see [`crate::claim`]) and of `headline` lines: words, a colon, and a
-//! claim, for the table of docs/papers.md ([`crate::headline`]).
+//! sizes are many times the others' and the scale is not declared), `file-system` and `memory-mib` (of the paper's machine), `plot` (the fields to draw), `curves`
+//! (what to draw over time), `figure` (which of the paper's it is) and any number of `claim` lines (see [`crate::claim`]), which
+//! are judged and stand in docs/papers.md ([`crate::headline`]).
 
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
@@ -45,6 +45,8 @@ pub struct Experiment {
     pub id: String,
     /// One line.
     pub title: String,
+    /// Which of the paper's figures or tables it is.
+    pub figure: String,
     /// How it is run.
     pub kind: Kind,
     /// What is missing.
@@ -63,14 +65,16 @@ pub struct Experiment {
     pub iterations: Option<u32>,
     /// What part of a run's scale its sizes have.
     pub part: f64,
+    /// The file system that its paper had; that of the run, where it does not say.
+    pub file_system: Option<String>,
+    /// The memory of its paper's machine, in MiB; that of the run, where it does not say.
+    pub memory_mib: Option<u32>,
     /// The fields that its plots show.
     pub plot: String,
     /// What is drawn over time.
     pub curves: String,
     /// What the paper found.
     pub claims: Vec<Claim>,
-    /// Those of its figures that stand in docs/papers.md: in words, and as a claim.
-    pub headlines: Vec<(String, Claim)>,
     /// For the reader: heading and text.
     pub sections: Vec<(String, String)>,
     /// The description itself, where it is the user's own.
@@ -91,7 +95,34 @@ pub struct Extent {
     pub guests_max: u32,
     /// Sizes of workloads, as a part of the paper's.
     pub scale: f64,
+    /// As a paper is repeated: each cell [`ITERATIONS_OF_A_PAPER`] times, [`ITERATIONS_OF_MANY`] with more than four guests.
+    pub is_of_paper: bool,
+    /// How long loads take here, as a part of what they took where their times were first estimated (emulated guests, a
+    /// drive five times slower).
+    pub pace: f64,
+    /// The same of loads that are the processor's.
+    pub processor_pace: f64,
 }
+
+impl Default for Extent {
+    fn default() -> Self {
+        Extent {
+            quick: false,
+            iterations: None,
+            guests_max: 8,
+            scale: 0.1,
+            is_of_paper: false,
+            pace: 1.0,
+            processor_pace: 1.0,
+        }
+    }
+}
+
+/// How often a cell is measured where a paper is repeated, and one of many guests.
+pub const ITERATIONS_OF_A_PAPER: u32 = 5;
+/// See [`ITERATIONS_OF_A_PAPER`].
+pub const ITERATIONS_OF_MANY: u32 = 3;
+const MANY_GUESTS: u32 = 5;
 
 macro_rules! texts {
     ($($id:literal),* $(,)?) => {
@@ -187,6 +218,7 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
     let mut experiment = Experiment {
         id: id.to_owned(),
         title: String::new(),
+        figure: String::new(),
         kind: Kind::Missing,
         needs: String::new(),
         workloads: Vec::new(),
@@ -196,10 +228,11 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         parameter: None,
         iterations: None,
         part: 1.0,
+        file_system: None,
+        memory_mib: None,
         plot: "seconds".to_owned(),
         curves: String::new(),
         claims: Vec::new(),
-        headlines: Vec::new(),
         sections: Vec::new(),
         own_text: None,
     };
@@ -208,9 +241,17 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         let words = || value.split_whitespace();
         match key {
             "title" => value.clone_into(&mut experiment.title),
+            "figure" => value.clone_into(&mut experiment.figure),
             "needs" => value.clone_into(&mut experiment.needs),
             "plot" => value.clone_into(&mut experiment.plot),
             "curves" => value.clone_into(&mut experiment.curves),
+            "file-system" => match value {
+                "ext3" | "ext4" => experiment.file_system = Some(value.to_owned()),
+                other => return Err(bad(format!("file-system: {other}"))),
+            },
+            "memory-mib" => {
+                experiment.memory_mib = Some(value.parse().map_err(|_| bad(format!("memory-mib: {value}")))?);
+            }
             "part" => {
                 let part = value.parse().ok().filter(|part| (0.001..=1.0).contains(part));
                 experiment.part = part.ok_or_else(|| bad(format!("part: {value}")))?;
@@ -252,10 +293,6 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
                 experiment.parameter = Some((name.to_owned(), values.collect::<Result<_>>()?));
             }
             "claim" => experiment.claims.push(value.parse().map_err(bad)?),
-            "headline" => {
-                let (words, claim) = value.split_once(": ").ok_or_else(|| bad(format!("headline: {value}")))?;
-                experiment.headlines.push((words.to_owned(), claim.parse().map_err(bad)?));
-            }
             other => return Err(bad(format!("there is no key '{other}'"))),
         }
     }
@@ -284,9 +321,26 @@ pub fn estimate_all_seconds(experiments: &[Experiment], extent: &Extent) -> f64 
 }
 
 impl Experiment {
+    /// What people call it: the paper's figure, or its own name.
+    pub fn name(&self) -> &str {
+        if self.figure.is_empty() { &self.id } else { &self.figure }
+    }
+
     /// The parameters that its cells get in a run with these.
     pub fn parameters(&self, of_run: &Parameters) -> Parameters {
-        Parameters { scale: of_run.scale * self.part, ..of_run.clone() }
+        let is_declared = of_run.is_declared();
+        let scale = if is_declared { of_run.scale } else { self.scale_of(of_run.scale) };
+        let file_system = self.file_system.clone().unwrap_or_else(|| of_run.file_system.clone());
+        // A guest whose memory is as large as its data, as its paper's, but never smaller than today's kernel needs.
+        let memory = self.memory_mib.filter(|_| !of_run.quick).map_or(0, |mib| (f64::from(mib) * scale) as u32);
+        // Records are not scaled: what counts is what is written until the crash.
+        let clocks = if self.kind == Kind::Integrity { 1.0 } else { of_run.clocks };
+        Parameters { scale, file_system, clocks, guest_mib: of_run.guest_mib.max(memory), ..of_run.clone() }
+    }
+
+    /// Its own scale in a run at this one: the papers' sizes are the papers', however large.
+    fn scale_of(&self, scale: f64) -> f64 {
+        if scale >= 1.0 { scale } else { scale * self.part }
     }
 
     /// Whether its cells are the same as equally named ones of other experiments.
@@ -315,11 +369,18 @@ impl Experiment {
         }
         let mut cells = Vec::new();
         let usual = if extent.quick { 1 } else { self.iterations.unwrap_or(ITERATIONS) };
-        for iteration in 0..extent.iterations.unwrap_or(usual) {
+        let of_group = |guests: u32| match extent.iterations {
+            Some(iterations) => iterations,
+            None if !extent.is_of_paper || extent.quick => usual,
+            None if guests >= MANY_GUESTS && self.kind == Kind::Load => ITERATIONS_OF_MANY,
+            None => ITERATIONS_OF_A_PAPER.max(if self.kind == Kind::Integrity { usual } else { 0 }),
+        };
+        let most = guests.iter().map(|guests| of_group(*guests)).max().unwrap_or(1);
+        for iteration in 0..most {
             for disk in &disks {
                 for workload in &workloads {
                     for &parameter in &parameters {
-                        for &guests in &guests {
+                        for &guests in guests.iter().filter(|guests| iteration < of_group(**guests)) {
                             for &mode in &self.modes {
                                 let workload = workload.name().to_owned();
                                 let group = Group { disk: disk.clone(), parameter, guests, workload, mode };
@@ -338,15 +399,22 @@ impl Experiment {
         cells
     }
 
-    /// Roughly how long all cells take, in seconds, on two processors without KVM.
+    /// Roughly how long all cells take, in seconds, on two processors.
     pub fn estimate_seconds(&self, extent: &Extent) -> f64 {
         self.cells(extent).iter().map(|cell| self.cell_seconds(cell, extent)).sum()
     }
 
-    /// Roughly how long one cell takes, in seconds, as measured on two processors without KVM: guests boot two at a time, and
+    /// Roughly how long one cell takes, in seconds, on two processors: guests boot two at a time, and
     /// then share the drive.
     pub fn cell_seconds(&self, cell: &Cell, extent: &Extent) -> f64 {
-        let work = Workload::by_name(&cell.group.workload).map_or(0.0, Workload::seconds) * extent.scale * self.part;
+        let workload = Workload::by_name(&cell.group.workload);
+        // Where the processor decides, a native one is many times faster whatever the drive is.
+        let pace = if workload == Some(Workload::KernelCompile) {
+            extent.pace.min(extent.processor_pace)
+        } else {
+            extent.pace
+        };
+        let work = workload.map_or(0.0, Workload::seconds) * self.scale_of(extent.scale) * pace;
         let guests = cell.group.guests;
         let boot = 2.0 + 1.5 * f64::from(guests);
         match self.kind {
@@ -398,10 +466,26 @@ mod tests {
     #[test]
     fn a_quick_extent_is_one_cell_a_mode() {
         let experiment = select(&["spe2012-fig06".to_owned()]).unwrap().remove(0);
-        let extent = Extent { quick: true, iterations: None, guests_max: 8, scale: 0.02 };
+        let extent = Extent { quick: true, iterations: None, guests_max: 8, scale: 0.02, ..Extent::default() };
         assert_eq!(experiment.cells(&extent).len(), experiment.modes.len());
-        let full = Extent { quick: false, iterations: Some(10), guests_max: 8, scale: 1.0 };
+        let full = Extent { quick: false, iterations: Some(10), guests_max: 8, scale: 1.0, ..Extent::default() };
         assert_eq!(experiment.cells(&full).len(), experiment.modes.len() * 4 * 10);
+        // Of a paper: five times, and three times with eight guests.
+        let paper = Extent { is_of_paper: true, scale: 1.0, ..Extent::default() };
+        assert_eq!(experiment.cells(&paper).len(), experiment.modes.len() * (3 * 5 + 3));
+        let records = select(&["spe2012-fig19".to_owned()]).unwrap().remove(0);
+        assert_eq!(records.cells(&paper).len(), records.modes.len() * 5 * 120);
+    }
+
+    #[test]
+    fn the_papers_sizes_are_the_papers_and_so_are_their_machines() {
+        let experiment = select(&["njs2018-fig8".to_owned()]).unwrap().remove(0);
+        let full = experiment.parameters(&Parameters::for_tests());
+        assert_eq!((full.scale, full.file_system.as_str(), full.guest_mib), (1.0, "ext4", 8192));
+        let tenth = Parameters { scale: 0.1, time_scale: 2.0, clocks: 0.2, ..Parameters::for_tests() };
+        assert_eq!(experiment.parameters(&tenth).scale, 0.1, "a declared scale is the scale");
+        let look = Parameters { clocks: 1.0, ..tenth };
+        assert!((experiment.parameters(&look).scale - 0.025).abs() < 1e-9);
     }
 
     #[test]

@@ -13,16 +13,30 @@ pub enum Mode {
     Ordered,
     /// data=journal, journal on storage.
     Journal,
+    /// data=journal without flushes in the guest: what the papers' kernels did; on a drive with a cache no crash safety.
+    #[serde(rename = "journal-nobarrier")]
+    JournalNoBarrier,
     /// data=journal, journal retained in guest memory: VMA journaling.
     Vma,
+    /// data=ordered, journal retained: VMA journaling for metadata alone (the 2012 paper's section 6.2).
+    #[serde(rename = "vma-ordered")]
+    VmaOrdered,
+    /// data=writeback, journal retained.
+    #[serde(rename = "vma-writeback")]
+    VmaWriteback,
     /// data=journal, journal writes dropped: the papers' upper bound, without crash safety.
     Bound,
     /// data=journal, external journal on a tmpfs file of the host: today's way.
     Tmpfs,
+    /// The same, the memory slowed to that of the NJS paper: its "Journal on Ramdisk".
+    #[serde(rename = "tmpfs-slowed")]
+    TmpfsSlowed,
     /// data=journal, journal copied to host memory.
     Copy,
     /// data=journal, journal kept as NJS does on a region of (slowed) memory that stands for persistent memory.
     Nvm,
+    /// NJS as published: as `nvm`, all appends home at once, and nothing before the region is three fourths full.
+    Njs,
     /// NJS-no-BJ: as `nvm`, every version written whole.
     #[serde(rename = "nvm-no-bj")]
     NvmNoByteLevel,
@@ -55,15 +69,20 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 23] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
+        Self::JournalNoBarrier,
         Self::Vma,
+        Self::VmaOrdered,
+        Self::VmaWriteback,
         Self::Bound,
         Self::Tmpfs,
+        Self::TmpfsSlowed,
         Self::Copy,
         Self::Nvm,
+        Self::Njs,
         Self::NvmNoByteLevel,
         Self::NvmNoDelayedCheckpoint,
         Self::NvmLogEverything,
@@ -82,7 +101,12 @@ impl Mode {
             Self::Writeback => "writeback",
             Self::Ordered => "ordered",
             Self::Journal => "journal",
+            Self::JournalNoBarrier => "journal-nobarrier",
             Self::Vma => "vma",
+            Self::VmaOrdered => "vma-ordered",
+            Self::VmaWriteback => "vma-writeback",
+            Self::TmpfsSlowed => "tmpfs-slowed",
+            Self::Njs => "njs",
             Self::Bound => "bound",
             Self::Tmpfs => "tmpfs",
             Self::Copy => "copy",
@@ -108,13 +132,20 @@ impl Mode {
     /// amberlog's placement of the journal, without its options.
     pub fn placement(self) -> &'static str {
         match self {
-            Self::Writeback | Self::Ordered | Self::Journal | Self::Tmpfs | Self::NoJournal | Self::Ramdisk => {
-                "storage"
-            }
-            Self::Vma => "retain",
+            Self::Writeback
+            | Self::Ordered
+            | Self::Journal
+            | Self::JournalNoBarrier
+            | Self::Tmpfs
+            | Self::TmpfsSlowed
+            | Self::NoJournal
+            | Self::Ramdisk => "storage",
+            Self::Vma | Self::VmaOrdered | Self::VmaWriteback => "retain",
             Self::Bound | Self::BoundWriteback | Self::BoundOrdered => "discard",
             Self::Copy => "copy",
-            Self::Nvm | Self::NvmNoByteLevel | Self::NvmNoDelayedCheckpoint | Self::NvmLogEverything => "nvm",
+            Self::Nvm | Self::Njs | Self::NvmNoByteLevel | Self::NvmNoDelayedCheckpoint | Self::NvmLogEverything => {
+                "nvm"
+            }
             Self::RemoteWriteback | Self::RemoteOrdered | Self::RemoteJournal => "remote",
         }
     }
@@ -123,11 +154,22 @@ impl Mode {
     pub fn nvm_options(self) -> Option<&'static str> {
         match self {
             Self::Nvm => Some(""),
+            Self::Njs => Some(",nvm-append-home=0,nvm-early-runs=0"),
             Self::NvmNoByteLevel => Some(",nvm-byte-level=off"),
             Self::NvmNoDelayedCheckpoint => Some(",nvm-delayed-checkpoint=off"),
             Self::NvmLogEverything => Some(",nvm-log-everything"),
             _ => None,
         }
+    }
+
+    /// Whether the journal is held in the guest's memory.
+    pub fn is_retained(self) -> bool {
+        self.placement() == "retain"
+    }
+
+    /// Whether the journal is on a device of its own, in the host's memory.
+    pub fn has_journal_in_tmpfs(self) -> bool {
+        matches!(self, Self::Tmpfs | Self::TmpfsSlowed)
     }
 
     /// Whether amberlog finds a journal on the data disk when the guest starts.
@@ -139,18 +181,19 @@ impl Mode {
     /// nothing that must come first.
     pub fn mount_options(self) -> &'static str {
         match self {
-            Self::Writeback | Self::RemoteWriteback => "data=writeback",
-            Self::Ordered | Self::RemoteOrdered => "data=ordered",
-            Self::Tmpfs => "data=journal,journal_path=/dev/vdb",
+            Self::Writeback | Self::RemoteWriteback | Self::VmaWriteback => "data=writeback",
+            Self::Ordered | Self::RemoteOrdered | Self::VmaOrdered => "data=ordered",
+            Self::Tmpfs | Self::TmpfsSlowed => "data=journal,journal_path=/dev/vdb",
             Self::Ramdisk => "data=journal,journal_path=/dev/ram0",
             Self::NoJournal => "rw",
-            Self::Bound => "data=journal,barrier=0",
+            Self::Bound | Self::JournalNoBarrier => "data=journal,barrier=0",
             Self::BoundWriteback => "data=writeback,barrier=0",
             Self::BoundOrdered => "data=ordered,barrier=0",
             Self::Journal
             | Self::Vma
             | Self::Copy
             | Self::Nvm
+            | Self::Njs
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
             | Self::NvmLogEverything

@@ -1,6 +1,6 @@
 //! Guests that die in the middle: what their recovery takes.
 
-use crate::cell::{Cell, Mode};
+use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::results::{CellResult, Parameters};
 use crate::rig::{BLOCK_BYTES, Plan, Rig, Running, sizes, workload_of};
@@ -71,9 +71,9 @@ fn recovered(cell: &Cell, running: &Running, index: usize) -> Result<BTreeMap<St
     let crash = image.with_extension("crash");
     copy_image(image, &crash)?;
     // Only a journal on storage has to be read; one in memory is there.
-    let log = if cell.group.mode == Mode::Vma { Vec::new() } else { live_log(image)? };
+    let log = if cell.group.mode.is_retained() { Vec::new() } else { live_log(image)? };
     let mut fields =
-        if cell.group.mode == Mode::Vma { recover_area(&running.areas[index], image)? } else { recover_disk(image)? };
+        if cell.group.mode.is_retained() { recover_area(&running.areas[index], image)? } else { recover_disk(image)? };
     let changed = judge::differing_blocks(&crash, image, BLOCK_BYTES)?;
     let _ = std::fs::remove_file(&crash);
     let profile: Profile = cell.group.disk.parse().map_err(Error::Told)?;

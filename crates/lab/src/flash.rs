@@ -1,7 +1,7 @@
-//! The 2010 paper's figures: traces recorded from real guests, eight of each laid on one SSD as its virtual disks, replayed
+//! The 2010 paper's figures: traces recorded from real guests, eight at once or eight copies of one, laid on one SSD as its virtual disks, replayed
 //! under each flash translation layer by `amberlog ssd`. See `docs/ssd.md` for the traces and the simulator.
 
-use crate::cell::{Cell, Mode};
+use crate::cell::{Cell, Group};
 use crate::error::{Error, Result};
 use crate::results::Parameters;
 use guest_kit::program;
@@ -15,6 +15,8 @@ use tempfile::TempDir;
 const SPLIT_BYTES: &str = "45056";
 /// Seconds between the guests' beginnings.
 const STAGGER_SECONDS: &str = "3";
+/// Of guests that were recorded at once.
+const RECORDED_AT_ONCE: &str = "0";
 /// Every virtual disk's share of the SSD.
 const STRIDE: &str = "stride:4294967296";
 
@@ -27,11 +29,7 @@ pub const LAYERS: [&str; 4] = ["fast", "superblock", "dftl", "page"];
 /// When there is no such trace, or amberlog refuses it.
 pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, f64>> {
     let group = &cell.group;
-    let traces = program::workspace().join("crates/ssd-sim/traces/2010");
-    let trace = traces.join(format!("{}-{}.amber", group.workload, group.mode));
-    if !trace.is_file() {
-        return Err(Error::Told(format!("{} is not there; it comes with the checkout", trace.display())));
-    }
+    let (traces, stagger) = recorded(group)?;
     let temporary = std::env::temp_dir();
     let directory = TempDir::new_in(&temporary).map_err(|source| Error::File {
         action: "write in",
@@ -41,14 +39,13 @@ pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, 
     let merged = directory.path().join("merged.amber");
     let amberlog = program::workspace_binary("amberlog")?;
     let mut command = Command::new(&amberlog);
-    command.args(["trace", "convert", "--merge", "--onto-one-disk", STRIDE, "--stagger", STAGGER_SECONDS]);
+    command.args(["trace", "convert", "--merge", "--onto-one-disk", STRIDE, "--stagger", stagger]);
     command.args(["--split", SPLIT_BYTES, "-o"]).arg(&merged);
-    let copies: Vec<PathBuf> = (0..group.guests).map(|_| trace.clone()).collect();
-    program::run(command.args(copies), &[0])?;
+    program::run(command.args(traces), &[0])?;
 
     let mut command = Command::new(&amberlog);
     command.args(["ssd", "--compare", "--json", "--precondition", "sequential", "--ftl", &group.disk]);
-    if group.mode == Mode::Vma {
+    if group.mode.is_retained() {
         // What was retained never reached the device, however it was recorded.
         command.args(["--without-journal", "vma"]);
     }
@@ -69,4 +66,21 @@ pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, 
         fields.insert(name.to_owned(), number);
     }
     Ok(fields)
+}
+
+/// The traces of a group's guests, and the seconds between their beginnings: those of as many guests as were recorded at once on this machine
+/// (`record-traces --guests N --out build/guest/traces`), or copies of the one that comes with the checkout.
+fn recorded(group: &Group) -> Result<(Vec<PathBuf>, &'static str)> {
+    let own = program::workspace().join("build/guest/traces");
+    let name = |number: u32| own.join(format!("{}-{}-{number}.amber", group.workload, group.mode));
+    let at_once: Vec<PathBuf> = (0..group.guests).map(name).collect();
+    if at_once.iter().all(|path| path.is_file()) {
+        return Ok((at_once, RECORDED_AT_ONCE));
+    }
+    let traces = program::workspace().join("crates/ssd-sim/traces/2010");
+    let trace = traces.join(format!("{}-{}.amber", group.workload, group.mode));
+    if !trace.is_file() {
+        return Err(Error::Told(format!("{} is not there; it comes with the checkout", trace.display())));
+    }
+    Ok(((0..group.guests).map(|_| trace.clone()).collect(), STAGGER_SECONDS))
 }

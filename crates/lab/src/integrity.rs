@@ -7,7 +7,7 @@
 //!
 //! Failure story: a guest that does not come so far fails its cell and is booted anew for the next; its console is kept.
 
-use crate::cell::{Cell, Group, Mode};
+use crate::cell::{Cell, Group};
 use crate::crash::{recover_area, recover_disk};
 use crate::error::{Error, FileContext, Result};
 use crate::results::{CellResult, Parameters};
@@ -170,7 +170,7 @@ impl Session {
         }
         let mut fields = crate::load::counters(self.group.mode, &self.running.reports[0], &BTreeMap::new())?;
         let image = self.running.images[0].clone();
-        if self.group.mode != Mode::Vma {
+        if !self.group.mode.is_retained() {
             fields.extend(recover_disk(&image)?);
         }
         fields.insert("kernel_crashes".to_owned(), 1.0);
@@ -198,7 +198,7 @@ impl Session {
     fn copy_what_is_left(&self) -> Result<(PathBuf, Option<TempDir>)> {
         let image = &self.running.images[0];
         let copy = image.with_extension("crash");
-        if self.group.mode != Mode::Vma {
+        if !self.group.mode.is_retained() {
             copy_image(image, &copy)?;
             return Ok((copy, None));
         }

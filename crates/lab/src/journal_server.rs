@@ -43,6 +43,11 @@ impl JournalServer {
         &self.address
     }
 
+    /// Its number.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Processor time that it took so far.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         process_cpu_seconds(self.child.id())

@@ -13,24 +13,30 @@
 #![forbid(unsafe_code)]
 
 mod aged;
+pub mod binding;
 pub mod catalogue;
 pub mod cell;
 pub mod claim;
+pub mod clocks;
 pub mod crash;
 pub mod error;
+pub mod fields;
 pub mod flash;
 pub mod headline;
 mod integrity;
 mod journal_server;
 pub mod load;
 pub mod machine;
-pub mod plot;
+pub mod paper;
+mod processors;
 pub mod report;
 pub mod results;
 pub mod rig;
 pub mod run;
+pub mod sight;
 pub mod sizes;
 pub mod statistics;
+pub mod verdict;
 pub mod workload;
 
 pub use error::{Error, Result};

@@ -7,6 +7,7 @@ use crate::cell::{Cell, Mode};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
 use crate::machine::process_cpu_seconds;
+use crate::processors::Sampler;
 use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, sizes, workload_of};
 use disk_model::Totals;
@@ -63,6 +64,7 @@ impl Rig {
         let server_cpu_before = running.journal_server.as_ref().map(JournalServer::cpu_seconds);
         let begun = Instant::now();
         running.go()?;
+        let sampler = Sampler::start(&running);
         let mut result = CellResult::empty(cell, parameters);
         let deadline = begun + self.time_limit(workload, cell, parameters);
         for (index, cpu_before) in cpu_before.into_iter().enumerate() {
@@ -98,6 +100,7 @@ impl Rig {
             }
         }
         result.curves = curves(&running, begun);
+        result.curves.extend(sampler.end());
         result.model = totals(running.server.totals(), before);
         result.phases = std::mem::take(&mut running.phases);
         let ending = Instant::now();
@@ -141,7 +144,7 @@ fn measured(
     before: &BTreeMap<String, f64>,
 ) -> Result<BTreeMap<String, f64>> {
     let mut fields = counters(mode, report, before)?;
-    if mode == Mode::Tmpfs {
+    if mode.has_journal_in_tmpfs() {
         // amberlog writes that journal to storage as it sees it, which is the host's memory.
         let home = fields.get("home_bytes_to_storage").copied().unwrap_or(0.0);
         fields.insert("bytes_to_storage".to_owned(), home);
@@ -293,6 +296,7 @@ fn totals(now: Totals, before: Totals) -> BTreeMap<String, f64> {
         ("flushes", now.flushes - before.flushes),
         ("transfers", now.transfers - before.transfers),
         ("positioning_ms", (now.positioning_ns - before.positioning_ns) / 1_000_000),
+        ("flushing_ms", (now.flushing_ns - before.flushing_ns) / 1_000_000),
         ("busy_ms", (now.busy_ns - before.busy_ns) / 1_000_000),
         ("queue_max", now.queue_max),
     ];

@@ -9,6 +9,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;
 use commands::{disk_model, ssd, trace};
 use lab::catalogue::{self, Experiment, Extent, Kind};
+use lab::clocks;
+use lab::paper::Paper;
 use lab::results::Parameters;
 use lab::run::{RunOptions, duration};
 use lab::{Error, Result};
@@ -50,6 +52,11 @@ enum Command {
         /// A directory that `run` wrote to.
         directory: PathBuf,
     },
+    /// Make the results.json of each experiment in DIR anew from its raw results.
+    Summarise {
+        /// A directory that `run` wrote to.
+        directory: PathBuf,
+    },
     /// Serve a modelled disk that several VMs share, for experiments.
     DiskModel(disk_model::DiskModelArgs),
     /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
@@ -66,12 +73,24 @@ struct Extents {
     /// Small and short, for CI: one iteration, one guest; counters mean something, times do not.
     #[arg(long)]
     quick: bool,
-    /// Sizes of workloads, as a part of the paper's [default: 0.1; quick: 0.02].
+    /// Sizes of workloads, as a part of the paper's [default: 0.1; of a paper: 1; quick: 0.02].
     #[arg(long)]
     scale: Option<f64>,
-    /// How often each cell is measured [default: 3, or what the experiment says; quick: 1].
+    /// How often each cell is measured [default: 3, or what the experiment says; quick: 1; of a paper: 5, with more than four
+    /// guests 3, of records 120].
     #[arg(long)]
     iterations: Option<u32>,
+    /// All experiments of a paper, at its own sizes and clocks unless --scale says less.
+    #[arg(long, value_parser = ["spe2012", "ssd2010", "rj2005", "njs2018"])]
+    paper: Option<String>,
+    /// Seconds for a second of the modelled disk [default: 1, or as many as the clocks of a smaller scale need; with emulated
+    /// guests 5, which keeps their processors as fast beside it as real ones would be].
+    #[arg(long)]
+    time_scale: Option<f64>,
+    /// Clocks (commit interval, expiry, patience) and constants (caches, memory), as a part of what they are; 1 leaves them as
+    /// they are [default: as long as a load of this scale on this drive is beside the paper's].
+    #[arg(long)]
+    clocks: Option<f64>,
     /// At most so many guests at once.
     #[arg(long, default_value_t = 8)]
     guests: u32,
@@ -80,7 +99,7 @@ struct Extents {
 #[derive(clap::Args)]
 struct RunArgs {
     /// Names of experiments, or files with descriptions.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "paper")]
     ids: Vec<String>,
     #[command(flatten)]
     extents: Extents,
@@ -90,10 +109,6 @@ struct RunArgs {
     /// Where images are made [default: where temporary files go].
     #[arg(long)]
     images: Option<PathBuf>,
-    /// Seconds for a second of the modelled disk: where guests are emulated, some factor keeps their processors as fast
-    /// beside it as real ones would be.
-    #[arg(long, default_value_t = 5.0)]
-    time_scale: f64,
     /// Seconds that a cell's load may take before its guests are killed [default: many times what is expected].
     #[arg(long)]
     limit: Option<u64>,
@@ -119,6 +134,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(args),
         Command::Report { directory } => report(&directory),
         Command::Table { directory } => table(&directory),
+        Command::Summarise { directory } => lab::run::summarise(&directory).map(|()| ExitCode::SUCCESS),
         Command::DiskModel(args) => return disk_model::run(args),
         Command::Ssd(args) => return ssd::run(*args),
         Command::Trace(args) => return trace::run(args),
@@ -144,18 +160,64 @@ fn main() -> ExitCode {
     }
 }
 
-fn extent(extents: &Extents) -> Extent {
-    Extent {
+/// What is run, at what pace and by which clocks.
+struct Chosen {
+    extent: Extent,
+    time_scale: f64,
+    clocks: f64,
+    platform: String,
+}
+
+/// The same of loads that are the processor's: a native one is a dozen times as fast.
+const NATIVE_PROCESSOR_PACE: f64 = 0.08;
+/// Of the time that loads take where guests are emulated and the drive is five times slower: what native guests take of their own, and
+/// what each second of the drive adds.
+const NATIVE_PACE: f64 = 0.15;
+const PACE_OF_A_SECOND: f64 = 0.2;
+
+fn chosen(extents: &Extents) -> Result<Chosen> {
+    let platform = lab::machine::platform()?;
+    let is_native = platform.starts_with("kvm");
+    let usual = match (extents.quick, extents.paper.is_some()) {
+        (true, _) => 0.02,
+        (false, true) => 1.0,
+        (false, false) => 0.1,
+    };
+    let scale = extents.scale.unwrap_or(usual).clamp(0.001, 100.0);
+    let slow = if is_native && !extents.quick { 1.0 } else { 5.0 };
+    let time_scale = extents
+        .time_scale
+        .unwrap_or_else(|| if extents.quick { slow } else { slow.max(clocks::time_scale_for(scale)) });
+    let clocks = match extents.clocks {
+        Some(clocks) => clocks.clamp(0.01, 1.0),
+        None if extents.quick || scale >= 1.0 => 1.0,
+        None => clocks::declared(scale, time_scale)?,
+    };
+    let extent = Extent {
+        processor_pace: if is_native { NATIVE_PROCESSOR_PACE } else { 1.0 },
         quick: extents.quick,
         iterations: extents.iterations.map(|iterations| iterations.max(1)),
         guests_max: extents.guests.max(1),
-        scale: extents.scale.unwrap_or(if extents.quick { 0.02 } else { 0.1 }).clamp(0.001, 100.0),
+        scale,
+        is_of_paper: extents.paper.is_some(),
+        pace: (if is_native { NATIVE_PACE } else { 0.8 })
+            + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
+    };
+    Ok(Chosen { extent, time_scale, clocks, platform })
+}
+
+/// The experiments of a paper, or all.
+fn of_paper(paper: Option<&str>) -> Result<Vec<Experiment>> {
+    let mut experiments = catalogue::all()?;
+    if let Some(paper) = paper {
+        experiments.retain(|experiment| Paper::of(&experiment.id).prefix() == Some(paper));
     }
+    Ok(experiments)
 }
 
 fn list(extents: &Extents) -> Result<ExitCode> {
-    let extent = extent(extents);
-    let experiments = catalogue::all()?;
+    let Chosen { extent, time_scale, clocks, platform } = chosen(extents)?;
+    let experiments = of_paper(extents.paper.as_deref())?;
     for experiment in &experiments {
         let Experiment { id, title, kind, .. } = experiment;
         if *kind == Kind::Missing {
@@ -165,28 +227,40 @@ fn list(extents: &Extents) -> Result<ExitCode> {
         }
     }
     let all = duration(catalogue::estimate_all_seconds(&experiments, &extent));
-    println!("{:16} {all:>8}  roughly, on two processors without KVM; what several need is measured once", "all");
+    let parameters = Parameters { scale: extent.scale, time_scale, clocks, platform, ..Parameters::unnamed() };
+    println!(
+        "{:16} {all:>8}  roughly, on two processors ({}); what several need is measured once",
+        "all", parameters.platform
+    );
+    println!("{:16} {:>8}  {}", "", "", parameters.scale_in_words());
     Ok(ExitCode::SUCCESS)
 }
 
 fn run(args: RunArgs) -> Result<ExitCode> {
-    let experiments = catalogue::select(&args.ids)?;
-    let extent = extent(&args.extents);
+    let Chosen { extent, time_scale, clocks, platform } = chosen(&args.extents)?;
+    let mut experiments = catalogue::select(&args.ids)?;
+    if let Some(paper) = &args.extents.paper {
+        experiments.extend(of_paper(Some(paper))?.into_iter().filter(|experiment| experiment.kind != Kind::Missing));
+    }
     let parameters = Parameters {
         quick: extent.quick,
         scale: extent.scale,
-        time_scale: args.time_scale,
+        time_scale,
         guest_mib: args.guest_mib,
         file_system: args.file_system,
         seed: args.seed,
+        clocks,
+        platform,
     };
+    eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);
     let command = format!(
-        "{}--scale {}{} --guests {} --time-scale {} --guest-mib {} --file-system {} --seed {}",
+        "{}--scale {}{} --guests {} --time-scale {} --clocks {} --guest-mib {} --file-system {} --seed {}",
         if extent.quick { "--quick " } else { "" },
         extent.scale,
         extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
         extent.guests_max,
         parameters.time_scale,
+        parameters.clocks,
         parameters.guest_mib,
         parameters.file_system,
         parameters.seed

@@ -1,10 +1,11 @@
 //! What is kept of a run: a file for each cell, as measured, and `results.json` with all of them, summarised and judged.
 
+use crate::binding;
 use crate::catalogue::Experiment;
 use crate::cell::{Cell, Group};
-use crate::claim::Verdict;
 use crate::error::{Error, FileContext, Result};
 use crate::statistics::Summary;
+use crate::verdict::{Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,48 @@ pub struct Parameters {
     pub file_system: String,
     /// From which everything random follows.
     pub seed: u64,
+    /// Clocks and what goes by them (commit interval, expiry of dirty pages, a drive's patience), as a part of what they are.
+    /// Results of earlier versions have them as they are, whatever their sizes.
+    #[serde(default = "unscaled")]
+    pub clocks: f64,
+    /// What guests ran on: accelerator and kernel. Results of earlier versions are of emulated guests.
+    #[serde(default = "emulated")]
+    pub platform: String,
+}
+
+fn unscaled() -> f64 {
+    1.0
+}
+
+fn emulated() -> String {
+    "tcg".to_owned()
+}
+
+/// Of the machines of earlier versions.
+fn two() -> u32 {
+    2
+}
+
+impl Parameters {
+    /// Of a full-size run with emulated guests: what is not said otherwise.
+    pub fn unnamed() -> Self {
+        Self::for_tests()
+    }
+
+    /// Of a full-size run, for tests.
+    #[doc(hidden)]
+    pub fn for_tests() -> Self {
+        Parameters {
+            quick: false,
+            scale: 1.0,
+            time_scale: 1.0,
+            guest_mib: 192,
+            file_system: "ext3".to_owned(),
+            seed: 1,
+            clocks: 1.0,
+            platform: emulated(),
+        }
+    }
 }
 
 /// One cell, measured.
@@ -50,6 +93,12 @@ pub struct CellResult {
     pub curves: BTreeMap<String, Vec<(f64, f64)>>,
     /// The machine's load averages at its end.
     pub load: String,
+    /// The machine's processors.
+    #[serde(default = "two")]
+    pub processors: u32,
+    /// Of the code that measured it: `git describe`, or the version; results of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub commit: String,
     /// The experiment that measured it, if it was another one: the same cell is measured once for all that need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_for: Option<String>,
@@ -73,6 +122,8 @@ impl CellResult {
             phases: BTreeMap::new(),
             curves: BTreeMap::new(),
             load: String::new(),
+            processors: crate::machine::processors(),
+            commit: String::new(),
             measured_for: None,
             begins_clean: true,
             failure: None,
@@ -83,6 +134,11 @@ impl CellResult {
     pub fn mean(&self, field: &str) -> Option<f64> {
         let values: Vec<f64> = self.guests.iter().filter_map(|guest| guest.get(field).copied()).collect();
         Summary::of(&values).map(|summary| summary.mean)
+    }
+
+    /// The largest of a field over the guests.
+    pub fn longest(&self, field: &str) -> Option<f64> {
+        self.guests.iter().filter_map(|guest| guest.get(field).copied()).reduce(f64::max)
     }
 }
 
@@ -136,7 +192,8 @@ pub struct Results {
     /// Of each group, what its first iteration's journal held over time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<Curve>,
-    /// The paper's claims, judged.
+    /// The paper's claims, judged: for other programs. Who reads this file judges anew.
+    #[serde(default, skip_deserializing)]
     pub verdicts: Vec<Verdict>,
     /// The raw results' directory, beside this file.
     pub raw: String,
@@ -152,13 +209,18 @@ pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
             let good: Vec<&&CellResult> = of.iter().filter(|result| result.failure.is_none()).collect();
             let names: BTreeSet<&String> =
                 good.iter().flat_map(|result| &result.guests).flat_map(|g| g.keys()).collect();
-            let fields = names
+            let mut fields: BTreeMap<String, Summary> = names
                 .into_iter()
                 .filter_map(|name| {
                     let values: Vec<f64> = good.iter().filter_map(|result| result.mean(name)).collect();
                     Some((name.clone(), Summary::of(&values)?))
                 })
                 .collect();
+            let mut shares: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+            for (name, share) in good.iter().flat_map(|result| binding::shares(result, f64::from(result.processors))) {
+                shares.entry(name).or_default().push(share);
+            }
+            fields.extend(shares.into_iter().filter_map(|(name, of)| Some((name.to_owned(), Summary::of(&of)?))));
             SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), fields }
         })
         .collect()
@@ -180,8 +242,22 @@ pub fn curves(experiment: &Experiment, cells: &[CellResult]) -> Vec<Curve> {
 }
 
 /// The verdicts on an experiment's claims.
-pub fn judge(experiment: &Experiment, rows: &[SummaryRow], quick: bool) -> Vec<Verdict> {
-    experiment.claims.iter().map(|claim| claim.judge(rows, quick)).collect()
+pub fn judge(experiment: &Experiment, rows: &[SummaryRow], parameters: &Parameters) -> Vec<Verdict> {
+    let parameter = experiment.parameter.as_ref().map(|(name, _)| name.as_str());
+    experiment.claims.iter().map(|claim| judge_claim(claim, rows, parameters, parameter)).collect()
+}
+
+/// Every raw result of an experiment's directory, in the order of their names.
+///
+/// # Errors
+/// When there are none, or one is something else.
+pub fn read_raw(directory: &Path) -> Result<Vec<CellResult>> {
+    let raw = directory.join("raw");
+    let entries = std::fs::read_dir(&raw).at("list", &raw)?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    paths.iter().filter_map(|path| read(path).transpose()).collect()
 }
 
 /// Writes a value as JSON, whole or not at all.
@@ -238,14 +314,7 @@ mod tests {
 
     fn cell(iteration: u32, seconds: &[f64], failure: Option<&str>) -> CellResult {
         let group = Group { disk: "none".into(), parameter: 0, guests: 2, workload: "untar".into(), mode: Mode::Vma };
-        let parameters = Parameters {
-            quick: true,
-            scale: 0.1,
-            time_scale: 1.0,
-            guest_mib: 160,
-            file_system: "ext3".into(),
-            seed: 1,
-        };
+        let parameters = Parameters { quick: true, scale: 0.1, ..Parameters::for_tests() };
         CellResult {
             guests: seconds.iter().map(|value| BTreeMap::from([("seconds".to_owned(), *value)])).collect(),
             wall_seconds: 1.0,

@@ -7,12 +7,13 @@
 //! consoles kept.
 
 use crate::cell::{Cell, Group, Mode};
+use crate::clocks;
 use crate::error::{Error, FileContext, Result};
 use crate::integrity::Session;
 use crate::journal_server::JournalServer;
 use crate::results::Parameters;
 use crate::workload::{Sizes, Workload};
-use disk_model::{Profile, Server, ServerOptions};
+use disk_model::{Model, Profile, Server, ServerOptions};
 use guest_kit::aged::Aged;
 use guest_kit::image::{self, ExtRecipe, FileSystem, Journal};
 use guest_kit::{Guest, GuestSpec, interrupt, program, toolchain};
@@ -34,6 +35,11 @@ pub const BLOCK_BYTES: u64 = 4096;
 const BOOTS_MAX: u32 = 3;
 /// The pace of the modelled disk while guests prepare what their load begins with: nothing is measured then.
 const PREPARATION_TIME_SCALE: f64 = 0.05;
+/// ext3's commit interval.
+const COMMIT_SECONDS: u64 = 5;
+/// NJS's memory: the latency of a write in ns, and its bandwidth in MB/s.
+const NVM_LATENCY_NS: f64 = 300.0;
+const NVM_BANDWIDTH_MB: f64 = 1000.0;
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Where images are made, and fresh ones to copy.
@@ -67,17 +73,22 @@ pub(crate) struct Plan<'a> {
     pub(crate) time_scale: f64,
 }
 
+/// The length of a group's journal, in MiB: the papers', or what the experiment's parameter says, to scale.
+pub(crate) fn configured_journal_mib(group: &Group, scale: f64, parameter: Option<&str>) -> u64 {
+    let full = match (parameter, group.mode) {
+        // ext3's transactions hold a quarter of the log at most.
+        (Some("transaction_mib"), _) => group.parameter * 4,
+        (Some("journal_mib"), _) => group.parameter,
+        (_, Mode::Ramdisk) => RAM_DISK_MIB,
+        _ => JOURNAL_MIB,
+    };
+    crate::workload::part(full, scale).max(JOURNAL_MIB_MIN)
+}
+
 impl<'a> Plan<'a> {
     /// The papers' disk and journal, or what the cell's parameter says, to scale.
     pub(crate) fn new(cell: &'a Cell, parameters: &'a Parameters, parameter: Option<&'a str>) -> Self {
-        let full = match (parameter, cell.group.mode) {
-            // ext3's transactions hold a quarter of the log at most.
-            (Some("transaction_mib"), _) => cell.group.parameter * 4,
-            (Some("journal_mib"), _) => cell.group.parameter,
-            (_, Mode::Ramdisk) => RAM_DISK_MIB,
-            _ => JOURNAL_MIB,
-        };
-        let journal_mib = crate::workload::part(full, parameters.scale).max(JOURNAL_MIB_MIN);
+        let journal_mib = configured_journal_mib(&cell.group, parameters.scale, parameter);
         let image_mib = Workload::by_name(&cell.group.workload).map_or(0, Workload::image_mib);
         Plan { cell, parameters, parameter, image_mib, journal_mib, time_scale: parameters.time_scale }
     }
@@ -93,8 +104,17 @@ impl<'a> Plan<'a> {
 
     pub(crate) fn mount_options(&self) -> String {
         let options = self.mode().mount_options();
+        let has_timer = self.mode() != Mode::NoJournal;
         match self.parameter {
-            Some("commit_seconds") => format!("{options},commit={}", self.cell.group.parameter),
+            Some("commit_seconds") if has_timer => {
+                format!(
+                    "{options},commit={}",
+                    clocks::commit_seconds(self.cell.group.parameter, self.parameters.clocks)
+                )
+            }
+            _ if has_timer && self.parameters.clocks != 1.0 => {
+                format!("{options},commit={}", clocks::commit_seconds(COMMIT_SECONDS, self.parameters.clocks))
+            }
             _ => options.to_owned(),
         }
     }
@@ -125,6 +145,7 @@ impl<'a> Plan<'a> {
     pub(crate) fn preamble(&self, workload: Workload, number: u32) -> String {
         format!(
             "set -e
+             {clocks}
              {mount}
              {prepare}
              {settle}
@@ -135,6 +156,7 @@ impl<'a> Plan<'a> {
              read -r go <&5
              echo 'lab: the load begins'
              read -r begin rest </proc/uptime",
+            clocks = clocks::guest_lines(self.parameters),
             mount = self.mount(),
             prepare = workload.prepare(sizes(self.parameters, self.cell, number)),
             settle = if workload.is_prepared() { self.mount_again() } else { String::new() },
@@ -152,6 +174,8 @@ pub(crate) struct Running {
     /// What each guest's journal held over time, and when that began.
     pub(crate) samples: Vec<(PathBuf, Instant)>,
     pub(crate) server: Server,
+    /// Slowed memory that an external journal is on.
+    _memory: Option<Server>,
     /// Its pace from the common beginning on.
     time_scale: f64,
     /// Where journals are shipped to.
@@ -251,12 +275,20 @@ impl Rig {
         let tmpfs =
             tempfile::Builder::new().prefix("amberlog-lab-").tempdir_in(tmpfs_parent).at("write in", tmpfs_parent)?;
         let profile: Profile = group.disk.parse().map_err(Error::Told)?;
-        let server = Server::start(ServerOptions {
+        let seed = parameters.seed + u64::from(cell.iteration);
+        let sizes = if parameters.is_declared() { parameters.scale } else { 1.0 };
+        let options = ServerOptions {
             profile,
-            seed: parameters.seed + u64::from(cell.iteration),
+            seed,
             time_scale: plan.time_scale.min(PREPARATION_TIME_SCALE),
             socket: Some(directory.path().join("model")),
-        })?;
+        };
+        let server = Server::start_with(Model::scaled(profile, seed, sizes, parameters.clocks), options)?;
+        // As slow beside the drive as it was: preparation too, which is short on it.
+        let memory = (group.mode == Mode::TmpfsSlowed).then(|| {
+            let socket = Some(directory.path().join("memory"));
+            Server::start(ServerOptions { profile: Profile::Pcm, seed, time_scale: plan.time_scale, socket })
+        });
         let journal_server = match group.mode.placement() {
             "remote" => Some(JournalServer::start(&directory.path().join("journals"))?),
             _ => None,
@@ -268,6 +300,7 @@ impl Rig {
             areas: Vec::new(),
             samples: Vec::new(),
             server,
+            _memory: memory.transpose()?,
             time_scale: plan.time_scale,
             journal_server,
             phases: BTreeMap::new(),
@@ -276,7 +309,7 @@ impl Rig {
         };
         for number in 0..group.guests {
             let image = running.directory.path().join(format!("disk-{number}.img"));
-            let internal = group.mode.has_journal_on_image() && group.mode != Mode::Tmpfs;
+            let internal = group.mode.has_journal_on_image() && !group.mode.has_journal_in_tmpfs();
             self.image(&image, plan, internal)?;
             running.images.push(image);
         }
@@ -348,8 +381,13 @@ impl Running {
         if let Some(options) = mode.nvm_options() {
             disk.push("=");
             disk.push(self.tmpfs.path().join(format!("nvm-{number}")));
-            // The paper's memory: 300 ns a write, 1 GB/s.
-            disk.push(format!(",nvm-size={},nvm-latency=300,nvm-bandwidth=1000{options}", plan.journal_mib));
+            // As many times slower as the drive is.
+            let latency = (NVM_LATENCY_NS * plan.time_scale).round();
+            let bandwidth = (NVM_BANDWIDTH_MB / plan.time_scale).round().max(1.0);
+            disk.push(format!(
+                ",nvm-size={},nvm-latency={latency},nvm-bandwidth={bandwidth}{options}",
+                plan.journal_mib
+            ));
         }
         if let Some(server) = &self.journal_server {
             disk.push(format!("={}/data-{number}", server.address()));
@@ -358,13 +396,17 @@ impl Running {
         disk.push(",model=");
         disk.push(self.directory.path().join("model"));
         words.extend(["--disk".into(), disk]);
-        if mode == Mode::Tmpfs {
+        if mode.has_journal_in_tmpfs() {
             let journal = self.tmpfs.path().join(format!("journal-{number}.img"));
             let mib = u32::try_from(plan.journal_mib).unwrap_or(u32::MAX);
             image::journal_device(&journal, mib, u32::try_from(BLOCK_BYTES).unwrap_or(4096))?;
             image::attach_journal(&FileSystem::whole(image), &journal)?;
             let mut disk = journal.into_os_string();
             disk.push(",for=data,name=journal");
+            if mode == Mode::TmpfsSlowed {
+                disk.push(",model=");
+                disk.push(self.directory.path().join("memory"));
+            }
             words.extend(["--journal-disk".into(), disk]);
         }
         let area = self.tmpfs.path().join(format!("area-{number}"));

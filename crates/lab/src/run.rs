@@ -47,6 +47,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         }
     }
     let all = catalogue::all()?;
+    let commit = machine::commit();
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
     for experiment in experiments {
@@ -84,7 +85,8 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                         }
                         return Err(Error::Interrupted);
                     }
-                    let result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
+                    let mut result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
+                    result.commit.clone_from(&commit);
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
                     result
@@ -211,12 +213,33 @@ fn keep(
         command: format!("amberlog lab run {} {}", experiment.id, options.command).trim_end().to_owned(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         parameters: parameters.clone(),
-        verdicts: results::judge(experiment, &rows, options.parameters.quick),
+        verdicts: results::judge(experiment, &rows, parameters),
         curves: results::curves(experiment, cells),
         rows,
         raw: "raw".to_owned(),
     };
     results::write(&directory.join("results.json"), &results)
+}
+
+/// Makes the `results.json` of each experiment in a directory anew from its raw results, those of its cells that were measured under
+/// its parameters.
+///
+/// # Errors
+/// When a directory has a `results.json` and no raw results, or a file is something else.
+pub fn summarise(directory: &Path) -> Result<()> {
+    let experiments = catalogue::all_in(directory)?;
+    for mut summary in results::read_all(directory)? {
+        let own = directory.join(&summary.id);
+        let mut cells = results::read_raw(&own)?;
+        cells.retain(|cell| cell.parameters == summary.parameters);
+        summary.rows = results::summarise(&cells);
+        if let Some(experiment) = experiments.iter().find(|experiment| experiment.id == summary.id) {
+            summary.verdicts = results::judge(experiment, &summary.rows, &summary.parameters);
+            summary.curves = results::curves(experiment, &cells);
+        }
+        results::write(&own.join("results.json"), &summary)?;
+    }
+    Ok(())
 }
 
 /// How far a run is, told on stderr.
@@ -282,15 +305,8 @@ mod tests {
         let experiments = catalogue::all().expect("descriptions");
         let experiment =
             experiments.iter().find(|experiment| experiment.guests.len() > 1).expect("one with more guests");
-        let of = |scale| Parameters {
-            quick: false,
-            scale,
-            time_scale: 5.0,
-            guest_mib: 192,
-            file_system: "ext3".to_owned(),
-            seed: 1,
-        };
-        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, scale: 0.1 };
+        let of = |scale| Parameters { quick: false, scale, time_scale: 5.0, ..Parameters::for_tests() };
+        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, scale: 0.1, ..Extent::default() };
         let keep = |cell: &Cell, parameters: &Parameters| {
             let path = directory.path().join(format!("{}.json", cell.file_name()));
             results::write(&path, &CellResult::empty(cell, parameters)).expect("written");

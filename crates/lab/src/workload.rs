@@ -33,6 +33,9 @@ pub enum Workload {
     IozoneChange,
     /// IOzone's random write: as many records at random places of it.
     IozoneRandomWrite,
+    /// Debian's postmark with the parameters of the remote journaling thesis: 150,000 files of 500 to 1,000 bytes, 20,000
+    /// transactions.
+    RjPostmark,
     /// Debian's postmark with NJS's parameters: 10,000 files of 1 KB to 1 MB.
     NjsPostmark,
     /// The file server with NJS's parameters: 50,000 files of 128 KB.
@@ -69,7 +72,7 @@ const LARGE_IMAGE_MIB: u32 = 16_384;
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::SeqWrite,
         Self::RndWrite,
         Self::FileDelete,
@@ -82,6 +85,7 @@ impl Workload {
         Self::IozoneRewrite,
         Self::IozoneChange,
         Self::IozoneRandomWrite,
+        Self::RjPostmark,
         Self::NjsPostmark,
         Self::NjsFileserver,
         Self::NjsVarmail,
@@ -107,6 +111,7 @@ impl Workload {
             Self::IozoneRewrite => "iozone_rewrite",
             Self::IozoneChange => "iozone_change",
             Self::IozoneRandomWrite => "iozone_random_write",
+            Self::RjPostmark => "rj_postmark",
             Self::NjsPostmark => "njs_postmark",
             Self::NjsFileserver => "njs_fileserver",
             Self::NjsVarmail => "njs_varmail",
@@ -129,12 +134,14 @@ impl Workload {
             Self::SeqWrite | Self::RndWrite => 70.0,
             Self::Untar => 45.0,
             Self::Postmark | Self::FileDelete => 40.0,
+            Self::RjPostmark => 300.0,
             Self::IozoneChange => 45.0,
             Self::Fileserver | Self::Sqlite | Self::SqliteWal => 120.0,
             Self::KernelCompile => 700.0,
             Self::Varmail | Self::Database => 60.0,
             Self::IozoneWrite => 400.0,
-            Self::IozoneRewrite | Self::IozoneRandomWrite => 900.0,
+            Self::IozoneRewrite => 900.0,
+            Self::IozoneRandomWrite => 4500.0,
             Self::NjsPostmark | Self::NjsFileserver | Self::NjsVarmail => 1200.0,
             Self::Updates => 15.0,
             Self::None => 0.0,
@@ -173,7 +180,7 @@ impl Workload {
         match self {
             Self::SeqWrite | Self::Untar | Self::IozoneWrite | Self::Updates | Self::None => false,
             // A directory.
-            Self::Postmark | Self::NjsPostmark | Self::Database => false,
+            Self::Postmark | Self::RjPostmark | Self::NjsPostmark | Self::Database => false,
             Self::RndWrite
             | Self::FileDelete
             | Self::KernelCompile
@@ -202,7 +209,7 @@ impl Workload {
                 )
             }
             Self::FileDelete => format!("{} --phase create", filebench("file_delete", 40_000, sizes)),
-            Self::Postmark | Self::NjsPostmark | Self::Database => "mkdir /mnt/work".to_owned(),
+            Self::Postmark | Self::RjPostmark | Self::NjsPostmark | Self::Database => "mkdir /mnt/work".to_owned(),
             Self::KernelCompile => format!(
                 "{}\n{TOOLCHAIN} sources --directory /mnt/sources --seed {seed} --units {}\numount /toolchain/mnt",
                 toolchain::MOUNT,
@@ -234,6 +241,11 @@ impl Workload {
             Self::Postmark => {
                 let [files, directories, transactions] = [10_000, 200, 25_000].map(|full| part(full, scale));
                 postmark(seed, files, directories, transactions, "500 9800")
+            }
+            // Its section 4.2; it does not tell the subdirectories: as many files in each as the 2012 paper has.
+            Self::RjPostmark => {
+                let [files, directories, transactions] = [150_000, 3_000, 20_000].map(|full| part(full, scale));
+                postmark(seed, files, directories, transactions, "500 1000")
             }
             // Table I: 10K files of 1KB~1MB. It does not tell the transactions: one a file.
             Self::NjsPostmark => {
@@ -334,6 +346,11 @@ mod tests {
         assert!(load(Workload::KernelCompile).contains("--units 400;"));
         assert!(load(Workload::Untar).contains("--files 17090"));
         assert!(Workload::Untar.load(Sizes { scale: 0.1, ..sizes }).ends_with("--files 1709"));
+        assert!(
+            load(Workload::RjPostmark).contains(
+                "set number 150000\\nset subdirectories 3000\\nset transactions 20000\\nset size 500 1000\\n"
+            )
+        );
         // NJS, Table I.
         for workload in [Workload::IozoneWrite, Workload::IozoneRewrite, Workload::IozoneRandomWrite] {
             assert!(load(workload).ends_with("--mib 8192"), "8 GB");

@@ -37,6 +37,7 @@ struct Controls {
     fail_writes: AtomicBool,
     fail_flushes: AtomicBool,
     writes: AtomicU64,
+    bytes: AtomicU64,
     flushes: AtomicU64,
     failures: AtomicU64,
     /// What was there before each write since the last flush, in order; nothing while it is not asked for.
@@ -122,6 +123,11 @@ impl TestStorage {
     /// Writes that were asked for so far.
     pub fn writes(&self) -> u64 {
         self.controls.writes.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that were written so far.
+    pub fn bytes_written(&self) -> u64 {
+        self.controls.bytes.load(Ordering::SeqCst)
     }
 
     /// Flushes that were asked for so far.
@@ -255,7 +261,10 @@ impl Filesystem for Image {
         let written = self.file.write_all_at(data, offset);
         drop(before);
         match written {
-            Ok(()) => reply.written(data.len() as u32),
+            Ok(()) => {
+                self.controls.bytes.fetch_add(data.len() as u64, Ordering::SeqCst);
+                reply.written(data.len() as u32);
+            }
             Err(error) => reply.error(error.into()),
         }
     }

@@ -3,8 +3,10 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// The percentiles that are told, in per cent.
-const PERCENTILES: [usize; 3] = [50, 95, 99];
+/// The percentiles that are told, in per mille, and what each is called.
+const PERCENTILES: [(usize, &str); 4] = [(500, "p50"), (950, "p95"), (990, "p99"), (999, "p999")];
+/// Where the whole distribution is told, in per mille.
+const DISTRIBUTION: [usize; 16] = [10, 50, 100, 200, 300, 400, 500, 600, 700, 800, 900, 950, 980, 990, 995, 999];
 
 /// How long each of many operations took, in whole µs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,18 +43,23 @@ impl Latencies {
         self.times_us.len()
     }
 
-    /// `NAME_p50_us=.. NAME_p95_us=.. NAME_p99_us=.. NAME_max_us=..`, each with a space before it; nothing of no operations.
-    /// A percentile is the least time that so many per cent of all do not exceed (nearest rank).
+    /// `NAME_p50_us=.. NAME_p95_us=.. NAME_p99_us=.. NAME_p999_us=.. NAME_max_us=.. NAME_distribution_us=1:..,5:..,…,99.9:..`, each with
+    /// a space before it; nothing of no operations. A percentile is the least time that so many per cent of all do not
+    /// exceed (nearest rank); p999 is 99.9 per cent.
     pub fn words(&self, name: &str) -> String {
         let mut sorted = self.times_us.clone();
         sorted.sort_unstable();
         let mut words = String::new();
         let Some(last) = sorted.last() else { return words };
-        for percent in PERCENTILES {
-            let rank = (sorted.len() * percent).div_ceil(100).max(1);
-            let _ = write!(words, " {name}_p{percent}_us={}", sorted[rank - 1]);
+        let at = |mille: usize| sorted[(sorted.len() * mille).div_ceil(1000).max(1) - 1];
+        for (mille, called) in PERCENTILES {
+            let _ = write!(words, " {name}_{called}_us={}", at(mille));
         }
-        let _ = write!(words, " {name}_max_us={last}");
+        let _ = write!(words, " {name}_max_us={last} {name}_distribution_us=");
+        for (index, mille) in DISTRIBUTION.into_iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let _ = write!(words, "{comma}{}:{}", mille as f64 / 10.0, at(mille));
+        }
         words
     }
 }
@@ -66,7 +73,10 @@ mod tests {
         let mut latencies = Latencies::new();
         assert_eq!(latencies.words("x"), "");
         (1..=100).rev().for_each(|time| latencies.add(Duration::from_micros(time)));
-        assert_eq!(latencies.words("x"), " x_p50_us=50 x_p95_us=95 x_p99_us=99 x_max_us=100");
+        let words = latencies.words("x");
+        let beginning =
+            " x_p50_us=50 x_p95_us=95 x_p99_us=99 x_p999_us=100 x_max_us=100 x_distribution_us=1:1,5:5,10:10,";
+        assert!(words.starts_with(beginning) && words.ends_with(",99:99,99.5:100,99.9:100"), "{words}");
         let mut one = Latencies::new();
         assert_eq!(one.time(|| 7), 7);
         latencies.merge(one);
@@ -75,6 +85,10 @@ mod tests {
         for time in [10, 20, 30] {
             few.add(Duration::from_micros(time));
         }
-        assert_eq!(few.words("fsync"), " fsync_p50_us=20 fsync_p95_us=30 fsync_p99_us=30 fsync_max_us=30");
+        let words = few.words("fsync");
+        assert!(
+            words.starts_with(" fsync_p50_us=20 fsync_p95_us=30 fsync_p99_us=30 fsync_p999_us=30 fsync_max_us=30 "),
+            "{words}"
+        );
     }
 }

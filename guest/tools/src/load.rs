@@ -1,6 +1,7 @@
 //! The papers' plain loads: a sequential append, random writes, a source tree unpacked. They make
 //! traffic; they promise nothing and acknowledge nothing.
 
+use crate::latency::Latencies;
 use crate::options::Options;
 use crate::random::Random;
 use crate::{Result, at};
@@ -40,7 +41,7 @@ pub fn append(mut options: Options) -> Result<()> {
 
 /// `guest-tools randwrite --file F [--file-mib N] [--mib N] [--seed N] [--fsync-every N] [--existing] [--sync]`:
 /// the paper's rnd_write, 4 KB at random places (128 MB into 512 MB there). The file is made anew, without blocks,
-/// unless it is `--existing`.
+/// unless it is `--existing`. With `--fsync-every`, `phase=run` and the latencies of these calls are told.
 pub fn random_write(mut options: Options) -> Result<()> {
     const BLOCK: usize = 4096;
     let path = PathBuf::from(options.required("file")?);
@@ -52,6 +53,7 @@ pub fn random_write(mut options: Options) -> Result<()> {
     let sync = options.flag("sync");
     options.finish()?;
     let started = Instant::now();
+    let mut syncs = Latencies::new();
     let file = if existing { File::options().write(true).open(&path) } else { File::create(&path) }
         .map_err(at("open", &path))?;
     file.set_len(blocks * BLOCK as u64).map_err(at("set the length of", &path))?;
@@ -62,11 +64,14 @@ pub fn random_write(mut options: Options) -> Result<()> {
         random.fill(&mut bytes[..64]);
         file.write_all_at(&bytes, block * BLOCK as u64).map_err(at("write", &path))?;
         if every != 0 && write % every == 0 {
-            file.sync_data().map_err(at("fdatasync", &path))?;
+            syncs.time(|| file.sync_data()).map_err(at("fdatasync", &path))?;
         }
     }
     finish(&file, &path, sync)?;
     tell("randwrite", writes * BLOCK as u64, started);
+    if every != 0 {
+        println!("phase=run seconds={:.3}{}", started.elapsed().as_secs_f64(), syncs.words("fsync"));
+    }
     Ok(())
 }
 

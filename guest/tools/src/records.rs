@@ -18,10 +18,16 @@ enum Durable {
 }
 
 /// `guest-tools records --directory D [--count N | --forever] [--sync fsync|fdatasync|osync]
-/// [--stream NAME] [--report FILE]` and the options of [`RecordLayout::from_options`].
+/// [--stream NAME] [--report FILE]` and the options of [`RecordLayout::from_options`]. With `--verify N` nothing is written:
+/// the records up to N, which were acknowledged, are looked for, and `expected=.. faults=..` is told.
 pub fn run(mut options: Options) -> Result<()> {
     let layout = RecordLayout::from_options(&mut options)?;
     let directory = options.required("directory")?;
+    if let Some(last) = options.text("verify") {
+        let last = last.parse().map_err(|_| format!("--verify is '{last}', which is no record's number"))?;
+        options.finish()?;
+        return verify(&layout, Path::new(&directory), last);
+    }
     let count = options.number("count", 100, 1..=u64::MAX)?;
     let count = if options.flag("forever") { u64::MAX } else { count };
     let durable = match options.text("sync").as_deref() {
@@ -67,4 +73,40 @@ pub fn run(mut options: Options) -> Result<()> {
         report.acknowledge(record)?;
     }
     Ok(())
+}
+
+/// Tells how many of the records up to `last` should be there, and how many are missing or damaged.
+fn verify(layout: &RecordLayout, directory: &Path, last: u64) -> Result<()> {
+    // A file that is gone has none of its records.
+    let files: Vec<Option<Vec<u8>>> =
+        (0..layout.files).map(|file| std::fs::read(directory.join(layout.file_name(file))).ok()).collect();
+    let verdict = layout.check(&files, Some(last));
+    println!("expected={} faults={}", verdict.expected, verdict.faults_count);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_damaged_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("set");
+        let words = |more: &str| {
+            let text = format!("--directory {} --report /dev/null {more}", path.display());
+            Options::parse(text.split_whitespace().map(str::to_owned)).unwrap()
+        };
+        run(words("--count 10")).unwrap();
+        let layout = RecordLayout::default();
+        let expected = |last: u64| {
+            let files = [std::fs::read(path.join(layout.file_name(0))).ok()];
+            layout.check(&files, Some(last)).faults_count
+        };
+        assert_eq!(expected(9), 0);
+        assert!(run(words("--verify 9")).is_ok() && run(words("--verify x")).is_err());
+        let file = File::options().write(true).open(path.join(layout.file_name(0))).unwrap();
+        file.set_len(8 * 4096).unwrap();
+        assert_eq!(expected(9), 2);
+    }
 }

@@ -145,6 +145,14 @@ impl Daemon {
         self.ask(question, PATIENCE)
     }
 
+    /// Asks what may take so many seconds.
+    ///
+    /// # Errors
+    /// When no daemon answers, or it says no.
+    pub fn ask_patiently(&self, question: &Value, seconds: u64) -> anyhow::Result<Value> {
+        self.ask(question, Duration::from_secs(seconds) + PATIENCE)
+    }
+
     fn ask(&self, question: &Value, patience: Duration) -> anyhow::Result<Value> {
         let path = self.run.join(CONTROL);
         let of = || format!("asking the daemon at {}", path.display());

@@ -4,6 +4,7 @@
 //! send it, the number of askers at once.
 
 use super::slot::Slot;
+use crate::vm::Bounds;
 use anyhow::Context;
 use placement::PlacementKind;
 use serde::Deserialize;
@@ -41,6 +42,34 @@ enum Question {
         vm: String,
         disk: String,
         placement: String,
+        patience_seconds: u64,
+    },
+    Resize {
+        vm: String,
+        disk: String,
+        size_bytes: u64,
+    },
+    Throttle {
+        vm: String,
+        disk: String,
+        bounds: Bounds,
+    },
+    Freeze {
+        vm: String,
+        seconds: u64,
+    },
+    Thaw {
+        vm: String,
+    },
+    Snapshot {
+        vm: String,
+        disk: String,
+        out: PathBuf,
+        patience_seconds: u64,
+        may_wait: bool,
+    },
+    Power {
+        on_battery: bool,
         patience_seconds: u64,
     },
     Arguments {
@@ -84,6 +113,7 @@ impl Control {
         // Whatever the mask was: who may ask is decided here.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(of)?;
         let askers = Arc::new(AtomicUsize::new(0));
+        let run: Arc<Path> = path.parent().unwrap_or(Path::new("/")).into();
         std::thread::Builder::new().name("control".to_owned()).spawn(move || {
             for stream in listener.incoming() {
                 let Ok(stream) = stream else {
@@ -93,9 +123,10 @@ impl Control {
                 };
                 let place = Place::take(&askers);
                 let slots = Arc::clone(&slots);
+                let run = Arc::clone(&run);
                 let _ = std::thread::Builder::new().name("asker".to_owned()).spawn(move || {
                     let answer = match place {
-                        Some(_place) => answer(&stream, &slots),
+                        Some(_place) => answer(&stream, &slots, &run),
                         None => Err(anyhow::anyhow!("too many ask at once; ask again")),
                     };
                     let answer = answer.unwrap_or_else(|error| json!({"schema": 1, "error": format!("{error:#}")}));
@@ -149,7 +180,7 @@ pub fn status_of_all(slots: &Slots) -> Value {
     json!({"schema": 1, "vms": all})
 }
 
-fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
+fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line).context("reading the question")?;
@@ -178,6 +209,30 @@ fn answer(stream: &UnixStream, slots: &Slots) -> anyhow::Result<Value> {
             };
             let when = find(&vm)?.change_placement(&disk, to, Duration::from_secs(patience_seconds.min(86_400)))?;
             Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
+        }
+        Question::Freeze { vm, seconds } => {
+            find(&vm)?.freeze(Duration::from_secs(seconds))?;
+            Ok(json!({"schema": 1, "vm": vm, "seconds": seconds}))
+        }
+        Question::Thaw { vm } => {
+            find(&vm)?.thaw()?;
+            Ok(json!({"schema": 1, "vm": vm}))
+        }
+        Question::Snapshot { vm, disk, out, patience_seconds, may_wait } => {
+            let notes = find(&vm)?.snapshot(&disk, &out, Duration::from_secs(patience_seconds), may_wait)?;
+            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "image": out, "notes": notes}))
+        }
+        Question::Power { on_battery, patience_seconds } => {
+            super::power::set(slots, run, on_battery, Duration::from_secs(patience_seconds.min(86_400)))
+        }
+        Question::Resize { vm, disk, size_bytes } => {
+            let is = find(&vm)?.resize(&disk, size_bytes)?;
+            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "size_bytes": is}))
+        }
+        Question::Throttle { vm, disk, bounds } => {
+            let limits = bounds.limits().map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
+            find(&vm)?.throttle(&disk, limits)?;
+            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "limits": super::disks::limits(limits)}))
         }
         Question::Arguments { vm, memory_mib, reconnect } => find(&vm)?.arguments(memory_mib, reconnect),
         Question::Detach { patience_seconds, with_paused } => {

@@ -12,7 +12,10 @@ pub mod ask;
 pub mod check;
 mod config;
 mod control;
+mod disks;
+mod freeze;
 mod left;
+mod power;
 mod slot;
 
 use crate::exit;

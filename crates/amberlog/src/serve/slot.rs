@@ -6,6 +6,7 @@
 
 use super::config::VmConfig;
 use super::left::{self, Left};
+use super::power;
 use crate::raw::KnownRaw;
 use crate::vm::{Serving, Starter, Vm, VmObserver};
 use anyhow::Context;
@@ -48,9 +49,9 @@ enum State {
 
 /// What there is of it while it is served.
 #[derive(Clone)]
-struct Live {
-    journals: Arc<Journals>,
-    handles: Vec<DeviceHandle<dyn Route>>,
+pub(super) struct Live {
+    pub(super) journals: Arc<Journals>,
+    pub(super) handles: Vec<DeviceHandle<dyn Route>>,
     attachments: Vec<crate::vm::qemu::Attachment>,
     sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
@@ -208,7 +209,7 @@ impl Slot {
             // The daemon before served them: a guest that runs is not refused for what it has written.
             config.options.images().for_each(|(image, _)| known.note(image));
         }
-        let vm = Vm::prepare(&config.options, &known)?;
+        let vm = Vm::prepare(&power::as_of_now(&config.run, &config.options), &known)?;
         vm.note_raw(&mut self.lock().served);
         let left = match left {
             Left::Nobody => None,
@@ -366,6 +367,102 @@ impl Slot {
             State::Failed(sentence) => format!("vm {} is not served: {sentence}", self.name),
             _ => format!("vm {} is not served at this moment; ask again", self.name),
         })
+    }
+
+    /// Holds its disks still for a time ([`super::freeze`]).
+    ///
+    /// # Errors
+    /// When it is not quiet; it goes on then.
+    pub fn freeze(&self, time: Duration) -> anyhow::Result<()> {
+        let _entered = self.enter();
+        super::freeze::freeze(&self.live()?, time)?;
+        log::info!("vm {}: is frozen for {} s at most", self.name, time.as_secs());
+        Ok(())
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it has gone on before.
+    pub fn thaw(&self) -> anyhow::Result<()> {
+        let _entered = self.enter();
+        let was_held = super::freeze::thaw(&self.live()?)?;
+        anyhow::ensure!(
+            was_held,
+            "vm {} was not frozen any more (or never was): what was copied meanwhile is of no one moment",
+            self.name
+        );
+        log::info!("vm {}: goes on", self.name);
+        Ok(())
+    }
+
+    /// Makes an image of what a disk has committed ([`super::freeze::snapshot`]).
+    ///
+    /// # Errors
+    /// When that cannot be; there is no image then.
+    pub fn snapshot(&self, disk: &str, out: &Path, time: Duration, may_wait: bool) -> anyhow::Result<Vec<String>> {
+        let _entered = self.enter();
+        let live = self.live()?;
+        let index = (0..live.journals.disks().len())
+            .find(|index| live.journals.disk(*index).options.name == disk)
+            .with_context(|| format!("vm {} has no disk {disk}", self.name))?;
+        let notes = super::freeze::snapshot(&live, index, out, time, may_wait)?;
+        log::info!("disk {disk}: an image of it is {}", out.display());
+        Ok(notes)
+    }
+
+    /// Has the journals be where the host's power wants them ([`power`]): on storage, or as configured. Gives what became of each
+    /// disk whose journals had to move. A VM that is not served now is prepared so.
+    pub fn follow_power(&self, on_battery: bool, deadline: Instant) -> Vec<Value> {
+        let _entered = self.enter();
+        let Ok(live) = self.live() else { return Vec::new() };
+        let Some(config) = self.lock().as_served.clone() else { return Vec::new() };
+        let mut outcomes = Vec::new();
+        for (index, option) in config.options.disks.iter().enumerate() {
+            let to = if on_battery { PlacementKind::Storage } else { option.placement };
+            let logs = live.journals.logs();
+            let mut placements = logs.iter().filter(|log| log.home_disk() == index).map(|log| log.placement);
+            let has_to_move = if on_battery {
+                placements.any(|now| now.is_held() || now == PlacementKind::Discard)
+            } else {
+                to.is_held() && placements.any(|now| now == PlacementKind::Storage)
+            };
+            if has_to_move {
+                let name = live.journals.disk(index).options.name.clone();
+                let left = deadline.saturating_duration_since(Instant::now());
+                let result = self.change_placement(&name, to, left);
+                outcomes.push(power::entry(&self.name, &name, to, result));
+            }
+        }
+        outcomes
+    }
+
+    /// The device of a disk.
+    fn device(&self, disk: &str) -> anyhow::Result<DeviceHandle<dyn Route>> {
+        let live = self.live()?;
+        let journals = &live.journals;
+        let index = (0..journals.disks().len())
+            .find(|index| journals.disk(*index).options.name == disk)
+            .with_context(|| format!("vm {} has no disk {disk}", self.name))?;
+        Ok(live.handles[index].clone())
+    }
+
+    /// Makes a disk larger while its guest runs ([`super::disks::resize`]).
+    ///
+    /// # Errors
+    /// When that cannot be.
+    pub fn resize(&self, disk: &str, size_bytes: u64) -> anyhow::Result<u64> {
+        let _entered = self.enter();
+        super::disks::resize(disk, &self.device(disk)?, size_bytes)
+    }
+
+    /// Bounds a disk while its guest runs ([`super::disks::throttle`]).
+    ///
+    /// # Errors
+    /// When the VM is not served, or has no such disk.
+    pub fn throttle(&self, disk: &str, limits: throttle::Limits) -> anyhow::Result<()> {
+        let _entered = self.enter();
+        super::disks::throttle(disk, &self.device(disk)?, limits)
     }
 
     /// What the configuration says of it that is not so yet: `changed` or `removed`.

@@ -4,11 +4,13 @@ use super::model::ModelChoice;
 use command_line::remote_options::RemoteName;
 use nvm_journal::medium::{DelayModel, RegionChoice};
 use placement::{NvmOptions, PlacementKind};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::str::FromStr;
+use throttle::{Bound, Limits};
 
 /// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE]`,
-/// and with `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
+/// `[,iops=N][,iops-burst=N][,bytes-per-second=N][,bytes-burst=N][,throttle-group=NAME]`, and with `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOption {
     /// The image or block device.
@@ -35,6 +37,10 @@ pub struct DiskOption {
     pub is_raw: bool,
     /// The file in which everything that is sent to the image is written down.
     pub log_writes: Option<PathBuf>,
+    /// Bounds on what the guest may ask of it.
+    pub limits: Limits,
+    /// The disks with this name share one bound.
+    pub throttle_group: Option<String>,
 }
 
 /// One `--journal-disk IMAGE[,for=NAME][,name=NAME][,log-writes=FILE]`.
@@ -129,6 +135,66 @@ fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Resul
     Ok(true)
 }
 
+/// A number with K, M, G or T for powers of 1024, as qemu-img and truncate read them.
+///
+/// # Errors
+/// When it is none, or too large.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        Some((at, 't' | 'T')) => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let number: u64 =
+        digits.parse().map_err(|_| format!("'{text}' is no size: a number, and K, M, G or T behind it"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+}
+
+fn amount(key: &str, value: Option<&str>) -> Result<u64, String> {
+    let text = text(key, value)?;
+    let amount = size(&text).map_err(|error| format!("{key}: {error}"))?;
+    if (1..=throttle::RATE_MAX).contains(&amount) {
+        Ok(amount)
+    } else {
+        Err(format!("{key} is a number from 1 to 1024T, not {text}"))
+    }
+}
+
+/// Bounds as they are given: a burst is a tenth of a second's, unless it is said.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Bounds {
+    /// A second.
+    pub operations: Option<u64>,
+    /// At once.
+    pub operations_burst: Option<u64>,
+    /// A second.
+    pub bytes: Option<u64>,
+    /// At once.
+    pub bytes_burst: Option<u64>,
+}
+
+impl Bounds {
+    /// What they come to.
+    ///
+    /// # Errors
+    /// When there is a burst of nothing.
+    pub fn limits(self) -> Result<Limits, String> {
+        let bound = |key: &str, per_second: Option<u64>, burst: Option<u64>| match (per_second, burst) {
+            (Some(per_second), burst) => Ok(Some(Bound { per_second, burst: burst.unwrap_or(per_second / 10).max(1) })),
+            (None, None) => Ok(None),
+            (None, Some(_)) => {
+                Err(format!("a burst says how far {key} may be passed for a moment, and {key} is not given"))
+            }
+        };
+        let operations = bound("iops", self.operations, self.operations_burst)?;
+        let bytes = bound("bytes-per-second", self.bytes, self.bytes_burst)?;
+        Ok(Limits { operations, bytes })
+    }
+}
+
 impl FromStr for DiskOption {
     type Err = String;
 
@@ -148,7 +214,10 @@ impl FromStr for DiskOption {
             remote: None,
             is_raw: false,
             log_writes: None,
+            limits: Limits::default(),
+            throttle_group: None,
         };
+        let mut bounds = Bounds::default();
         let mut nvm_options = NvmOptions::new("");
         let mut nvm_key = None;
         for part in parts {
@@ -197,15 +266,27 @@ impl FromStr for DiskOption {
                         .filter(|count| (1..=64).contains(count))
                         .ok_or_else(|| format!("queues is a number from 1 to 64, not '{queues}'"))?;
                 }
+                "iops" => bounds.operations = Some(amount(key, value)?),
+                "iops-burst" => bounds.operations_burst = Some(amount(key, value)?),
+                "bytes-per-second" => bounds.bytes = Some(amount(key, value)?),
+                "bytes-burst" => bounds.bytes_burst = Some(amount(key, value)?),
+                "throttle-group" => disk.throttle_group = Some(text(key, value)?),
                 other if nvm_option(&mut nvm_options, other, value)? => nvm_key = Some(other.to_owned()),
                 other => {
                     return Err(format!(
                         "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, format, model, \
+                         iops, iops-burst, bytes-per-second, bytes-burst, throttle-group, \
                          log-writes, and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
                          nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
             }
+        }
+        disk.limits = bounds.limits()?;
+        if disk.throttle_group.is_some() && disk.limits.is_empty() {
+            return Err(
+                "throttle-group says which disks share a bound, and there is none (iops, bytes-per-second)".to_owned()
+            );
         }
         if disk.placement != PlacementKind::Remote {
             disk.remote = None;
@@ -297,6 +378,18 @@ mod tests {
     }
 
     #[test]
+    fn bounds_are_read_with_their_bursts() {
+        let disk: DiskOption =
+            "a,iops=500,bytes-per-second=10M,bytes-burst=64M,throttle-group=slow".parse().expect("valid");
+        assert_eq!(disk.limits.operations, Some(Bound { per_second: 500, burst: 50 }));
+        assert_eq!(disk.limits.bytes, Some(Bound { per_second: 10 << 20, burst: 64 << 20 }));
+        assert_eq!(disk.throttle_group.as_deref(), Some("slow"));
+        assert!("a.img".parse::<DiskOption>().expect("valid").limits.is_empty());
+        assert_eq!((size("3G"), size("512"), size("1t")), (Ok(3 << 30), Ok(512), Ok(1 << 40)));
+        assert!(size("").is_err() && size("G").is_err() && size("99999999999T").is_err() && size("1.5G").is_err());
+    }
+
+    #[test]
     fn nonsense_is_refused_with_a_sentence() {
         for argument in [
             "",
@@ -306,6 +399,12 @@ mod tests {
             "a,readonly=maybe",
             "a,format",
             "a,format=qcow2",
+            "a,iops=0",
+            "a,iops=fast",
+            "a,iops-burst=7",
+            "a,bytes-burst=7,iops=7",
+            "a,throttle-group=x",
+            "a,throttle-group=,iops=7",
             "a,name=",
             "a,model=floppy",
             "a,placement=nvm",

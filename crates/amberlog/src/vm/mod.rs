@@ -22,7 +22,7 @@ use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
 use block_route::Route;
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
-pub use disk_option::{DiskOption, JournalDiskOption};
+pub use disk_option::{Bounds, DiskOption, JournalDiskOption, size};
 use guest_memory::{HandoverSocket, VmMemory};
 use marks::Marks;
 use model::{ModelChoice, Models};
@@ -33,11 +33,12 @@ use placement::{
 };
 use samples::Samples;
 use sandbox::Sandbox;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use throttle::{Limits, Throttle};
 use trace::Trace;
 use watched::Watched;
 use write_log::WriteLog;
@@ -74,6 +75,8 @@ struct Attached {
     queues: u16,
     model: Option<ModelChoice>,
     is_raw: bool,
+    limits: Limits,
+    throttle_group: Option<String>,
 }
 
 /// A VM whose images are locked and whose directory is made.
@@ -130,6 +133,8 @@ impl VmOptions {
                 queues: disk.queues,
                 model: disk.model.clone(),
                 is_raw: disk.is_raw,
+                limits: disk.limits,
+                throttle_group: disk.throttle_group.clone(),
                 options: DiskOptions {
                     remote: remote::options(disk, &name, &self.trust),
                     name,
@@ -155,6 +160,8 @@ impl VmOptions {
                 queues: 1,
                 model: disk.model.clone(),
                 is_raw: disk.is_raw,
+                limits: Limits::default(),
+                throttle_group: None,
                 options: DiskOptions {
                     path: disk.path.clone(),
                     placement: of.map_or(PlacementKind::Retain, |of| {
@@ -168,6 +175,16 @@ impl VmOptions {
                     name,
                 },
             });
+        }
+        let mut groups: HashMap<&str, (&str, Limits)> = HashMap::new();
+        for disk in &attached {
+            let Some(group) = &disk.throttle_group else { continue };
+            let (first, limits) = groups.entry(group).or_insert((&disk.options.name, disk.limits));
+            anyhow::ensure!(
+                *limits == disk.limits,
+                "disks {first} and {} share throttle-group={group}, and have other bounds: say the same for both",
+                disk.options.name
+            );
         }
         let mut names = HashSet::new();
         for disk in &attached {
@@ -405,6 +422,7 @@ impl Vm {
             rings: Mutex::new(vec![observer::Rings::default(); self.attached.len()]),
         });
         let mut serving = Serving { observer, devices: Vec::new(), attachments: Vec::new() };
+        let mut throttles: HashMap<&str, Throttle> = HashMap::new();
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
             let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
             let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
@@ -412,6 +430,12 @@ impl Vm {
             // As many as the VMM asks for, whatever we would ask for: more than it uses cost nothing.
             config.sandbox.clone_from(&sandbox);
             config.model.clone_from(&self.clients[index]);
+            config.throttle = (!disk.limits.is_empty()).then(|| {
+                let new = || Throttle::new(disk.limits, Instant::now());
+                disk.throttle_group
+                    .as_deref()
+                    .map_or_else(new, |group| throttles.entry(group).or_insert_with(new).clone())
+            });
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
             let route: Box<dyn Route> = if disk.options.nvm.is_some() {
                 let route = NvmRoute::new(Arc::clone(&self.journals), index);

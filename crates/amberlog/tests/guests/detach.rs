@@ -34,7 +34,13 @@ fn detach(daemon: Daemon) {
 
 /// The host is lost now: what was told is in the image, whose journal is an ordinary one.
 #[track_caller]
-fn assert_survives_the_host(bench: &Bench, image: &Path, directory: &str, layout: &RecordLayout, reported: &Reported) {
+pub(super) fn assert_survives_the_host(
+    bench: &Bench,
+    image: &Path,
+    directory: &str,
+    layout: &RecordLayout,
+    reported: &Reported,
+) {
     assert_eq!(journal_superblock(image).errno, 0);
     let copy = bench.path("lost");
     copy_image(image, &copy).unwrap();

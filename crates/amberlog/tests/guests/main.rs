@@ -4,10 +4,12 @@
 //! `AMBERLOG_ROUNDS` makes the loops longer, `AMBERLOG_SEED` changes their choices.
 
 mod arguments;
+mod backup;
 mod clean;
 mod daemon;
 mod dax;
 mod detach;
+mod disks;
 mod hotplug;
 mod journals;
 #[path = "../common/judges.rs"]
@@ -19,6 +21,7 @@ mod metrics;
 mod nats;
 mod nvm;
 mod placements;
+mod power;
 mod refusals;
 mod remote;
 mod remount;

@@ -28,6 +28,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use throttle::Throttle;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES};
 
 /// Watch tokens: the rings have their index, below these.
@@ -53,6 +54,7 @@ pub(crate) struct WorkerParts<R: Route + ?Sized> {
     pub(crate) drain_timeout: Duration,
     pub(crate) polling_max: Duration,
     pub(crate) write_cache: bool,
+    pub(crate) throttle: Option<Throttle>,
 }
 
 /// See the module.
@@ -96,6 +98,9 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     polling: Polling,
     /// Whether the guest is told of a write cache.
     write_cache: bool,
+    throttle: Option<Throttle>,
+    /// Until when nothing is taken from the rings.
+    held_until: Option<Instant>,
     /// Rings that somebody waits for to become idle.
     stopping: usize,
     /// Told to end: at once when nothing is under way, and then at the latest.
@@ -115,6 +120,7 @@ impl<R: Route + ?Sized> Worker<R> {
             drain_timeout,
             polling_max,
             write_cache,
+            throttle,
         } = parts;
         Worker {
             name,
@@ -145,6 +151,8 @@ impl<R: Route + ?Sized> Worker<R> {
             missed_memory: false,
             polling: Polling::new(polling_max),
             write_cache,
+            throttle,
+            held_until: None,
             stopping: 0,
             quit_deadline: None,
         }
@@ -256,11 +264,12 @@ impl<R: Route + ?Sized> Worker<R> {
         // Only the guest's next request is polled for, which saves it the kick. Storage takes longer than a wake-up costs,
         // and what completes during a sleep is handled together.
         let guest_alone = self.engine.pending() == 0;
-        if guest_alone && self.poll(idle_since) {
+        if guest_alone && self.debt(idle_since).is_none() && self.poll(idle_since) {
             return;
         }
-        // With too much under way no ring is looked at; otherwise each is looked at once more after asking for kicks.
-        if !self.congested() {
+        // With too much under way, or a debt to be paid, no ring is looked at; otherwise each is looked at once more after asking for kicks.
+        let debt = self.debt(idle_since);
+        if debt.is_none() && !self.congested() {
             let mut more = false;
             for position in 0..self.active.len() {
                 let index = self.active[position];
@@ -281,7 +290,8 @@ impl<R: Route + ?Sized> Worker<R> {
             return;
         }
         let waits = self.stopping > 0 || self.quit_deadline.is_some();
-        self.engine.enter(true, waits.then_some(STOP_CHECK));
+        let timeout = [waits.then_some(STOP_CHECK), debt].into_iter().flatten().min();
+        self.engine.enter(true, timeout);
         if guest_alone {
             self.polling.waited(idle_since.elapsed());
         }
@@ -311,7 +321,33 @@ impl<R: Route + ?Sized> Worker<R> {
             .active
             .iter()
             .any(|index| self.rings[usize::from(*index)].running.as_ref().is_some_and(|running| running.has_more()));
-        rings_have_more && !self.congested() && self.may_take()
+        rings_have_more && !self.congested() && self.debt(Instant::now()).is_none() && self.may_take()
+    }
+
+    pub(crate) fn set_throttle(&mut self, throttle: Option<Throttle>) {
+        self.throttle = throttle;
+    }
+
+    /// Has nothing taken from the rings until then. Says whether that is so now.
+    pub(crate) fn hold(&mut self, until: Option<Instant>) -> bool {
+        let was_held = self.held(Instant::now()).is_some();
+        self.held_until = until;
+        was_held
+    }
+
+    /// Whether all that was taken is answered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.tracker.live_chains() == 0 && self.engine.pending() == 0
+    }
+
+    fn held(&self, now: Instant) -> Option<Duration> {
+        self.held_until?.checked_duration_since(now).filter(|left| !left.is_zero())
+    }
+
+    /// How long nothing may be taken from the rings, because the guest has had what it may have, or is held.
+    fn debt(&self, now: Instant) -> Option<Duration> {
+        let owed = self.throttle.as_ref().and_then(|throttle| throttle.wait(now));
+        owed.max(self.held(now))
     }
 
     fn limits(&self) -> Limits {

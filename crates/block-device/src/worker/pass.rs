@@ -37,6 +37,9 @@ impl<R: Route + ?Sized> Worker<R> {
         let mut taken = 0;
         // One look at the clock for all that this pass takes.
         self.pass_began = Instant::now();
+        if self.debt(self.pass_began).is_some() {
+            return false;
+        }
         let mut position = 0;
         while position < self.active.len() {
             let index = self.active[position];
@@ -56,7 +59,7 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     fn take_from(&mut self, index: u16, taken: &mut usize) -> Result<(), RingError> {
-        while *taken < PASS_MAX && !self.congested() {
+        while *taken < PASS_MAX && !self.congested() && self.debt(self.pass_began).is_none() {
             let ring = &mut self.rings[usize::from(index)];
             let Some(running) = ring.running.as_mut().filter(|_| !ring.broken) else { return Ok(()) };
             let Some((head, again)) = running.pop()? else { return Ok(()) };
@@ -123,6 +126,10 @@ impl<R: Route + ?Sized> Worker<R> {
 
     fn route_one(&mut self, ring: (u16, u32), head: u16, status_place: StatusPlace, range: Range) {
         let Range { kind, offset, len } = range;
+        // A flush is nothing that a disk is worn or kept busy by alone, and whoever waits for it waits for what is bounded.
+        if let Some(throttle) = self.throttle.as_ref().filter(|_| kind != RequestKind::Flush) {
+            throttle.take(len);
+        }
         let flush_after = kind == RequestKind::Write && self.write_through();
         let readback_len = if kind == RequestKind::Read { len as u32 } else { 0 };
         let chain_kind = match kind {
@@ -145,6 +152,9 @@ impl<R: Route + ?Sized> Worker<R> {
 
     fn route_ranges(&mut self, ring: (u16, u32), head: u16, status_place: StatusPlace) {
         let flush_after = self.write_through();
+        if let Some(throttle) = &self.throttle {
+            throttle.take(0);
+        }
         let places = (status_place, self.chain.regions);
         let since = (ChainKind::Discard, self.pass_began);
         let chain = self.tracker.add_chain(ring, head, places, 0, flush_after, since);

@@ -2,7 +2,6 @@
 
 pub mod figures;
 pub mod html;
-mod svg;
 pub mod table;
 
 use crate::device::{Device, DeviceOptions, SLC_ERASE_LIMIT};

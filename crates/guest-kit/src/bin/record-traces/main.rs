@@ -1,9 +1,10 @@
 //! Records the traces of the 2010 paper's experiment: five workloads in four journaling modes, each by a real guest
 //! whose disk is served by `amberlog run --trace`.
 //!
-//! `record-traces --out DIR [--workloads A,B] [--modes A,B] [--percent N] [--dir DIR]`: one guest after another, each on
-//! a fresh ext3 image of 4 GB with a journal of 128 MB, as the papers' virtual data disks were. Leaves
-//! `DIR/WORKLOAD-MODE.amber`, packed with zstd. `--percent` scales the workloads' sizes.
+//! `record-traces --out DIR [--workloads A,B] [--modes A,B] [--percent N] [--guests N] [--dir DIR]`: one guest after another,
+//! each on a fresh ext3 image of 4 GB with a journal of 128 MB, as the papers' virtual data disks were. Leaves
+//! `DIR/WORKLOAD-MODE.amber`, packed with zstd. `--percent` scales the workloads' sizes. With `--guests`, so many run and are
+//! recorded at once, their disks on one modelled drive, and begin together: `DIR/WORKLOAD-MODE-0.amber` and so on.
 //!
 //! Must never: leave a guest or an image behind; call a trace a mode that the guest's kernel did not mount.
 //!
@@ -34,7 +35,12 @@ struct Request {
     workloads: Vec<Workload>,
     modes: Vec<Mode>,
     sizes: Sizes,
+    /// How many at once; `None` for one, whose trace has no number.
+    guests: Option<u64>,
 }
+
+/// The 2012 paper's drive, which guests at once share.
+const DRIVE: &str = "st336753lw";
 
 fn main() -> ExitCode {
     let request = match request() {
@@ -61,6 +67,7 @@ fn request() -> Outcome<Request> {
         workloads: choice(&mut words, "workloads", &Workload::ALL, Workload::name)?,
         modes: choice(&mut words, "modes", &Mode::ALL, Mode::name)?,
         sizes: Sizes::of(words.number("percent", 100, 1..=1000)?),
+        guests: Some(words.number("guests", 0, 0..=64)?).filter(|guests| *guests > 0),
     };
     words.finish()?;
     Ok(request)
@@ -91,23 +98,39 @@ fn record_all(request: &Request) -> Outcome<()> {
         workload.make_image(&request.sizes, &fresh, directory.path())?;
         for &mode in &request.modes {
             let started = Instant::now();
-            let image = directory.path().join("disk.img");
-            guest_kit::image::copy_image(&fresh, &image).map_err(sentence)?;
-            let trace = directory.path().join("recorded.amber");
-            record(&amberlog, workload, mode, &request.sizes, &image, &trace)?;
-            let kept = request.out.join(format!("{}-{}.amber", workload.name(), mode.name()));
-            pack(&amberlog, &trace, &kept)?;
-            let bytes = std::fs::metadata(&kept).map_or(0, |metadata| metadata.len());
-            println!("{}: {bytes} bytes, recorded in {:.0} s", kept.display(), started.elapsed().as_secs_f64());
+            let path = |what: &str, number: u64| directory.path().join(format!("{what}-{number}"));
+            let count = request.guests.unwrap_or(1);
+            for number in 0..count {
+                guest_kit::image::copy_image(&fresh, &path("disk", number)).map_err(sentence)?;
+            }
+            let disks: Vec<(PathBuf, PathBuf)> = (0..count).map(|n| (path("disk", n), path("trace", n))).collect();
+            record(&amberlog, workload, mode, request, &disks, directory.path())?;
+            for (number, (_, trace)) in disks.iter().enumerate() {
+                let number = request.guests.map(|_| format!("-{number}")).unwrap_or_default();
+                let kept = request.out.join(format!("{}-{}{number}.amber", workload.name(), mode.name()));
+                pack(&amberlog, trace, &kept)?;
+                let bytes = std::fs::metadata(&kept).map_or(0, |metadata| metadata.len());
+                println!("{}: {bytes} bytes, recorded in {:.0} s", kept.display(), started.elapsed().as_secs_f64());
+            }
         }
     }
     Ok(())
 }
 
-/// Runs the workload in a guest whose disk's requests are recorded, from before the mount to after the unmount.
-fn record(amberlog: &Path, workload: Workload, mode: Mode, sizes: &Sizes, image: &Path, trace: &Path) -> Outcome<()> {
+/// Runs the workload in guests whose disks' requests are recorded, from before the mount to after the unmount. Several share a
+/// drive, wait for each other, and begin together.
+fn record(
+    amberlog: &Path,
+    workload: Workload,
+    mode: Mode,
+    request: &Request,
+    disks: &[(PathBuf, PathBuf)],
+    directory: &Path,
+) -> Outcome<()> {
+    let wait = if request.guests.is_some() { "exec 5</dev/ttyS1\nmark ready\nread -r go <&5" } else { "" };
     let script = format!(
         "set -e
+         {wait}
          mount -t ext3 -o data={data}{more} /dev/vda /mnt
          dmesg | grep -q 'with {kernels_word} data mode' || fail 'the kernel did not mount with data={data}'
          {load}
@@ -116,13 +139,45 @@ fn record(amberlog: &Path, workload: Workload, mode: Mode, sizes: &Sizes, image:
         data = mode.data(),
         more = workload.more_mount_options(),
         kernels_word = mode.kernels_word(),
-        load = workload.script(sizes),
+        load = workload.script(&request.sizes),
     );
-    let mut disk: OsString = image.into();
-    disk.push(format!(",placement={}", mode.placement()));
-    let words: [OsString; 6] = [amberlog.into(), "run".into(), "--disk".into(), disk, "--trace".into(), trace.into()];
-    let spec = GuestSpec::new(format!("{} {}", workload.name(), mode.name()), script).wrapper(words);
-    Guest::run(spec, LIMIT).map(drop).map_err(sentence)
+    let spec = |image: &Path, trace: &Path, model: &str| {
+        let mut disk: OsString = image.into();
+        disk.push(format!(",placement={}{model}", mode.placement()));
+        let words: [OsString; 6] =
+            [amberlog.into(), "run".into(), "--disk".into(), disk, "--trace".into(), trace.into()];
+        GuestSpec::new(format!("{} {}", workload.name(), mode.name()), script.clone()).wrapper(words)
+    };
+    if request.guests.is_none() {
+        let (image, trace) = &disks[0];
+        return Guest::run(spec(image, trace, ""), LIMIT).map(drop).map_err(sentence);
+    }
+    let socket = directory.join("drive");
+    let drive = disk_model::Server::start(disk_model::ServerOptions {
+        profile: DRIVE.parse()?,
+        seed: 1,
+        time_scale: 1.0,
+        socket: Some(socket.clone()),
+    })
+    .map_err(sentence)?;
+    let model = format!(",model={}", socket.display());
+    // Each trace's time begins with its own amberlog: they are started together.
+    let started: Result<Vec<Guest>, _> =
+        disks.iter().map(|(image, trace)| Guest::launch(spec(image, trace, &model))).collect();
+    let mut guests = started.map_err(sentence)?;
+    for guest in &mut guests {
+        guest.wait_mark("ready", LIMIT).map_err(sentence)?;
+    }
+    guests.iter().try_for_each(|guest| guest.tell("go")).map_err(sentence)?;
+    for guest in &mut guests {
+        let code = guest.wait_exit_code(LIMIT).map_err(sentence)?;
+        if code != 0 {
+            return Err(sentence(guest.failure(&format!("its script ended with {code}"))));
+        }
+        guest.wait_end(LIMIT).map_err(sentence)?;
+    }
+    drop(drive);
+    Ok(())
 }
 
 /// The trace in large frames, packed as well as zstd can.

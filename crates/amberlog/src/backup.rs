@@ -1,0 +1,91 @@
+//! `amberlog snapshot`, `freeze` and `thaw`: an image of a moment, while the guest runs.
+
+use crate::exit;
+use crate::serve::ask::{Daemon, print};
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `amberlog snapshot`.
+#[derive(Args, Debug)]
+pub struct SnapshotArgs {
+    /// The VM.
+    vm: String,
+    /// Its disk, by the name that 'amberlog disk list' shows.
+    disk: String,
+    /// The image, which the daemon makes: a file that is not there yet, where it may write.
+    out: PathBuf,
+    /// Have the guest wait while its disk is copied, where the file system cannot share blocks.
+    #[arg(long)]
+    wait: bool,
+    /// Seconds for which the guest waits at most.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=600))]
+    patience: u64,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog freeze`.
+#[derive(Args, Debug)]
+pub struct FreezeArgs {
+    /// The VM.
+    vm: String,
+    /// Seconds after which it goes on by itself.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog thaw`.
+#[derive(Args, Debug)]
+pub struct ThawArgs {
+    /// The VM.
+    vm: String,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+fn end(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+/// `amberlog snapshot`.
+pub fn snapshot(args: &SnapshotArgs) -> ExitCode {
+    end((|| {
+        let out = std::path::absolute(&args.out)?;
+        let question = json!({
+            "command": "snapshot", "vm": args.vm, "disk": args.disk, "out": out, "patience_seconds": args.patience,
+            "may_wait": args.wait,
+        });
+        // Beyond what the guest waits, the image is made ready.
+        let answer = args.daemon.ask_patiently(&question, args.patience + 600)?;
+        let notes: Vec<_> = answer["notes"].as_array().into_iter().flatten().filter_map(|note| note.as_str()).collect();
+        Ok(print(&format!(
+            "{}: {}\n",
+            out.display(),
+            if notes.is_empty() { "made".to_owned() } else { notes.join(", ") }
+        ))?)
+    })())
+}
+
+/// `amberlog freeze`.
+pub fn freeze(args: &FreezeArgs) -> ExitCode {
+    end((|| {
+        let question = json!({"command": "freeze", "vm": args.vm, "seconds": args.seconds});
+        args.daemon.ask_patiently(&question, args.seconds)?;
+        Ok(print(&format!("{}: frozen, for {} s at most\n", args.vm, args.seconds))?)
+    })())
+}
+
+/// `amberlog thaw`.
+pub fn thaw(args: &ThawArgs) -> ExitCode {
+    end((|| {
+        args.daemon.ask_quickly(&json!({"command": "thaw", "vm": args.vm}))?;
+        Ok(print(&format!("{}: goes on\n", args.vm))?)
+    })())
+}

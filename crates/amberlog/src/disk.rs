@@ -1,0 +1,128 @@
+//! `amberlog disk`: what can be done to the disks of a daemon's VM while its guest runs.
+
+use crate::exit;
+use crate::serve::ask::{Daemon, print};
+use crate::vm::{Bounds, size};
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Arguments of `amberlog disk`.
+#[derive(Args, Debug)]
+pub struct DiskArgs {
+    #[command(subcommand)]
+    command: DiskCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum DiskCommand {
+    /// Show a VM's disks: image, size, placement, socket.
+    List {
+        /// The VM.
+        vm: String,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Make an image larger while its guest runs, and tell the guest; of a block device that has become larger, only tell it.
+    Resize {
+        /// The VM.
+        vm: String,
+        /// Its disk, by the name that 'amberlog disk list' shows.
+        disk: String,
+        /// The new size, in bytes or with K, M, G or T behind it; with + before it, so much more.
+        size: String,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Bound what a guest may ask of a disk, from now on and until the VM is served anew; without a bound, bound it no more.
+    Throttle(ThrottleArgs),
+}
+
+#[derive(Args, Debug)]
+struct ThrottleArgs {
+    /// The VM.
+    vm: String,
+    /// Its disk, by the name that 'amberlog disk list' shows.
+    disk: String,
+    /// Reads, writes, discards and zeroings a second.
+    #[arg(long, value_name = "N", value_parser = size)]
+    iops: Option<u64>,
+    /// So many at once, after a time without; a tenth of a second's if not given.
+    #[arg(long, value_name = "N", value_parser = size, requires = "iops")]
+    iops_burst: Option<u64>,
+    /// Bytes read and written a second, or with K, M, G or T.
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    bytes_per_second: Option<u64>,
+    /// So many at once, after a time without; a tenth of a second's if not given.
+    #[arg(long, value_name = "BYTES", value_parser = size, requires = "bytes_per_second")]
+    bytes_burst: Option<u64>,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Runs the command.
+pub fn run(args: &DiskArgs) -> ExitCode {
+    let result = match &args.command {
+        DiskCommand::List { vm, daemon } => list(daemon, vm),
+        DiskCommand::Resize { vm, disk, size, daemon } => resize(daemon, vm, disk, size),
+        DiskCommand::Throttle(args) => throttle(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn entry(daemon: &Daemon, vm: &str) -> anyhow::Result<Value> {
+    Ok(daemon.ask_quickly(&json!({"command": "status", "vm": vm}))?["vms"][0].clone())
+}
+
+fn list(daemon: &Daemon, vm: &str) -> anyhow::Result<()> {
+    let entry = entry(daemon, vm)?;
+    let mut lines = format!("{:<12} {:>16} {:<9} {}\n", "DISK", "BYTES", "PLACEMENT", "IMAGE, SOCKET");
+    for (index, disk) in entry["disks"].as_array().into_iter().flatten().enumerate() {
+        let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+        lines += &format!(
+            "{:<12} {:>16} {:<9} {}, {}\n",
+            text(&disk["name"]),
+            disk["io"]["size_bytes"].as_u64().map_or("-".to_owned(), |bytes| bytes.to_string()),
+            text(&disk["placement"]),
+            text(&disk["image"]),
+            text(&entry["sockets"][index])
+        );
+    }
+    Ok(print(&lines)?)
+}
+
+fn resize(daemon: &Daemon, vm: &str, disk: &str, wanted: &str) -> anyhow::Result<()> {
+    let number = size(wanted.trim_start_matches('+')).map_err(exit::usage)?;
+    let size_bytes = if wanted.starts_with('+') {
+        let entry = entry(daemon, vm)?;
+        let disks = entry["disks"].as_array().into_iter().flatten();
+        let now = disks.filter(|entry| entry["name"] == disk).find_map(|entry| entry["io"]["size_bytes"].as_u64());
+        now.with_context(|| format!("vm {vm} has no disk {disk} that is served now"))?.saturating_add(number)
+    } else {
+        number
+    };
+    let answer = daemon.ask_quickly(&json!({"command": "resize", "vm": vm, "disk": disk, "size_bytes": size_bytes}))?;
+    Ok(print(&format!("{vm}, {disk}: {} bytes; the guest has been told\n", answer["size_bytes"]))?)
+}
+
+fn throttle(args: &ThrottleArgs) -> anyhow::Result<()> {
+    let bounds = Bounds {
+        operations: args.iops,
+        operations_burst: args.iops_burst,
+        bytes: args.bytes_per_second,
+        bytes_burst: args.bytes_burst,
+    };
+    bounds.limits().map_err(exit::usage)?;
+    let question = json!({"command": "throttle", "vm": args.vm, "disk": args.disk, "bounds": bounds});
+    let limits = args.daemon.ask_quickly(&question)?["limits"].clone();
+    let bound = |bound: &Value, what: &str| match bound["per_second"].as_u64() {
+        Some(number) => format!("{number} {what} a second ({} at once)", bound["burst"]),
+        None => format!("any number of {what}"),
+    };
+    let sentence = format!("{}, {}", bound(&limits["iops"], "operations"), bound(&limits["bytes"], "bytes"));
+    Ok(print(&format!("{}, {}: {sentence}\n", args.vm, args.disk))?)
+}

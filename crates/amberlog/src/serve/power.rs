@@ -1,0 +1,76 @@
+//! `amberlog on-battery` and `on-mains`: what a UPS says, and what becomes of the journals.
+//!
+//! On battery every journal that is held goes to storage, and VMs that are prepared meanwhile begin there. A file in the daemon's
+//! directory says so, and outlives the daemon: whoever kills that does not put the mains back. Must never: leave a journal held on
+//! battery and say that all is well. Failure story: what could not be handed over is named, with its reason; the rest is on storage.
+
+use super::control::Slots;
+use crate::vm::VmOptions;
+use anyhow::Context;
+use placement::PlacementKind;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The file that is there while the host runs on battery.
+fn flag(run: &Path) -> PathBuf {
+    run.join("on-battery")
+}
+
+/// Whether the host runs on battery, as far as was said.
+pub fn is_on_battery(run: &Path) -> bool {
+    flag(run).symlink_metadata().is_ok()
+}
+
+/// What a VM is prepared from at this moment.
+pub fn as_of_now<'o>(run: &Path, options: &'o VmOptions) -> Cow<'o, VmOptions> {
+    if !is_on_battery(run) {
+        return Cow::Borrowed(options);
+    }
+    let mut options = options.clone();
+    for disk in options.disks.iter_mut().filter(|disk| disk.placement.is_held()) {
+        disk.placement = PlacementKind::Storage;
+    }
+    Cow::Owned(options)
+}
+
+/// Notes what is so from now on, and has the journals of all VMs follow. Gives an entry for each disk whose journals have to.
+///
+/// # Errors
+/// When it cannot be noted; nothing was changed then.
+pub fn set(slots: &Slots, run: &Path, on_battery: bool, patience: Duration) -> anyhow::Result<Value> {
+    let flag = flag(run);
+    let noted = match on_battery {
+        true => std::fs::File::create(&flag).map(drop),
+        false => std::fs::remove_file(&flag).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        }),
+    };
+    noted.with_context(|| format!("noting at {} whether the host runs on battery", flag.display()))?;
+    log::info!("the host runs on {}", if on_battery { "battery: journals go to storage" } else { "mains" });
+    let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+    let deadline = Instant::now() + patience;
+    // All at once: a battery is not patient.
+    let threads: Vec<_> = all
+        .into_iter()
+        .map(|slot| std::thread::spawn(move || Arc::clone(&slot).follow_power(on_battery, deadline)))
+        .collect();
+    let mut disks = Vec::new();
+    for thread in threads {
+        let entries = thread.join().map_err(|_| anyhow::anyhow!("a thread that hands journals over has failed"))?;
+        disks.extend(entries);
+    }
+    Ok(json!({"schema": 1, "on_battery": on_battery, "disks": disks}))
+}
+
+/// What became of the journals of one disk.
+pub fn entry(vm: &str, disk: &str, to: PlacementKind, result: anyhow::Result<&'static str>) -> Value {
+    let (when, error) = match result {
+        Ok(when) => (Some(when), None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    json!({"vm": vm, "disk": disk, "placement": to.name(), "when": when, "error": error})
+}

@@ -1,0 +1,156 @@
+//! A compound on its way: what goes where, worked out at once, so that nothing that changes meanwhile can change it.
+
+use crate::live::Live;
+use crate::machine::View;
+use crate::window::{Version, Window};
+use jbd2::build::escape;
+use jbd2::{Compound, CompoundBlock, Format, Part, tag_checksum};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Writes are no longer than this, in bytes.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// What becomes of a window's blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Sorted {
+    /// Into the log.
+    pub tags: Vec<(u64, Version, u32)>,
+    /// Straight home.
+    pub appends: Vec<(u64, Version)>,
+    /// Home already, by the guest.
+    pub at_home: Vec<(u64, Version)>,
+    /// Revoked, where the log on storage has a copy.
+    pub revokes: Vec<u64>,
+}
+
+impl Sorted {
+    /// Sorts a window. In doubt a block goes into the log: `is_busy` says that a write to it is under way.
+    pub fn new(window: &Window, live: &Live, is_busy: &dyn Fn(u64) -> bool, view: &mut dyn View) -> Self {
+        let mut sorted = Sorted::default();
+        for (&block, held) in &window.blocks {
+            // A copy in the log would be replayed over an append.
+            let is_append = live.get(block).is_none() && !is_busy(block) && view.is_free(block);
+            match held.home {
+                Some(_) if is_append => sorted.at_home.push((block, held.version)),
+                None if is_append => sorted.appends.push((block, held.version)),
+                _ => sorted.tags.push((block, held.version, held.sequence)),
+            }
+        }
+        sorted.revokes = window.revoked.iter().copied().filter(|block| live.get(*block).is_some()).collect();
+        sorted
+    }
+
+    /// Log blocks that it takes.
+    pub fn length(&self, format: &Format) -> u64 {
+        Compound::length(format, self.tags.len(), self.revokes.len())
+    }
+}
+
+/// A compound that is being made durable.
+#[derive(Debug)]
+pub(crate) struct Making {
+    /// What it holds, with its last transaction; rules (a) and (b) ask it until it is durable.
+    pub window: Window,
+    pub sorted: Sorted,
+    /// Number, position and whether escaped of each tag.
+    pub tags: Vec<(u64, u32, bool, u32)>,
+    pub length: u32,
+    pub commit_at: u32,
+    pub commit: Arc<[u8]>,
+}
+
+/// A compound with the writes that make it.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub making: Making,
+    /// Log positions and bytes, all but the commit block.
+    pub body: Vec<(u32, Arc<[u8]>)>,
+    /// Home blocks and bytes.
+    pub appends: Vec<(u64, Arc<[u8]>)>,
+}
+
+impl Making {
+    /// Works out a compound at the log's head, with the writes of its body and of its appends. The place of the commit block is zeroed with the body: a commit block that is torn is none then.
+    pub fn begin(
+        format: &Format,
+        live: &Live,
+        window: Window,
+        sorted: Sorted,
+        view: &mut dyn View,
+    ) -> Result<Made, String> {
+        let block_bytes = format.block_size as usize;
+        let (head, sequence) = live.head;
+        let mut contents = Vec::with_capacity(sorted.tags.len());
+        let mut blocks = Vec::with_capacity(sorted.tags.len());
+        let read = |view: &mut dyn View, block: u64, version: Version| {
+            let mut content = vec![0; block_bytes];
+            view.content(version, &mut content)
+                .map_err(|error| format!("the committed version of block {block} cannot be read: {error}"))?;
+            Ok::<_, String>(content)
+        };
+        for (block, version, _) in &sorted.tags {
+            let (escaped, content) = escape(&read(view, *block, *version)?);
+            let checksum = tag_checksum(format, sequence, &content);
+            blocks.push(CompoundBlock { home: *block, escaped, checksum });
+            contents.push(content);
+        }
+        let length = u32::try_from(sorted.length(format)).map_err(|_| "a compound is longer than a log".to_owned())?;
+        let tagged: BTreeSet<u64> = sorted.tags.iter().map(|tag| tag.0).collect();
+        assert!(sorted.revokes.iter().all(|block| !tagged.contains(block)), "tagged and revoked in one transaction");
+        let room = live.room(format);
+        if length > room {
+            return Err(format!("a compound of {length} log blocks does not fit into {room}"));
+        }
+        let end = format.advance(head, length);
+        let compound =
+            Compound::ending_at(*format, (end, room), sequence, blocks, sorted.revokes.clone(), view.wall_clock())
+                .map_err(|error| error.to_string())?;
+        let mut body: Vec<(u32, Vec<u8>)> = Vec::new();
+        let mut tags = Vec::with_capacity(contents.len());
+        let mut commit: Arc<[u8]> = Arc::from([]);
+        let mut position = head;
+        for index in 0..length {
+            let block = match compound.part(position) {
+                Some(Part::Control(block)) if index + 1 == length => {
+                    commit = Arc::from(block);
+                    vec![0; block_bytes]
+                }
+                Some(Part::Control(block)) => block,
+                Some(Part::Data(index)) => {
+                    let (home, _, transaction) = sorted.tags[index];
+                    tags.push((home, position, compound.blocks()[index].escaped, transaction));
+                    std::mem::take(&mut contents[index])
+                }
+                None => return Err(format!("a compound has nothing at log block {position}")),
+            };
+            match body.last_mut() {
+                Some((first, run))
+                    if *first as usize + run.len() / block_bytes == position as usize
+                        && run.len() < WRITE_BYTES_MAX =>
+                {
+                    run.extend_from_slice(&block);
+                }
+                _ => body.push((position, block)),
+            }
+            position = format.next(position);
+        }
+        let mut appends: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (block, version) in &sorted.appends {
+            let content = read(view, *block, *version)?;
+            match appends.last_mut() {
+                Some((first, run))
+                    if *first + (run.len() / block_bytes) as u64 == *block && run.len() < WRITE_BYTES_MAX =>
+                {
+                    run.extend_from_slice(&content);
+                }
+                _ => appends.push((*block, content)),
+            }
+        }
+        let commit_at = format.advance(head, length - 1);
+        let making = Making { window, sorted, tags, length, commit_at, commit };
+        let body = body.into_iter().map(|(at, run)| (at, Arc::from(run))).collect();
+        let appends = appends.into_iter().map(|(at, run)| (at, Arc::from(run))).collect();
+        Ok(Made { making, body, appends })
+    }
+}

@@ -1,0 +1,39 @@
+//! Durability by age, as a state machine: what a guest committed is at most so old when it is durable on an ordinary disk, and
+//! storage alone is, at every instant, a file system that any kernel or e2fsck recovers.
+//!
+//! The guest's log is held elsewhere and never reaches storage as it is. Every so often the transactions that are not durable yet
+//! become one *compound transaction* in the journal's own place: of each home block the newest committed version, and what was
+//! revoked and not journaled again. Appends (blocks that the durable bitmap calls free) go home first and are not in it.
+//!
+//! Four rules make it true, each the host's version of one that jbd2 keeps inside the guest:
+//!
+//! * (a) *write ahead*: no home write of a version before the compound that holds it is durable ([`Durability::write_begins`]);
+//! * (b) *reuse*: no write and no discard to a block that a transaction freed or revoked before that one is durable (the same);
+//! * (c) *ordered data*: what the guest was told is written before a commit is flushed before the commit block of the compound
+//!   that holds it (`flush_body`, asserted in `write_commit`);
+//! * (d) *tail*: the log's tail on storage moves only over copies that are durable at home, superseded or revoked by what is behind
+//!   it, and the space is used again only when that superblock is durable (`droppable`, asserted in `drop_compounds`).
+//!
+//! And one more, because the guest's log and ours do not end at the same block:
+//!
+//! * (e) what the guest's own log would not bring back any more, ours does not either: a write to a block with such a copy waits
+//!   until the log is empty.
+//!
+//! Pure: no I/O, no threads, no clock. Whoever runs it carries out [`Step`]s and says when they are done; operations of one list run
+//! in any order. Within one sequence number a block is tagged or revoked, never both (`jbd2::Compound` refuses it).
+//!
+//! Failure story: when an operation fails, or something cannot be ([`Step::Failed`]), the machine holds nothing back any more and
+//! promises nothing any more; who waits for durability is told that there is none. Whoever runs it has to say so on storage (the
+//! error mark) before he lets anything go.
+
+#![forbid(unsafe_code)]
+
+mod blocks;
+mod compound;
+mod live;
+mod machine;
+mod window;
+
+pub use blocks::BlockSet;
+pub use machine::{Age, AnswerId, Durability, Kind, OperationId, Place, Status, Step, View, WriteId};
+pub use window::{Freed, Transaction, Version};

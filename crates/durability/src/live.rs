@@ -1,0 +1,173 @@
+//! What the log on storage holds: compounds from its tail to its head, and of each block the newest copy.
+
+use jbd2::Format;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// Where the newest durable version of a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// In the log only.
+    Owed,
+    /// The guest, or we, have written it home since it is in the log; so many writes had ended then.
+    Written(u64),
+    /// And a flush has covered that.
+    Settled,
+}
+
+/// The newest copy of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    /// The compound that it is in.
+    pub compound: u32,
+    pub position: u32,
+    pub escaped: bool,
+    /// The guest's transaction.
+    pub transaction: u32,
+    pub home: Home,
+}
+
+/// A compound on storage.
+#[derive(Debug)]
+struct Logged {
+    sequence: u32,
+    length: u32,
+    /// The blocks whose newest copy is here.
+    newest: BTreeSet<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Live {
+    /// Where the log begins on storage, and with which number: durable.
+    pub tail: (u32, u32),
+    /// Where the next compound goes, and its number.
+    pub head: (u32, u32),
+    compounds: VecDeque<Logged>,
+    blocks: BTreeMap<u64, Copy>,
+    /// What a flush may settle.
+    unflushed: Vec<u64>,
+}
+
+impl Live {
+    pub fn empty(position: u32, sequence: u32) -> Self {
+        let (tail, head) = ((position, sequence), (position, sequence));
+        Live { tail, head, compounds: VecDeque::new(), blocks: BTreeMap::new(), unflushed: Vec::new() }
+    }
+
+    /// Log blocks that a compound may have: what is between head and tail, but one.
+    pub fn room(&self, format: &Format) -> u32 {
+        let used: u32 = self.compounds.iter().map(|compound| compound.length).sum();
+        format.log_blocks() - used - 1
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.compounds.is_empty()
+    }
+
+    pub fn get(&self, block: u64) -> Option<&Copy> {
+        self.blocks.get(&block)
+    }
+
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Copy)> {
+        self.blocks.range(range).map(|(block, copy)| (*block, copy))
+    }
+
+    /// A compound is durable: `tags` with position, whether escaped, and the guest's transaction; and `revokes`.
+    pub fn add(&mut self, format: &Format, length: u32, tags: &[(u64, u32, bool, u32)], revokes: &[u64]) {
+        let sequence = self.head.1;
+        self.head = (format.advance(self.head.0, length), sequence.wrapping_add(1));
+        for block in revokes {
+            self.forget(*block);
+        }
+        for (block, position, escaped, transaction) in tags {
+            self.forget(*block);
+            let copy = Copy {
+                compound: sequence,
+                position: *position,
+                escaped: *escaped,
+                transaction: *transaction,
+                home: Home::Owed,
+            };
+            self.blocks.insert(*block, copy);
+        }
+        let newest = tags.iter().map(|tag| tag.0).collect();
+        self.compounds.push_back(Logged { sequence, length, newest });
+    }
+
+    /// Superseded or revoked by what is in a later compound.
+    fn forget(&mut self, block: u64) {
+        if let Some(copy) = self.blocks.remove(&block)
+            && let Some(compound) = self.compounds.iter_mut().find(|compound| compound.sequence == copy.compound)
+        {
+            compound.newest.remove(&block);
+        }
+    }
+
+    /// The guest writes these blocks: until that has ended only the log has them for certain. Gives their copies.
+    pub fn depart(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, Copy)> {
+        self.blocks.range_mut(range).map(|(block, copy)| {
+            copy.home = Home::Owed;
+            (*block, *copy)
+        })
+    }
+
+    /// The guest, or we, have written a block home, and it is the copy of compound `compound` that was the newest when that
+    /// write began.
+    pub fn written(&mut self, block: u64, compound: u32, ended: u64) {
+        if let Some(copy) = self.blocks.get_mut(&block)
+            && copy.compound == compound
+        {
+            copy.home = Home::Written(ended);
+            self.unflushed.push(block);
+        }
+    }
+
+    /// A flush has covered so many writes.
+    pub fn flushed(&mut self, covered: u64) {
+        let blocks = &mut self.blocks;
+        self.unflushed.retain(|block| match blocks.get_mut(block) {
+            Some(copy) if matches!(copy.home, Home::Written(ended) if ended <= covered) => {
+                copy.home = Home::Settled;
+                false
+            }
+            Some(Copy { home: Home::Written(_), .. }) => true,
+            _ => false,
+        });
+    }
+
+    /// Rule (d): how many compounds the tail may move over: all that they alone hold is durable at home.
+    pub fn droppable(&self) -> usize {
+        let is_settled = |block: &u64| self.blocks.get(block).is_some_and(|copy| copy.home == Home::Settled);
+        self.compounds.iter().take_while(|compound| compound.newest.iter().all(is_settled)).count()
+    }
+
+    /// Where the log would begin without its first `count` compounds.
+    pub fn tail_after(&self, format: &Format, count: usize) -> (u32, u32) {
+        let length: u32 = self.compounds.iter().take(count).map(|compound| compound.length).sum();
+        (format.advance(self.tail.0, length), self.tail.1.wrapping_add(count as u32))
+    }
+
+    /// Log blocks of the first `count` compounds.
+    pub fn length_of(&self, count: usize) -> u32 {
+        self.compounds.iter().take(count).map(|compound| compound.length).sum()
+    }
+
+    /// The superblock that leaves them out is durable.
+    pub fn drop_compounds(&mut self, format: &Format, count: usize) {
+        self.tail = self.tail_after(format, count);
+        for compound in self.compounds.drain(..count) {
+            for block in compound.newest {
+                let copy = self.blocks.remove(&block);
+                assert!(
+                    copy.is_some_and(|copy| copy.home == Home::Settled),
+                    "rule (d): block {block} is only in the log"
+                );
+            }
+        }
+    }
+
+    pub fn compounds(&self) -> usize {
+        self.compounds.len()
+    }
+}

@@ -1,0 +1,958 @@
+//! The machine: what comes in, what is to be done, and in which phase it is.
+
+use crate::blocks::BlockSet;
+use crate::compound::{Made, Making, Sorted};
+use crate::live::{Home, Live};
+use crate::window::{Freed, Transaction, Version, Window};
+use jbd2::{Format, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockEdit, sequence};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A compound is made when what it would take is this part of the log, whatever its age.
+const PRESSURE: u64 = 4;
+
+/// How old a committed transaction may be before it is durable. At no age, a commit is answered when it is durable.
+pub type Age = Duration;
+
+/// Names an operation of ours until it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OperationId(pub u64);
+
+/// Names a write, discard or zeroing of the guest until it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WriteId(pub u64);
+
+/// Names something that somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AnswerId(pub u64);
+
+/// What the guest does to blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Writes them.
+    Write,
+    /// Zeroes them.
+    Zeroes,
+    /// Has no use for them.
+    Discard,
+}
+
+/// Where an operation of ours goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// This home block, and those after it.
+    Home(u64),
+    /// This log block, and those after it; never past the log's end.
+    Log(u32),
+    /// The journal superblock.
+    Superblock,
+}
+
+/// What is to be done. Operations of one list run in any order, and beside those of earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Write this.
+    Write {
+        /// Its name.
+        operation: OperationId,
+        /// Where to.
+        place: Place,
+        /// What.
+        bytes: Arc<[u8]>,
+    },
+    /// Make durable what has ended.
+    Flush {
+        /// Its name.
+        operation: OperationId,
+    },
+    /// A held write of the guest goes to storage now.
+    Go(WriteId),
+    /// Whoever waits hears: good, or that there is no durability.
+    Answer {
+        /// Who.
+        answer: AnswerId,
+        /// Whether it is good.
+        is_good: bool,
+    },
+    /// There is no durability any more, and why.
+    Failed(String),
+}
+
+/// What the machine has to know of the rest, while it is called.
+pub trait View {
+    /// Transactions up to `through` are durable, and these are the newest versions that they brought: from now on what is told of
+    /// free blocks is as of them, and the versions are not asked for any more. A call and no step, because what is decided next
+    /// depends on it.
+    fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]);
+
+    /// Whether the block bitmap, as of what is durable, calls this block free. False where that is not certain.
+    fn is_free(&mut self, block: u64) -> bool;
+
+    /// A committed version.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()>;
+
+    /// What is at a log block on storage.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn logged(&mut self, position: u32, into: &mut [u8]) -> io::Result<()>;
+
+    /// Seconds and nanoseconds for a commit block.
+    fn wall_clock(&self) -> (u64, u32);
+}
+
+/// Figures for reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// When the oldest transaction was committed that is not durable.
+    pub oldest: Option<Duration>,
+    /// Compounds that are durable.
+    pub compounds: u64,
+    /// Blocks that went into them.
+    pub compound_blocks: u64,
+    /// Appends that we wrote home.
+    pub append_blocks: u64,
+    /// Copies that we brought home to make room.
+    pub blocks_brought_home: u64,
+    /// Writes of the guest that had to wait.
+    pub writes_held: u64,
+    /// Discards of the guest that had to wait.
+    pub discards_held: u64,
+}
+
+/// Why a write waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// For what is being made durable.
+    Making,
+    /// For a compound that has not begun.
+    Open,
+    /// For the log to be empty.
+    Empty,
+    /// For one before it, or one of ours.
+    Before,
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    id: WriteId,
+    /// Blocks that it touches, and those that it covers whole.
+    touched: Range<u64>,
+    whole: Range<u64>,
+    kind: Kind,
+    /// The last transaction that was committed when it came: what it carries is no newer.
+    as_of: u32,
+}
+
+/// Of which version a write of the guest is the home write.
+#[derive(Clone, Copy, Debug)]
+enum Mark {
+    Live(u32),
+    Open(Version),
+}
+
+#[derive(Debug)]
+struct Flight {
+    asked: Asked,
+    marks: Vec<(u64, Mark)>,
+}
+
+/// Where we are. A phase is left when all its operations are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    /// The compound's descriptors and data, its appends, and a superblock that leaves out what is dropped.
+    Body,
+    BodyFlush,
+    Commit,
+    CommitFlush,
+    /// Copies of the log go home.
+    BringHome,
+    HomeFlush,
+    /// The superblock that leaves them out.
+    Tail,
+    TailFlush,
+    /// The first superblock of a log that was no truth before: only now.
+    Proof,
+    ProofFlush,
+    Failed,
+}
+
+#[derive(Debug)]
+enum Purpose {
+    Phase,
+    PhaseFlush(u64),
+    GuestFlush(u64, Vec<AnswerId>),
+}
+
+/// Who waits for a transaction to be durable, and where the guest's log begins then.
+#[derive(Debug)]
+struct Waiting {
+    through: u32,
+    answer: AnswerId,
+    tail: Option<u32>,
+}
+
+/// See the crate. One for each log.
+#[derive(Debug)]
+pub struct Durability {
+    format: Format,
+    /// As it goes to storage, but for start and sequence.
+    superblock: Vec<u8>,
+    within: Age,
+    live: Live,
+    /// The superblock on storage says where the log begins.
+    is_live: bool,
+    /// Storage is a truth: at home and in the log is all that is durable.
+    is_proven: bool,
+    open: Window,
+    making: Option<Making>,
+    /// Compounds that the superblock on its way leaves out.
+    dropping: usize,
+    /// Guest writes that the compound's body flush covers.
+    body_covers: u64,
+    bringing: Vec<(u64, u32)>,
+    bringing_blocks: BlockSet,
+    phase: Phase,
+    left: usize,
+    is_urgent: bool,
+    is_emptying: bool,
+    closing: Option<(Vec<u8>, AnswerId)>,
+    flights: BTreeMap<WriteId, Flight>,
+    held: VecDeque<Asked>,
+    waiting: Vec<Waiting>,
+    durable: u32,
+    guest_tail: u32,
+    /// Writes to storage that have ended, whoever's, and how many of them a flush has covered.
+    ended: u64,
+    flushed: u64,
+    /// When the guest first asked for a flush of what is not flushed.
+    flush_wanted: Option<Duration>,
+    flush_answers: Vec<AnswerId>,
+    is_flushing: bool,
+    purposes: BTreeMap<OperationId, Purpose>,
+    next_operation: u64,
+    last_clock: (u64, u32),
+    status: Status,
+}
+
+impl Durability {
+    /// A log that a guest has just opened on an empty journal: `superblock` is the guest's own, with the format, the number of its
+    /// first transaction, and a start that does not matter.
+    ///
+    /// # Errors
+    /// When the journal is not one that can be written here, with a sentence.
+    pub fn opened(superblock: &[u8], within: Age) -> Result<Self, String> {
+        let raw = superblock.get(..SUPERBLOCK_BYTES).ok_or("a journal superblock is cut off")?.to_vec();
+        let (said, format) = Superblock::parse(&raw).map_err(|error| error.to_string())?;
+        if format.fast_commit {
+            return Err("the journal may hold fast commits, which no compound can stand for".to_owned());
+        }
+        Ok(Durability {
+            format,
+            superblock: raw,
+            within,
+            live: Live::empty(format.first, said.sequence),
+            is_live: false,
+            is_proven: true,
+            open: Window::default(),
+            making: None,
+            dropping: 0,
+            body_covers: 0,
+            bringing: Vec::new(),
+            bringing_blocks: BlockSet::default(),
+            phase: Phase::Idle,
+            left: 0,
+            is_urgent: false,
+            is_emptying: false,
+            closing: None,
+            flights: BTreeMap::new(),
+            held: VecDeque::new(),
+            waiting: Vec::new(),
+            durable: said.sequence.wrapping_sub(1),
+            guest_tail: said.sequence,
+            ended: 0,
+            flushed: 0,
+            flush_wanted: None,
+            flush_answers: Vec::new(),
+            is_flushing: false,
+            purposes: BTreeMap::new(),
+            next_operation: 0,
+            last_clock: (0, 0),
+            status: Status::default(),
+        })
+    }
+
+    /// A log that was held without durability: `superblock` is the one on storage (its number is not in the place of the log yet),
+    /// `owed` all that is committed and not at home, by transaction, the oldest first, and `guest_tail` where the guest's
+    /// log begins. No write of the guest is under way. Storage is a truth when the first compound is durable; until then its superblock stays as it is.
+    ///
+    /// # Errors
+    /// As [`Durability::opened`].
+    pub fn engaged(
+        superblock: &[u8],
+        within: Age,
+        (owed, guest_tail): (&[Transaction], u32),
+        now: Duration,
+    ) -> Result<Self, String> {
+        let mut machine = Self::opened(superblock, within)?;
+        machine.is_proven = false;
+        machine.guest_tail = guest_tail;
+        machine.durable = guest_tail.wrapping_sub(1);
+        owed.iter().for_each(|transaction| machine.open.add(transaction, now, 0));
+        machine.is_urgent = true;
+        // Writes that nobody told of may be anywhere.
+        machine.ended = 1;
+        Ok(machine)
+    }
+
+    /// A transaction of the guest is committed. `answer` is told when the guest may know.
+    pub fn committed(
+        &mut self,
+        now: Duration,
+        transaction: &Transaction,
+        answer: AnswerId,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) {
+        if self.phase == Phase::Failed {
+            steps.push(Step::Answer { answer, is_good: false });
+            return;
+        }
+        self.open.add(transaction, now, self.ended);
+        if self.within.is_zero() || transaction.freed == Freed::Unknown {
+            self.waiting.push(Waiting { through: transaction.sequence, answer, tail: None });
+            self.is_urgent = true;
+        } else {
+            steps.push(Step::Answer { answer, is_good: true });
+        }
+        self.drive(now, view, steps);
+    }
+
+    /// The guest writes, discards or zeroes `touched` blocks, of which it covers `whole` ones wholly. True when that may go to
+    /// storage now; otherwise [`Step::Go`] says so later. Not for blocks of the log.
+    #[expect(clippy::too_many_arguments, reason = "a request has so many parts")]
+    pub fn write_begins(
+        &mut self,
+        now: Duration,
+        id: WriteId,
+        kind: Kind,
+        touched: Range<u64>,
+        whole: Range<u64>,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) -> bool {
+        let as_of = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
+        let as_of = as_of.map_or(self.durable, |(_, last, _)| last);
+        let asked = Asked { id, touched, whole, kind, as_of };
+        if let Some(wait) = self.wait_of(&asked, self.held.len(), view) {
+            self.wish(wait);
+            *(if kind == Kind::Discard { &mut self.status.discards_held } else { &mut self.status.writes_held }) += 1;
+            self.held.push_back(asked);
+            self.drive(now, view, steps);
+            return false;
+        }
+        self.depart(asked);
+        true
+    }
+
+    /// It has ended.
+    pub fn write_ended(
+        &mut self,
+        now: Duration,
+        id: WriteId,
+        is_good: bool,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) {
+        self.ended += 1;
+        let Some(flight) = self.flights.remove(&id) else { return };
+        for (block, mark) in flight.marks {
+            match mark {
+                Mark::Live(compound) if is_good => self.live.written(block, compound, self.ended),
+                Mark::Open(version) if is_good => {
+                    if let Some(held) = self.open.blocks.get_mut(&block)
+                        && held.version == version
+                    {
+                        held.home = Some(self.ended);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.drive(now, view, steps);
+    }
+
+    /// The guest asks for a flush, or has no write cache and a write of its has ended.
+    pub fn flush_asked(&mut self, now: Duration, answer: AnswerId, view: &mut dyn View, steps: &mut Vec<Step>) {
+        if self.flushed == self.ended || !(self.within.is_zero() || self.phase == Phase::Failed) {
+            if self.flushed != self.ended {
+                self.flush_wanted.get_or_insert(now);
+            }
+            steps.push(Step::Answer { answer, is_good: true });
+        } else {
+            self.flush_answers.push(answer);
+        }
+        self.drive(now, view, steps);
+    }
+
+    /// Somebody waits until all that is committed and written is durable.
+    pub fn flush_now(&mut self, now: Duration, answer: AnswerId, view: &mut dyn View, steps: &mut Vec<Step>) {
+        let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
+        match last {
+            _ if self.phase == Phase::Failed => steps.push(Step::Answer { answer, is_good: false }),
+            Some((_, through, _)) => {
+                self.is_urgent |= !self.open.is_empty();
+                self.waiting.push(Waiting { through, answer, tail: None });
+            }
+            None => self.flush_answers.push(answer),
+        }
+        self.drive(now, view, steps);
+    }
+
+    /// The guest moves its log's tail: it begins with transaction `tail` from the answer on.
+    pub fn tail_moves(
+        &mut self,
+        now: Duration,
+        tail: u32,
+        answer: AnswerId,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) {
+        let through = tail.wrapping_sub(1);
+        if self.phase == Phase::Failed || !sequence::is_after(through, self.durable) {
+            self.guest_tail = sequence::latest(self.guest_tail, tail);
+            steps.push(Step::Answer { answer, is_good: true });
+            return;
+        }
+        // What the guest forgets must be durable: a version that its log gives up is nowhere else.
+        self.waiting.push(Waiting { through, answer, tail: Some(tail) });
+        self.is_urgent |= !self.open.is_empty();
+        self.drive(now, view, steps);
+    }
+
+    /// The guest closes its log with this superblock: answered when storage needs no log and says so.
+    pub fn closes(
+        &mut self,
+        now: Duration,
+        superblock: &[u8],
+        answer: AnswerId,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) {
+        if self.phase == Phase::Failed {
+            steps.push(Step::Answer { answer, is_good: false });
+            return;
+        }
+        self.closing = Some((superblock.to_vec(), answer));
+        self.drive(now, view, steps);
+    }
+
+    /// Another age from now on.
+    pub fn set_within(&mut self, now: Duration, within: Age, view: &mut dyn View, steps: &mut Vec<Step>) {
+        self.within = within;
+        self.is_urgent |= within.is_zero() && !self.open.is_empty();
+        self.drive(now, view, steps);
+    }
+
+    /// Time has passed.
+    pub fn timer(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
+        self.drive(now, view, steps);
+    }
+
+    /// When [`Durability::timer`] is to be called at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        let oldest = self.open.span.filter(|_| self.phase == Phase::Idle).map(|(_, _, since)| since);
+        let flush = self.flush_wanted.filter(|_| !self.is_flushing);
+        [oldest, flush].into_iter().flatten().min().map(|since| since + self.within)
+    }
+
+    /// An operation of ours is done.
+    pub fn operation_done(
+        &mut self,
+        now: Duration,
+        operation: OperationId,
+        is_good: bool,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) {
+        let Some(purpose) = self.purposes.remove(&operation) else { return };
+        if let Purpose::GuestFlush(covered, answers) = purpose {
+            self.is_flushing = false;
+            for answer in answers {
+                steps.push(Step::Answer { answer, is_good });
+            }
+            if is_good {
+                self.flush_covered(covered);
+            } else {
+                self.fail("a flush of the disk failed", steps);
+            }
+        } else if !is_good {
+            self.fail("storage failed under a compound transaction", steps);
+        } else if self.phase != Phase::Failed {
+            match purpose {
+                Purpose::PhaseFlush(covered) => {
+                    self.flush_covered(covered);
+                    self.body_covers = covered;
+                }
+                _ => self.ended += 1,
+            }
+            self.left -= 1;
+            if self.left == 0 {
+                self.phase_done(view, steps);
+            }
+        }
+        self.drive(now, view, steps);
+    }
+
+    /// Gives durability up: nothing is held back any more.
+    pub fn give_up(&mut self, steps: &mut Vec<Step>) {
+        self.phase = Phase::Failed;
+        self.let_go(steps);
+    }
+
+    /// Figures.
+    pub fn status(&self) -> Status {
+        let making = self.making.as_ref().and_then(|making| making.window.span);
+        Status { oldest: making.or(self.open.span).map(|(_, _, since)| since), ..self.status }
+    }
+
+    /// The last transaction of what is being made durable, if something is.
+    pub fn under_way(&self) -> Option<u32> {
+        self.making.as_ref().and_then(|making| making.window.span).map(|(_, last, _)| last)
+    }
+
+    /// The last transaction that is durable.
+    pub fn durable(&self) -> u32 {
+        self.durable
+    }
+
+    // Waiting.
+
+    /// Why a write has to wait; `before` held ones came before it.
+    fn wait_of(&self, asked: &Asked, before: usize, view: &mut dyn View) -> Option<Wait> {
+        let Asked { touched, whole, kind, .. } = asked;
+        if self.phase == Phase::Failed {
+            return None;
+        }
+        let overlaps = |other: &Asked| other.touched.start < touched.end && touched.start < other.touched.end;
+        if self.bringing_blocks.touches(touched) || self.held.iter().take(before).any(overlaps) {
+            return Some(Wait::Before);
+        }
+        // What is about to be only at home must not be torn there.
+        let is_dropping = |compound: u32| compound.wrapping_sub(self.live.tail.1) < self.dropping as u32;
+        if self.dropping > 0 && self.live.within(touched.clone()).any(|(_, copy)| is_dropping(copy.compound)) {
+            return Some(Wait::Before);
+        }
+        // Rules (a) and (b), for what is being made durable and for what is not yet.
+        if let Some(Making { window, .. }) = &self.making
+            && (window.holds(touched) || window.frees(touched))
+        {
+            return Some(Wait::Making);
+        }
+        if self.open.frees(touched) {
+            return Some(Wait::Open);
+        }
+        for block in self.open.blocks.range(touched.clone()).map(|(block, _)| *block) {
+            // What no durable transaction knows of may be written: nobody would find it.
+            let is_append = *kind == Kind::Write
+                && whole.contains(&block)
+                && self.is_proven
+                && self.live.get(block).is_none()
+                && view.is_free(block);
+            if !is_append {
+                return Some(Wait::Open);
+            }
+        }
+        if *kind != Kind::Discard {
+            // Rule (e), and a part of a block of which the rest is only in the log.
+            let is_lost =
+                |(block, transaction)| sequence::is_after(self.guest_tail, transaction) || !whole.contains(&block);
+            if self.live.within(touched.clone()).any(|(block, copy)| is_lost((block, copy.transaction))) {
+                return Some(Wait::Empty);
+            }
+        }
+        None
+    }
+
+    fn wish(&mut self, wait: Wait) {
+        match wait {
+            Wait::Open => self.is_urgent = true,
+            Wait::Empty => self.is_emptying = true,
+            Wait::Making | Wait::Before => {}
+        }
+    }
+
+    /// A write goes to storage.
+    fn depart(&mut self, asked: Asked) {
+        let mut marks = Vec::new();
+        if self.phase != Phase::Failed {
+            // One that had to wait may carry less than what is durable now: then the newest version is in the log only.
+            let is_newest = |transaction: u32| !sequence::is_after(transaction, asked.as_of);
+            let live = self.live.depart(asked.whole.clone()).filter(|(_, copy)| is_newest(copy.transaction));
+            marks.extend(live.map(|(block, copy)| (block, Mark::Live(copy.compound))));
+            let open = self.open.blocks.range(asked.whole.clone()).filter(|(_, held)| is_newest(held.sequence));
+            marks.extend(open.map(|(block, held)| (*block, Mark::Open(held.version))));
+        }
+        self.flights.insert(asked.id, Flight { asked, marks });
+    }
+
+    /// Lets go of what need not wait any more.
+    fn release(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+        let mut index = 0;
+        while let Some(asked) = self.held.get(index) {
+            match self.wait_of(asked, index, view) {
+                Some(wait) => {
+                    self.wish(wait);
+                    index += 1;
+                }
+                None => {
+                    if let Some(asked) = self.held.remove(index) {
+                        steps.push(Step::Go(asked.id));
+                        self.depart(asked);
+                    }
+                }
+            }
+        }
+    }
+
+    fn let_go(&mut self, steps: &mut Vec<Step>) {
+        for asked in std::mem::take(&mut self.held) {
+            steps.push(Step::Go(asked.id));
+            self.depart(asked);
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            // A tail that moves claims nothing that is on storage: there is the error mark.
+            steps.push(Step::Answer { answer: waiting.answer, is_good: waiting.tail.is_some() });
+        }
+        for answer in std::mem::take(&mut self.flush_answers) {
+            steps.push(Step::Answer { answer, is_good: false });
+        }
+        if let Some((_, answer)) = self.closing.take() {
+            steps.push(Step::Answer { answer, is_good: false });
+        }
+        self.making = None;
+        self.open = Window::default();
+        self.flush_wanted = None;
+    }
+
+    fn fail(&mut self, why: &str, steps: &mut Vec<Step>) {
+        if self.phase != Phase::Failed {
+            self.phase = Phase::Failed;
+            steps.push(Step::Failed(why.to_owned()));
+        }
+        self.let_go(steps);
+    }
+
+    // Doing.
+
+    fn write(&mut self, place: Place, bytes: Arc<[u8]>, steps: &mut Vec<Step>) {
+        let operation = self.operation(Purpose::Phase);
+        self.left += 1;
+        steps.push(Step::Write { operation, place, bytes });
+    }
+
+    fn flush(&mut self, steps: &mut Vec<Step>) {
+        let operation = self.operation(Purpose::PhaseFlush(self.ended));
+        self.left += 1;
+        steps.push(Step::Flush { operation });
+    }
+
+    fn operation(&mut self, purpose: Purpose) -> OperationId {
+        let operation = OperationId(self.next_operation);
+        self.next_operation += 1;
+        self.purposes.insert(operation, purpose);
+        operation
+    }
+
+    fn flush_covered(&mut self, covered: u64) {
+        self.flushed = self.flushed.max(covered);
+        self.live.flushed(covered);
+        if self.flushed == self.ended {
+            self.flush_wanted = None;
+        }
+    }
+
+    fn write_superblock(&mut self, (start, sequence): (u32, u32), steps: &mut Vec<Step>) {
+        let mut raw = self.superblock.clone();
+        match SuperblockEdit::new(&mut raw) {
+            Ok(mut edit) => edit.start(start).sequence(sequence).seal(),
+            Err(error) => return self.fail(&error.to_string(), steps),
+        }
+        self.write(Place::Superblock, Arc::from(raw), steps);
+    }
+
+    /// Does what is to be done, as far as nothing is under way.
+    fn drive(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
+        self.release(view, steps);
+        if self.phase == Phase::Idle {
+            let is_due = self.open.span.is_some_and(|(_, _, since)| {
+                self.is_urgent || self.closing.is_some() || now >= since + self.within || self.is_pressed()
+            });
+            if is_due {
+                self.begin_compound(view, steps);
+            } else if self.is_emptying || self.closing.is_some() {
+                self.bring_home(view, steps);
+            }
+        }
+        let is_flush_due = self.flush_wanted.is_some_and(|since| now >= since + self.within);
+        if !self.is_flushing && (is_flush_due || !self.flush_answers.is_empty()) {
+            self.is_flushing = true;
+            if is_flush_due {
+                self.flush_wanted = None;
+            }
+            let answers = std::mem::take(&mut self.flush_answers);
+            let operation = self.operation(Purpose::GuestFlush(self.ended, answers));
+            steps.push(Step::Flush { operation });
+        }
+    }
+
+    fn is_pressed(&self) -> bool {
+        self.open.blocks.len() as u64 > u64::from(self.format.log_blocks()) / PRESSURE
+    }
+
+    /// Blocks that a write of the guest is on its way to.
+    fn in_flight(&self) -> BlockSet {
+        let mut busy = BlockSet::default();
+        self.flights.values().for_each(|flight| busy.insert(flight.asked.touched.clone()));
+        busy
+    }
+
+    fn begin_compound(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+        // What is held would land on an append, and may be older.
+        let mut busy = self.in_flight();
+        self.held.iter().for_each(|asked| busy.insert(asked.touched.clone()));
+        let is_busy = |block: u64| busy.touches(&(block..block + 1));
+        let mut sorted = Sorted::new(&self.open, &self.live, &is_busy, view);
+        if !self.is_proven {
+            // No bitmap is a truth yet.
+            sorted.tags.extend(sorted.appends.drain(..).map(|(block, version)| (block, version, self.durable)));
+            sorted.tags.sort_unstable();
+        }
+        if sorted.length(&self.format) > u64::from(self.live.room(&self.format)) {
+            if self.live.is_empty() {
+                self.fail("what was committed does not fit into the journal's own place", steps);
+            } else {
+                self.bring_home(view, steps);
+            }
+            return;
+        }
+        self.is_urgent = false;
+        let window = std::mem::take(&mut self.open);
+        let clocked = Clocked { view, at_least: self.last_clock };
+        self.last_clock = clocked.wall_clock();
+        let mut clocked = clocked;
+        let Made { making, body, appends } = match Making::begin(&self.format, &self.live, window, sorted, &mut clocked)
+        {
+            Ok(made) => made,
+            Err(why) => return self.fail(&why, steps),
+        };
+        self.phase = Phase::Body;
+        self.status.compound_blocks += making.sorted.tags.len() as u64;
+        self.status.append_blocks += making.sorted.appends.len() as u64;
+        self.making = Some(making);
+        for (block, run) in appends {
+            self.write(Place::Home(block), run, steps);
+        }
+        for (position, run) in body {
+            self.write(Place::Log(position), run, steps);
+        }
+        // Rule (d): what is dropped is durable at home since an earlier flush; where it was is used after the body's flush only.
+        self.dropping = self.live.droppable();
+        let is_worth_it = self.live.length_of(self.dropping) > self.format.log_blocks() / 8;
+        if !is_worth_it {
+            self.dropping = 0;
+        }
+        if self.is_proven && (!self.is_live || self.dropping > 0) {
+            self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps);
+        }
+    }
+
+    /// Copies in the log go home, as far as the guest has not written them since.
+    fn bring_home(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+        let busy = self.in_flight();
+        let block_bytes = self.format.block_size as usize;
+        let owed: Vec<(u64, u32, u32, bool)> = self
+            .live
+            .within(0..u64::MAX)
+            .filter(|(block, copy)| copy.home == Home::Owed && !busy.touches(&(*block..*block + 1)))
+            .map(|(block, copy)| (block, copy.compound, copy.position, copy.escaped))
+            .collect();
+        for (block, compound, position, escaped) in owed {
+            let mut content = vec![0; block_bytes];
+            if let Err(error) = view.logged(position, &mut content) {
+                return self.fail(&format!("log block {position} cannot be read: {error}"), steps);
+            }
+            if escaped {
+                content[..4].copy_from_slice(&MAGIC.to_be_bytes());
+            }
+            self.bringing.push((block, compound));
+            self.bringing_blocks.insert(block..block + 1);
+            self.write(Place::Home(block), Arc::from(content), steps);
+        }
+        self.status.blocks_brought_home += self.bringing.len() as u64;
+        if self.left > 0 {
+            self.phase = Phase::BringHome;
+        } else if self.live.within(0..u64::MAX).all(|(_, copy)| copy.home != Home::Owed) {
+            self.phase = Phase::HomeFlush;
+            self.flush(steps);
+        }
+        // Otherwise writes of the guest are on their way to the rest, and it goes on when they have ended.
+    }
+
+    /// All operations of a phase are done.
+    fn phase_done(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+        match self.phase {
+            Phase::Body => {
+                self.phase = Phase::BodyFlush;
+                self.flush(steps);
+            }
+            Phase::BodyFlush => {
+                if self.is_proven {
+                    self.is_live = true;
+                    self.live.drop_compounds(&self.format, std::mem::take(&mut self.dropping));
+                }
+                self.write_commit(steps);
+            }
+            Phase::Commit => {
+                self.phase = Phase::CommitFlush;
+                self.flush(steps);
+            }
+            Phase::CommitFlush if self.is_proven => self.compound_done(view, steps),
+            Phase::CommitFlush => {
+                self.phase = Phase::Proof;
+                self.write_superblock(self.live.tail, steps);
+            }
+            Phase::Proof => {
+                self.phase = Phase::ProofFlush;
+                self.flush(steps);
+            }
+            Phase::ProofFlush => {
+                (self.is_proven, self.is_live) = (true, true);
+                self.compound_done(view, steps);
+            }
+            Phase::BringHome => {
+                for (block, compound) in std::mem::take(&mut self.bringing) {
+                    self.live.written(block, compound, self.ended);
+                }
+                self.bringing_blocks = BlockSet::default();
+                self.phase = Phase::HomeFlush;
+                self.flush(steps);
+            }
+            Phase::HomeFlush => self.move_tail(steps),
+            Phase::Tail => {
+                self.phase = Phase::TailFlush;
+                self.flush(steps);
+            }
+            Phase::TailFlush => {
+                self.live.drop_compounds(&self.format, std::mem::take(&mut self.dropping));
+                self.is_live = true;
+                self.phase = Phase::Idle;
+                self.is_emptying &= !self.live.is_empty();
+                if let Some((_, answer)) = self.closing.take_if(|_| self.live.is_empty() && self.open.is_empty()) {
+                    self.is_live = false;
+                    steps.push(Step::Answer { answer, is_good: true });
+                }
+            }
+            Phase::Idle | Phase::Failed => {}
+        }
+    }
+
+    /// The body is durable: the commit block makes it count.
+    fn write_commit(&mut self, steps: &mut Vec<Step>) {
+        let Some(making) = &self.making else { return };
+        assert!(self.body_covers >= making.window.ended, "rule (c): ordered data is not flushed");
+        let (at, commit) = (making.commit_at, Arc::clone(&making.commit));
+        self.phase = Phase::Commit;
+        self.write(Place::Log(at), commit, steps);
+    }
+
+    /// A compound is durable.
+    fn compound_done(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+        self.phase = Phase::Idle;
+        let Some(making) = self.making.take() else { return };
+        let Making { window, sorted, tags, length, .. } = making;
+        self.live.add(&self.format, length, &tags, &sorted.revokes);
+        self.status.compounds += 1;
+        let Some((_, through, _)) = window.span else { return };
+        self.durable = through;
+        let mut blocks: Vec<(u64, Version)> =
+            sorted.tags.iter().map(|(block, version, _)| (*block, *version)).collect();
+        blocks.extend(sorted.appends);
+        blocks.extend(sorted.at_home);
+        view.made_durable(through, &blocks);
+        let mut still = Vec::new();
+        for waiting in std::mem::take(&mut self.waiting) {
+            if sequence::is_after(waiting.through, through) {
+                self.is_urgent = true;
+                still.push(waiting);
+                continue;
+            }
+            if let Some(tail) = waiting.tail {
+                self.guest_tail = sequence::latest(self.guest_tail, tail);
+            }
+            steps.push(Step::Answer { answer: waiting.answer, is_good: true });
+        }
+        self.waiting = still;
+        self.is_urgent &= !self.open.is_empty();
+    }
+
+    /// What is home is durable: the log begins behind it.
+    fn move_tail(&mut self, steps: &mut Vec<Step>) {
+        self.dropping = self.live.droppable();
+        let is_all = self.dropping == self.live.compounds();
+        if self.dropping == 0 && !is_all {
+            // The guest has begun to write the rest: it goes on when that has ended.
+            self.phase = Phase::Idle;
+            return;
+        }
+        self.phase = Phase::Tail;
+        match &self.closing {
+            Some((superblock, _)) if is_all && self.open.is_empty() => {
+                let next = self.live.head.1;
+                let mut raw = superblock.clone();
+                let number = Superblock::decode(&raw).map_or(next, |said| sequence::latest(said.sequence, next));
+                match SuperblockEdit::new(&mut raw) {
+                    Ok(mut edit) => edit.start(0).sequence(number).seal(),
+                    Err(error) => return self.fail(&error.to_string(), steps),
+                }
+                self.write(Place::Superblock, Arc::from(raw), steps);
+            }
+            _ => self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps),
+        }
+    }
+}
+
+/// Commit blocks are never older than those before them.
+struct Clocked<'a> {
+    view: &'a mut dyn View,
+    at_least: (u64, u32),
+}
+
+impl View for Clocked<'_> {
+    fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]) {
+        self.view.made_durable(through, blocks);
+    }
+
+    fn is_free(&mut self, block: u64) -> bool {
+        self.view.is_free(block)
+    }
+
+    fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
+        self.view.content(version, into)
+    }
+
+    fn logged(&mut self, position: u32, into: &mut [u8]) -> io::Result<()> {
+        self.view.logged(position, into)
+    }
+
+    fn wall_clock(&self) -> (u64, u32) {
+        self.view.wall_clock().max(self.at_least)
+    }
+}

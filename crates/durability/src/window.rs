@@ -1,0 +1,94 @@
+//! Transactions that are committed and not durable.
+
+use crate::blocks::BlockSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+
+/// Names a committed content; whoever runs the machine knows where it is, and keeps it until [`crate::View::made_durable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version(pub u64);
+
+/// What a transaction freed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// These blocks, as the bitmaps tell: bits that were set before it and are not after it. More than were freed do no harm.
+    Blocks(Vec<Range<u64>>),
+    /// It cannot be told: the guest is not told of this commit before it is durable.
+    Unknown,
+}
+
+/// A committed transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// Its number in the guest's log.
+    pub sequence: u32,
+    /// Home blocks and their contents; the last one of a block counts.
+    pub blocks: Vec<(u64, Version)>,
+    /// Blocks whose older copies must not be replayed. A revoke wins over a tag beside it, as in jbd2.
+    pub revokes: Vec<u64>,
+    /// Blocks that it freed.
+    pub freed: Freed,
+}
+
+/// A version that is not durable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub version: Version,
+    pub sequence: u32,
+    /// The guest has written this very version home, with so many writes ended by then.
+    pub home: Option<u64>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Window {
+    pub blocks: BTreeMap<u64, Held>,
+    /// Revoked and not journaled again.
+    pub revoked: BTreeSet<u64>,
+    /// Freed, at some time within it.
+    pub freed: BlockSet,
+    /// The first and the last transaction, and when the first was committed.
+    pub span: Option<(u32, u32, Duration)>,
+    /// Guest writes that had ended when the last one was committed: its ordered data is among them.
+    pub ended: u64,
+}
+
+impl Window {
+    /// One more transaction.
+    pub fn add(&mut self, transaction: &Transaction, now: Duration, ended: u64) {
+        let sequence = transaction.sequence;
+        for (block, version) in &transaction.blocks {
+            self.revoked.remove(block);
+            self.blocks.insert(*block, Held { version: *version, sequence, home: None });
+        }
+        for block in &transaction.revokes {
+            self.blocks.remove(block);
+            self.revoked.insert(*block);
+        }
+        match &transaction.freed {
+            Freed::Blocks(ranges) => ranges.iter().for_each(|range| self.freed.insert(range.clone())),
+            Freed::Unknown => self.freed.insert(0..u64::MAX),
+        }
+        self.span = match self.span {
+            Some((first, _, since)) => Some((first, sequence, since)),
+            None => Some((sequence, sequence, now)),
+        };
+        self.ended = ended;
+    }
+
+    /// Whether there is no transaction.
+    pub fn is_empty(&self) -> bool {
+        self.span.is_none()
+    }
+
+    /// Rule (b): whether a block of the range was freed or revoked.
+    pub fn frees(&self, range: &Range<u64>) -> bool {
+        self.freed.touches(range) || self.revoked.range(range.clone()).next().is_some()
+    }
+
+    /// Rule (a): whether a block of the range has a version here.
+    pub fn holds(&self, range: &Range<u64>) -> bool {
+        self.blocks.range(range.clone()).next().is_some()
+    }
+}

@@ -1,0 +1,53 @@
+//! The machine under random guests that keep jbd2's rules, over a disk whose cache loses any part of what no flush covers, torn
+//! at 512 bytes. After every step some power cuts are looked at: the journal's own place is replayed, and what is there then
+//! must be one state of the guest, not older than was promised, with the data that belongs to it.
+
+mod disk;
+mod guest;
+mod judge;
+mod world;
+
+use world::{Setting, World};
+
+/// Power cuts for each step, over seeds.
+fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
+    let (mut cuts, mut durable, rounds) = (0, 0, seeds.end - seeds.start);
+    for seed in seeds {
+        let setting = Setting::of_seed(seed);
+        let mut world = World::new(seed, setting);
+        for step in 0..steps {
+            if let Err(problem) = world.step() {
+                panic!("seed {seed}, step {step}, {setting:?}: {problem}");
+            }
+        }
+        cuts += world.cuts;
+        durable += world.durable_transactions();
+    }
+    assert!(durable > 10 * rounds, "{durable} compounds in {rounds} rounds are too few to be a test");
+    cuts
+}
+
+/// `AMBERLOG_SEED` and `AMBERLOG_ROUNDS` choose others, and more.
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn a_power_cut_leaves_a_state_of_the_guest() {
+    let first = number("AMBERLOG_SEED", 1);
+    let cuts = explore(first..first + number("AMBERLOG_ROUNDS", 120), 900);
+    println!("{cuts} power cuts");
+}
+
+#[test]
+fn with_no_age_nothing_acknowledged_is_lost() {
+    for seed in 5000..5000 + number("AMBERLOG_ROUNDS", 40) {
+        let setting = Setting { within: 0, ..Setting::of_seed(seed) };
+        let mut world = World::new(seed, setting);
+        for step in 0..700 {
+            if let Err(problem) = world.step() {
+                panic!("seed {seed}, step {step}, {setting:?}: {problem}");
+            }
+        }
+    }
+}

@@ -1,0 +1,831 @@
+//! Guest, machine and disk together, one random step after the other.
+
+use crate::disk::{Disk, SECTOR};
+use crate::guest::{
+    BITMAP, BLOCK, COUNTER, Committed, DATA, DATA_BLOCKS, DIRECT, HOME_BLOCKS, Running, State, TABLE, Use, is_set,
+    pattern,
+};
+use crate::judge::{self, JOURNAL};
+use durability::{AnswerId, Durability, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WriteId};
+use guest_tools::random::Random;
+use jbd2::build::SuperblockBuilder;
+use jbd2::{Checksum, Compound, Features, Format, Superblock};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An operation of the disk ends after so many steps at the latest.
+const LATENCY_MAX: u64 = 6;
+/// What is older than its age and this is durable: what is being written out when its time comes, and its own writing out.
+const WRITE_OUT: u64 = 30 * LATENCY_MAX;
+const FIRST: u32 = 7;
+
+/// What a run is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub checksum: Checksum,
+    pub wide: bool,
+    pub log_blocks: u32,
+    /// In steps.
+    pub within: u64,
+    /// Data is written in place, and metadata that is freed is revoked; without, everything is journaled.
+    pub in_place: bool,
+    pub tells_frees: bool,
+    /// Begins without durability.
+    pub engages: bool,
+    /// How often it is asked for what, in percent.
+    pub checkpoints: u64,
+    /// It only journals: nothing but age makes it durable.
+    pub is_quiet: bool,
+    pub tails: u64,
+}
+
+impl Setting {
+    pub fn of_seed(seed: u64) -> Self {
+        let mut random = Random::of(seed, 9);
+        let drawn = Setting {
+            checksum: [Checksum::None, Checksum::V1, Checksum::V2, Checksum::V3][random.below(4) as usize],
+            wide: random.below(2) == 0,
+            log_blocks: [40, 64, 130, 400][random.below(4) as usize],
+            within: [0, 10, 60, 200][random.below(4) as usize],
+            in_place: random.below(3) != 0,
+            tells_frees: random.below(6) != 0,
+            engages: random.below(4) == 0,
+            checkpoints: [0, 5, 20, 50][random.below(4) as usize],
+            tails: [0, 2, 10, 30][random.below(4) as usize],
+            is_quiet: random.below(10) == 0,
+        };
+        let quiet = Setting { in_place: false, engages: false, checkpoints: 0, tails: 0, log_blocks: 400, ..drawn };
+        if drawn.is_quiet { quiet } else { drawn }
+    }
+}
+
+/// A write of the guest.
+#[derive(Clone, Debug)]
+struct GuestWrite {
+    blocks: Range<u64>,
+    kind: Kind,
+    bytes: Option<Arc<[u8]>>,
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    /// The home write of a block as of a transaction.
+    Home(u64, u32),
+    InPlace(u64, u32),
+    /// Past the journal, and whether the guest's log has no older copy.
+    Direct(u32, bool),
+    Discard,
+}
+
+#[derive(Clone, Debug)]
+enum Asked {
+    Commit,
+    Tail(u32),
+    Flush,
+    Now(u32),
+    Close,
+}
+
+#[derive(Clone, Debug)]
+enum OnDisk {
+    Machine(OperationId),
+    Guest(WriteId),
+}
+
+struct Shown<'a> {
+    bitmap: &'a mut Vec<u8>,
+    versions: &'a mut HashMap<Version, Vec<u8>>,
+    through: Option<u32>,
+    disk: &'a Disk,
+    now: u64,
+}
+
+impl View for Shown<'_> {
+    fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]) {
+        self.through = Some(through);
+        for (block, version) in blocks {
+            let content = self.versions.remove(version).expect("a version that is held and not durable");
+            if *block == BITMAP {
+                *self.bitmap = content;
+            }
+        }
+    }
+
+    fn is_free(&mut self, block: u64) -> bool {
+        (DATA..HOME_BLOCKS).contains(&block) && !is_set(self.bitmap, block)
+    }
+
+    fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(self.versions.get(&version).expect("a version that is held and not durable"));
+        Ok(())
+    }
+
+    fn logged(&mut self, position: u32, into: &mut [u8]) -> io::Result<()> {
+        self.disk.read(JOURNAL + position as usize * BLOCK, into);
+        Ok(())
+    }
+
+    fn wall_clock(&self) -> (u64, u32) {
+        (self.now / 50, self.now as u32)
+    }
+}
+
+pub struct World {
+    setting: Setting,
+    random: Random,
+    now: u64,
+    disk: Disk,
+    machine: Option<Durability>,
+    format: Format,
+    // What runs the machine.
+    versions: HashMap<Version, Vec<u8>>,
+    next_version: u64,
+    /// Of each transaction: what the guest's log no longer has when its tail has passed it.
+    versions_of: BTreeMap<u32, Vec<Version>>,
+    /// The journal superblock as it was.
+    superblock: Vec<u8>,
+    durable_bitmap: Vec<u8>,
+    /// The disk's operations, and when each ends at the latest.
+    on_disk: BTreeMap<u64, (OnDisk, u64)>,
+    asked: HashMap<AnswerId, Asked>,
+    next_id: u64,
+    is_judged: bool,
+    durables: u64,
+    // The guest.
+    state: State,
+    running: Running,
+    committing: Option<Committed>,
+    committed: BTreeMap<u32, Committed>,
+    states: BTreeMap<u32, State>,
+    next_sequence: u32,
+    tail: u32,
+    is_moving_tail: bool,
+    is_closing: bool,
+    stamps: u32,
+    /// Of blocks written in place: the last stamp that has ended.
+    ended_stamps: HashMap<u64, u32>,
+    writes: BTreeMap<WriteId, GuestWrite>,
+    /// What the guest has in memory of the block that is also written directly.
+    direct_now: u32,
+    direct_journaled: u32,
+    direct_ended: Vec<(u64, u32)>,
+    direct_floor: u32,
+    directs: BTreeSet<u32>,
+    /// The last transaction that must not be lost.
+    floor: u32,
+    pub cuts: u64,
+}
+
+impl World {
+    pub fn new(seed: u64, setting: Setting) -> Self {
+        let features = Features {
+            compat: 0,
+            incompat: Features::REVOKE | if setting.wide { Features::WIDE } else { 0 },
+            ro_compat: 0,
+        };
+        let superblock = SuperblockBuilder {
+            block_size: BLOCK as u32,
+            maxlen: setting.log_blocks,
+            sequence: FIRST,
+            features,
+            ..SuperblockBuilder::default()
+        }
+        .checksum(setting.checksum)
+        .build();
+        let (_, format) = Superblock::parse(&superblock).unwrap();
+        let mut disk = Disk::new(JOURNAL + setting.log_blocks as usize * BLOCK);
+        let state = State::new();
+        for block in [COUNTER, BITMAP, TABLE, DIRECT] {
+            let at = block as usize * BLOCK;
+            disk.durable[at..at + BLOCK].copy_from_slice(&state.content(block, FIRST - 1));
+        }
+        disk.durable[JOURNAL..JOURNAL + superblock.len().min(BLOCK)].copy_from_slice(&superblock[..BLOCK]);
+        let states = BTreeMap::from([(FIRST - 1, state.clone())]);
+        let durable_bitmap = state.bitmap();
+        World {
+            setting,
+            random: Random::of(seed, 1),
+            now: 0,
+            disk,
+            machine: None,
+            format,
+            versions: HashMap::new(),
+            next_version: 0,
+            versions_of: BTreeMap::new(),
+            superblock: superblock[..BLOCK].to_vec(),
+            durable_bitmap,
+            on_disk: BTreeMap::new(),
+            asked: HashMap::new(),
+            next_id: 0,
+            is_judged: !setting.engages,
+            durables: 0,
+            state,
+            running: Running::default(),
+            committing: None,
+            committed: BTreeMap::new(),
+            states,
+            next_sequence: FIRST,
+            tail: FIRST,
+            is_moving_tail: false,
+            is_closing: false,
+            stamps: 0,
+            ended_stamps: HashMap::new(),
+            writes: BTreeMap::new(),
+            direct_now: 0,
+            direct_journaled: FIRST - 1,
+            direct_ended: Vec::new(),
+            direct_floor: 0,
+            directs: BTreeSet::new(),
+            floor: FIRST - 1,
+            cuts: 0,
+        }
+    }
+
+    pub fn durable_transactions(&self) -> u64 {
+        self.durables
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.now)
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// Calls the machine and carries its steps out.
+    fn with_machine<T>(
+        &mut self,
+        call: impl FnOnce(&mut Durability, Duration, &mut dyn View, &mut Vec<Step>) -> T,
+    ) -> Result<T, String> {
+        let mut steps = Vec::new();
+        let mut machine = self.machine.take().expect("a log is open");
+        let mut view = Shown {
+            bitmap: &mut self.durable_bitmap,
+            versions: &mut self.versions,
+            through: None,
+            disk: &self.disk,
+            now: self.now,
+        };
+        let result = call(&mut machine, Duration::from_millis(self.now), &mut view, &mut steps);
+        if let Some(through) = view.through {
+            self.durables += 1;
+            self.is_judged = true;
+            self.floor = self.floor.max(through);
+        }
+        self.machine = Some(machine);
+        for step in steps {
+            self.carry_out(step)?;
+        }
+        Ok(result)
+    }
+
+    fn carry_out(&mut self, step: Step) -> Result<(), String> {
+        match step {
+            Step::Write { operation, place, bytes } => {
+                let offset = match place {
+                    Place::Home(block) => block as usize * BLOCK,
+                    Place::Log(position) => JOURNAL + position as usize * BLOCK,
+                    Place::Superblock => JOURNAL,
+                };
+                if let Place::Log(position) = place {
+                    let end = position + (bytes.len() / BLOCK) as u32;
+                    assert!(position >= self.format.first && end <= self.format.last, "a write past the log");
+                }
+                let number = self.disk.write(offset, bytes);
+                self.send(number, OnDisk::Machine(operation));
+            }
+            Step::Flush { operation } => {
+                let number = self.disk.flush();
+                self.send(number, OnDisk::Machine(operation));
+            }
+            Step::Go(id) => self.go(id),
+            Step::Answer { answer, is_good } => self.answered(answer, is_good)?,
+            Step::Failed(why) => return Err(format!("the machine gave up: {why}")),
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, number: u64, what: OnDisk) {
+        let due = self.now + 1 + self.random.below(LATENCY_MAX);
+        self.on_disk.insert(number, (what, due));
+    }
+
+    /// A write of the guest reaches the disk.
+    fn go(&mut self, id: WriteId) {
+        let write = self.writes.get(&id).expect("a write that is under way").clone();
+        let len = (write.blocks.end - write.blocks.start) as usize * BLOCK;
+        let bytes = write.bytes.unwrap_or_else(|| Arc::from(vec![0; len]));
+        let number = self.disk.write(write.blocks.start as usize * BLOCK, bytes);
+        self.send(number, OnDisk::Guest(id));
+    }
+
+    fn guest_write(&mut self, write: GuestWrite) -> Result<(), String> {
+        let id = WriteId(self.id());
+        let (blocks, kind) = (write.blocks.clone(), write.kind);
+        self.writes.insert(id, write);
+        if self.machine.is_none()
+            || self.with_machine(|machine, now, view, steps| {
+                machine.write_begins(now, id, kind, blocks.clone(), blocks, view, steps)
+            })?
+        {
+            self.go(id);
+        }
+        Ok(())
+    }
+
+    fn is_busy(&self, block: u64) -> bool {
+        self.writes.values().any(|write| write.blocks.contains(&block))
+    }
+
+    fn operation_ended(&mut self, number: u64) -> Result<(), String> {
+        let (what, _) = self.on_disk.remove(&number).unwrap();
+        let covers = match self.disk.in_flight.get(&number) {
+            Some(crate::disk::Operation::Flush { covers }) => covers.clone(),
+            _ => BTreeSet::new(),
+        };
+        if self.disk.end(number) {
+            let is_covered = |(by, _): &(u64, u32)| covers.contains(by);
+            let floor = self.direct_ended.iter().filter(|ended| is_covered(ended)).map(|(_, stamp)| *stamp).max();
+            self.direct_floor = self.direct_floor.max(floor.unwrap_or(0));
+            self.direct_ended.retain(|ended| !is_covered(ended));
+        }
+        match what {
+            OnDisk::Machine(operation) => self.with_machine(|machine, now, view, steps| {
+                machine.operation_done(now, operation, true, view, steps);
+            }),
+            OnDisk::Guest(id) => {
+                let write = self.writes.remove(&id).unwrap();
+                match write.what {
+                    What::Home(block, sequence) => {
+                        if let Some(committed) = self.committed.get_mut(&sequence) {
+                            committed.owed.remove(&block);
+                        }
+                    }
+                    What::InPlace(block, stamp) => {
+                        self.running.ordered.remove(&block);
+                        self.ended_stamps.insert(block, stamp);
+                    }
+                    What::Direct(stamp, is_kept) => {
+                        if is_kept {
+                            self.direct_ended.push((number, stamp));
+                        }
+                    }
+                    What::Discard => {}
+                }
+                if self.machine.is_some() {
+                    self.with_machine(|machine, now, view, steps| machine.write_ended(now, id, true, view, steps))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn answered(&mut self, answer: AnswerId, is_good: bool) -> Result<(), String> {
+        if !is_good {
+            return Err("there is no durability".to_owned());
+        }
+        match self.asked.remove(&answer).expect("answered once") {
+            Asked::Commit => self.commit_told(),
+            Asked::Tail(tail) => {
+                self.tail = tail;
+                self.is_moving_tail = false;
+                let later = self.versions_of.split_off(&tail);
+                for version in std::mem::replace(&mut self.versions_of, later).into_values().flatten() {
+                    self.versions.remove(&version);
+                }
+            }
+            Asked::Flush => {}
+            Asked::Now(through) => self.floor = self.floor.max(through),
+            Asked::Close => {
+                self.is_closing = false;
+                self.machine = None;
+                self.floor = self.next_sequence - 1;
+                self.tail = self.next_sequence;
+            }
+        }
+        Ok(())
+    }
+
+    fn commit_told(&mut self) {
+        let mut committed = self.committing.take().unwrap();
+        committed.told_at = Some(self.now);
+        for older in self.committed.values_mut() {
+            older.owed.retain(|block| !committed.journaled.contains(block) && !committed.freed.contains(block));
+        }
+        if self.setting.within == 0 && self.is_judged || !self.setting.tells_frees && self.machine.is_some() {
+            self.floor = self.floor.max(committed.sequence);
+        }
+        self.committed.insert(committed.sequence, committed);
+    }
+
+    // What the guest does.
+
+    pub fn step(&mut self) -> Result<(), String> {
+        self.now += 1;
+        let due: Vec<u64> =
+            self.on_disk.iter().filter(|(_, (_, due))| *due <= self.now).map(|(number, _)| *number).collect();
+        for number in due {
+            self.operation_ended(number)?;
+        }
+        if self.random.below(3) == 0 && !self.on_disk.is_empty() {
+            let which = self.random.below(self.on_disk.len() as u64) as usize;
+            let number = *self.on_disk.keys().nth(which).unwrap();
+            self.operation_ended(number)?;
+        }
+        if self.machine.as_ref().is_some_and(|machine| machine.deadline().is_some_and(|at| at <= self.time())) {
+            self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))?;
+        }
+        if !self.is_closing {
+            self.act()?;
+        }
+        for _ in 0..2 {
+            self.cut()?;
+        }
+        Ok(())
+    }
+
+    fn act(&mut self) -> Result<(), String> {
+        let chance = self.random.below(if self.setting.is_quiet { 65 } else { 100 });
+        if self.random.below(100) < self.setting.checkpoints {
+            self.checkpoint()?;
+        }
+        if self.random.below(100) < self.setting.tails {
+            self.move_tail()?;
+        }
+        match chance {
+            0..45 => self.modify()?,
+            45..65 => self.commit()?,
+            65..70 => self.overwrite_in_place()?,
+            70..73 => self.discard()?,
+            73..75 => self.write_directly()?,
+            75..78 if self.machine.is_some() => {
+                let answer = self.ask(Asked::Flush);
+                self.with_machine(|machine, now, view, steps| machine.flush_asked(now, answer, view, steps))?;
+            }
+            78 if self.machine.is_some() => {
+                let last = self.committed.keys().next_back().copied().unwrap_or(0);
+                let answer = self.ask(Asked::Now(last));
+                self.with_machine(|machine, now, view, steps| machine.flush_now(now, answer, view, steps))?;
+            }
+            79 if self.random.below(6) == 0 => self.close()?,
+            80 if self.random.below(3) == 0 && self.machine.is_some() => {
+                let within = Duration::from_millis(self.random.below(self.setting.within + 1));
+                let within = if self.setting.within == 0 { Duration::ZERO } else { within };
+                self.with_machine(|machine, now, view, steps| machine.set_within(now, within, view, steps))?;
+            }
+            81..90 if self.setting.engages => self.engage()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, what: Asked) -> AnswerId {
+        let answer = AnswerId(self.id());
+        self.asked.insert(answer, what);
+        answer
+    }
+
+    fn stamp(&mut self) -> u32 {
+        self.stamps += 1;
+        self.stamps
+    }
+
+    fn pick(&mut self, wanted: impl Fn(&Self, u64, Use) -> bool) -> Option<u64> {
+        let found: Vec<u64> = (0..DATA_BLOCKS)
+            .filter(|index| wanted(self, DATA + index, self.state.uses[*index as usize]))
+            .map(|index| DATA + index)
+            .collect();
+        let which = self.random.below(found.len() as u64) as usize;
+        found.get(which).copied()
+    }
+
+    fn set_use(&mut self, block: u64, what: Use) {
+        self.state.uses[(block - DATA) as usize] = what;
+    }
+
+    /// Changes something in the running transaction.
+    fn modify(&mut self) -> Result<(), String> {
+        match self.random.below(10) {
+            0..4 => {
+                let is_there = |world: &Self, block: u64, what: Use| {
+                    what == Use::Free
+                        && !world.running.freed.contains(&block)
+                        && !world.committing.as_ref().is_some_and(|committing| committing.freed.contains(&block))
+                        && !world.is_busy(block)
+                };
+                // The first ones mostly, so that they are used again soon.
+                let Some(block) = self.pick(is_there) else { return Ok(()) };
+                let stamp = self.stamp();
+                self.running.journaled.extend([BITMAP, TABLE]);
+                if self.setting.in_place && self.random.below(2) == 0 {
+                    let owner = stamp;
+                    self.set_use(block, Use::InPlace(owner, stamp));
+                    self.running.ordered.insert(block);
+                    self.write_in_place(block, owner, stamp)?;
+                } else {
+                    self.set_use(block, Use::Journaled(stamp));
+                    self.running.journaled.insert(block);
+                    self.running.revokes.remove(&block);
+                }
+            }
+            4..7 => {
+                let Some(block) = self.pick(|_, _, what| matches!(what, Use::Journaled(_))) else { return Ok(()) };
+                let stamp = self.stamp();
+                self.set_use(block, Use::Journaled(stamp));
+                self.running.journaled.extend([block, TABLE]);
+            }
+            7..9 => {
+                let is_old = |world: &Self, block: u64, what: Use| match what {
+                    Use::Free => false,
+                    Use::Journaled(_) => true,
+                    Use::InPlace(..) => !world.running.ordered.contains(&block) && !world.is_busy(block),
+                };
+                let Some(block) = self.pick(is_old) else { return Ok(()) };
+                let was_journaled = matches!(self.state.uses[(block - DATA) as usize], Use::Journaled(_));
+                self.running.journaled.remove(&block);
+                if was_journaled && self.setting.in_place {
+                    self.running.revokes.insert(block);
+                }
+                self.set_use(block, Use::Free);
+                self.running.freed.insert(block);
+                self.running.journaled.extend([BITMAP, TABLE]);
+            }
+            _ => {
+                self.running.journaled.insert(DIRECT);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_in_place(&mut self, block: u64, owner: u32, stamp: u32) -> Result<(), String> {
+        self.guest_write(GuestWrite {
+            blocks: block..block + 1,
+            kind: Kind::Write,
+            bytes: Some(Arc::from(pattern(block, stamp, owner))),
+            what: What::InPlace(block, stamp),
+        })
+    }
+
+    fn overwrite_in_place(&mut self) -> Result<(), String> {
+        let is_idle = |world: &Self, block: u64, what: Use| matches!(what, Use::InPlace(..)) && !world.is_busy(block);
+        let Some(block) = self.pick(is_idle) else { return Ok(()) };
+        let Use::InPlace(owner, _) = self.state.uses[(block - DATA) as usize] else { return Ok(()) };
+        let stamp = self.stamp();
+        self.write_in_place(block, owner, stamp)
+    }
+
+    fn discard(&mut self) -> Result<(), String> {
+        let is_free = |world: &Self, block: u64, what: Use| {
+            what == Use::Free
+                && !world.is_busy(block)
+                && !world.running.freed.contains(&block)
+                && !world.committing.as_ref().is_some_and(|committing| committing.freed.contains(&block))
+        };
+        let Some(block) = self.pick(is_free) else { return Ok(()) };
+        let kind = if self.random.below(4) == 0 { Kind::Zeroes } else { Kind::Discard };
+        self.guest_write(GuestWrite { blocks: block..block + 1, kind, bytes: None, what: What::Discard })
+    }
+
+    /// As ext4 writes its superblock, past the journal.
+    fn write_directly(&mut self) -> Result<(), String> {
+        let is_in = |set: &BTreeSet<u64>| set.contains(&DIRECT);
+        if self.is_busy(DIRECT)
+            || is_in(&self.running.journaled)
+            || self.committing.as_ref().is_some_and(|committing| is_in(&committing.journaled))
+        {
+            return Ok(());
+        }
+        let stamp = self.stamp();
+        self.direct_now = stamp;
+        self.directs.insert(stamp);
+        let is_kept = self.direct_journaled < self.tail;
+        self.guest_write(GuestWrite {
+            blocks: DIRECT..DIRECT + 1,
+            kind: Kind::Write,
+            bytes: Some(Arc::from(pattern(DIRECT, stamp, 0))),
+            what: What::Direct(stamp, is_kept),
+        })
+    }
+
+    fn used(&self) -> u64 {
+        let live = self.committed.range(self.tail..).map(|(_, committed)| u64::from(committed.length));
+        live.sum::<u64>() + self.committing.as_ref().map_or(0, |committing| u64::from(committing.length))
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        if self.committing.is_some() || self.running.journaled.is_empty() || !self.running.ordered.is_empty() {
+            return Ok(());
+        }
+        self.running.journaled.insert(COUNTER);
+        let length = Compound::length(&self.format, self.running.journaled.len(), self.running.revokes.len());
+        if self.used() + length >= u64::from(self.format.log_blocks()) {
+            return self.move_tail();
+        }
+        let sequence = self.next_sequence;
+        if self.machine.is_none() && !self.setting.engages {
+            let mut raw = SuperblockBuilder {
+                block_size: BLOCK as u32,
+                maxlen: self.setting.log_blocks,
+                sequence,
+                start: 1,
+                features: Features {
+                    compat: 0,
+                    incompat: Features::REVOKE | if self.setting.wide { Features::WIDE } else { 0 },
+                    ro_compat: 0,
+                },
+                ..SuperblockBuilder::default()
+            }
+            .checksum(self.setting.checksum)
+            .build();
+            raw.truncate(BLOCK);
+            self.machine = Some(Durability::opened(&raw, Duration::from_millis(self.setting.within))?);
+        }
+        self.next_sequence += 1;
+        let running = std::mem::take(&mut self.running);
+        let before = self.states[&(sequence - 1)].bitmap();
+        for (index, what) in self.state.uses.iter_mut().enumerate() {
+            if let Use::InPlace(_, at_least) = what {
+                *at_least = self.ended_stamps[&(DATA + index as u64)];
+            }
+        }
+        let after = self.state.bitmap();
+        let freed: BTreeSet<u64> = (DATA..HOME_BLOCKS).filter(|b| is_set(&before, *b) && !is_set(&after, *b)).collect();
+        if running.journaled.contains(&DIRECT) {
+            self.direct_journaled = sequence;
+            self.state.direct = self.direct_now;
+        }
+        let mut blocks = Vec::new();
+        for block in &running.journaled {
+            let version = Version(self.next_version);
+            self.next_version += 1;
+            self.versions.insert(version, self.state.content(*block, sequence));
+            self.versions_of.entry(sequence).or_default().push(version);
+            blocks.push((*block, version));
+        }
+        self.states.insert(sequence, self.state.clone());
+        let transaction = Transaction {
+            sequence,
+            blocks,
+            revokes: running.revokes.iter().copied().collect(),
+            freed: if self.setting.tells_frees {
+                Freed::Blocks(freed.iter().map(|block| *block..block + 1).collect())
+            } else {
+                Freed::Unknown
+            },
+        };
+        self.committing = Some(Committed {
+            sequence,
+            length: length as u32,
+            owed: running.journaled.clone(),
+            freed: running.freed,
+            journaled: running.journaled,
+            state: self.state.clone(),
+            told_at: None,
+        });
+        if self.machine.is_some() {
+            let answer = self.ask(Asked::Commit);
+            self.with_machine(|machine, now, view, steps| machine.committed(now, &transaction, answer, view, steps))
+        } else {
+            self.commit_told();
+            Ok(())
+        }
+    }
+
+    /// Writes a committed block home.
+    fn checkpoint(&mut self) -> Result<(), String> {
+        let is_held = |block: &u64| {
+            self.is_busy(*block)
+                || self.running.journaled.contains(block)
+                || self.committing.as_ref().is_some_and(|committing| committing.journaled.contains(block))
+        };
+        let owed: Vec<(u64, u32)> = self
+            .committed
+            .values()
+            .flat_map(|committed| committed.owed.iter().map(|block| (*block, committed.sequence)))
+            .filter(|(block, _)| !is_held(block))
+            .collect();
+        let which = self.random.below(owed.len() as u64) as usize;
+        let Some((block, sequence)) = owed.get(which).copied() else { return Ok(()) };
+        let state = &self.committed[&sequence].state;
+        // What the buffer holds: past the journal it may have got newer.
+        let content =
+            if block == DIRECT { pattern(DIRECT, self.direct_now, 0) } else { state.content(block, sequence) };
+        self.guest_write(GuestWrite {
+            blocks: block..block + 1,
+            kind: Kind::Write,
+            bytes: Some(Arc::from(content)),
+            what: What::Home(block, sequence),
+        })
+    }
+
+    fn move_tail(&mut self) -> Result<(), String> {
+        if self.is_moving_tail {
+            return Ok(());
+        }
+        let first = self.committed.values().find(|committed| !committed.owed.is_empty());
+        let tail = first.map_or_else(
+            || self.committing.as_ref().map_or(self.next_sequence, |committing| committing.sequence),
+            |committed| committed.sequence,
+        );
+        if tail <= self.tail {
+            return Ok(());
+        }
+        if self.machine.is_none() {
+            self.tail = tail;
+            return Ok(());
+        }
+        self.is_moving_tail = true;
+        let answer = self.ask(Asked::Tail(tail));
+        self.with_machine(|machine, now, view, steps| machine.tail_moves(now, tail, answer, view, steps))
+    }
+
+    /// An unmount: all is home, and the log is closed.
+    fn close(&mut self) -> Result<(), String> {
+        if self.machine.is_none()
+            || self.committing.is_some()
+            || !self.running.journaled.is_empty()
+            || !self.running.ordered.is_empty()
+            || self.committed.values().any(|committed| !committed.owed.is_empty())
+            || !self.writes.is_empty()
+            || self.is_moving_tail
+        {
+            return Ok(());
+        }
+        let mut raw = vec![0; SECTOR * 2];
+        self.disk.read(JOURNAL, &mut raw);
+        let Ok(mut edit) = jbd2::SuperblockEdit::new(&mut raw) else { return Err("no superblock".to_owned()) };
+        edit.start(0).sequence(self.next_sequence).seal();
+        self.is_closing = true;
+        let answer = self.ask(Asked::Close);
+        self.with_machine(|machine, now, view, steps| machine.closes(now, &raw, answer, view, steps))
+    }
+
+    /// Durability begins under a running guest.
+    fn engage(&mut self) -> Result<(), String> {
+        if self.machine.is_some() || !self.writes.is_empty() || self.committed.is_empty() {
+            return Ok(());
+        }
+        let mut newest = BTreeMap::new();
+        for committed in self.committed.values() {
+            for block in &committed.owed {
+                newest.insert(*block, committed.sequence);
+            }
+        }
+        let mut owed = BTreeMap::new();
+        for (block, sequence) in newest {
+            let version = Version(self.next_version);
+            self.next_version += 1;
+            self.versions.insert(version, self.committed[&sequence].state.content(block, sequence));
+            let none = Transaction { sequence, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
+            owed.entry(sequence).or_insert(none).blocks.push((block, version));
+        }
+        let last = *self.committed.keys().next_back().unwrap();
+        // Journaled and owed, or at home: the bitmap is that of the last transaction.
+        self.durable_bitmap = self.states[&last].bitmap();
+        let none = Transaction { sequence: last, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
+        owed.entry(last).or_insert(none);
+        let owed: Vec<Transaction> = owed.into_values().collect();
+        let mut raw = vec![0; BLOCK];
+        self.disk.read(JOURNAL, &mut raw);
+        let within = Duration::from_millis(self.setting.within);
+        self.machine = Some(Durability::engaged(&raw, within, (&owed, self.tail), self.time())?);
+        self.setting.engages = false;
+        // A transaction that is on its way to be told was held already.
+        self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
+    }
+
+    /// The power goes.
+    fn cut(&mut self) -> Result<(), String> {
+        self.cuts += 1;
+        let mut image = self.disk.cut(&mut self.random);
+        // Until durability has begun, storage says that it is no truth.
+        if !self.is_judged && image[JOURNAL..JOURNAL + BLOCK] == self.superblock {
+            return Ok(());
+        }
+        judge::replay(&mut image)?;
+        let sequence = judge::state_of(&image)?;
+        let state = self.states.get(&sequence).ok_or_else(|| format!("transaction {sequence} never was"))?;
+        let told = self
+            .committed
+            .values()
+            .filter(|committed| committed.told_at.is_some_and(|at| self.now > at + self.setting.within + WRITE_OUT));
+        let promised = told.map(|committed| committed.sequence).max().unwrap_or(0).max(self.floor);
+        if sequence < promised && self.machine.is_some() {
+            return Err(format!("transaction {sequence} is the last, and {promised} was promised"));
+        }
+        let directs = &self.directs;
+        let written_directly = |stamp: u32| directs.contains(&stamp) && stamp > state.direct;
+        judge::compare(&image, state, sequence, &written_directly)?;
+        let direct = crate::guest::told(judge::block(&image, DIRECT)).0;
+        if direct < self.direct_floor {
+            return Err(format!("what was written directly came back as {direct}, older than {}", self.direct_floor));
+        }
+        Ok(())
+    }
+}

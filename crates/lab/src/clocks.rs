@@ -1,0 +1,129 @@
+//! The clocks and constants of a run that is smaller than the papers', as a part of what they are.
+//!
+//! A load of a tenth of the size, on a drive that takes its time, is over in a tenth of the time; a commit interval of five seconds, or dirty
+//! pages that expire after thirty, are then ten times as long as they were. In a run with a *declared* scale all of them are
+//! scaled with the load: commit interval, the kernel's flusher, what may be dirty, the page cache, the drive's cache and its
+//! patience, journal and region. What cannot be scaled further is refused, not left as it is: jbd2's interval is whole seconds.
+
+use crate::error::{Error, Result};
+use crate::results::Parameters;
+
+/// ext3's commit interval, in seconds.
+const COMMIT_SECONDS: f64 = 5.0;
+/// The kernel's flusher, in hundredths of a second: when a page is old, and how often it looks.
+const DIRTY_EXPIRE_CS: f64 = 3000.0;
+const DIRTY_WRITEBACK_CS: f64 = 500.0;
+/// The papers' guests: their memory, in MiB, and the parts of it that may be dirty, in per cent, as kernels have them.
+const PAPERS_GUEST_MIB: f64 = 128.0;
+const DIRTY_BACKGROUND_PERCENT: f64 = 10.0;
+const DIRTY_PERCENT: f64 = 20.0;
+/// Below this a guest's kernel has no room for its page cache, and reads its programs again and again.
+const AVAILABLE_MIB_MIN: f64 = 48.0;
+
+/// A commit interval of a run with these clocks, in whole seconds.
+pub fn commit_seconds(full: u64, clocks: f64) -> u64 {
+    ((full as f64 * clocks).round() as u64).max(1)
+}
+
+/// The part of their clocks that loads of this scale have on a drive so many times slower: what their length is of the full one's.
+///
+/// # Errors
+/// When the kernel's commit interval cannot be as short.
+pub fn declared(scale: f64, time_scale: f64) -> Result<f64> {
+    let clocks = (scale * time_scale).min(1.0);
+    if COMMIT_SECONDS * clocks < 1.0 - 1e-9 {
+        return Err(Error::Told(format!(
+            "at scale {scale} on a drive {time_scale} times slower the commit interval would be {:.1} s, and a kernel has whole \
+             seconds; take --time-scale {:.0} or more, a larger --scale, or --clocks 1, with which times mean little",
+            COMMIT_SECONDS * clocks,
+            (1.0 / (COMMIT_SECONDS * scale)).ceil()
+        )));
+    }
+    // To what whole seconds allow, so that every clock has the same part.
+    Ok((COMMIT_SECONDS * clocks).round() / COMMIT_SECONDS)
+}
+
+/// The drive's slowness that a scale needs at least for its clocks.
+pub fn time_scale_for(scale: f64) -> f64 {
+    if scale >= 1.0 { 1.0 } else { (1.0 / (COMMIT_SECONDS * scale)).max(1.0) }
+}
+
+impl Parameters {
+    /// Whether all clocks and constants are scaled with the sizes.
+    pub fn is_declared(&self) -> bool {
+        self.scale < 1.0 && self.clocks != 1.0
+    }
+
+    /// In words: what is scaled, and what is not.
+    pub fn scale_in_words(&self) -> String {
+        let drive = if self.time_scale == 1.0 {
+            "a drive as fast as it was".to_owned()
+        } else {
+            format!("a drive {} times slower", self.time_scale)
+        };
+        match (self.scale, self.is_declared()) {
+            (1.0, _) => format!("the papers' sizes and clocks, {drive}"),
+            (scale, true) => format!(
+                "{scale} of the papers' sizes, {} of their clocks; caches, memory, journals {scale} (memory for the page cache not below \
+                 {AVAILABLE_MIB_MIN} MiB, journals not below 8 MiB); {drive}",
+                self.clocks
+            ),
+            (scale, false) => format!("{scale} of the papers' sizes, clocks not scaled, {drive}"),
+        }
+    }
+}
+
+/// Shell lines for a guest: its flusher, what may be dirty, and what is left for its page cache.
+pub fn guest_lines(parameters: &Parameters) -> String {
+    if !parameters.is_declared() {
+        return String::new();
+    }
+    let bytes = |percent: f64| (PAPERS_GUEST_MIB * parameters.scale * percent / 100.0 * 1_048_576.0) as u64;
+    let cs = |full: f64| (full * parameters.clocks).round().max(1.0) as u64;
+    let available = (PAPERS_GUEST_MIB * parameters.scale).max(AVAILABLE_MIB_MIN) as u64;
+    // What the guest has more than it should is taken by a file in its memory, which no pressure moves (and no tmpfs bounds).
+    format!(
+        "echo {expire} >/proc/sys/vm/dirty_expire_centisecs
+             echo {writeback} >/proc/sys/vm/dirty_writeback_centisecs
+             echo {background} >/proc/sys/vm/dirty_background_bytes
+             echo {dirty} >/proc/sys/vm/dirty_bytes
+             mkdir -p /tmp/ballast
+             mount -t ramfs ballast /tmp/ballast || fail ramfs
+             while read -r name kib rest; do
+                 if [ \"$name\" = MemAvailable: ] && [ $((kib / 1024)) -gt {available} ]; then
+                     dd if=/dev/zero of=/tmp/ballast/file bs=1M count=$((kib / 1024 - {available})) 2>/dev/null || fail ballast
+                 fi
+             done </proc/meminfo",
+        expire = cs(DIRTY_EXPIRE_CS),
+        writeback = cs(DIRTY_WRITEBACK_CS),
+        background = bytes(DIRTY_BACKGROUND_PERCENT).max(65_536),
+        dirty = bytes(DIRTY_PERCENT).max(131_072),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_follow_the_length_of_a_run_and_what_cannot_is_refused() {
+        assert_eq!(declared(1.0, 1.0).unwrap(), 1.0);
+        assert_eq!(declared(0.1, 2.0).unwrap(), 0.2);
+        assert_eq!(declared(0.1, 6.0).unwrap(), 0.6);
+        assert_eq!(declared(0.5, 5.0).unwrap(), 1.0, "never slower than they were");
+        let refused = declared(0.1, 1.0).unwrap_err().to_string();
+        assert!(refused.contains("--time-scale 2"), "{refused}");
+        assert_eq!((time_scale_for(1.0), time_scale_for(0.1), time_scale_for(0.5)), (1.0, 2.0, 1.0));
+        assert_eq!((commit_seconds(5, 0.2), commit_seconds(30, 0.2), commit_seconds(1, 0.2)), (1, 6, 1));
+    }
+
+    #[test]
+    fn a_guest_of_a_full_run_is_left_as_it_is_and_a_small_one_says_what_it_is() {
+        assert_eq!(guest_lines(&Parameters::for_tests()), "");
+        let tenth = Parameters { scale: 0.1, time_scale: 2.0, clocks: 0.2, ..Parameters::for_tests() };
+        let lines = guest_lines(&tenth);
+        assert!(lines.contains("echo 600 >/proc/sys/vm/dirty_expire_centisecs") && lines.contains("count="), "{lines}");
+        assert!(tenth.scale_in_words().contains("0.2 of their clocks"));
+        assert!(Parameters { clocks: 1.0, ..tenth }.scale_in_words().contains("not scaled"));
+    }
+}

@@ -1,0 +1,121 @@
+//! One experiment: what the paper says, what differs, plots, verdicts, what bound its cells, all numbers, and how to run it again.
+
+use super::claims::{cells, class};
+use super::first::tone;
+use super::heading;
+use super::place::place;
+use super::plots::plots;
+use crate::binding::binding;
+use crate::fields::grouped;
+use crate::paper::Judged;
+use crate::results::{Results, SummaryRow};
+use maud::{Markup, html};
+
+pub(super) fn section(one: &Judged<'_>) -> Markup {
+    let results = one.results;
+    let text = |heading: &str| {
+        let sections = one.experiment.map(|experiment| experiment.sections.as_slice()).unwrap_or_default();
+        sections.iter().find(|(name, _)| name == heading).map_or("", |(_, text)| text.as_str())
+    };
+    let failed: usize = results.rows.iter().map(|row| row.failed).sum();
+    html! {
+        section id=(results.id) {
+            h3 { (heading(one)) " " a.soft href=(format!("#{}", results.id)) { "#" } }
+            p.soft { (results.parameters.scale_in_words()) "; guests: " (results.parameters.platform) "; " (counts(results)) "." }
+            @if !text("What differs").is_empty() { p { b { "What differs: " } (text("What differs")) } }
+            (plots(one))
+            @if !one.verdicts.is_empty() {
+                @let rows: Vec<(String, Vec<Markup>)> = one.verdicts.iter().map(|verdict| {
+                    let kind = class(tone(verdict.agreement));
+                    (String::new(), vec![
+                        html! { (verdict.label) },
+                        html! { (verdict.paper) },
+                        cells(verdict),
+                        html! { b class=(kind) { (verdict.tally()) } },
+                    ])
+                }).collect();
+                (charts::table(&["claim", "paper", "here, each cell (95 %)", "verdict"], &rows))
+            }
+            @for part in ["What we found", "The paper", "Here"] {
+                @if !text(part).is_empty() { p { b { (part) ": " } (text(part)) } }
+            }
+            @if failed > 0 {
+                p.note { (failed) " cells failed and are in no mean; their consoles are beside the raw results." }
+            }
+            (numbers(one))
+            p.soft {
+                "Guests of " (results.parameters.guest_mib) " MiB, " (results.parameters.file_system) ", seed " (results.parameters.seed)
+                @if results.parameters.quick { ", quick" }
+                ". Code " (results.commit) "; " (machine(results)) "."
+            }
+            p { "Again: " code { (results.command) } }
+        }
+    }
+}
+
+fn counts(results: &Results) -> String {
+    let all = || results.rows.iter().map(|row| row.count);
+    match (all().min(), all().max()) {
+        (Some(fewest), Some(most)) if fewest == most => format!("n = {fewest}"),
+        (Some(fewest), Some(most)) => format!("n = {fewest} to {most}"),
+        _ => "nothing was measured".to_owned(),
+    }
+}
+
+fn machine(results: &Results) -> String {
+    results.machine.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Each cell: what it was bound by, and its numbers with their intervals.
+fn numbers(one: &Judged<'_>) -> Markup {
+    let results = one.results;
+    let plotted = one.experiment.map_or("seconds_unmounted", |experiment| experiment.plot.as_str());
+    let parameter = one.experiment.and_then(|experiment| experiment.parameter.as_ref()).map(|(name, _)| name.as_str());
+    let mut columns: Vec<&str> = plotted.split_whitespace().collect();
+    let usual = [
+        "seconds_unmounted",
+        "seconds",
+        "seconds_unsynced",
+        "bytes_to_storage",
+        "journal_bytes_received",
+        "flushes_to_storage",
+        "transactions",
+        "cow_faults",
+    ];
+    for column in usual {
+        if !columns.contains(&column) && results.rows.iter().any(|row| row.fields.contains_key(column)) {
+            columns.push(column);
+        }
+    }
+    let names: Vec<String> = columns.iter().map(|column| column.replace('_', " ")).collect();
+    let mut header = vec!["where", "mode", "n", "bound by"];
+    header.extend(names.iter().map(String::as_str));
+    let all: Vec<&SummaryRow> = results.rows.iter().collect();
+    let rows: Vec<(String, Vec<Markup>)> = results
+        .rows
+        .iter()
+        .map(|row| {
+            let binding = binding(row);
+            let mut cells = vec![
+                html! { (place(&row.group, &all, parameter)) },
+                html! { (row.group.mode) },
+                html! { (row.count) },
+                html! { (binding.bound.name()) span.soft { " " (binding.words()) } },
+            ];
+            cells.extend(columns.iter().map(|column| value(row, column)));
+            (String::new(), cells)
+        })
+        .collect();
+    html! { details { summary { "All numbers, and what each cell was bound by" } (charts::table(&header, &rows)) } }
+}
+
+fn value(row: &SummaryRow, column: &str) -> Markup {
+    html! {
+        @if let Some(value) = row.fields.get(column) {
+            (grouped(value.mean))
+            @if let Some(interval) = value.interval().filter(|_| value.deviation > 0.0) {
+                span.soft { " ± " (grouped((interval.high - interval.low) / 2.0)) }
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What a cell cannot see. A comparison is void where both sides did the same, or where the run was too short for what
+//! would make them differ; it is shown, and never judged.
+
+use crate::cell::Mode;
+use crate::claim::{Claim, Sides};
+use crate::fields::{amount, is_most_memory, is_time};
+use crate::results::{Parameters, SummaryRow};
+use crate::rig::configured_journal_mib;
+
+/// A journal that commits fewer transactions in a run has hardly been used in it.
+const TRANSACTIONS_MIN: f64 = 3.0;
+/// A run must last so many commit intervals to say something of them.
+const INTERVALS_MIN: f64 = 3.0;
+/// A load shorter than this is its own beginning and end.
+const SECONDS_MIN: f64 = 1.0;
+/// What must differ differs by so many per cent at least.
+const SEEN_PERCENT_MIN: f64 = 5.0;
+
+/// Why a cell cannot see what it claims; `None` if it can.
+pub fn blindness(claim: &Claim, sides: &Sides<'_>, parameters: &Parameters, parameter: Option<&str>) -> Option<String> {
+    let both = || std::iter::once(sides.ours).chain(sides.other);
+    let of = |row: &SummaryRow, field: &str| row.fields.get(field).map(|summary| summary.mean);
+    if is_most_memory(&claim.field) && parameters.scale < 1.0 {
+        return Some(format!("the bound is one of the full size; this is {} of it", parameters.scale));
+    }
+    let shortest = both().filter_map(|row| of(row, &claim.field)).reduce(f64::min);
+    if claim.field.starts_with("seconds")
+        && !parameters.quick
+        && let Some(short) = shortest.filter(|seconds| *seconds < SECONDS_MIN)
+    {
+        return Some(format!("a run of {short:.2} s is little more than its beginning and end"));
+    }
+    let is_of_runs = claim.field.starts_with("seconds") || claim.field == "bytes_to_storage";
+    if is_of_runs && !parameters.quick {
+        // What is compared with ordered and writeback is their commits, and the data that they write before them.
+        for row in
+            both().filter(|row| commits_metadata_alone(row.group.mode) && row.group.mode.placement() != "discard")
+        {
+            if let Some(transactions) = of(row, "transactions").filter(|count| *count < TRANSACTIONS_MIN) {
+                let times = if transactions < 1.5 { "once".to_owned() } else { format!("{transactions:.0} times") };
+                return Some(format!("{} commits {times} in all of the run", row.group.mode));
+            }
+        }
+    }
+    if parameter == Some("commit_seconds") && is_time(&claim.field) {
+        for row in both() {
+            let interval = row.group.parameter as f64 * parameters.clocks;
+            let seconds = of(row, &claim.field).unwrap_or(0.0);
+            if seconds < INTERVALS_MIN * interval {
+                return Some(format!("a run of {seconds:.1} s cannot see a commit interval of {interval:.0} s"));
+            }
+        }
+    }
+    if let (Some("transaction_mib" | "journal_mib"), Some(other)) = (parameter, sides.other)
+        && other.group.parameter != sides.ours.group.parameter
+    {
+        let journal = |row: &SummaryRow| configured_journal_mib(&row.group, parameters.scale, parameter);
+        if journal(sides.ours) == journal(other) {
+            return Some(format!("both have a journal of {} MiB, the smallest", journal(other)));
+        }
+    }
+    if let (Some(field), Some(other)) = (&claim.sees, sides.other) {
+        let (ours, other) = (of(sides.ours, field)?, of(other, field)?);
+        if (ours - other).abs() * 100.0 <= SEEN_PERCENT_MIN * ours.max(other) {
+            return Some(format!("both did the same: {} and {}", amount(field, ours), amount(field, other)));
+        }
+    }
+    if claim.field.starts_with("recovery_") && both().any(|row| of(row, "recovery_bytes") == Some(0.0)) {
+        return Some("nothing had been committed when it was killed".to_owned());
+    }
+    let is_of_processors = matches!(claim.field.as_str(), "cpu_seconds" | "network_percent");
+    if is_of_processors && !parameters.platform.starts_with("kvm") {
+        return Some("an emulated processor's seconds, beside real ones".to_owned());
+    }
+    None
+}
+
+fn commits_metadata_alone(mode: Mode) -> bool {
+    mode.mount_options().starts_with("data=ordered") || mode.mount_options().starts_with("data=writeback")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Group;
+    use crate::statistics::Summary;
+    use std::collections::BTreeMap;
+
+    fn row(mode: Mode, parameter: u64, fields: &[(&str, f64)]) -> SummaryRow {
+        let group = Group { disk: "none".into(), parameter, guests: 1, workload: "postmark".into(), mode };
+        let summary = |value: f64| Summary { mean: value, deviation: 0.0, count: 3 };
+        let fields: BTreeMap<_, _> = fields.iter().map(|(name, value)| ((*name).to_owned(), summary(*value))).collect();
+        SummaryRow { group, count: 3, failed: 0, fields }
+    }
+
+    fn seen(text: &str, parameter: Option<&str>, scale: f64, rows: &[SummaryRow]) -> Option<String> {
+        let claim: Claim = text.parse().unwrap();
+        let parameters = Parameters { scale, clocks: 1.0, platform: "tcg".into(), ..Parameters::for_tests() };
+        blindness(&claim, &claim.cells(rows)[0], &parameters, parameter)
+    }
+
+    #[test]
+    fn a_metadata_mode_that_commits_once_is_no_comparison() {
+        let rows = |count: f64| {
+            [
+                row(Mode::Vma, 0, &[("seconds", 50.0), ("transactions", 9.0)]),
+                row(Mode::Ordered, 0, &[("seconds", 40.0), ("transactions", count)]),
+            ]
+        };
+        let text = "at-most seconds vma ordered 24.5";
+        assert!(seen(text, None, 1.0, &rows(1.0)).unwrap().contains("ordered commits once"));
+        assert_eq!(seen(text, None, 1.0, &rows(18.0)), None);
+    }
+
+    #[test]
+    fn intervals_lengths_and_bounds_need_their_sizes() {
+        let run = |mode, at, seconds| row(mode, at, &[("seconds", seconds), ("area_bytes_max", 77_000.0)]);
+        let short = [run(Mode::Ordered, 30, 1.2), run(Mode::Ordered, 1, 1.2)];
+        let long = [run(Mode::Ordered, 30, 95.0), run(Mode::Ordered, 1, 99.0)];
+        let text = "less seconds ordered@30 ordered@1";
+        assert!(seen(text, Some("commit_seconds"), 0.1, &short).unwrap().contains("cannot see"));
+        assert_eq!(seen(text, Some("commit_seconds"), 1.0, &long), None);
+        let lengths = [run(Mode::Vma, 8, 9.0), run(Mode::Vma, 4, 9.0)];
+        let text = "less seconds vma@8 vma@4";
+        assert!(seen(text, Some("transaction_mib"), 0.1, &lengths).unwrap().contains("8 MiB"));
+        assert_eq!(seen(text, Some("transaction_mib"), 1.0, &lengths), None);
+        let text = "value-at-most area_bytes_max vma 204800";
+        assert!(seen(text, None, 0.1, &lengths).is_some() && seen(text, None, 1.0, &lengths).is_none());
+    }
+
+    #[test]
+    fn two_that_did_the_same_show_nothing() {
+        let rows = |bytes: f64| {
+            [
+                row(Mode::NvmLogEverything, 0, &[("seconds", 50.0), ("journal_write_bytes", 39.03e6)]),
+                row(Mode::Nvm, 0, &[("seconds", 51.0), ("journal_write_bytes", bytes)]),
+            ]
+        };
+        let text = "about seconds nvm-all-journal nvm 6.5 sees journal_write_bytes";
+        assert!(seen(text, None, 1.0, &rows(39.01e6)).unwrap().starts_with("both did the same: 39.0 MB"));
+        assert_eq!(seen(text, None, 1.0, &rows(3.0e6)), None);
+        let rows = [row(Mode::Vma, 0, &[("cpu_seconds", 5.0)])];
+        assert!(seen("value-at-most cpu_seconds vma 5", None, 1.0, &rows).is_some(), "emulated");
+    }
+}

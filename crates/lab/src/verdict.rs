@@ -1,0 +1,496 @@
+//! A claim held against what was measured, cell by cell.
+//!
+//! A cell is judged by its estimate and by the interval of 95 % around it, against the range that the paper's words leave,
+//! widened by a fifth of the paper's number (two points at least; five where the paper says "no difference"). One measurement is never judged; nor is what
+//! cannot see what it claims ([`crate::sight`]). More of an effect than the paper had is said to be that, not to be better.
+
+use crate::binding::{Binding, binding};
+use crate::cell::Group;
+use crate::claim::{Claim, Sense, Sides, What};
+use crate::fields::{amount, change, is_proportion, is_time};
+use crate::results::{Parameters, SummaryRow};
+use crate::sight;
+use crate::statistics::{Interval, Summary, percent_less, percent_less_interval};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The part of the paper's number by which another machine, a dozen years later, may miss it and still be said to agree.
+const TOLERANCE: f64 = 0.2;
+/// At least, in points of a percentage.
+const TOLERANCE_POINTS_MIN: f64 = 2.0;
+/// What "no difference" leaves, in points.
+const SAME_POINTS: f64 = 5.0;
+
+/// How ours and the paper's compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Agreement {
+    /// As the paper says.
+    Agrees,
+    /// The paper's effect, beyond what the paper says.
+    Stronger,
+    /// The paper's effect, less of it.
+    Weaker,
+    /// No effect could be told from none.
+    Absent,
+    /// The opposite of what the paper says.
+    Reversed,
+    /// A value outside the paper's bound or range.
+    Beyond,
+    /// The interval is too wide to say.
+    Unclear,
+    /// One measurement, or a quick one's time.
+    NotJudged,
+    /// It cannot see what it claims.
+    Void,
+    /// There is no measurement.
+    Missing,
+}
+
+impl Agreement {
+    /// All of them, in the order in which they are listed.
+    pub const ALL: [Self; 10] = [
+        Self::Agrees,
+        Self::Stronger,
+        Self::Weaker,
+        Self::Absent,
+        Self::Reversed,
+        Self::Beyond,
+        Self::Unclear,
+        Self::NotJudged,
+        Self::Void,
+        Self::Missing,
+    ];
+
+    /// In a word or two.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Agrees => "agrees",
+            Self::Stronger => "stronger",
+            Self::Weaker => "weaker",
+            Self::Absent => "absent",
+            Self::Reversed => "reversed",
+            Self::Beyond => "outside",
+            Self::Unclear => "unclear",
+            Self::NotJudged => "not judged",
+            Self::Void => "void",
+            Self::Missing => "not measured",
+        }
+    }
+
+    /// Whether it says something of the paper's claim.
+    pub fn is_judged(self) -> bool {
+        !matches!(self, Self::Unclear | Self::NotJudged | Self::Void | Self::Missing)
+    }
+}
+
+/// One cell of a claim, judged.
+#[derive(Clone, Debug, Serialize)]
+pub struct CellVerdict {
+    /// Which.
+    #[serde(flatten)]
+    pub group: Group,
+    /// Per cent less, or the value.
+    pub ours: f64,
+    /// What it lies between.
+    pub interval: Option<Interval>,
+    /// Measurements of the side that has fewer.
+    pub count: usize,
+    /// How it compares.
+    pub agreement: Agreement,
+    /// Why it is not judged, or void.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What each side waited for.
+    pub bound: Vec<Binding>,
+}
+
+/// A claim, judged.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// What is compared, in a few words.
+    pub label: String,
+    /// The field.
+    pub field: String,
+    /// The paper's number in words.
+    pub paper: String,
+    /// The paper's number or range, where it has one: per cent less, or a value.
+    pub paper_range: Option<(f64, f64)>,
+    /// Whether its numbers are per cent less.
+    pub is_comparison: bool,
+    /// All cells that it is about.
+    pub cells: Vec<CellVerdict>,
+    /// How they compare in all: the worst of what was judged.
+    pub agreement: Agreement,
+    /// All of that as a sentence.
+    pub sentence: String,
+}
+
+/// What the paper's words leave, in per cent less or as values, widened.
+fn range(claim: &Claim) -> (f64, f64) {
+    let least = if claim.is_comparison() { TOLERANCE_POINTS_MIN } else { 0.0 };
+    let slack = |value: f64| (value.abs() * TOLERANCE).max(least);
+    match claim.sense {
+        Sense::Same => (-SAME_POINTS, SAME_POINTS),
+        Sense::Less => (0.0, f64::INFINITY),
+        Sense::About(value) => (value - slack(value), value + slack(value)),
+        // A bound is a bound: "at most 200 kB" leaves nothing above.
+        Sense::AtMost(value) if !claim.is_comparison() => (f64::NEG_INFINITY, value),
+        Sense::AtMost(value) if value < 0.0 => (value - slack(value), 0.0),
+        Sense::AtMost(value) => (0.0, value + slack(value)),
+        Sense::AtLeast(value) => (value - slack(value), f64::INFINITY),
+        Sense::Between(low, high) => (low - slack(low), high + slack(high)),
+    }
+}
+
+/// The direction of the paper's effect: 1 for less, −1 for more, 0 for none.
+fn direction(claim: &Claim) -> f64 {
+    match claim.sense {
+        Sense::Same => 0.0,
+        Sense::Less => 1.0,
+        Sense::About(value) | Sense::AtMost(value) => value.signum(),
+        // "At most 10 % more" is a bound on what is bad, and no effect.
+        Sense::AtLeast(value) => {
+            if value < 0.0 {
+                0.0
+            } else {
+                1.0
+            }
+        }
+        Sense::Between(low, high) => (low + high).signum(),
+    }
+}
+
+fn judged_cell(claim: &Claim, ours: f64, interval: Interval) -> Agreement {
+    let (low, high) = range(claim);
+    if !claim.is_comparison() {
+        return match claim.sense {
+            // What was never to happen and happened in one run has happened.
+            Sense::AtMost(bound) if is_proportion(&claim.field) && ours > bound => Agreement::Beyond,
+            _ if is_proportion(&claim.field) => Agreement::Agrees,
+            _ if interval.low > high || interval.high < low => Agreement::Beyond,
+            _ if (low..=high).contains(&ours) && (low.is_finite() || interval.high <= high) => Agreement::Agrees,
+            _ => Agreement::Unclear,
+        };
+    }
+    let direction = direction(claim);
+    if direction == 0.0 {
+        return if interval.low >= low && interval.high <= high {
+            Agreement::Agrees
+        } else if interval.low > high {
+            Agreement::Stronger
+        } else if interval.high < low {
+            if high.is_infinite() { Agreement::Beyond } else { Agreement::Reversed }
+        } else {
+            Agreement::Unclear
+        };
+    }
+    // Turned so that the paper's effect is positive.
+    let (ours, least, most) = (ours * direction, interval.low.min(interval.high), interval.low.max(interval.high));
+    let (least, most) = if direction > 0.0 { (least, most) } else { (-most, -least) };
+    let (low, high) = if direction > 0.0 { (low, high) } else { (-high, -low) };
+    if most < 0.0 {
+        Agreement::Reversed
+    } else if least <= 0.0 {
+        // No effect could be told from none: there is none of the paper's size, or there may be.
+        if most < low.max(TOLERANCE_POINTS_MIN) || ours < low { Agreement::Absent } else { Agreement::Unclear }
+    } else if least > high {
+        Agreement::Stronger
+    } else if most < low {
+        Agreement::Weaker
+    } else if (low..=high).contains(&ours) {
+        Agreement::Agrees
+    } else {
+        Agreement::Unclear
+    }
+}
+
+fn measured(claim: &Claim, sides: &Sides<'_>) -> (Option<f64>, Option<Interval>, usize) {
+    let of = |row: &SummaryRow| row.fields.get(&claim.field).copied();
+    match (of(sides.ours), sides.other.map(of)) {
+        (Some(ours), None) => {
+            let interval = if is_proportion(&claim.field) { ours.proportion_interval() } else { ours.interval() };
+            (Some(ours.mean), interval, ours.count)
+        }
+        (Some(ours), Some(Some(other))) => {
+            let interval = if is_proportion(&claim.field) {
+                proportions(&ours, &other)
+            } else {
+                percent_less_interval(&ours, &other).or_else(|| all_gone(&ours, &other))
+            };
+            (percent_less(&ours, &other), interval, ours.count.min(other.count))
+        }
+        _ => (None, None, 0),
+    }
+}
+
+/// What is nothing in every run, where the other is not, is 100 % less in every run.
+fn all_gone(ours: &Summary, other: &Summary) -> Option<Interval> {
+    let is_nothing = ours.mean == 0.0 && ours.deviation == 0.0 && ours.count > 1 && other.count > 1;
+    (is_nothing && other.mean > 0.0).then_some(Interval { low: 100.0, high: 100.0 })
+}
+
+/// The ratio of two proportions lies between those of their intervals' ends (wider than it need be).
+fn proportions(ours: &Summary, other: &Summary) -> Option<Interval> {
+    let (ours, other) = (ours.proportion_interval()?, other.proportion_interval()?);
+    let less = |a: f64, b: f64| if b > 0.0 { 100.0 * (1.0 - a / b) } else { f64::NEG_INFINITY };
+    Some(Interval { low: less(ours.high, other.low), high: less(ours.low, other.high) })
+}
+
+/// A claim held against rows that were measured under these parameters; `parameter` is the name of the experiment's own.
+pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parameter: Option<&str>) -> Verdict {
+    let mut cells = Vec::new();
+    for sides in claim.cells(rows) {
+        let (ours, interval, count) = measured(claim, &sides);
+        let mut reason = sight::blindness(claim, &sides, parameters, parameter);
+        let agreement = match (ours, interval) {
+            _ if reason.is_some() => Agreement::Void,
+            (None, _) => {
+                reason = Some("there is nothing of it to compare with".to_owned());
+                Agreement::Void
+            }
+            _ if count < 2 => {
+                reason = Some("measured once".to_owned());
+                Agreement::NotJudged
+            }
+            _ if parameters.quick && is_time(&claim.field) => {
+                reason = Some("a quick run's times say nothing".to_owned());
+                Agreement::NotJudged
+            }
+            (Some(ours), Some(interval)) => judged_cell(claim, ours, interval),
+            (Some(_), None) => Agreement::Unclear,
+        };
+        let bound = std::iter::once(sides.ours).chain(sides.other).map(binding).collect();
+        let group = sides.ours.group.clone();
+        cells.push(CellVerdict { group, ours: ours.unwrap_or(0.0), interval, count, agreement, reason, bound });
+    }
+    let agreement = in_all(claim, &cells);
+    let mut verdict = Verdict {
+        label: claim.label(),
+        field: claim.field.clone(),
+        paper: claim.paper_in_short(),
+        paper_range: claim.paper_range(),
+        is_comparison: claim.is_comparison(),
+        cells,
+        agreement,
+        sentence: String::new(),
+    };
+    verdict.sentence = sentence(&verdict);
+    verdict
+}
+
+/// The worst of what was judged. "Up to" is also a claim about the strongest cell: where all fall short of it, ours is weaker.
+fn in_all(claim: &Claim, cells: &[CellVerdict]) -> Agreement {
+    let Some(worst) = cells.iter().map(|cell| cell.agreement).filter(|one| one.is_judged()).max() else {
+        let others = cells.iter().map(|cell| cell.agreement);
+        return others.min().unwrap_or(Agreement::Missing);
+    };
+    if let (What::Comparison(..), Sense::AtMost(value), Agreement::Agrees) = (claim.what, claim.sense, worst) {
+        let reached = cells.iter().map(|cell| cell.ours * value.signum()).fold(f64::MIN, f64::max);
+        if reached < value.abs() - (value.abs() * TOLERANCE).max(TOLERANCE_POINTS_MIN) {
+            return Agreement::Weaker;
+        }
+    }
+    worst
+}
+
+impl CellVerdict {
+    /// Ours in short, with its interval: `−55 % (−58 to −52)`.
+    pub fn ours_in_short(&self, verdict: &Verdict) -> String {
+        let number = |value: f64| {
+            if verdict.is_comparison { change(value, 0) } else { amount(&verdict.field, value) }
+        };
+        let bare = |value: f64| number(value).trim_end_matches(" %").to_owned();
+        let mut text = number(self.ours);
+        if let Some(Interval { low, high }) = self.interval {
+            // Less is negative: the ends change places.
+            let (first, last) = if verdict.is_comparison { (high, low) } else { (low, high) };
+            if low.is_finite() && high.is_finite() {
+                let _ = write!(text, " ({} to {})", bare(first), bare(last));
+            }
+        }
+        text
+    }
+
+    /// Which cell it is, in words: what is not the same in all of them.
+    pub fn place(&self, all: &[CellVerdict]) -> String {
+        let varies = |of: fn(&Group) -> String| all.iter().any(|cell| of(&cell.group) != of(&self.group));
+        let mut words = Vec::new();
+        if varies(|group| group.workload.clone()) {
+            words.push(self.group.workload.clone());
+        }
+        if varies(|group| group.disk.clone()) {
+            words.push(self.group.disk.clone());
+        }
+        if varies(|group| group.parameter.to_string()) {
+            words.push(format!("at {}", self.group.parameter));
+        }
+        if varies(|group| group.guests.to_string()) {
+            words.push(if self.group.guests == 1 {
+                "1 guest".to_owned()
+            } else {
+                format!("{} guests", self.group.guests)
+            });
+        }
+        words.join(", ")
+    }
+}
+
+impl Verdict {
+    /// How many cells came to what, in words: `agrees in 3, weaker in 1`.
+    pub fn tally(&self) -> String {
+        let mut counts: BTreeMap<Agreement, usize> = BTreeMap::new();
+        for cell in &self.cells {
+            *counts.entry(cell.agreement).or_default() += 1;
+        }
+        if counts.len() == 1 && self.cells.iter().all(|cell| cell.agreement == self.agreement) {
+            return self.agreement.words().to_owned();
+        }
+        let parts: Vec<String> = counts.iter().map(|(one, count)| format!("{} in {count}", one.words())).collect();
+        let all = parts.join(", ");
+        if counts.contains_key(&self.agreement) || all.is_empty() {
+            if all.is_empty() { self.agreement.words().to_owned() } else { all }
+        } else {
+            format!("{} ({all})", self.agreement.words())
+        }
+    }
+}
+
+fn sentence(verdict: &Verdict) -> String {
+    let mut text = format!("Paper: {}: {}. Here: ", verdict.label, verdict.paper);
+    if verdict.cells.is_empty() {
+        return text + "not measured.";
+    }
+    let cells: Vec<String> = verdict
+        .cells
+        .iter()
+        .map(|cell| {
+            let place = cell.place(&verdict.cells);
+            let place = if place.is_empty() { place } else { format!("{place}: ") };
+            let reason = cell.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            format!("{place}{}, n = {}, {}{reason}", cell.ours_in_short(verdict), cell.count, cell.agreement.words())
+        })
+        .collect();
+    let _ = write!(text, "{}.", cells.join("; "));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Mode;
+
+    fn row(mode: Mode, guests: u32, field: &str, values: &[f64]) -> SummaryRow {
+        let group = Group { disk: "none".into(), parameter: 0, guests, workload: "untar".into(), mode };
+        let fields = BTreeMap::from([(field.to_owned(), Summary::of(values).unwrap())]);
+        SummaryRow { group, count: values.len(), failed: 0, fields }
+    }
+
+    fn full() -> Parameters {
+        Parameters { scale: 1.0, time_scale: 1.0, platform: "kvm, Linux 6.12".into(), ..Parameters::for_tests() }
+    }
+
+    /// Ours against 100 of the other, with a spread of about one.
+    fn judged(text: &str, ours: f64) -> Agreement {
+        let rows = [
+            row(Mode::Vma, 1, "seconds", &[ours - 0.5, ours, ours + 0.5]),
+            row(Mode::Journal, 1, "seconds", &[99.5, 100.0, 100.5]),
+        ];
+        judge(&text.parse().unwrap(), &rows, &full(), None).agreement
+    }
+
+    #[test]
+    fn more_of_an_effect_is_not_better_and_less_is_told_from_none_and_from_its_opposite() {
+        let about = "about seconds vma journal 40";
+        assert_eq!(judged(about, 60.0), Agreement::Agrees);
+        assert_eq!(judged(about, 30.0), Agreement::Stronger);
+        assert_eq!(judged(about, 85.0), Agreement::Weaker);
+        assert_eq!(judged(about, 100.0), Agreement::Absent);
+        assert_eq!(judged(about, 130.0), Agreement::Reversed);
+        // A claim of 9.1 % leaves two points, not ten.
+        assert_eq!(judged("about seconds vma journal 9.1", 90.0), Agreement::Agrees);
+        assert_eq!(judged("about seconds vma journal 9.1", 80.0), Agreement::Stronger);
+        assert_eq!(judged("about seconds vma journal 9.1", 97.0), Agreement::Weaker);
+    }
+
+    #[test]
+    fn a_cost_is_judged_the_other_way_round() {
+        let cost = "between seconds vma journal -9.8 -3.3";
+        assert_eq!(judged(cost, 106.0), Agreement::Agrees);
+        assert_eq!(judged(cost, 126.0), Agreement::Stronger);
+        assert_eq!(judged(cost, 80.0), Agreement::Reversed);
+        assert_eq!(judged("at-least seconds vma journal -10", 70.0), Agreement::Agrees);
+        assert_eq!(judged("at-least seconds vma journal -10", 130.0), Agreement::Beyond);
+    }
+
+    #[test]
+    fn no_difference_must_be_shown_and_a_small_one_found() {
+        assert_eq!(judged("same seconds vma journal", 101.0), Agreement::Agrees);
+        assert_eq!(judged("same seconds vma journal", 90.0), Agreement::Stronger);
+        assert_eq!(judged("same seconds vma journal", 112.0), Agreement::Reversed);
+        assert_eq!(judged("less seconds vma journal", 90.0), Agreement::Agrees);
+        assert_eq!(judged("less seconds vma journal", 100.0), Agreement::Absent);
+    }
+
+    #[test]
+    fn each_cell_is_judged_and_the_worst_counts() {
+        let rows = [
+            row(Mode::Vma, 1, "seconds", &[60.0, 61.0]),
+            row(Mode::Journal, 1, "seconds", &[100.0, 101.0]),
+            row(Mode::Vma, 8, "seconds", &[130.0, 131.0]),
+            row(Mode::Journal, 8, "seconds", &[100.0, 101.0]),
+            row(Mode::Vma, 4, "seconds", &[1.0]),
+            row(Mode::Journal, 4, "seconds", &[100.0]),
+        ];
+        let verdict = judge(&"at-most seconds vma journal 41.1".parse().unwrap(), &rows, &full(), None);
+        assert_eq!(verdict.agreement, Agreement::Reversed);
+        assert_eq!(verdict.tally(), "agrees in 1, reversed in 1, not judged in 1");
+        assert_eq!(verdict.cells[2].agreement, Agreement::NotJudged, "once is not judged: {verdict:?}");
+        assert!(verdict.sentence.contains("4 guests: −99 %, n = 1, not judged: measured once"), "{}", verdict.sentence);
+        let nothing = judge(&"at-most seconds vma ordered 4".parse().unwrap(), &rows, &full(), None);
+        assert_eq!((nothing.agreement, nothing.tally().as_str()), (Agreement::Missing, "not measured"));
+    }
+
+    #[test]
+    fn up_to_so_much_must_be_reached_somewhere() {
+        assert_eq!(judged("at-most seconds vma journal 41", 90.0), Agreement::Weaker);
+        assert_eq!(judged("at-most seconds vma journal 41", 62.0), Agreement::Agrees);
+        assert_eq!(judged("at-most seconds vma journal 41", 20.0), Agreement::Stronger);
+    }
+
+    #[test]
+    fn a_wide_interval_is_unclear_and_a_quick_time_is_not_judged() {
+        let rows = [row(Mode::Vma, 1, "seconds", &[30.0, 90.0]), row(Mode::Journal, 1, "seconds", &[100.0, 101.0])];
+        let claim: Claim = "about seconds vma journal 40".parse().unwrap();
+        assert_eq!(judge(&claim, &rows, &full(), None).agreement, Agreement::Unclear);
+        let quick = Parameters { quick: true, ..full() };
+        assert_eq!(judge(&claim, &rows, &quick, None).agreement, Agreement::NotJudged);
+    }
+
+    #[test]
+    fn bounds_are_bounds_and_runs_are_proportions() {
+        let bound = |text: &str, field: &str, values: &[f64]| {
+            judge(&text.parse().unwrap(), &[row(Mode::Vma, 1, field, values)], &full(), None).agreement
+        };
+        let most = "value-at-most area_bytes_max vma 200000";
+        assert_eq!(bound(most, "area_bytes_max", &[77_000.0, 77_000.0]), Agreement::Agrees);
+        assert_eq!(bound(most, "area_bytes_max", &[721_000.0, 722_000.0]), Agreement::Beyond);
+        let never = "value-at-most corrupted_runs vma 0";
+        assert_eq!(bound(never, "corrupted_runs", &[0.0; 120]), Agreement::Agrees);
+        let mut once = [0.0; 120];
+        once[7] = 1.0;
+        assert_eq!(bound(never, "corrupted_runs", &once), Agreement::Beyond);
+        let rows =
+            [row(Mode::Vma, 1, "corrupted_runs", &[0.0; 120]), row(Mode::Ordered, 1, "corrupted_runs", &[1.0; 120])];
+        assert_eq!(
+            judge(&"less corrupted_runs vma ordered".parse().unwrap(), &rows, &full(), None).agreement,
+            Agreement::Agrees
+        );
+        let rows = [row(Mode::Vma, 1, "corrupted_runs", &[1.0; 120]), row(Mode::Ordered, 1, "corrupted_runs", &once)];
+        assert_eq!(
+            judge(&"less corrupted_runs vma ordered".parse().unwrap(), &rows, &full(), None).agreement,
+            Agreement::Reversed
+        );
+    }
+}
