@@ -483,15 +483,19 @@ impl MemoryTable {
 
     /// Must be called before this process writes to guest memory (read data, status bytes, and what the kernel writes
     /// for it): a retained page in the way is copied out first.
-    pub fn prepare_write(&self, slice: &MemorySlice) {
+    ///
+    /// # Errors
+    /// [`Error::Retained`] when there is no memory to copy one to. Nothing may be written then: what is committed is there and
+    /// nowhere else. The page is let go as soon as there is room, so whoever can wait asks again.
+    pub fn prepare_write(&self, slice: &MemorySlice) -> Result<(), Error> {
         for page in slice.pages() {
             let page = PageId(page);
-            if self.vm.is_retained(page)
-                && let Some(handler) = self.vm.copy_on_write()
-            {
-                handler.copy_out(page);
+            let is_free = !self.vm.is_retained(page) || self.vm.copy_on_write().is_some_and(|area| area.copy_out(page));
+            if !is_free {
+                return Err(Error::Retained { page: page.0 });
             }
         }
+        Ok(())
     }
 }
 

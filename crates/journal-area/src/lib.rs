@@ -35,7 +35,7 @@ mod shown;
 mod table;
 mod tail;
 
-pub use area::{JournalArea, LogId, Owed, Waker};
+pub use area::{JournalArea, LogId, Owed, Pressure, Waker};
 pub use commit::{Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};

@@ -12,7 +12,7 @@ use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
 };
 use guest_memory::{MemorySlice, MemoryTable};
-use journal_area::{Content, HomeWrite, LogWrite, Outside, Source};
+use journal_area::{Content, HomeWrite, LogWrite, Outside, Pressure, Source};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
@@ -550,7 +550,7 @@ impl JournalRoute {
             // to replay the log itself.
             let mut outside = OnDisks { journals: &self.journals, log };
             match self.journals.area.show(log.id, position, &mut block, &mut outside) {
-                Ok(true) => self.answer(&part, &block[into as usize..]),
+                Ok(true) => self.answer(&part, &block[into as usize..], plan),
                 Ok(false) => self.storage_read(&part, plan),
                 Err(error) => {
                     log::error!(
@@ -577,18 +577,21 @@ impl JournalRoute {
             let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
             at = stop;
             match log.remote.as_ref().and_then(|remote| remote.read(range.first_position + index as u32)) {
-                Some(block) => self.answer(&part, &block[into as usize..]),
+                Some(block) => self.answer(&part, &block[into as usize..], plan),
                 None => self.storage_read(&part, plan),
             }
         }
     }
 
     /// Copies bytes of ours into a read's guest memory.
-    fn answer(&self, waiting: &Waiting, bytes: &[u8]) {
+    fn answer(&self, waiting: &Waiting, bytes: &[u8], plan: &mut Plan) {
         let mut at = 0;
         for slice in &waiting.slices {
-            if let Some(memory) = &self.memory {
-                memory.prepare_write(slice);
+            if let Some(memory) = &self.memory
+                && let Err(error) = memory.prepare_write(slice)
+            {
+                log::error!("disk {}: a read fails: {error}", self.journals.disk(self.disk).options.name);
+                return plan.fail(waiting.request);
             }
             slice.copy_in(0, &bytes[at..at + slice.len()]);
             at += slice.len();
@@ -651,8 +654,8 @@ impl JournalRoute {
                 continue;
             }
             let emptying = log.is_emptying.load(Ordering::Acquire);
-            let pressed = self.journals.area.under_pressure() == Some(log.id);
-            if !emptying && !pressed {
+            let pressure = self.journals.area.under_pressure().filter(|(id, _)| *id == log.id).map(|(_, what)| what);
+            if !emptying && pressure.is_none() {
                 continue;
             }
             if emptying && self.journals.area.log_op_query(log.id).writable == 0 {
@@ -661,7 +664,8 @@ impl JournalRoute {
                 continue;
             }
             let room = HOST_WRITES_MAX.saturating_sub(self.host_in_flight);
-            let writes = self.journals.area.host_writes(log.id, room, !emptying);
+            let copied_only = !emptying && pressure == Some(Pressure::Copies);
+            let writes = self.journals.area.host_writes(log.id, room, copied_only);
             for (operation, write) in writes {
                 let buffer = match write.source {
                     Source::Held(slice) => Buffer::Slice(slice),
