@@ -4,11 +4,17 @@
 #   make demo     the main job: a real guest, killed, recovered, judged          ACCEL=kvm|tcg forces
 #   make test     everything that CI runs
 #   make lint     formatting and clippy alone
+#   make doc      the crates' own pages: target/doc/amberlog/index.html
+#   make unused   dependencies that nothing needs (cargo-machete)
+#   make mutate   small changes of what differs from BASE (origin/main), which some test must see (cargo-mutants)
 #   make bench    the figures of docs/results/benchmarks.md
 #   make crash    the long crash rounds
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P
 #   make mutants  seeded faults that some test must catch
+#   make install  what was built for release, below PREFIX (/usr/local)          PREFIX=DIR DESTDIR=DIR
+#   make packages-deb       Debian packages, in build/packages
+#   make packages-test      those: lintian, and installed, upgraded, removed and purged in a Debian of its own
 #
 # Guests run under KVM where one boots, else emulated. AMBERLOG_GUEST_KERNEL=FILE boots them from another kernel, a bzImage or an
 # uncompressed vmlinux with all built in (and AMBERLOG_GUEST_CPU, AMBERLOG_GUEST_BIOS are QEMU's -cpu and -bios with it).
@@ -19,7 +25,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint bench crash nemesis variety mutants packages nats-server clean
+.PHONY: demo test lint doc unused mutate bench crash nemesis variety mutants packages nats-server release install packages-deb packages-test clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -34,6 +40,21 @@ test: packages lint nats-server
 lint:
 	@$(PHASE) "formatting" cargo fmt --all -- --check
 	@$(PHASE) "clippy" cargo clippy --workspace --all-targets -- -D warnings
+
+# The pages open on the crate that tells of all the others.
+doc:
+	@$(PHASE) "pages of the crates" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	@echo '<meta http-equiv="refresh" content="0; url=amberlog/index.html">' > target/doc/index.html
+
+unused:
+	@command -v cargo-machete > /dev/null || $(PHASE) "cargo-machete" cargo install --locked cargo-machete
+	@$(PHASE) "unused dependencies" cargo machete
+
+# Beside `make mutants`, whose faults are chosen: these are small, many, and come from the difference alone.
+mutate:
+	@command -v cargo-mutants > /dev/null || $(PHASE) "cargo-mutants" cargo install --locked cargo-mutants
+	@git diff $(or $(BASE),origin/main)... > target/mutate.diff
+	@$(PHASE) "mutations of what differs from $(or $(BASE),origin/main)" cargo mutants --in-diff target/mutate.diff --no-shuffle --jobs 1
 
 packages:
 	@$(PHASE) "packages" scripts/install-packages.sh
@@ -69,6 +90,21 @@ variety: packages
 
 mutants: packages
 	@$(PHASE) "mutants" cargo run --release --quiet -p crash-explorer --bin mutants
+
+PREFIX ?= /usr/local
+
+# What is installed; not the whole workspace.
+release:
+	@$(PHASE) "release build" cargo build --release -p amberlog -p vmm-shim -p lab -p journal-server
+
+install: release
+	@packaging/install.sh target/release $(PREFIX) $(DESTDIR)
+
+packages-deb: packages release
+	@$(PHASE) "Debian packages" packaging/build-deb.sh target/release build/packages
+
+packages-test: packages-deb
+	@$(PHASE) "packages, tried" packaging/test-packages.sh target/release build/packages
 
 clean:
 	rm -rf build target

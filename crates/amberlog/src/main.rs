@@ -2,6 +2,34 @@
 //! server are programs of their own, which this one becomes when their commands are given.
 //!
 //! Exit codes are the contract of `docs/command-line.md`: 0 done, 1 failed, 2 usage, 3 input damaged or refused.
+//!
+//! # The workspace
+//!
+//! amberlog serves the disks of virtual machines and does not write their guests' ext3 and ext4 journals: committed blocks stay in
+//! the guest's own memory, write-protected from outside, and are written home when the guest dies. The repository's
+//! `ARCHITECTURE.md` has the rules that must always hold and what each crate must never do; `docs/README.md` lists all pages.
+//!
+//! These crates stand alone, and have examples:
+//!
+//! * [jbd2](../jbd2/index.html): the journal's format. Parse, build, and plan a replay, without I/O.
+//! * [extfs](../extfs/index.html): partitions, superblocks, where a journal is, what lies in between.
+//! * [recovery](../recovery/index.html): replay a journal onto an image, as e2fsck does, or put it in its own place.
+//! * [io-trace](../io_trace/index.html): block traces. Record, read eight formats, convert, summarise.
+//! * [ssd-sim](../ssd_sim/index.html): what a trace does to flash under four translation layers.
+//!
+//! These are the way of a guest's write, from the device to where it is held:
+//!
+//! * [block-device](../block_device/index.html): vhost-user, virtio-blk, io_uring.
+//! * [block-route](../block_route/index.html): the contract between moving bytes and deciding where they go.
+//! * [placement](../placement/index.html): finds journals, and decides.
+//! * [journal-area](../journal_area/index.html): what is held of a log in memory; [guest-memory](../guest_memory/index.html) protects pages.
+//! * [nvm-journal](../nvm_journal/index.html): what is held of a log on persistent memory.
+//! * [remote-journal](../remote_journal/index.html): what is held of a log on a server, and that server.
+//!
+//! The others are what these need ([own-files](../own_files/index.html), [image-file](../image_file/index.html),
+//! [sandbox](../sandbox/index.html), [log-context](../log_context/index.html), [command-line](../command_line/index.html),
+//! [disk-model](../disk_model/index.html)), the other programs, and what tests them ([crash-explorer](../crash_explorer/index.html),
+//! [guest-kit](../guest_kit/index.html), [lab](../lab/index.html)).
 
 mod exit;
 mod inspect;

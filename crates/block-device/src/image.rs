@@ -7,8 +7,10 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use write_log::WriteLog;
 
 /// The unit of virtio-blk, in bytes.
 pub const SECTOR_BYTES: u64 = 512;
@@ -74,6 +76,7 @@ pub struct Image {
     physical_block_bytes: u32,
     discard: bool,
     size_bytes: AtomicU64,
+    write_log: Option<Arc<WriteLog>>,
 }
 
 impl Image {
@@ -149,10 +152,22 @@ impl Image {
             physical_block_bytes,
             discard: false,
             size_bytes: AtomicU64::new(0),
+            write_log: None,
         };
         let size_bytes = image.measure()?;
         let discard = !options.read_only && probe_discard(&image.file.0, kind, size_bytes);
         Ok(Image { discard, ..image })
+    }
+
+    /// Has everything written down that a disk engine sends to it.
+    #[must_use]
+    pub fn with_write_log(self, write_log: Option<Arc<WriteLog>>) -> Self {
+        Image { write_log, ..self }
+    }
+
+    /// Where everything that is sent to it is written down, if it is.
+    pub(crate) fn write_log(&self) -> Option<&WriteLog> {
+        self.write_log.as_deref()
     }
 
     /// Reads the size again: of the file now, rounded down to whole blocks. Returns it, in bytes.

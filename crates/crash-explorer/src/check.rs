@@ -35,7 +35,7 @@ pub fn check(simulation: &Simulation<'_>) -> Step {
 
 fn check_log(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
     let area = &simulation.journals.area;
-    let owed = area.log_op_query(judged.log.id);
+    let owed = area.owed(judged.log.id);
     if owed.is_open != judged.is_open() {
         return finding(format!(
             "the guest's journal is {}, the area has it {}",

@@ -16,8 +16,7 @@ use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, DiskOptions, JournalRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute,
-    PlacementKind,
+    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute, PlacementKind,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -230,6 +229,7 @@ impl<'r> Simulation<'r> {
                 read_only: false,
                 nvm: nvm.clone(),
                 remote: None,
+                write_log: None,
             });
             paths.push(path);
         }
@@ -239,7 +239,7 @@ impl<'r> Simulation<'r> {
         let route = |disk| -> Box<dyn Route> {
             match &nvm {
                 Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), disk)),
-                None => Box::new(JournalRoute::new(Arc::clone(&journals), disk)),
+                None => Box::new(DiskRoute::new(Arc::clone(&journals), disk)),
             }
         };
         let mut routes: Vec<Box<dyn Route>> = (0..images.len()).map(route).collect();
@@ -304,7 +304,7 @@ impl<'r> Simulation<'r> {
                     let window = (index - free - 1) as u64;
                     if self.switches.has(Switches::GARBAGE) && self.random.below(8) == 0 {
                         let at = free + 1 + self.random.below(window) as usize;
-                        let garbage = Mutation::Garbage(piece.page, self.random.next());
+                        let garbage = Mutation::Garbage(piece.page, self.random.bits());
                         self.mutations.entry(at).or_default().push(garbage);
                     }
                     if self.switches.has(Switches::EARLY) && piece.content.is_some() && self.random.below(2) == 0 {

@@ -1,8 +1,9 @@
 //! A drive without an arm: some commands at once, a bus for each direction, a flush that waits for what was written.
 
-use crate::model::{Completion, Dice, Kind, Request, Totals};
+use crate::model::{Completion, Kind, Request, Totals};
 use crate::profile::FlashDrive;
 use crate::surface::transfer_ns;
+use seeded_random::Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -12,7 +13,7 @@ const IDLE_FLUSH_NS: u64 = 20_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Flash {
     drive: FlashDrive,
-    dice: Dice,
+    dice: Random,
     /// When each of the commands served at once ends.
     slots: BinaryHeap<Reverse<u64>>,
     read_bus_free_ns: u64,
@@ -30,7 +31,7 @@ impl Flash {
         Flash {
             slots: (0..drive.queue_depth.max(1)).map(|_| Reverse(0)).collect(),
             drive,
-            dice: Dice::new(seed),
+            dice: Random::new(seed),
             read_bus_free_ns: 0,
             write_bus_free_ns: 0,
             writes_end_ns: 0,

@@ -178,23 +178,3 @@ impl Model {
         completed[first..].iter().map(|completion| completion.at_ns).max().unwrap_or(self.now_ns)
     }
 }
-
-/// Random numbers from a seed, the same on every machine (SplitMix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Dice(seed)
-    }
-
-    /// A number below `limit` (0 if that is 0).
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
-        u64::try_from((u128::from(bits) * u128::from(limit)) >> 64).unwrap_or(0)
-    }
-}

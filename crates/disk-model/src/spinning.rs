@@ -77,7 +77,7 @@ pub(crate) struct Spinning {
 
 impl Spinning {
     pub(crate) fn new(drive: SpinningDrive, seed: u64) -> Self {
-        let phase = crate::model::Dice::new(seed).below(drive.revolution_ns);
+        let phase = seeded_random::Random::new(seed).below(drive.revolution_ns);
         Spinning {
             surface: Surface::new(drive, phase),
             drive,

@@ -82,7 +82,7 @@ impl Surface {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Dice;
+    use seeded_random::Random;
 
     fn surface() -> Surface {
         Surface::new(SpinningDrive::ST336753LW, 0)
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_mean_seek_is_the_drives() {
-        let (surface, mut dice) = (surface(), Dice::new(1));
+        let (surface, mut dice) = (surface(), Random::new(1));
         let capacity = SpinningDrive::ST336753LW.capacity_bytes;
         let count = 100_000;
         let total: u64 = (0..count).map(|_| surface.seek_ns(dice.below(capacity), dice.below(capacity))).sum();
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_mean_rotation_is_half_a_turn() {
-        let (mut surface, mut dice) = (surface(), Dice::new(2));
+        let (mut surface, mut dice) = (surface(), Random::new(2));
         let count = 100_000;
         let mut total = 0;
         let mut now = 0;

@@ -21,11 +21,10 @@ pub(crate) fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, bytes)
 }
 
-/// The CRC-32 of GPT (and zlib). Bit by bit: it runs over a few kilobytes once a disk.
+/// The CRC-32 of GPT (and zlib).
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |crc: u32, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 != 0 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
-    })
+    const CRC_32: crc::Crc<u32> = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC);
+    CRC_32.checksum(bytes)
 }
 
 #[cfg(test)]

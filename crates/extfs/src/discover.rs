@@ -2,10 +2,10 @@
 
 use crate::inode::internal_journal;
 use crate::journal::Journal;
-use crate::partition::partitions;
 use crate::read::{ReadAt, Window};
 use crate::stacked::what_lies_between;
 use crate::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, compat};
+use crate::table::partitions;
 use std::io;
 
 /// An ext2, ext3 or ext4 file system, or an external journal, on a disk.

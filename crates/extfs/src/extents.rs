@@ -1,8 +1,8 @@
 //! Maps that are extent trees (ext4).
 
 use crate::bytes::{crc32c, le16, le32};
-use crate::inode::{Failure, MapRoot};
 use crate::journal::{PIECES_MAX, Runs, in_bounds};
+use crate::map::{Failure, MapRoot};
 use crate::read::ReadAt;
 use crate::superblock::Superblock;
 use std::collections::HashSet;

@@ -1,8 +1,8 @@
 //! Maps of direct and indirect blocks (ext2, ext3).
 
 use crate::bytes::le32;
-use crate::inode::{Failure, MapRoot};
 use crate::journal::{PIECES_MAX, Runs, in_bounds};
+use crate::map::{Failure, MapRoot};
 use crate::read::ReadAt;
 use crate::superblock::Superblock;
 use std::collections::HashSet;

@@ -5,6 +5,7 @@ use crate::extents;
 use crate::group::group;
 use crate::indirect;
 use crate::journal::{Journal, refuse_overlaps};
+use crate::map::{Failure, MapRoot};
 use crate::read::ReadAt;
 use crate::superblock::Superblock;
 use std::io;
@@ -16,36 +17,6 @@ const MODE_KIND: u16 = 0xf000;
 const MODE_REGULAR: u16 = 0x8000;
 /// Both the kernel and e2fsck refuse smaller journals (`JBD2_MIN_JOURNAL_BLOCKS`).
 const JOURNAL_BLOCKS_MIN: u64 = 1024;
-
-/// What can keep a map from being read: a failing disk, or something that is not understood.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    Read(io::Error),
-    NotUnderstood(String),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Failure::Read(error)
-    }
-}
-
-impl From<String> for Failure {
-    fn from(reason: String) -> Self {
-        Failure::NotUnderstood(reason)
-    }
-}
-
-/// The parts of an inode that a map begins with.
-#[derive(Debug)]
-pub(crate) struct MapRoot {
-    /// `i_block`.
-    pub(crate) root: [u8; 60],
-    /// Seed of the checksums of the map's blocks.
-    pub(crate) checksum_seed: u32,
-    /// Blocks of the journal.
-    pub(crate) blocks: u32,
-}
 
 /// Finds the blocks of an internal journal.
 pub(crate) fn internal_journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> {

@@ -11,6 +11,29 @@
 //! and what is wrong; with [`Options::lenient`] it is counted in [`Notes`] and skipped. A trace whose writer
 //! died ends early, and that is a note ([`amber::Ending`]), not an error: all complete frames are read.
 //! A writer's I/O error is sticky: it is returned once, and later records are counted as lost.
+//!
+//! Recording two requests, and summing them up as if they had come from a file:
+//!
+//! ```
+//! use io_trace::summary::Summariser;
+//! use io_trace::{Kind, Names, Options, Record, Source, Writer, WriterOptions, open_reader};
+//!
+//! let mut writer = Writer::new(Vec::new(), Names::single("disk"), WriterOptions::default())?;
+//! let write = Record { time_ns: 0, address: 4096, length: 4096, vm: 0, disk: 0, kind: Kind::Home };
+//! writer.record(&write)?;
+//! writer.record(&Record { time_ns: 1_000_000, kind: Kind::Flush, address: 0, length: 0, ..write })?;
+//! let bytes = writer.finish()?;
+//!
+//! // The format is recognised; `open` does the same with a path.
+//! let mut trace = open_reader(std::io::Cursor::new(bytes), "example", &Options::default())?;
+//! let mut summariser = Summariser::new();
+//! while let Some(record) = trace.next_record()? {
+//!     summariser.add(&record);
+//! }
+//! let summary = summariser.summary(trace.names());
+//! assert_eq!((summary.requests, summary.home.bytes), (2, 4096));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod amber;

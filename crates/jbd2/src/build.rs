@@ -2,10 +2,11 @@
 //!
 //! Blocks are laid out as jbd2 lays them out. Nothing here reads or writes anything but memory.
 
+use crate::bytes::put_be32;
 use crate::checksum::crc32_be;
 use crate::control::{HEADER_BYTES, Kind, MAGIC, REVOKE_HEADER_BYTES, commit_field, is_escaped_content, tag_checksum};
 use crate::format::{Checksum, Format};
-use crate::superblock::{CHECKSUM_TYPE_CRC32C, Features, SUPERBLOCK_BYTES, SuperblockEdit, field, put_be32};
+use crate::superblock::{CHECKSUM_TYPE_CRC32C, Features, SUPERBLOCK_BYTES, SuperblockEdit, field};
 
 /// A journal superblock to be made. Field by field as in [`crate::Superblock`].
 #[derive(Clone, Debug)]

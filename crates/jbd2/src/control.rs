@@ -2,9 +2,9 @@
 //!
 //! None of these ever panics on what a block says; what is asked of them is only that the block is `block_size` bytes.
 
+use crate::bytes::be32;
 use crate::checksum::crc32c;
 use crate::format::{Checksum, Format};
-use crate::superblock::be32;
 
 /// The first four bytes of every control block.
 pub const MAGIC: u32 = 0xc03b_3998;

@@ -3,9 +3,9 @@
 //! A data block whose bytes were let go of, because its home block has them or a newer copy follows, is written to the log
 //! with other bytes than it had. Its tag, and what checksums cover that tag, must then say so.
 
+use crate::bytes::put_be32;
 use crate::control::{FLAG_ESCAPE, Tags, commit_field, data_checksum};
 use crate::format::{Checksum, Format};
-use crate::superblock::put_be32;
 
 /// Changes tags of a raw descriptor block. Call [`DescriptorEdit::seal`] last.
 #[derive(Debug)]

@@ -8,10 +8,47 @@
 //!
 //! When a journal is not understood, nothing is guessed: [`Superblock::format`] and [`Plan::new`] return an error that is
 //! a sentence, before anything could have been written.
+//!
+//! What a replay would write, of a journal in memory in which a block was committed twice:
+//!
+//! ```
+//! use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+//! use jbd2::{Checksum, Content, LogRead, Plan, Superblock};
+//!
+//! struct Memory(Vec<Vec<u8>>);
+//!
+//! impl LogRead for Memory {
+//!     type Error = std::convert::Infallible;
+//!
+//!     fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Self::Error> {
+//!         buffer.copy_from_slice(&self.0[position as usize]);
+//!         Ok(Content::Present)
+//!     }
+//! }
+//!
+//! let raw = SuperblockBuilder { start: 1, sequence: 7, ..Default::default() }.checksum(Checksum::V3).build();
+//! let (superblock, format) = Superblock::parse(&raw)?;
+//! let mut log = Memory(vec![vec![0; 4096]; 1024]);
+//! let mut builder = LogBuilder::new(format, 1, 7);
+//! for fill in [1, 2] {
+//!     let transaction = Transaction { blocks: vec![(5000, vec![fill; 4096])], ..Default::default() };
+//!     builder.transaction(&transaction, &mut |position, block| log.0[position as usize].copy_from_slice(block));
+//! }
+//!
+//! let plan = Plan::new(&mut log, &superblock, &format, &|home| home < 10_000)?;
+//! assert_eq!(plan.summary().transactions, 2);
+//! let block = plan.blocks().next().expect("one home block");
+//! let mut content = vec![0; 4096];
+//! log.read(block.newest().position, &mut content)?;
+//! assert!(block.newest().restore(plan.format(), &mut content), "its checksum is right");
+//! assert_eq!((block.home(), content[0]), (5000, 2));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
 pub mod build;
+mod bytes;
 mod checksum;
 mod compound;
 mod control;

@@ -3,6 +3,7 @@
 //! [`Superblock::decode`] only reads; [`Superblock::format`] judges and refuses what this crate does not know.
 //! [`SuperblockEdit`] changes single fields of a raw superblock and never loses what it does not know.
 
+use crate::bytes::{be32, put_be32};
 use crate::checksum::crc32c;
 use crate::control::{Header, Kind, MAGIC, peek};
 use crate::format::{Checksum, Format};
@@ -128,14 +129,6 @@ pub enum SuperblockError {
         /// `s_maxlen`.
         maxlen: u32,
     },
-}
-
-pub(crate) fn be32(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_be_bytes([bytes[offset], bytes[offset + 1], bytes[offset + 2], bytes[offset + 3]])
-}
-
-pub(crate) fn put_be32(bytes: &mut [u8], offset: usize, value: u32) {
-    bytes[offset..offset + 4].copy_from_slice(&value.to_be_bytes());
 }
 
 fn computed_checksum(raw: &[u8]) -> u32 {

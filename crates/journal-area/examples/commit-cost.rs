@@ -69,7 +69,7 @@ fn commits(holding: Holding, checksum: Checksum) -> Duration {
     memory.take_userfaultfd(userfault()).expect("protection");
     let area = JournalArea::new(&memory, u64::MAX);
     let shape = LogShape { block_bytes: 4096, log_blocks: LOG_BLOCKS, home_blocks: 1 << 20 };
-    let log = area.log_op_init(directory.path(), "log", shape, holding, Vec::new()).expect("a log");
+    let log = area.make_log(directory.path(), "log", shape, holding, Vec::new()).expect("a log");
     let superblock = SuperblockBuilder {
         maxlen: LOG_BLOCKS,
         features: Features { compat: 0, incompat: Features::REVOKE, ro_compat: 0 },
@@ -101,7 +101,7 @@ fn commits(holding: Holding, checksum: Checksum) -> Duration {
         // As virtio-blk brings them: requests of up to 126 segments, a few requests a pass.
         let started = cpu_time();
         for batch in writes.chunks(512) {
-            let outcome = area.log_op_mprotect(log, batch);
+            let outcome = area.hold(log, batch);
             assert!(outcome.no_memory.is_empty());
         }
         times.push(cpu_time() - started);

@@ -1,11 +1,11 @@
 //! The journal area of one VM: its control blocks (the paper's `JCB_list`) and the operations of its section 4.1.
 //!
 //! One lock. Data-path threads take it once a pass for what was committed, and for every home write, its completion, and
-//! every read of a log block; the thread that answers faults once a fault. Nothing under it needs the guest. There is no I/O
-//! under it but what [`JournalArea::log_op_recover`] and [`JournalArea::log_op_hand_over`] are given to do: they write
-//! to storage, and whoever wants the area meanwhile waits.
+//! every read of a log block; the thread that answers faults once a fault. Nothing under it needs the guest, and there is no I/O
+//! under it but the reads of [`JournalArea::show`], for a guest that mounts. What takes time has a begin and an end
+//! ([`crate::Taking`]).
 
-use crate::commit::{LogWrite, Outcome};
+use crate::commit::{Accepted, LogWrite, Outcome};
 use crate::error::Error;
 use crate::home::{HomeWrite, HostWrite};
 use crate::inflight::Writer;
@@ -16,6 +16,7 @@ use crate::pool::Pool;
 use crate::shown::Outside;
 use crate::table::{Opening, Table, Tail};
 use crate::tail::SuperblockEffect;
+use crate::taking::Taking;
 use guest_memory::{CopyOnWrite, MemorySlice, PageId, VmMemory};
 use std::collections::HashSet;
 use std::io;
@@ -193,7 +194,7 @@ impl JournalArea {
     ///
     /// # Errors
     /// When the files cannot be made.
-    pub fn log_op_init(
+    pub fn make_log(
         &self,
         directory: &Path,
         name: &str,
@@ -216,7 +217,7 @@ impl JournalArea {
 
     /// `LOG_OP_CLEANUP`: forgets a log and removes its files. What it owed is lost unless it was recovered before.
     /// Whoever still names it finds a log that is closed and holds nothing.
-    pub fn log_op_cleanup(&self, id: LogId) {
+    pub fn forget_log(&self, id: LogId) {
         let mut inner = self.lock();
         let Inner { pages, logs, .. } = &mut *inner;
         let Some((jcb, files)) = logs.get_mut(id.0).and_then(Option::as_mut) else { return };
@@ -279,10 +280,10 @@ impl JournalArea {
 
     /// `LOG_OP_MPROTECT`: holds a batch of log writes of one pass and accepts the transactions it completes. On return
     /// every retained page is protected, so the requests may complete.
-    pub fn log_op_mprotect(&self, id: LogId, writes: &[LogWrite]) -> Outcome {
+    pub fn hold(&self, id: LogId, writes: &[LogWrite]) -> Outcome {
         let mut inner = self.lock();
         let Some((pages, jcb)) = inner.log(id) else {
-            return Outcome { no_memory: (0..writes.len()).collect(), committed: 0 };
+            return Outcome { no_memory: (0..writes.len()).collect(), ..Outcome::default() };
         };
         let outcome = jcb.hold(pages, writes);
         self.look_for_contradiction(jcb);
@@ -297,12 +298,22 @@ impl JournalArea {
         outcome
     }
 
-    /// A log block for which there was no memory has reached its own place on storage.
-    pub fn stored(&self, id: LogId, position: u32) {
+    /// A log block for which there was no memory has reached its own place on storage. Gives the transactions that it completed,
+    /// for who asked for them.
+    pub fn stored(&self, id: LogId, position: u32) -> Vec<Accepted> {
         let mut inner = self.lock();
-        if let Some((pages, jcb)) = inner.log(id) {
-            jcb.stored(pages, position);
-            self.look_for_contradiction(jcb);
+        let Some((pages, jcb)) = inner.log(id) else { return Vec::new() };
+        jcb.stored(pages, position);
+        self.look_for_contradiction(jcb);
+        std::mem::take(&mut jcb.accepted)
+    }
+
+    /// From now on, or no longer, every transaction that is accepted is told one by one ([`Outcome::accepted`]). Their blocks can
+    /// be read with [`JournalArea::look`] for as long as they are held.
+    pub fn tell_accepted(&self, id: LogId, is_wanted: bool) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.tells_accepted = is_wanted;
+            jcb.accepted.clear();
         }
     }
 
@@ -317,32 +328,43 @@ impl JournalArea {
         self.has_contradiction.load(Ordering::Acquire)
     }
 
-    /// What proved the books of a log wrong, and it is still here: it has to be taken away ([`JournalArea::log_op_distrust`]).
+    /// What proved the books of a log wrong, and it is still here: it has to be taken away ([`JournalArea::take_distrusted`]).
     pub fn contradiction(&self, id: LogId) -> Option<String> {
         self.lock().log(id).and_then(|(_, jcb)| jcb.contradiction.clone())
     }
 
-    /// Takes a log away whose books were proven wrong: `take` brings it, block for block, to its own place. When it succeeds
-    /// the log is closed here. Nothing is done while a home write of the host's is in flight, which must not land after
-    /// what the guest writes there past us from then on.
-    ///
-    /// # Errors
-    /// Those of `take`; the log stays here, and is kept block for block.
-    pub fn log_op_distrust<T, E>(
-        &self,
-        id: LogId,
-        take: impl FnOnce(&mut HeldLog<'_>) -> Result<T, E>,
-    ) -> Result<Option<T>, E> {
+    /// Begins to take a log away whose books were proven wrong, block for block, to its own place. Nothing while a home write of
+    /// the host's is in flight, which must not land after what the guest writes there past us from then on.
+    pub fn take_distrusted(&self, id: LogId) -> Option<Taking<'_>> {
+        self.begin_taking(id, |jcb| {
+            jcb.contradiction.is_some() && !jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host))
+        })
+    }
+
+    fn begin_taking(&self, id: LogId, may_begin: impl FnOnce(&VmJcb) -> bool) -> Option<Taking<'_>> {
         let mut inner = self.lock();
-        let Some((pages, jcb)) = inner.log(id) else { return Ok(None) };
-        if jcb.contradiction.is_none() || jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host)) {
-            return Ok(None);
+        let (_, jcb) = inner.log(id)?;
+        if jcb.is_taken || !may_begin(jcb) {
+            return None;
         }
-        let result = take(&mut HeldLog::live(jcb, pages))?;
+        jcb.is_taken = true;
+        Some(Taking::new(self, id, jcb.cursor))
+    }
+
+    pub(crate) fn give_up_taking(&self, id: LogId) {
+        if let Some((_, jcb)) = self.lock().log_in_flight(id) {
+            jcb.is_taken = false;
+        }
+    }
+
+    pub(crate) fn end_taking(&self, id: LogId, switch: impl FnOnce()) {
+        let mut inner = self.lock();
+        switch();
+        let Some((pages, jcb)) = inner.log_in_flight(id) else { return };
+        jcb.is_taken = false;
         jcb.close_books(pages);
         inner.pages.let_loose_go();
         inner.feed_starved();
-        Ok(Some(result))
     }
 
     /// Whether some log's books are proven wrong still: others were taken away, or closed by their guests.
@@ -471,7 +493,7 @@ impl JournalArea {
     }
 
     /// `LOG_OP_QUERY`: what a log owes.
-    pub fn log_op_query(&self, id: LogId) -> Owed {
+    pub fn owed(&self, id: LogId) -> Owed {
         let mut inner = self.lock();
         let Some((_, jcb)) = inner.log(id) else { return Owed::default() };
         // What is kept block for block is not for us to write home.
@@ -486,52 +508,22 @@ impl JournalArea {
         }
     }
 
-    /// `LOG_OP_RECOVER`: hands the live log to `recover`, which reads it and writes home what is owed. No home write may
-    /// be in flight. When it succeeds the log is closed and owes nothing.
-    ///
-    /// # Errors
-    /// Those of `recover`; the log is then as it was.
-    ///
-    /// # Panics
-    /// If the log was forgotten.
-    pub fn log_op_recover<T, E>(
-        &self,
-        id: LogId,
-        recover: impl FnOnce(&mut HeldLog<'_>) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let mut inner = self.lock();
-        let (pages, jcb) = inner.log(id).expect("a log is recovered before it is forgotten");
-        debug_assert!(jcb.in_flight.is_empty(), "recovery while home writes are in flight");
-        let result = recover(&mut HeldLog::live(jcb, pages))?;
-        jcb.close_books(pages);
-        inner.pages.let_loose_go();
-        inner.feed_starved();
-        Ok(result)
+    /// Begins to bring an open log home whose guest is gone (the paper's `LOG_OP_RECOVER`). Nothing while a home write is in
+    /// flight, or where it is being taken already.
+    pub fn take_for_recovery(&self, id: LogId) -> Option<Taking<'_>> {
+        self.begin_taking(id, |jcb| jcb.in_flight.is_empty())
     }
 
-    /// Hands an open log over to somebody who keeps it elsewhere from now on: `hand_over` reads it, brings home what is owed, and
-    /// keeps the transaction that the guest is in the midst of, which begins where it is told. When it succeeds the log is
-    /// closed here and owes nothing. Nothing is done, for now or for good, while a home write is in flight, or where the
-    /// log is not open or is kept block for block.
-    ///
-    /// # Errors
-    /// Those of `hand_over`; the log is then as it was.
-    pub fn log_op_hand_over<T, E>(
-        &self,
-        id: LogId,
-        hand_over: impl FnOnce(&mut HeldLog<'_>, Tail) -> Result<T, E>,
-    ) -> Result<Option<T>, E> {
-        let mut inner = self.lock();
-        let Some((pages, jcb)) = inner.log(id) else { return Ok(None) };
-        if !jcb.is_open() || jcb.table.is_materialise() || !jcb.in_flight.is_empty() {
-            return Ok(None);
-        }
-        let cursor = jcb.cursor;
-        let result = hand_over(&mut HeldLog::live(jcb, pages), cursor)?;
-        jcb.close_books(pages);
-        inner.pages.let_loose_go();
-        inner.feed_starved();
-        Ok(Some(result))
+    /// Begins to hand an open log over to somebody who keeps it elsewhere from now on: what is owed goes home, and the
+    /// transaction that the guest is in the midst of goes on there ([`Taking::cursor`]). Nothing, for now or for good, while a
+    /// home write is in flight, or where the log is not open or is kept block for block.
+    pub fn take_for_hand_over(&self, id: LogId) -> Option<Taking<'_>> {
+        self.begin_taking(id, |jcb| jcb.is_open() && !jcb.table.is_materialise() && jcb.in_flight.is_empty())
+    }
+
+    /// The log as it is from moment to moment: for who reads it block by block, with I/O of his own between.
+    pub fn log_now(&self, id: LogId) -> HeldLog<'_> {
+        HeldLog::taken(self, id)
     }
 
     /// From now on a log's blocks are held so.

@@ -44,6 +44,23 @@ pub struct Outcome {
     pub no_memory: Vec<usize>,
     /// Transactions that this batch completed.
     pub committed: u32,
+    /// The same one by one, for who asked for it ([`crate::JournalArea::tell_accepted`]).
+    pub accepted: Vec<Accepted>,
+}
+
+/// A transaction that was accepted: its commit block is there, with all that it commits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its sequence number.
+    pub sequence: u32,
+    /// The log block of its first control block.
+    pub first_position: u32,
+    /// The log block of its commit block.
+    pub commit_position: u32,
+    /// What it commits, in its order: log block and home block. Versions that replay would skip are not among them.
+    pub tags: Vec<(u32, u64)>,
+    /// The home blocks that it revokes.
+    pub revokes: Vec<u64>,
 }
 
 impl VmJcb {
@@ -119,6 +136,7 @@ impl VmJcb {
             }
         }
         outcome.committed = self.accept(pages);
+        outcome.accepted = std::mem::take(&mut self.accepted);
         self.note_memory();
         outcome
     }
@@ -238,7 +256,7 @@ impl VmJcb {
                         if !self.is_complete(pages, &block) {
                             return accepted;
                         }
-                        self.commit(pages, format.next(position));
+                        self.commit(pages, position, format.next(position));
                         accepted += 1;
                         if self.contradiction.is_some() {
                             return accepted;
@@ -300,9 +318,11 @@ impl VmJcb {
     }
 
     /// Accepts the partial transaction: its blocks are the newest versions from here on.
-    fn commit(&mut self, pages: &mut Pages, next: u32) {
+    fn commit(&mut self, pages: &mut Pages, commit_position: u32, next: u32) {
         let partial = std::mem::take(&mut self.partial);
         let sequence = self.cursor.sequence;
+        let first_position = self.cursor.position;
+        let mut tags = Vec::new();
         self.transactions.push_back(Transaction { sequence, first_position: self.cursor.position, owed: 0 });
         self.cursor = Tail { position: next, sequence: sequence.wrapping_add(1) };
         let mut block = vec![0; self.shape.block_bytes as usize];
@@ -322,6 +342,9 @@ impl VmJcb {
                 continue;
             }
             self.commit_version(pages, tag.position, home, tag.is_escaped());
+            if self.tells_accepted {
+                tags.push((tag.position, home));
+            }
         }
         for block in &partial.revokes {
             if let Some(position) = self.newest(*block) {
@@ -330,6 +353,10 @@ impl VmJcb {
             }
         }
         self.counters.transactions += 1;
+        if self.tells_accepted {
+            let revokes = partial.revokes;
+            self.accepted.push(Accepted { sequence, first_position, commit_position, tags, revokes });
+        }
     }
 
     fn data_checksum_ok(&self, pages: &Pages, sequence: u32, tag: &PendingTag, block: &mut [u8]) -> bool {

@@ -23,7 +23,7 @@
 //! From the first proof on nothing is read from the books any more. The log is kept block for block, as the guest writes
 //! it, which is right whatever is wrong: it is what storage would have. Nothing is written home, because homes are what is
 //! in doubt; what the guest's tail has passed is by its own word not needed. Whoever holds the log has to bring it
-//! to its own place on storage and to leave it there (`JournalArea::log_op_distrust`).
+//! to its own place on storage and to leave it there (`JournalArea::take_distrusted`).
 
 use crate::jcb::VmJcb;
 use crate::pages::Pages;

@@ -34,7 +34,7 @@ pub enum HomeWrite {
         /// Blocks to take from elsewhere.
         replaced: Vec<(usize, Source)>,
     },
-    /// The host is writing one of these blocks home: wait until something has ended, then ask again.
+    /// The host is writing one of these blocks home, or the log elsewhere: wait until something has ended, then ask again.
     Wait,
     /// These blocks' committed versions are only in their home blocks, and the write may carry something else: read them
     /// and call [`crate::JournalArea::restore`] first, then ask again.
@@ -58,7 +58,7 @@ impl VmJcb {
         blocks: Range<u64>,
         payload: &[Option<MemorySlice>],
     ) -> HomeWrite {
-        if self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
+        if self.is_taken || self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
             return HomeWrite::Wait;
         }
         let mut candidates = Vec::new();
@@ -186,7 +186,8 @@ impl VmJcb {
 
     /// The guest no longer cares for what is in `blocks`.
     pub(crate) fn discarded(&mut self, pages: &mut Pages, blocks: Range<u64>) {
-        if self.contradiction.is_some() {
+        // Of a log that is taken elsewhere the guest asks again.
+        if self.contradiction.is_some() || self.is_taken {
             return;
         }
         // Whichever is shorter: the range, or what is known.
@@ -202,7 +203,8 @@ impl VmJcb {
     /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.
     /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later.
     pub(crate) fn host_writes(&mut self, pages: &Pages, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
-        let Some(format) = self.format.filter(|_| self.contradiction.is_none() && !self.is_torn) else {
+        let Some(format) = self.format.filter(|_| self.contradiction.is_none() && !self.is_torn && !self.is_taken)
+        else {
             return Vec::new();
         };
         let mut writes = Vec::new();

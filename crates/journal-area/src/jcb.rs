@@ -10,6 +10,7 @@
 //! * A position's location changes in one place, [`VmJcb::set_location`].
 
 use crate::chains::Chains;
+use crate::commit::Accepted;
 use crate::contradiction::Unexplained;
 use crate::homes::Homes;
 use crate::inflight::InFlight;
@@ -171,6 +172,12 @@ pub struct VmJcb {
     pub(crate) misplaced: u32,
     /// What proved the books wrong.
     pub(crate) contradiction: Option<String>,
+    /// Somebody is bringing it elsewhere ([`crate::Taking`]): what is newest of it, and where it begins, must not change.
+    pub(crate) is_taken: bool,
+    /// Somebody wants to know of every transaction that is accepted.
+    pub(crate) tells_accepted: bool,
+    /// Those that nobody was told of yet.
+    pub(crate) accepted: Vec<Accepted>,
     scratch: Vec<u8>,
 }
 
@@ -208,6 +215,9 @@ impl VmJcb {
             unexplained: Unexplained::default(),
             misplaced: 0,
             contradiction: None,
+            is_taken: false,
+            tells_accepted: false,
+            accepted: Vec::new(),
             scratch: vec![0; shape.block_bytes as usize],
         }
     }
@@ -496,6 +506,7 @@ impl VmJcb {
         self.by_page.clear();
         self.transactions.clear();
         self.partial = Partial::default();
+        self.accepted.clear();
         self.format = None;
         self.forget_signs();
     }

@@ -3,13 +3,13 @@
 //!
 //! For every log there is a [`VmJcb`], the paper's control block: which log block is where ([`Location`], 4 bytes in a
 //! tmpfs file that outlives the process), which home block it is a version of (4 bytes), and two hash tables, by page
-//! and by home block. The operations keep the paper's names: [`JournalArea::log_op_init`], `log_op_cleanup`,
-//! `log_op_mprotect`, `log_op_query`, `log_op_recover`. What the paper's patched file system told its VMM in hypercalls
+//! and by home block. The paper's operations are called after what they do: [`JournalArea::make_log`] (`LOG_OP_INIT`),
+//! [`JournalArea::forget_log`] (`LOG_OP_CLEANUP`), [`JournalArea::hold`] (`LOG_OP_MPROTECT`), [`JournalArea::owed`]
+//! (`LOG_OP_QUERY`), [`JournalArea::take_for_recovery`] (`LOG_OP_RECOVER`). What the paper's patched file system told its VMM in hypercalls
 //! is read here from the guest's ordinary log writes.
 //!
 //! What it must never do: let the content of a committed, newest version change or go before the same content is at
-//! home, or something newer is committed; say that a batch is held before its pages are protected; do I/O of its own (recovery and a hand-over run
-//! that of their caller).
+//! home, or something newer is committed; say that a batch is held before its pages are protected; do I/O of its own.
 //!
 //! Failure story: the process may be killed between any two stores. The tables are changed one word at a time and in an
 //! order in which every prefix is right; [`FoundLog`] opens what is left. When memory runs out, data blocks go to their
@@ -34,9 +34,10 @@ mod pool;
 mod shown;
 mod table;
 mod tail;
+mod taking;
 
 pub use area::{JournalArea, LogId, Owed, Pressure, Waker};
-pub use commit::{Content, LogWrite, Outcome};
+pub use commit::{Accepted, Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};
 pub use jcb::{Counters, Holding, LogShape, VmJcb};
@@ -45,3 +46,4 @@ pub use log::{FoundLog, HeldLog};
 pub use shown::Outside;
 pub use table::{LOG_BLOCKS_MAX, Opening, Tail, opening_number_of};
 pub use tail::SuperblockEffect;
+pub use taking::Taking;

@@ -1,5 +1,7 @@
-//! The held log as replay reads it: from a live control block, or from the files that a dead process left.
+//! The held log as replay reads it: from a live control block, from one that is being taken elsewhere, or from the files that a
+//! dead process left.
 
+use crate::area::{JournalArea, LogId};
 use crate::error::Error;
 use crate::jcb::VmJcb;
 use crate::location::Location;
@@ -109,9 +111,9 @@ impl FoundLog {
         HeldLog { from: From::Found(self) }
     }
 
-    /// Whether the log was handed over to whoever has one that begins at `tail`.
-    pub fn is_handed_over(&self, tail: Tail) -> bool {
-        self.table.handed_over() == Some(tail)
+    /// Where the log goes on outside, if it was being handed over.
+    pub fn handed_over(&self) -> Option<Tail> {
+        self.table.handed_over()
     }
 
     /// Says that there is nothing left to finish.
@@ -123,6 +125,8 @@ impl FoundLog {
 #[derive(Debug)]
 enum From<'a> {
     Live(&'a VmJcb, &'a Pages),
+    /// Under the area's lock for the time of each question only.
+    Taken(&'a JournalArea, LogId),
     Found(&'a FoundLog),
 }
 
@@ -137,53 +141,60 @@ impl<'a> HeldLog<'a> {
         HeldLog { from: From::Live(jcb, pages) }
     }
 
-    fn table(&self) -> &Table {
+    pub(crate) fn taken(area: &'a JournalArea, id: LogId) -> Self {
+        HeldLog { from: From::Taken(area, id) }
+    }
+
+    /// Asks the log as it is at this moment.
+    fn now<T>(&self, ask: impl FnOnce(&HeldLog<'_>, &Table) -> T) -> T {
         match self.from {
-            From::Live(jcb, _) => &jcb.table,
-            From::Found(found) => &found.table,
+            From::Live(jcb, _) => ask(self, &jcb.table),
+            From::Found(found) => ask(self, &found.table),
+            From::Taken(area, id) => area.look(id, |held| held.now(ask)),
         }
     }
 
     /// Notes, for whoever finds the log, that it goes on outside from here on as soon as the outside says so; or that it
     /// does not.
     pub fn note_hand_over(&self, cursor: Option<Tail>) {
-        self.table().set_handed_over(cursor);
+        self.now(|_, table| table.set_handed_over(cursor));
     }
 
     /// Number of log blocks.
     pub fn log_blocks(&self) -> u32 {
-        self.table().log_blocks()
+        self.now(|_, table| table.log_blocks())
     }
 
     /// Bytes in a log block.
     pub fn block_bytes(&self) -> u32 {
-        self.table().block_bytes()
+        self.now(|_, table| table.block_bytes())
     }
 
     /// Whether the log has to be materialised instead of replayed.
     pub fn is_materialise(&self) -> bool {
-        self.table().is_materialise()
+        self.now(|_, table| table.is_materialise())
     }
 
     /// Whether the books were proven wrong: the log is kept block for block, and where its blocks belong is in doubt.
     pub fn is_distrusted(&self) -> bool {
-        self.table().is_distrusted()
+        self.now(|_, table| table.is_distrusted())
     }
 
     /// Where the live log begins.
     pub fn tail(&self) -> Option<Tail> {
-        self.table().tail()
+        self.now(|_, table| table.tail())
     }
 
     /// Where a log block's content is.
     pub fn location(&self, position: u32) -> Location {
-        self.table().load(position).unwrap_or(Location::None)
+        self.now(|_, table| table.load(position).unwrap_or(Location::None))
     }
 
     /// Whether a log block belongs to a transaction of the live log that counts. Nothing is known of a log that was found.
     pub fn is_live(&self, position: u32) -> bool {
         match self.from {
             From::Live(jcb, _) => jcb.live_index(position).is_some(),
+            From::Taken(area, id) => area.look(id, |held| held.is_live(position)),
             From::Found(_) => false,
         }
     }
@@ -192,6 +203,7 @@ impl<'a> HeldLog<'a> {
     pub fn read_held(&self, position: u32, buffer: &mut [u8]) -> bool {
         match self.from {
             From::Live(jcb, pages) => jcb.read_held(pages, position, buffer),
+            From::Taken(area, id) => area.look(id, |held| held.read_held(position, buffer)),
             From::Found(found) => match self.location(position) {
                 Location::Guest(page) => {
                     let Some((file, offset)) = place_in(&found.ram, page) else { return false };
@@ -216,6 +228,10 @@ impl<'a> HeldLog<'a> {
     /// # Errors
     /// When a block is only on storage ([`Location::Storage`]): the caller has to read it there.
     pub fn read_block(&self, position: u32, buffer: &mut [u8]) -> io::Result<LogContent> {
+        if let From::Taken(area, id) = self.from {
+            // In one piece: a page that is copied out meanwhile is at one place or the other.
+            return area.look(id, |held| held.read_block(position, buffer));
+        }
         if self.read_held(position, buffer) {
             if position == 0
                 && let Some(tail) = self.tail()

@@ -25,7 +25,7 @@ impl Rig {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let area = JournalArea::new(&VmMemory::new(), u64::MAX);
         let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
-        let log = area.log_op_init(directory.path(), "log", shape, Holding::Copy, Vec::new()).expect("a log");
+        let log = area.make_log(directory.path(), "log", shape, Holding::Copy, Vec::new()).expect("a log");
         let features = Features { compat: 0, incompat: Features::REVOKE, ro_compat: 0 };
         let superblock = SuperblockBuilder {
             block_size: BLOCK as u32,
@@ -53,11 +53,11 @@ impl Rig {
         self.builder.transaction(&transaction, &mut |position, block| {
             writes.push(LogWrite { position, content: Content::Bytes(block.to_vec()) });
         });
-        self.area.log_op_mprotect(self.log, &writes).committed
+        self.area.hold(self.log, &writes).committed
     }
 
     fn owed(&self) -> u64 {
-        self.area.log_op_query(self.log).blocks
+        self.area.owed(self.log).blocks
     }
 
     fn write_home(&self, first: u64, count: u64) {

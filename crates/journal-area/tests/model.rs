@@ -145,7 +145,7 @@ impl Guest {
         memory.simulate_protection();
         let area = JournalArea::new(&memory, u64::MAX);
         let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS };
-        let log = area.log_op_init(directory.path(), "log", shape, holding, Vec::new()).expect("a log");
+        let log = area.make_log(directory.path(), "log", shape, holding, Vec::new()).expect("a log");
         let superblock = SuperblockBuilder {
             maxlen: LOG_BLOCKS,
             uuid: [7; 16],
@@ -358,7 +358,7 @@ impl Guest {
                 .collect();
             let outcome = self.step(|guest| {
                 guest.complete.extend(batch.iter().cloned());
-                guest.area.log_op_mprotect(guest.log, &writes)
+                guest.area.hold(guest.log, &writes)
             });
             assert!(outcome.no_memory.is_empty());
             self.is_partial = end == End::CommitFirst;
@@ -557,7 +557,7 @@ impl Guest {
             replay(&mut CompleteLog(&self.complete), &mut expected);
         }
         let mut found = disk.clone();
-        let owed = self.area.log_op_query(self.log);
+        let owed = self.area.owed(self.log);
         self.area.look(self.log, |held| {
             if self.open {
                 let written = replay(held, &mut found);

@@ -34,7 +34,7 @@ impl Rig {
         memory.simulate_protection();
         let area = JournalArea::new(&memory, u64::MAX);
         let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
-        let log = area.log_op_init(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
+        let log = area.make_log(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
             SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
                 .checksum(Checksum::None);
@@ -66,7 +66,7 @@ impl Rig {
             };
             writes.push(LogWrite { position, content });
         });
-        assert_eq!(self.area.log_op_mprotect(self.log, &writes).committed, 1);
+        assert_eq!(self.area.hold(self.log, &writes).committed, 1);
         self.area.check().expect("the books are right");
         positions
     }
@@ -119,7 +119,7 @@ fn a_page_is_retained_for_one_block_only() {
     for position in positions {
         assert!(rig.holds(position, 1), "log block {position} is as it was committed");
     }
-    assert_eq!(rig.area.log_op_query(rig.log).blocks, 3);
+    assert_eq!(rig.area.owed(rig.log).blocks, 3);
 }
 
 /// The log goes once round while a home write is on its way, and the same page holds another version of the same block
@@ -147,7 +147,7 @@ fn a_write_home_lets_go_of_the_version_that_it_carried() {
     assert_eq!(first, again, "the same log block");
     assert!(rig.memory.is_retained(page), "and the same page");
     rig.area.home_write_ended(rig.log, operation, true);
-    assert_eq!(rig.area.log_op_query(rig.log).blocks, 1, "the new version is still owed");
+    assert_eq!(rig.area.owed(rig.log).blocks, 1, "the new version is still owed");
     assert!(rig.holds(again[0], 2));
     rig.area.check().expect("the books are right");
 }
@@ -210,12 +210,56 @@ fn a_live_log_that_is_written_over_ends_there() {
         rig.fill(page, block as u8);
         rig.commit(&[(block, page)]);
     }
-    assert_eq!(rig.area.log_op_query(rig.log).blocks, 3);
+    assert_eq!(rig.area.owed(rig.log).blocks, 3);
     let tail = rig.area.tail(rig.log).expect("a tail").position;
     // A transaction of one block takes three log blocks: this is the second one's descriptor.
     let content = Content::Bytes(vec![0x77; BLOCK]);
-    rig.area.log_op_mprotect(rig.log, &[LogWrite { position: tail + 3, content }]);
+    rig.area.hold(rig.log, &[LogWrite { position: tail + 3, content }]);
     rig.area.check().expect("the books are right");
-    assert_eq!(rig.area.log_op_query(rig.log).blocks, 1, "the first transaction counts");
+    assert_eq!(rig.area.owed(rig.log).blocks, 1, "the first transaction counts");
     assert!(rig.area.host_writes(rig.log, 8, false).is_empty(), "the host writes into what somebody else writes");
+}
+
+/// Bringing a log elsewhere takes I/O. Whoever does it has no lock meanwhile: its guest's writes to protected pages are answered, and
+/// what was committed is read all the same.
+#[test]
+fn pages_are_answered_while_a_log_is_taken_elsewhere() {
+    let mut rig = Rig::new();
+    let pages = [PageId(5), PageId(6)];
+    rig.fill(pages[0], 1);
+    rig.fill(pages[1], 2);
+    let positions = rig.commit(&[(10, pages[0]), (11, pages[1])]);
+    let taking = rig.area.take_for_hand_over(rig.log).expect("nothing is in the way");
+    assert!(rig.area.take_for_recovery(rig.log).is_none(), "one at a time");
+    let held = taking.log();
+    // In the midst of it: a fault for a page, which needs the lock; and a fault that comes between the two halves of a look.
+    rig.fill(pages[0], 3);
+    assert!(rig.holds(positions[0], 1) && rig.holds(positions[1], 2));
+    let mut block = vec![0; BLOCK];
+    assert!(held.read_held(positions[0], &mut block));
+    assert_eq!(block, [1; BLOCK]);
+    // Homes do not change, and nothing is let go: what is newest was counted when it began.
+    assert!(matches!(rig.area.home_write_begins(rig.log, 10..11, &[rig.memory.page(pages[1])]), HomeWrite::Wait));
+    rig.area.discarded(rig.log, 10..12);
+    assert!(rig.area.host_writes(rig.log, 8, false).is_empty());
+    assert_eq!(rig.area.owed(rig.log).blocks, 2);
+    // It does not come about: the log is held as it was.
+    drop(taking);
+    rig.area.check().expect("the books are right");
+    assert!(rig.area.is_open(rig.log) && rig.holds(positions[0], 1));
+    let payload = [rig.memory.page(pages[1])];
+    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 11..12, &payload) else {
+        panic!("nothing is in the way any more")
+    };
+    assert!(rig.area.take_for_hand_over(rig.log).is_none(), "a home write is on its way");
+    rig.area.home_write_ended(rig.log, operation, true);
+    // The second time it does, and the log changes hands at one moment.
+    let taking = rig.area.take_for_hand_over(rig.log).expect("nothing is in the way");
+    assert_eq!(taking.cursor().sequence, rig.builder.sequence);
+    let mut has_switched = false;
+    taking.end(|| has_switched = true);
+    assert!(has_switched && !rig.area.is_open(rig.log));
+    assert_eq!(rig.area.owed(rig.log).blocks, 0);
+    assert!(!rig.memory.is_retained(pages[0]) && !rig.memory.is_retained(pages[1]));
+    rig.area.check().expect("the books are right");
 }

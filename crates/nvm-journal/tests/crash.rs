@@ -8,6 +8,7 @@
 
 use nvm_journal::medium::{CrashImages, SimulatedMedium};
 use nvm_journal::{ATTACHMENT_BYTES, Found, Journal, JournalOptions, Owner, forget};
+use seeded_random::Random;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -18,23 +19,6 @@ const REGION_BYTES: usize = 4 * 4096 + 44 * (BLOCK_BYTES + 20);
 const POINTS_MIN: u64 = 2_000;
 
 type Content = [u8; BLOCK_BYTES];
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
 
 /// What recovery may find.
 #[derive(Clone, Default)]
@@ -227,11 +211,11 @@ impl Run {
     fn content(&mut self, home: u64) -> Content {
         let mut content = self.expected().expected.state[&home];
         match self.random.below(8) {
-            0 => content.fill_with(|| self.random.next() as u8),
+            0 => content.fill_with(|| self.random.bits() as u8),
             1 => {}
             count => {
                 for _ in 0..count {
-                    content[self.random.below(BLOCK_BYTES as u64) as usize] = self.random.next() as u8;
+                    content[self.random.below(BLOCK_BYTES as u64) as usize] = self.random.bits() as u8;
                 }
             }
         }
@@ -268,7 +252,7 @@ impl Run {
             18 => self.another_sequence(),
             19 => {
                 self.expected().doing = "another record of the owner";
-                let byte = self.random.next() as u8;
+                let byte = self.random.bits() as u8;
                 self.journal.set_owner(&owner_with(byte)).expect("the medium works");
             }
             _ => self.another_owner(),
@@ -432,18 +416,18 @@ impl Run {
 
 /// One run: some episodes of work, each beginning with what the crash of the one before left.
 fn run(seed: u64, episodes: u32) -> u64 {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut home = BTreeMap::new();
     for block in 0..HOMES {
         let mut content = [0; BLOCK_BYTES];
-        content.fill_with(|| random.next() as u8);
+        content.fill_with(|| random.bits() as u8);
         home.insert(block, content);
     }
     let options = JournalOptions { byte_level: random.below(4) != 0, checksums: random.below(4) != 0 };
     let expected = Expected { state: home.clone(), home, sequence: 10, next_sequence: 10, ..Expected::default() };
     let shared = Arc::new(Mutex::new(Shared {
         expected,
-        random: Random(seed ^ 0x6372_6173_6800),
+        random: Random::new(seed ^ 0x6372_6173_6800),
         points: 0,
         seed,
         doing: "",
@@ -452,8 +436,8 @@ fn run(seed: u64, episodes: u32) -> u64 {
     }));
     let mut image = vec![0; REGION_BYTES];
     for _ in 0..episodes {
-        let next = random.next();
-        let mut run = Run::take_over(&shared, image, Random(next), options);
+        let next = random.bits();
+        let mut run = Run::take_over(&shared, image, Random::new(next), options);
         let crash_at = lock(&shared).points + random.below(900);
         lock(&shared).crash_at = crash_at;
         loop {

@@ -7,10 +7,12 @@
 //! sentence, and the guest waits for its disks as if amberlog had been killed.
 
 use crate::disk::PlacementKind;
-use crate::journals::{Journals, Log};
-use jbd2::Superblock;
+use crate::journals::Journals;
+use crate::keepers::keeper_of;
+use crate::log::Log;
+use crate::stored::{self, Elsewhere, Says};
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 impl Journals {
     /// Whether a guest could go on without this process: every log that is open is in its own place on storage.
@@ -19,15 +21,15 @@ impl Journals {
     /// A sentence about the first log that is not.
     pub fn check_left(&self) -> io::Result<()> {
         for log in self.logs() {
-            let held_in_region = match &self.disk(log.home_disk).options.nvm {
+            let held_in_region = match &log.home.options.nvm {
                 Some(nvm) => nvm.blocks_of(log.index).is_some(),
                 None => false,
             };
-            let is_elsewhere = log.is_open() && log.placement != PlacementKind::Storage;
+            let is_elsewhere = log.is_open() && !log.keeper.leaves_nothing_here();
             if is_elsewhere || held_in_region {
                 return Err(io::Error::other(format!(
                     "disk {}: the journal of the file system at byte {} lives in placement {}, and cannot be left",
-                    self.disk(log.home_disk).options.name,
+                    log.home.options.name,
                     log.place.home_start,
                     log.placement.name()
                 )));
@@ -55,16 +57,14 @@ impl Journals {
         let found = logs.iter().map(|log| self.find_left(log)).collect::<io::Result<Vec<_>>>()?;
         for (log, live_from) in logs.iter().zip(found) {
             let Some(sequence) = live_from else { continue };
-            // A copy on a server would begin in the midst: that way is open again when the VM is started anew.
-            let (remote, wanted) = match &log.remote {
-                Some(_) => (None, Arc::new(Mutex::new(PlacementKind::Storage))),
-                None => (None, Arc::clone(&log.wanted)),
-            };
+            if log.placement == PlacementKind::Remote {
+                // A copy on a server would begin in the midst: that way is open again when the VM is started anew.
+                log.want(PlacementKind::Storage);
+            }
             let on_storage = Log {
                 placement: PlacementKind::Storage,
                 storage_from: Some(sequence),
-                remote,
-                wanted,
+                keeper: keeper_of(&self.area, log.id, PlacementKind::Storage),
                 ..(**log).clone()
             };
             on_storage.set_open();
@@ -83,26 +83,14 @@ impl Journals {
             Err(io::Error::other(format!(
                 "disk {}: the journal of the file system at byte {} {what}: its guest cannot go on here; end the VM, and \
                  what it is owed is looked for",
-                self.disk(log.home_disk).options.name,
-                log.place.home_start
+                log.home.options.name, log.place.home_start
             )))
         };
-        match self.superblock_on_storage(log)? {
-            None => refuse("cannot be read on storage"),
-            Some(superblock) => match left_at(&superblock) {
-                Ok(live_from) => Ok(live_from),
-                Err(()) => refuse("is marked on storage as held elsewhere, or with an error"),
-            },
+        let stored = stored::of(log)?;
+        match (stored.says, stored.live_from()) {
+            (_, Ok(live_from)) => Ok(live_from.map(|tail| tail.sequence)),
+            (Says::NoJournal(_), _) => refuse("cannot be read on storage"),
+            (_, Err(Elsewhere)) => refuse("is marked on storage as held elsewhere, or with an error"),
         }
-    }
-}
-
-/// Of a journal superblock on storage: the transaction with which the log begins, nothing if it is empty; an error if
-/// what the log held is not there.
-fn left_at(superblock: &Superblock) -> Result<Option<u32>, ()> {
-    match (superblock.is_empty(), superblock.errno) {
-        (false, _) => Ok(Some(superblock.sequence)),
-        (true, 0) => Ok(None),
-        (true, _) => Err(()),
     }
 }

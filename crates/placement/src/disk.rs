@@ -1,6 +1,8 @@
 //! One disk of a VM, as its route and its VM's journals share it.
 
+use crate::keeper::{Side, Step};
 use crate::layout::DiskLayout;
+use crate::log::Log;
 use crate::nvm::NvmDisk;
 use crate::remote::RemoteOptions;
 use std::fs::File;
@@ -8,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use write_log::{LoggedFile, WriteLog};
 
 /// Where a journal lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,8 @@ pub struct DiskOptions {
     pub nvm: Option<Arc<NvmDisk>>,
     /// Its journal server, for placement `remote`.
     pub remote: Option<RemoteOptions>,
+    /// Where everything that is sent to the image is written down.
+    pub write_log: Option<Arc<WriteLog>>,
 }
 
 /// Sentences that are kept of what is wrong with a disk.
@@ -133,7 +138,7 @@ pub struct Disk {
     /// What it has done.
     pub counters: DiskCounters,
     /// For what is rare and may block: scans, marks, restored blocks. The data path has the disk engine.
-    pub(crate) file: File,
+    pub(crate) file: LoggedFile,
     /// The same past the page cache, where another host may write it.
     pub(crate) direct: Option<File>,
     /// Another host has it: nothing is written to it from here any more.
@@ -151,7 +156,12 @@ pub struct Disk {
     was_started: AtomicBool,
     /// What is wrong, in sentences.
     faults: Mutex<Vec<String>>,
+    /// Steps of keepers that this disk's thread is to carry out.
+    passed_on: Mutex<Vec<PassedOn>>,
 }
+
+/// A step that another disk's thread has passed on, and whose log it concerns.
+pub(crate) type PassedOn = (Arc<Log>, Side, Step);
 
 impl Disk {
     /// Opens the image a second time, beside the disk engine.
@@ -161,6 +171,7 @@ impl Disk {
     pub fn open(options: DiskOptions) -> std::io::Result<Self> {
         let file = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(&options.path)?;
         let direct = crate::remote::open_direct(&file, &options.path);
+        let file = LoggedFile::new(file, options.write_log.clone());
         Ok(Disk {
             options,
             counters: DiskCounters::default(),
@@ -175,7 +186,18 @@ impl Disk {
             unheld: Mutex::default(),
             was_started: AtomicBool::new(false),
             faults: Mutex::default(),
+            passed_on: Mutex::default(),
         })
+    }
+
+    /// Has this disk's thread carry out a step.
+    pub(crate) fn pass_on(&self, log: Arc<Log>, side: Side, step: Step) {
+        self.passed_on.lock().expect("no panic under this lock").push((log, side, step));
+        self.wake.wake();
+    }
+
+    pub(crate) fn take_passed_on(&self) -> Vec<PassedOn> {
+        std::mem::take(&mut *self.passed_on.lock().expect("no panic under this lock"))
     }
 
     /// Keeps a sentence that says what is wrong, for reports. The log has it already. A guest can cause any number of them: the

@@ -19,11 +19,13 @@
 
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_in_place;
-use crate::journals::{Journals, Log};
+use crate::journals::Journals;
+use crate::keeper::Finished;
+use crate::log::Log;
 use block_route::LogIndex;
+use journal_area::JournalArea;
 use recovery::{Report, Status};
 use std::io;
-use std::sync::atomic::Ordering;
 
 /// What a report says of a log that nobody here replays.
 pub(crate) const LEFT_TO_THE_GUEST: &str = "the journal was not what it seemed, so it was not replayed: the guest's own kernel \
@@ -34,77 +36,85 @@ impl Journals {
     /// passes. What has to wait stays held, block for block, until the next call.
     pub(crate) fn distrust_on(&self, disk: usize) {
         for log in self.logs().into_iter().filter(|log| log.journal_disk == disk && log.is_held_open()) {
+            // A block on its way to its own place would be read there before it has arrived.
+            if log.keeper.has_stored_in_flight() {
+                continue;
+            }
             let Some(why) = self.area.contradiction(log.id) else { continue };
-            self.say_distrusted(&log, &why);
+            say(&self.area, &log, &why);
             if let Err(error) = self.distrust(log.index)
-                && !log.has_failed_to_leave.swap(true, Ordering::AcqRel)
+                && log.failed_to_leave()
             {
                 log::error!(
                     "disk {}: writing the journal to its own place failed: {error}; it stays in memory, block for block",
-                    self.disk(log.journal_disk).options.name
+                    log.journal.options.name
                 );
             }
         }
         self.area.look_for_contradictions();
     }
 
-    pub(crate) fn say_distrusted(&self, log: &Log, why: &str) {
-        if log.is_distrusted.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        *log.wanted.lock().expect("no panic under this lock") = PlacementKind::Storage;
-        let by_host = self.area.counters(log.id).written_home_by_host;
-        let mut sentence = format!(
-            "the journal of the file system at byte {} is not what it seemed: {why}. Something lies between that file system and \
-             this disk (device mapper, md, a cache), or its kernel does what amberlog does not know: the journal goes to \
-             storage as it is and is left to the guest; give the disk placement=storage",
-            log.place.home_start
-        );
-        if by_host > 0 {
-            sentence.push_str(&format!(
-                ". {by_host} blocks were written home by amberlog before, perhaps to wrong places: run e2fsck"
-            ));
-        }
-        let disk = self.disk(log.home_disk);
-        log::error!("disk {}: {sentence}", disk.options.name);
-        disk.note_fault(&sentence);
-    }
-
     /// Takes one away. False when that has to wait.
     fn distrust(&self, index: LogIndex) -> io::Result<bool> {
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let Some(log) = self.log(index) else { return Ok(true) };
-        let Ok(_alone) = log.recovering.try_lock() else { return Ok(false) };
-        let (home, journal) = (&self.disk(log.home_disk).file, &self.disk(log.journal_disk).file);
-        // Its lock goes before the area's; nobody may write the mark over the superblock that goes to storage now.
+        let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
+        let (home, journal) = (&log.home.file, &log.journal.file);
+        let Some(taking) = self.area.take_distrusted(log.id) else { return Ok(false) };
+        // Nobody may write the mark over the superblock that goes to storage now.
         let marked = log.take_mark();
-        let outcome = self.area.log_op_distrust(log.id, |held| -> io::Result<u64> {
-            let from = held.tail().map(|tail| tail.sequence);
-            let report = write_in_place(held, &log.place, home, journal).map_err(io::Error::other)?;
-            // Under the area's lock: nobody takes the log for a held one that is closed.
-            self.put(&log, PlacementKind::Storage, from);
-            Ok(report.bytes_written)
-        });
-        let Ok(Some(bytes)) = outcome else {
-            *log.mark.lock().expect("no panic under this lock") = marked;
-            return outcome.map(|_| false);
+        let from = taking.log().tail().map(|tail| tail.sequence);
+        let bytes = match write_in_place(&taking.log(), &log.place, home, journal) {
+            Ok(report) => report.bytes_written,
+            Err(error) => {
+                drop(taking);
+                log.put_mark_back(marked);
+                log.home.wake.wake();
+                return Err(io::Error::other(error));
+            }
         };
+        // At one moment: nobody takes the log for a held one that is closed.
+        taking.end(|| self.put(&log, PlacementKind::Storage, from));
+        // Changes of homes may have waited.
+        log.home.wake.wake();
         self.describe_or_complain();
-        DiskCounters::add(&self.disk(log.journal_disk).counters.journal_bytes_to_storage, bytes);
-        for disk in [log.home_disk, log.journal_disk] {
-            // Flushes were not passed on while it was held.
-            self.disk(disk).set_dirty();
-        }
-        log.is_emptying.store(false, Ordering::Release);
+        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
+        // Flushes were not passed on while it was held.
+        log.home.set_dirty();
+        log.journal.set_dirty();
+        log.end_emptying(None);
         Ok(true)
     }
+}
 
-    /// The VM is gone, or has been reset: a log that is left to the guest is on storage, as it is.
-    pub(crate) fn leave_to_guest(&self, log: &Log, is_vm_gone: bool) {
-        log.is_open.store(false, Ordering::Release);
-        if is_vm_gone {
-            let report = Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST);
-            *log.recovery.lock().expect("no panic under this lock") = Some(report);
-        }
+/// Says that a log is distrusted, and why; it stays on storage from now on.
+pub(crate) fn say(area: &JournalArea, log: &Log, why: &str) {
+    if !log.distrust() {
+        return;
     }
+    log.want(PlacementKind::Storage);
+    let by_host = area.counters(log.id).written_home_by_host;
+    let mut sentence = format!(
+        "the journal of the file system at byte {} is not what it seemed: {why}. Something lies between that file system and \
+         this disk (device mapper, md, a cache), or its kernel does what amberlog does not know: the journal goes to \
+         storage as it is and is left to the guest; give the disk placement=storage",
+        log.place.home_start
+    );
+    if by_host > 0 {
+        sentence.push_str(&format!(
+            ". {by_host} blocks were written home by amberlog before, perhaps to wrong places: run e2fsck"
+        ));
+    }
+    let disk = &log.home;
+    log::error!("disk {}: {sentence}", disk.options.name);
+    disk.note_fault(&sentence);
+}
+
+/// The VM is gone, or has been reset: a log that is left to the guest is on storage, as it is.
+pub(crate) fn left_to_guest(log: &Log, is_vm_gone: bool) -> Finished {
+    log.set_closed();
+    if !is_vm_gone {
+        return Finished::Nothing;
+    }
+    Finished::Left(Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST))
 }

@@ -1,27 +1,26 @@
 //! Finishing a held log: replay it onto its home, or put it block for block where the guest's own kernel finds it.
 
 use crate::distrust::LEFT_TO_THE_GUEST;
-use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
+use crate::scan::offset_of;
 use extfs::ReadAt;
 use jbd2::{Content, LogRead};
 use journal_area::{HeldLog, Location};
 use recovery::{Error, HomeBounds, HomeWriter, JournalDisk, JournalPlace, LogBounds, Report, Status};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::time::Instant;
+use write_log::LoggedFile;
 
 /// A part of an image.
 pub(crate) struct ImagePart<'a> {
-    file: &'a File,
+    file: &'a LoggedFile,
     start: u64,
     len: u64,
 }
 
 impl<'a> ImagePart<'a> {
     /// The `len` bytes of an image from `start` on.
-    pub(crate) fn new(file: &'a File, start: u64, len: u64) -> Self {
+    pub(crate) fn new(file: &'a LoggedFile, start: u64, len: u64) -> Self {
         ImagePart { file, start, len }
     }
 
@@ -60,7 +59,7 @@ impl HomeWriter for ImagePart<'_> {
 struct LogReader<'l, 'a> {
     held: &'l HeldLog<'a>,
     place: &'l FoundLogPlace,
-    journal: &'l File,
+    journal: &'l LoggedFile,
 }
 
 impl LogRead for LogReader<'_, '_> {
@@ -80,7 +79,7 @@ impl LogRead for LogReader<'_, '_> {
 /// A log that is all at its own place on storage.
 struct StoredLog<'l> {
     place: &'l FoundLogPlace,
-    journal: &'l File,
+    journal: &'l LoggedFile,
 }
 
 impl LogRead for StoredLog<'_> {
@@ -95,12 +94,17 @@ impl LogRead for StoredLog<'_> {
 }
 
 /// Replays a log that was written to storage all along.
-pub(crate) fn finish_stored(place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+pub(crate) fn finish_stored(place: &FoundLogPlace, home: &LoggedFile, journal: &LoggedFile) -> Result<Report, Error> {
     replay(&mut StoredLog { place, journal }, place, home, journal)
 }
 
 /// Brings the home of a held log to its last committed state.
-pub(crate) fn finish(held: &HeldLog<'_>, place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+pub(crate) fn finish(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+) -> Result<Report, Error> {
     if held.is_distrusted() {
         return write_in_place(held, place, home, journal);
     }
@@ -114,8 +118,8 @@ pub(crate) fn finish(held: &HeldLog<'_>, place: &FoundLogPlace, home: &File, jou
 pub(crate) fn write_home(
     held: &HeldLog<'_>,
     place: &FoundLogPlace,
-    home: &File,
-    journal: &File,
+    home: &LoggedFile,
+    journal: &LoggedFile,
 ) -> Result<Report, Error> {
     let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
     let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
@@ -127,12 +131,12 @@ pub(crate) fn write_home(
 }
 
 /// What [`finish`] would replay; nothing is written.
-pub(crate) fn dry_run_held(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
+pub(crate) fn dry_run_held(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     dry_run(&mut LogReader { held, place, journal }, place)
 }
 
 /// What [`finish_stored`] would do; nothing is written.
-pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
+pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     dry_run(&mut StoredLog { place, journal }, place)
 }
 
@@ -144,7 +148,12 @@ pub(crate) fn dry_run<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace) -> 
     recovery::Replay::prepare(log, log_bounds, &bounds)?.dry_run(log)
 }
 
-fn replay<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace, home: &File, journal: &File) -> Result<Report, Error> {
+fn replay<L: LogRead + Send>(
+    log: &mut L,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+) -> Result<Report, Error> {
     let block_bytes = place.block_bytes;
     let superblock_at = offset_of(&place.runs, block_bytes, 0)
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
@@ -166,8 +175,8 @@ fn replay<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace, home: &File, jo
 pub(crate) fn write_in_place(
     held: &HeldLog<'_>,
     place: &FoundLogPlace,
-    home: &File,
-    journal: &File,
+    home: &LoggedFile,
+    journal: &LoggedFile,
 ) -> Result<Report, Error> {
     let started = Instant::now();
     // All that was ever written there, wherever the guest thinks that its log begins.
@@ -235,7 +244,7 @@ impl HomeWriter for ReadOnly<'_> {
 }
 
 /// Writes the log to its own place, blocks first and the superblock last: the guest's own kernel replays it.
-fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File) -> Result<Report, Error> {
+fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     let started = Instant::now();
     let mut report = Report::of(Status::Materialised)
         .with_note("the journal has features that only the guest's own kernel can replay; it will at the next mount");
@@ -251,7 +260,12 @@ fn failed(what: &str, source: io::Error) -> Error {
 }
 
 /// Writes every held block but the superblock to its own place, and flushes.
-fn write_blocks(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File, report: &mut Report) -> Result<(), Error> {
+fn write_blocks(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    journal: &LoggedFile,
+    report: &mut Report,
+) -> Result<(), Error> {
     for position in 1..held.log_blocks() {
         if write_block(held, place, journal, position)? {
             report.blocks_written += 1;
@@ -262,7 +276,7 @@ fn write_blocks(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File, repor
 }
 
 /// Writes a log block to its own place, if it is held.
-fn write_block(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &File, position: u32) -> Result<bool, Error> {
+fn write_block(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile, position: u32) -> Result<bool, Error> {
     let mut block = vec![0; place.block_bytes as usize];
     if held.location(position) == Location::None || !held.read_held(position, &mut block) {
         return Ok(false);

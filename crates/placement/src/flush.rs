@@ -3,10 +3,9 @@
 //! It must never take a log from the guest nor make it wait: blocks go home as they do when memory is short. Failure story:
 //! what cannot be written stays owed, and the caller is told.
 
-use crate::disk::PlacementKind;
-use crate::journals::{Journals, Log};
+use crate::journals::Journals;
+use crate::log::Log;
 use std::io;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -21,16 +20,10 @@ impl Journals {
     pub fn write_home(&self, patience: Duration) -> io::Result<u64> {
         let deadline = Instant::now() + patience;
         let (held, owed): (Vec<_>, Vec<_>) =
-            self.logs().into_iter().filter_map(|log| self.blocks_owed(&log).map(|blocks| (log, blocks))).unzip();
+            self.logs().into_iter().filter_map(|log| log.keeper.blocks_owed(&log).map(|blocks| (log, blocks))).unzip();
         let owed: Vec<u64> = owed;
-        let seen: Vec<_> = held
-            .iter()
-            .map(|log| (log.emptied.load(Ordering::Acquire), log.failed_to_empty.load(Ordering::Acquire)))
-            .collect();
-        for log in &held {
-            log.is_emptying.store(true, Ordering::Release);
-            self.disk(log.home_disk).wake.wake();
-        }
+        let seen: Vec<_> = held.iter().map(|log| log.begin_emptying()).collect();
+        held.iter().for_each(|log| log.home.wake.wake());
         for (log, (emptied, failed)) in held.iter().zip(seen) {
             self.wait_for_empty(log, emptied, failed, deadline)?;
         }
@@ -40,29 +33,21 @@ impl Journals {
             }
         }
         // An image that was copied before this lacks what is not held any more.
-        self.note_progress();
+        self.tick();
         Ok(owed.iter().sum())
     }
 
-    /// What an open log owes; nothing for one that is not held here, in memory or in a region.
-    fn blocks_owed(&self, log: &Log) -> Option<u64> {
-        match (log.placement, &self.disk(log.home_disk).options.nvm) {
-            (PlacementKind::Nvm, Some(nvm)) => nvm.blocks_of(log.index),
-            _ => log.is_held_open().then(|| self.area.log_op_query(log.id).blocks),
-        }
-    }
-
     fn wait_for_empty(&self, log: &Log, emptied: u64, failed: u64, deadline: Instant) -> io::Result<()> {
-        let name = &self.disk(log.home_disk).options.name;
+        let name = &log.home.options.name;
         loop {
             // A log that was unmounted or handed over meanwhile owes nothing, too.
-            let owed = self.log(log.index).and_then(|now| self.blocks_owed(&now));
-            let Some(blocks) = owed.filter(|_| log.emptied.load(Ordering::Acquire) == emptied) else { return Ok(()) };
-            if log.failed_to_empty.load(Ordering::Acquire) != failed {
+            let owed = self.log(log.index).and_then(|now| now.keeper.blocks_owed(&now));
+            let Some(blocks) = owed.filter(|_| log.emptied().0 == emptied) else { return Ok(()) };
+            if log.emptied().1 != failed {
                 return Err(io::Error::other(format!("disk {name}: writing owed blocks home failed; they stay owed")));
             }
             if Instant::now() > deadline {
-                log.is_emptying.store(false, Ordering::Release);
+                log.end_emptying(None);
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!(

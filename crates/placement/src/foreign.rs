@@ -8,41 +8,36 @@
 //! Failure story: what cannot be written to its place fails the guest's write, and the log stays as it was.
 
 use crate::disk::DiskCounters;
-use crate::journals::{Journals, Log};
+use crate::keepers::Held;
+use crate::log::Log;
+use crate::stored;
 use block_route::segments;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
 use journal_area::{HeldLog, SuperblockEffect};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering;
 
-impl Log {
-    /// A block of it, not its superblock, is written while it is closed. mke2fs does so, too, with zeros.
+impl Held {
+    /// A block of a closed log, not its superblock, is written. mke2fs does so, too, with zeros.
     pub(crate) fn note_foreign(&self, slices: &[MemorySlice]) {
-        if !self.placement.is_held() || self.is_foreign.load(Ordering::Acquire) {
-            return;
-        }
-        if segments::gather(slices).iter().any(|byte| *byte != 0) {
-            self.is_foreign.store(true, Ordering::Release);
+        if !self.is_foreign() && segments::gather(slices).iter().any(|byte| *byte != 0) {
+            self.set_foreign(true);
         }
     }
-}
 
-impl Journals {
     /// The guest writes the superblock of a log that is held, or to be held.
     pub(crate) fn held_superblock_written(&self, log: &Log, block: &[u8]) -> io::Result<SuperblockEffect> {
         let is_open = log.is_open();
         if is_open && Superblock::decode(block).is_ok_and(|superblock| superblock.is_empty()) {
             self.spill(log, |held, position| !held.is_live(position) && !held.is_materialise())?;
         }
-        let effect = self.area.superblock_written(log.id, block).map_err(io::Error::other)?;
+        let effect = self.area.superblock_written(self.id, block).map_err(io::Error::other)?;
         if matches!(effect, SuperblockEffect::Foreign | SuperblockEffect::NotALog) {
             if is_open {
                 self.spill(log, |_, _| true)?;
             }
-            self.area.close(log.id);
+            self.area.close(self.id);
         }
         Ok(effect)
     }
@@ -50,24 +45,22 @@ impl Journals {
     /// Writes held log blocks to their own places. A log that ends needs none of its own blocks there; but where it was is
     /// a part of a disk, and what somebody has written over it has to be there.
     pub(crate) fn spill(&self, log: &Log, wanted: impl Fn(&HeldLog<'_>, u32) -> bool) -> io::Result<()> {
-        let file = &self.disk(log.journal_disk).file;
-        let bytes = self.area.look(log.id, |held| -> io::Result<u64> {
-            let mut block = vec![0; log.place.block_bytes as usize];
-            let mut bytes = 0;
-            for position in 1..held.log_blocks() {
-                if !wanted(held, position) || !held.read_held(position, &mut block) {
-                    continue;
-                }
-                if let Some(offset) = log.offset_of(position) {
-                    file.write_all_at(&block, offset)?;
-                    bytes += block.len() as u64;
-                }
+        let file = &log.journal.file;
+        let held = self.area.log_now(self.id);
+        let mut block = vec![0; log.place.block_bytes as usize];
+        let mut bytes = 0;
+        for position in 1..held.log_blocks() {
+            if !wanted(&held, position) || !held.read_held(position, &mut block) {
+                continue;
             }
-            Ok(bytes)
-        })?;
+            if let Some(offset) = log.offset_of(position) {
+                file.write_all_at(&block, offset)?;
+                bytes += block.len() as u64;
+            }
+        }
         if bytes > 0 {
-            self.disk(log.journal_disk).set_dirty();
-            DiskCounters::add(&self.disk(log.journal_disk).counters.journal_bytes_to_storage, bytes);
+            log.journal.set_dirty();
+            DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
         }
         Ok(())
     }
@@ -81,40 +74,32 @@ impl Journals {
     pub(crate) fn is_foreign_log(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
         let open = Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty());
         let Some(open) = open.filter(|_| log.offset_of(0).is_some()) else {
-            log.is_foreign.store(false, Ordering::Release);
+            self.set_foreign(false);
             return Ok(false);
         };
         // A kernel goes on where the empty log says, or right behind it, and nothing of what it will write is there yet.
-        let stored = self.superblock_on_storage(log)?;
+        let stored = stored::of(log)?.superblock;
         let goes_on = stored.is_some_and(|stored| {
             stored.is_empty() && stored.uuid == open.uuid && open.sequence.wrapping_sub(stored.sequence) <= 1
         });
         let mut first = vec![0; log.place.block_bytes as usize];
         let is_there = log.offset_of(open.start).is_some()
-            && self.read_stored(log, open.start, &mut first).is_ok()
+            && log.read_stored(open.start, &mut first).is_ok()
             && jbd2::peek(&first).is_some_and(|header| header.sequence == open.sequence);
-        if goes_on && !is_there && !log.is_foreign.load(Ordering::Acquire) {
+        if goes_on && !is_there && !self.is_foreign() {
             return Ok(false);
         }
         log::info!(
             "disk {}: the journal of the file system at byte {} has something in it that did not come through here; it \
              stays on storage until it is next empty",
-            self.disk(log.home_disk).options.name,
+            log.home.options.name,
             log.place.home_start
         );
         Ok(true)
     }
 
-    /// Reads a log block at its own place.
-    pub(crate) fn read_stored(&self, log: &Log, position: u32, content: &mut [u8]) -> io::Result<()> {
-        let offset = log
-            .offset_of(position)
-            .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))?;
-        self.disk(log.journal_disk).file.read_exact_at(content, offset)
-    }
-
     /// A block of a held log after a write of its bytes `part`; without `slices` those become zeros.
-    pub(crate) fn patched(
+    pub(crate) fn patched_block(
         &self,
         log: &Log,
         position: u32,
@@ -122,8 +107,8 @@ impl Journals {
         slices: &[MemorySlice],
     ) -> io::Result<Vec<u8>> {
         let mut content = vec![0; log.place.block_bytes as usize];
-        if part.len() < content.len() && !self.area.look(log.id, |held| held.read_held(position, &mut content)) {
-            self.read_stored(log, position, &mut content)?;
+        if part.len() < content.len() && !self.area.look(self.id, |held| held.read_held(position, &mut content)) {
+            log.read_stored(position, &mut content)?;
         }
         if slices.is_empty() {
             content[part].fill(0);

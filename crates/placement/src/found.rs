@@ -9,12 +9,13 @@
 //! directory.
 
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, image_key};
+use crate::earlier::open_left;
 use crate::finish::{finish, finish_stored};
-use crate::journals::{MARK_ERRNO, offset_of};
-use crate::mark::{HeldMark, MarkKind};
+use crate::scan::offset_of;
+use crate::stored::{HeldBooks, Says, Stored, Verdict};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::Superblock;
-use journal_area::{FoundLog, Tail};
+use journal_area::FoundLog;
 use own_files::{How, OwnDirectory};
 use recovery::{Access, Report, Status};
 use serde::Serialize;
@@ -23,11 +24,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// How long whoever had the images may take to end: the directory's lock was free, so its processes are dead, but the
-/// kernel closes what was in an io_uring of theirs later than that, and on a busy host much later.
-const DYING: Duration = Duration::from_secs(10);
+use write_log::LoggedFile;
 
 /// Why a recovery could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -312,18 +309,21 @@ fn places(
 
 /// Finishes one log. Gives where its home was found.
 fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result<(PathBuf, Report), FinishError> {
-    let open_image = |path: &Path| recovery::Disk::open_within(path, Access::Write, DYING);
-    let home = open_image(&places.home)?;
-    let journal = places.journal.as_deref().map(open_image).transpose()?;
+    let home = open_left(&places.home)?;
+    let journal = places.journal.as_deref().map(open_left).transpose()?;
     let journal_file = journal.as_ref().unwrap_or(&home).file();
+    // What is finished here was left by an earlier process: the log of this one's writes begins after it.
+    let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };
+    let unlogged = |file| LoggedFile::unlogged(file).map_err(opening);
+    let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
     let report = match check_identity(found, log, journal_file)? {
-        Stored::Marked => finish(&found.log(), &log.place, home.file(), journal_file)?,
-        Stored::Emptied => Report::of(Status::Clean)
+        Verdict::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
+        Verdict::Emptied => Report::of(Status::Clean)
             .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
-        Stored::HandedOver if found.log().is_distrusted() => {
+        Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
-        Stored::HandedOver => finish_stored(&log.place, home.file(), journal_file)?,
+        Verdict::HandedOver => finish_stored(&log.place, &logged_home, &logged_journal)?,
     };
     found.close();
     Ok((home.path().to_owned(), report))
@@ -335,8 +335,8 @@ fn number_on(image: &Path, log: &LogDescription) -> Option<[u8; 16]> {
     let file = recovery::Disk::open(image, Access::Look).ok()?;
     let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
     file.file().read_exact_at(&mut raw, offset).ok()?;
-    match HeldMark::read(&raw) {
-        HeldMark::Ours(MarkKind::Held, opening) => Some(opening.number),
+    match Stored::read(&raw).says {
+        Says::Held(opening) => Some(opening.number),
         _ => None,
     }
 }
@@ -429,21 +429,8 @@ fn give_back(ram: &[(u32, HostFile)], needed: &HashSet<u32>) {
     }
 }
 
-/// What the journal superblock on storage says of a held log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stored {
-    /// It is as it was when the log was opened: the held log belongs onto this disk.
-    Marked,
-    /// It is an empty journal without the mark. Either a recovery was cut off after its last write, and there is nothing
-    /// left to do; or the image was used without us since, and the held log must never land on it (rule 3 of
-    /// ARCHITECTURE.md).
-    Emptied,
-    /// It is live, and begins where the held log ends: that was being handed over to storage, where all of it is.
-    HandedOver,
-}
-
 /// Whether the journal superblock on storage is the one that belongs to the held log.
-fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::File) -> Result<Stored, FinishError> {
+fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::File) -> Result<Verdict, FinishError> {
     let refuse = |reason: String| {
         Err(FinishError::Refused(format!(
             "{}: {reason}; the held journal is not written to it. If the image was restored or checked meanwhile, \
@@ -459,59 +446,20 @@ fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::Fil
     journal.read_exact_at(&mut raw, offset).map_err(|e| {
         FinishError::Failed(format!("reading the journal superblock of {}: {e}", log.journal_image.display()))
     })?;
-    let stored = match Superblock::decode(&raw) {
-        Ok(stored) => stored,
-        Err(error) => return refuse(error.to_string()),
-    };
     let mut block = vec![0; log.place.block_bytes as usize];
     if !found.log().read_held(0, &mut block) {
         return refuse("the held journal has no superblock".to_owned());
     }
-    let held = Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?;
-    if stored.uuid != held.uuid {
-        return refuse("it has another journal than the one that is held (the UUIDs differ)".to_owned());
-    }
-    let is_empty_with_error = stored.is_empty() && stored.errno != 0;
-    if let (Some(openings), true) = (found.opening(), is_empty_with_error) {
-        match HeldMark::read(&raw) {
-            HeldMark::Ours(MarkKind::Held, opening) if openings.contains(&opening) => {}
-            HeldMark::Ours(MarkKind::Held, opening) if opening.number == openings[0].number => {
-                return refuse(
-                    "it is an older copy of what was served (restored, or copied while its VM ran): blocks that went home \
-                     since then are neither in it nor held"
-                        .to_owned(),
-                );
-            }
-            // An error of the guest's own, before the mark was written.
-            HeldMark::Plain if held.errno == stored.errno => {}
-            _ => {
-                return refuse(
-                    "its journal was opened another time than the one that is held (it is an older or a newer copy)"
-                        .to_owned(),
-                );
-            }
-        }
-    }
-    let is_marked =
-        stored.is_empty() && (stored.errno == MARK_ERRNO || (held.errno != 0 && stored.errno == held.errno));
-    // A recovery that was cut off after it had emptied the journal left a sequence number past every held transaction.
-    let tail = found.log().tail().map_or(held.sequence, |tail| tail.sequence);
-    let is_emptied = stored.is_empty()
-        && stored.errno == 0
-        && jbd2::sequence::is_at_or_after(stored.sequence, tail)
-        && stored.sequence.wrapping_sub(tail) <= log.place.log_blocks;
-    // Materialising that was cut off at its last step left the held superblock itself.
-    let is_materialised = found.log().is_materialise() && raw[..] == block[..raw.len()];
-    if is_marked || is_materialised {
-        return Ok(Stored::Marked);
-    }
-    if is_emptied {
-        return Ok(Stored::Emptied);
-    }
-    if stored.start != 0 && found.is_handed_over(Tail { position: stored.start, sequence: stored.sequence }) {
-        return Ok(Stored::HandedOver);
-    }
-    refuse("its journal has been used since (it does not carry amberlog's mark)".to_owned())
+    let books = HeldBooks {
+        superblock: Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?,
+        raw: &block,
+        openings: found.opening(),
+        tail: found.log().tail(),
+        handed_over: found.handed_over(),
+        is_materialise: found.log().is_materialise(),
+        log_blocks: log.place.log_blocks,
+    };
+    books.judge(&raw).or_else(|why| refuse(why.sentence()))
 }
 
 impl From<io::Error> for FinishError {

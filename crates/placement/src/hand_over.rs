@@ -12,15 +12,16 @@
 
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_home;
-use crate::journals::{Journals, Log, Marked};
+use crate::journals::Journals;
+use crate::keepers::keeper_of;
+use crate::log::{Log, Marked};
+use crate::opening::write_mark_bytes;
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
-use journal_area::{HeldLog, Holding, Tail};
-use std::fs::File;
+use journal_area::{HeldLog, Holding, Tail, Taking};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use write_log::LoggedFile;
 
 /// What becomes of a wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,12 +49,7 @@ impl Journals {
             ));
         }
         let change = match (log.placement, to) {
-            (Remote, Remote | Storage) if log.remote.is_some() => {
-                if let Some(remote) = &log.remote {
-                    remote.pause(to == Storage);
-                }
-                return Ok(Change::Done);
-            }
+            (Remote, Remote | Storage) if log.keeper.pause(to == Storage) => return Ok(Change::Done),
             (from, to) if from == to => Change::Done,
             (Retain, Copy) | (Copy, Retain) => {
                 let holding = if to == Retain { Holding::Retain } else { Holding::Copy };
@@ -66,7 +62,7 @@ impl Journals {
             {
                 if log.is_open() {
                     let is_leaving = to == Storage;
-                    *log.wanted.lock().expect("no panic under this lock") = to;
+                    log.want(to);
                     return Ok(if is_leaving { Change::HandOver } else { Change::AtNextMount });
                 }
                 self.replace(&log, to, None);
@@ -81,13 +77,13 @@ impl Journals {
                 )));
             }
         };
-        *log.wanted.lock().expect("no panic under this lock") = to;
+        log.want(to);
         Ok(change)
     }
 
     /// Whether a log can be so on its disk, whose region, if it has one, decides who routes its requests.
     fn can_be(&self, log: &Log, placement: PlacementKind) -> bool {
-        let has_region = self.disk(log.home_disk).options.nvm.is_some();
+        let has_region = log.home.options.nvm.is_some();
         match placement {
             PlacementKind::Nvm => has_region && !log.place.is_external,
             PlacementKind::Retain | PlacementKind::Copy => !has_region,
@@ -108,7 +104,7 @@ impl Journals {
     fn say_handed_over(&self, log: &Log) {
         log::info!(
             "disk {}: the journal of the file system at byte {} is on storage from now on, as wished",
-            self.disk(log.home_disk).options.name,
+            log.home.options.name,
             log.place.home_start
         );
     }
@@ -120,7 +116,14 @@ impl Journals {
     }
 
     pub(crate) fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
-        let moved = Arc::new(Log { placement, storage_from, ..log.clone() });
+        // One that is held goes on being held by the same, retained or copied.
+        let keeper = if placement.is_held() && log.placement.is_held() {
+            Arc::clone(&log.keeper)
+        } else {
+            log.keeper.leave();
+            keeper_of(&self.area, log.id, placement)
+        };
+        let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
         self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);
     }
 
@@ -133,7 +136,7 @@ impl Journals {
 
     /// A guest has closed a log: if it was wished elsewhere meanwhile, it goes there with the next mount.
     pub(crate) fn follow_wish(&self, log: &Log) {
-        let wanted = *log.wanted.lock().expect("no panic under this lock");
+        let wanted = log.wanted();
         if wanted == log.placement && log.storage_from.is_none() {
             return;
         }
@@ -146,61 +149,76 @@ impl Journals {
     pub(crate) fn hand_over(&self, index: LogIndex) -> io::Result<bool> {
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
-        let Ok(_alone) = log.recovering.try_lock() else { return Ok(false) };
+        let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         if !log.is_held_open() {
             return Ok(true);
         }
-        if self.area.log_op_query(log.id).materialise {
+        // A block that is on its way to its own place could be read there before it has arrived.
+        if log.keeper.has_stored_in_flight() {
+            return Ok(false);
+        }
+        if self.area.owed(log.id).materialise {
             return Err(io::Error::other(
                 "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
             ));
         }
-        let (home, journal) = (&self.disk(log.home_disk).file, &self.disk(log.journal_disk).file);
-        // Its lock goes before the area's.
+        let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
+        // Nobody counts on in it while storage is about to say something else.
         let marked = log.take_mark();
-        let outcome = self.area.log_op_hand_over(log.id, |held, cursor| -> io::Result<u64> {
-            let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
-            DiskCounters::add(&self.disk(log.home_disk).counters.home_bytes_to_storage, report.bytes_written);
-            let bytes = self.write_open_end(&log, held, cursor, journal)?;
-            journal.sync_data()?;
-            held.note_hand_over(Some(cursor));
-            if let Err(error) = write_superblock(&log, held, cursor, journal).and_then(|()| journal.sync_data()) {
-                // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
-                // storage's word for it: without the note, a log that is live there is refused.
-                held.note_hand_over(None);
-                self.mark_again(&log, marked.as_ref());
+        let bytes = match self.bring_to_storage(&log, &taking, marked.as_ref()) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                // It is held as it was.
+                drop(taking);
+                log.put_mark_back(marked);
+                log.home.wake.wake();
                 return Err(error);
             }
-            // Under the area's lock: nobody takes the log for a held one that is closed.
-            self.put(&log, PlacementKind::Storage, Some(cursor.sequence));
-            Ok(bytes + u64::from(log.place.block_bytes))
-        });
-        if !matches!(outcome, Ok(Some(_))) {
-            // It is held as it was.
-            *log.mark.lock().expect("no panic under this lock") = marked;
-        }
-        let Some(bytes) = outcome? else { return Ok(false) };
+        };
+        // At one moment: nobody takes the log for a held one that is closed.
+        let from = taking.cursor().sequence;
+        taking.end(|| self.put(&log, PlacementKind::Storage, Some(from)));
         self.describe_or_complain();
-        let disk = self.disk(log.journal_disk);
-        DiskCounters::add(&disk.counters.journal_bytes_to_storage, bytes);
-        for disk in [log.home_disk, log.journal_disk] {
-            self.disk(disk).set_dirty();
-        }
+        // Changes of homes may have waited.
+        log.home.wake.wake();
+        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
+        log.home.set_dirty();
+        log.journal.set_dirty();
         self.say_handed_over(&log);
-        log.is_emptying.store(false, Ordering::Release);
+        log.end_emptying(None);
         Ok(true)
+    }
+
+    /// Writes home what a log owes, and the transaction that its guest is in the midst of to its own place; then storage says that
+    /// the log begins with that. Gives what was written there, in bytes.
+    fn bring_to_storage(&self, log: &Log, taking: &Taking<'_>, marked: Option<&Marked>) -> io::Result<u64> {
+        let (home, journal) = (&log.home.file, &log.journal.file);
+        let (held, cursor) = (&taking.log(), taking.cursor());
+        let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
+        DiskCounters::add(&log.home.counters.home_bytes_to_storage, report.bytes_written);
+        let bytes = self.write_open_end(log, held, cursor, journal)?;
+        journal.sync_data()?;
+        held.note_hand_over(Some(cursor));
+        if let Err(error) = write_superblock(log, held, cursor, journal).and_then(|()| journal.sync_data()) {
+            // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
+            // storage's word for it: without the note, a log that is live there is refused.
+            held.note_hand_over(None);
+            self.mark_again(log, marked);
+            return Err(error);
+        }
+        Ok(bytes + u64::from(log.place.block_bytes))
     }
 
     fn mark_again(&self, log: &Log, marked: Option<&Marked>) {
         if let Some(marked) = marked
-            && let Err(error) = self.write_mark_bytes(log, &marked.bytes)
+            && let Err(error) = write_mark_bytes(log, &marked.bytes)
         {
             log::error!("marking the journal as held again failed: {error}");
         }
     }
 
     /// Writes the blocks of the transaction that is not committed to their own places. Gives their bytes.
-    fn write_open_end(&self, log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &File) -> io::Result<u64> {
+    fn write_open_end(&self, log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &LoggedFile) -> io::Result<u64> {
         let tail = held.tail().map_or(cursor.position, |tail| tail.position);
         let is_committed = |position: u32| {
             if tail <= cursor.position {
@@ -213,7 +231,7 @@ impl Journals {
         let mut bytes = 0;
         for position in (1..held.log_blocks()).filter(|position| !is_committed(*position)) {
             if held.read_held(position, &mut block) {
-                journal.write_all_at(&block, place_of(log, position)?)?;
+                journal.write_all_at(&block, log.place_of(position)?)?;
                 bytes += block.len() as u64;
             }
         }
@@ -221,17 +239,13 @@ impl Journals {
     }
 }
 
-fn place_of(log: &Log, position: u32) -> io::Result<u64> {
-    log.offset_of(position).ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))
-}
-
 /// Says on storage that the log begins at `cursor`.
-fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &File) -> io::Result<()> {
+fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &LoggedFile) -> io::Result<()> {
     let mut block = vec![0; log.place.block_bytes as usize];
     if !held.read_held(0, &mut block) {
         return Err(io::Error::other("the held journal has no superblock"));
     }
     SuperblockEdit::new(&mut block).map_err(io::Error::other)?.start(cursor.position).sequence(cursor.sequence).seal();
     // Only the superblock itself, in one sector or two that are written at once: the rest of its block is not ours.
-    journal.write_all_at(&block[..jbd2::SUPERBLOCK_BYTES], place_of(log, 0)?)
+    journal.write_all_at(&block[..jbd2::SUPERBLOCK_BYTES], log.place_of(0)?)
 }

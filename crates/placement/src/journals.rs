@@ -1,36 +1,33 @@
 //! All journals of one VM: which logs its disks carry, where each lives, what has to happen when one opens or closes.
 //!
-//! Rule 4 of ARCHITECTURE.md is kept here: before the first transaction of an opened log can complete, the journal superblock
-//! *on storage* says that the log is empty and that an error happened ([`Journals::superblock_written`]); after a host
+//! Rule 4 of ARCHITECTURE.md is kept by what is called from here: before the first transaction of an opened log can complete, the
+//! journal superblock *on storage* says that the log is empty and that an error happened ([`crate::opening`]); after a host
 //! power loss the file system is then checked in full instead of trusting an empty log. A clean close and a recovery
 //! take the mark away, after everything that it stood for is on storage.
 
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-use crate::layout::{DiskLayout, LogRun};
-use crate::mark::{self, HeldMark, MarkKind};
-use crate::remote::{MarkFound, RemoteLog, RemoteMark};
+use crate::keeper::{Finished, Keeper, SuperblockWritten};
+use crate::keepers::{Shipped, keeper_of};
+use crate::layout::DiskLayout;
+use crate::log::{Log, LogState};
+use crate::opening;
+use crate::remote::RemoteLog;
 use crate::scan::{self, FoundLogPlace};
+use crate::stored::{Says, Stored};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
 use jbd2::Superblock;
-use journal_area::{Holding, JournalArea, LogId, LogShape, Opening, SuperblockEffect};
+use journal_area::{Holding, JournalArea, LogShape};
 use recovery::{Report, Status};
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
-
-/// The error number of the mark: EIO, negative as jbd2 stores it.
-pub(crate) const MARK_ERRNO: i32 = -5;
+use std::time::Instant;
 
 /// A disk may be this small a part something else than file systems with held logs (partition tables, an EFI partition)
 /// and its guest is still told of no write cache.
 const PLAIN_SHARE_MAX: u64 = 16;
-
-/// How long recovery waits for home writes that another device has in flight.
-const HOME_WRITES_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a trace record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,127 +47,6 @@ pub enum TraceKind {
 /// Who is told of every request, for a trace: disk, kind, offset and length in bytes.
 pub type Tracer = Box<dyn Fn(usize, TraceKind, u64, u64) + Send + Sync>;
 
-/// A mark as it is on storage.
-#[derive(Clone, Debug)]
-pub(crate) struct Marked {
-    opening: Opening,
-    kind: MarkKind,
-    pub(crate) bytes: Vec<u8>,
-    /// What had been written home before, in bytes.
-    written: u64,
-}
-
-/// One log and where it and its home are. Where its home ends may change under it; what clones share does not.
-#[derive(Clone, Debug)]
-pub struct Log {
-    /// Its name in the area.
-    pub id: LogId,
-    /// Where it lives.
-    pub placement: PlacementKind,
-    pub(crate) index: LogIndex,
-    pub(crate) place: FoundLogPlace,
-    pub(crate) home_disk: usize,
-    pub(crate) journal_disk: usize,
-    /// Its way to a journal server, for placement `remote`.
-    pub(crate) remote: Option<Arc<RemoteLog>>,
-    pub(crate) is_open: Arc<AtomicBool>,
-    pub(crate) was_opened: Arc<AtomicBool>,
-    /// Somebody waits until it owes nothing.
-    pub(crate) is_emptying: Arc<AtomicBool>,
-    /// Something was written into it while it was closed, which no kernel does.
-    pub(crate) is_foreign: Arc<AtomicBool>,
-    /// How often it was seen to owe nothing while somebody waited for that.
-    pub(crate) emptied: Arc<AtomicU64>,
-    /// How often that failed.
-    pub(crate) failed_to_empty: Arc<AtomicU64>,
-    /// What the guest did proved that it is not what it seemed: it is on storage, or on its way there, and stays.
-    pub(crate) is_distrusted: Arc<AtomicBool>,
-    /// Bringing it there failed, and that was said.
-    pub(crate) has_failed_to_leave: Arc<AtomicBool>,
-    /// Where it shall live from the next mount on.
-    pub(crate) wanted: Arc<Mutex<PlacementKind>>,
-    /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
-    pub(crate) storage_from: Option<u32>,
-    /// The mark that storage has for as long as it is held here.
-    pub(crate) mark: Arc<Mutex<Option<Marked>>>,
-    /// The last recovery.
-    pub(crate) recovery: Arc<Mutex<Option<Report>>>,
-    /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
-    /// and neither may be read before it is through.
-    pub(crate) recovering: Arc<Mutex<()>>,
-}
-
-impl Log {
-    /// Where it and its file system are.
-    pub fn place(&self) -> &FoundLogPlace {
-        &self.place
-    }
-
-    /// Its number within its VM.
-    pub fn index(&self) -> LogIndex {
-        self.index
-    }
-
-    /// The disk with its file system.
-    pub fn home_disk(&self) -> usize {
-        self.home_disk
-    }
-
-    /// The disk with the log itself.
-    pub fn journal_disk(&self) -> usize {
-        self.journal_disk
-    }
-
-    /// Whether a guest has it open.
-    pub fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
-    }
-
-    /// Whether what the guest did proved that it is not what it seemed.
-    pub(crate) fn is_distrusted(&self) -> bool {
-        self.is_distrusted.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn was_opened(&self) -> bool {
-        self.was_opened.load(Ordering::Acquire)
-    }
-
-    /// Somebody else than [`Journals`] holds the log, and says whether it is open.
-    pub(crate) fn set_open_elsewhere(&self, is_open: bool) {
-        if is_open {
-            self.set_open();
-        } else {
-            self.is_open.store(false, Ordering::Release);
-        }
-    }
-
-    /// Storage is about to say something else than the mark: nobody writes that any more. Not to be called under the area's
-    /// lock.
-    pub(crate) fn take_mark(&self) -> Option<Marked> {
-        self.mark.lock().expect("no panic under this lock").take()
-    }
-
-    pub(crate) fn set_open(&self) {
-        self.is_open.store(true, Ordering::Release);
-        self.was_opened.store(true, Ordering::Release);
-    }
-
-    /// Whether it is open and the area holds it.
-    pub fn is_held_open(&self) -> bool {
-        self.placement.is_held() && self.is_open()
-    }
-
-    /// Where log block `position` has its own place on its disk, in bytes.
-    pub fn offset_of(&self, position: u32) -> Option<u64> {
-        offset_of(&self.place.runs, self.place.block_bytes, position)
-    }
-
-    /// Where home block `block` is on its disk, in bytes.
-    pub fn home_offset(&self, block: u64) -> u64 {
-        self.place.home_start + block * u64::from(self.place.block_bytes)
-    }
-}
-
 /// What a recovery of the file system at byte `start` did, for the log.
 fn what_was_done(start: u64, report: &Report) -> String {
     match report.status {
@@ -184,19 +60,6 @@ fn what_was_done(start: u64, report: &Report) -> String {
             report.transactions, report.blocks_written
         ),
     }
-}
-
-/// Whether a log's superblock shares no page of the host's cache with anything else: a write to it from here would bring along
-/// what the page held of its neighbours, and those are written past the cache.
-fn is_alone_in_its_page(log: &Log) -> bool {
-    const PAGE: u64 = 4096;
-    u64::from(log.place.block_bytes) >= PAGE && log.offset_of(0).is_some_and(|offset| offset.is_multiple_of(PAGE))
-}
-
-/// Where log block `position` is, in bytes, given the runs of its log.
-pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Option<u64> {
-    let run = runs.iter().find(|run| position >= run.first_position && position - run.first_position < run.count)?;
-    Some(run.offset + u64::from(position - run.first_position) * u64::from(block_bytes))
 }
 
 /// The journals of one VM.
@@ -280,7 +143,7 @@ impl Journals {
         let disk = &self.disks[index];
         let layout = disk.layout();
         let logs = layout.homes.iter().map(|home| home.log).chain(layout.logs.iter().map(|range| range.log));
-        let all_held = logs.filter_map(|log| self.log(log)).all(|log| log.placement.is_held());
+        let all_held = logs.filter_map(|log| self.log(log)).all(|log| log.keeper.needs_no_flushes());
         disk.options.honour_flush
             || layout.is_plain()
             || !all_held
@@ -311,9 +174,9 @@ impl Journals {
         self.logs().into_iter().filter(|log| log.home_disk == disk).collect()
     }
 
-    /// Logs on a disk that are shipped to a server.
-    pub(crate) fn remote_logs_on(&self, disk: usize) -> Vec<Arc<RemoteLog>> {
-        self.logs().into_iter().filter(|log| log.journal_disk == disk).filter_map(|log| log.remote.clone()).collect()
+    /// Logs that lie on a disk.
+    pub(crate) fn logs_lying_on(&self, disk: usize) -> Vec<Arc<Log>> {
+        self.logs().into_iter().filter(|log| log.journal_disk == disk).collect()
     }
 
     pub(crate) fn trace(&self, disk: usize, kind: TraceKind, offset: u64, len: u64) {
@@ -324,198 +187,42 @@ impl Journals {
 
     /// The guest writes a log's superblock. Says whether the write goes to storage as it is.
     pub(crate) fn superblock_written(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
-        if let Some(remote) = &log.remote {
-            return self.remote_superblock_written(log, remote, block);
-        }
-        let effect = match log.placement {
-            PlacementKind::Storage | PlacementKind::Nvm | PlacementKind::Remote => {
-                match Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty()) {
-                    Some(open) => {
-                        log.set_open();
-                        let is_earlier = |from| jbd2::sequence::is_after(from, open.sequence);
-                        return Ok(!log.storage_from.is_some_and(is_earlier));
-                    }
-                    None => {
-                        log.is_open.store(false, Ordering::Release);
-                        self.follow_wish(log);
-                        return Ok(true);
-                    }
-                }
-            }
-            PlacementKind::Discard => match Superblock::decode(block) {
-                Ok(superblock) if superblock.is_empty() => SuperblockEffect::Closed,
-                Ok(_) if log.is_open() => SuperblockEffect::GoesOn,
-                Ok(_) => SuperblockEffect::Opened,
-                Err(_) => SuperblockEffect::NotALog,
-            },
-            PlacementKind::Retain | PlacementKind::Copy => {
-                if !log.is_open() && self.is_foreign_log(log, block)? {
-                    return Ok(true);
-                }
-                self.held_superblock_written(log, block)?
-            }
-        };
-        match effect {
-            SuperblockEffect::Opened => {
-                if let Err(error) = self.write_mark(log, block) {
-                    if log.placement.is_held() {
-                        // Nothing is owed yet: the log is as if it had not been opened.
-                        self.area.close(log.id);
-                    }
-                    return Err(io::Error::new(
-                        error.kind(),
-                        format!("marking the journal on storage failed, so it cannot be held: {error}"),
-                    ));
-                }
+        let (what, passes) = log.keeper.superblock(log, block)?;
+        match what {
+            SuperblockWritten::Opened => {
                 log.set_open();
-                log::info!(
-                    "disk {}: the journal of the file system at byte {} is {} from transaction {} on",
-                    self.disks[log.home_disk].options.name,
-                    log.place.home_start,
-                    if log.placement.is_held() { "held" } else { "dropped" },
-                    Superblock::decode(block).map_or(0, |superblock| superblock.sequence),
-                );
-                Ok(false)
+                if !passes {
+                    log::info!(
+                        "disk {}: the journal of the file system at byte {} is open from transaction {} on, placement {}",
+                        log.home.options.name,
+                        log.place.home_start,
+                        Superblock::decode(block).map_or(0, |superblock| superblock.sequence),
+                        log.placement.name()
+                    );
+                }
             }
-            SuperblockEffect::GoesOn => Ok(false),
-            SuperblockEffect::Closed | SuperblockEffect::Foreign | SuperblockEffect::NotALog => {
-                log.take_mark();
-                if log.is_open.swap(false, Ordering::AcqRel) {
-                    // The guest believes that what it wrote home before is durable, and the superblock that goes to
-                    // storage now says that no log is needed any more: so it has to be.
-                    self.disks[log.home_disk].file.sync_data()?;
-                    self.disks[log.home_disk].set_dirty();
-                    self.disks[log.journal_disk].set_dirty();
-                    self.follow_wish(log);
-                }
-                if effect == SuperblockEffect::NotALog {
+            SuperblockWritten::GoesOn | SuperblockWritten::Brought => {}
+            SuperblockWritten::Closed | SuperblockWritten::NoLog => {
+                log.set_closed();
+                self.follow_wish(log);
+                if what == SuperblockWritten::NoLog {
                     self.scan_soon(log.journal_disk);
-                    self.disks[log.journal_disk].wake.wake();
+                    log.journal.wake.wake();
                 }
-                Ok(true)
             }
         }
+        Ok(passes)
     }
 
-    /// The guest writes the superblock of a log that is shipped to a server. Says whether the write goes to storage as it
-    /// is.
-    fn remote_superblock_written(&self, log: &Log, remote: &RemoteLog, block: &[u8]) -> io::Result<bool> {
-        match Superblock::decode(block) {
-            Ok(superblock) if !superblock.is_empty() && log.is_open() => {
-                remote.superblock(&superblock, block).map(|()| false)
-            }
-            Ok(superblock) if !superblock.is_empty() => {
-                remote.open(&superblock, block)?;
-                log.set_open();
-                Ok(false)
-            }
-            other => {
-                let was_open = log.is_open();
-                if was_open {
-                    // What was written home is durable before the superblock says that no log is needed any more.
-                    self.disks[log.home_disk].file.sync_data()?;
-                    remote.close(block)?;
-                    log.is_open.store(false, Ordering::Release);
-                    self.disks[log.home_disk].set_dirty();
-                    self.disks[log.journal_disk].set_dirty();
-                }
-                if other.is_err() {
-                    self.scan_soon(log.journal_disk);
-                    self.disks[log.journal_disk].wake.wake();
-                }
-                Ok(!was_open)
-            }
-        }
-    }
-
-    /// Puts the error mark on storage: an empty log that an error happened to, and which opening of it this is.
-    fn write_mark(&self, log: &Log, block: &[u8]) -> io::Result<()> {
-        let mut current = log.mark.lock().expect("no panic under this lock");
-        *current = None;
-        let kind = if log.placement == PlacementKind::Discard { MarkKind::Dropped } else { MarkKind::Held };
-        let opening = Opening { number: remote_journal::random(), count: 0 };
-        let marked = self.write_opening(log, block, kind, opening)?;
-        let disk = &self.disks[log.journal_disk];
-        DiskCounters::add(&disk.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
-        disk.file.sync_data()?;
-        *current = Some(marked);
-        Ok(())
-    }
-
-    /// The area says it first, then storage: a kill between the two leaves an area that knows both.
-    fn write_opening(&self, log: &Log, block: &[u8], kind: MarkKind, opening: Opening) -> io::Result<Marked> {
-        let written = self.written_home(log);
-        let bytes = mark::marked(block, kind, &opening)?;
-        self.area.note_opening(log.id, &opening, false);
-        self.write_superblock_bytes(log, &bytes)?;
-        self.area.note_opening(log.id, &opening, true);
-        Ok(Marked { opening, kind, bytes, written })
-    }
-
-    fn written_home(&self, log: &Log) -> u64 {
-        self.disks[log.home_disk].counters.home_bytes_to_storage.load(Ordering::Acquire)
-    }
-
-    /// Counts on in the marks of logs whose disks were written to since the last time, so that an older copy of an image is
-    /// told from the image: what goes home is not held any more. To be called every now and then while a guest runs.
-    pub fn note_progress(&self) {
+    /// Counts on in the marks of logs whose disks were written to since the last time, and wakes keepers whose time has come. To
+    /// be called every now and then while a guest runs.
+    pub fn tick(&self) {
         for log in self.logs() {
-            let mut current = log.mark.lock().expect("no panic under this lock");
-            // Under the lock: whoever closes the log, hands it over or recovers it takes the mark away first.
-            let Some(marked) = &*current else { continue };
-            let is_quiet = !log.is_held_open() || marked.written == self.written_home(&log);
-            if is_quiet || !is_alone_in_its_page(&log) {
-                continue;
-            }
-            let next = Opening { count: marked.opening.count + 1, ..marked.opening };
-            let outcome = self.is_on_storage_still(&log, marked).and_then(|is_there| match is_there {
-                true => self.write_opening(&log, &marked.bytes, marked.kind, next).map(Some),
-                false => Ok(None),
-            });
-            match outcome {
-                Ok(next) => {
-                    let bytes = next.as_ref().map_or(0, |next| next.bytes.len() as u64);
-                    DiskCounters::add(&self.disks[log.journal_disk].counters.mark_bytes_to_storage, bytes);
-                    *current = next;
-                }
-                // What could not be written is tried again the next time: the area knows both.
-                Err(error) => log::debug!("counting on in a mark: {error}"),
+            opening::count_on(&log, &self.area);
+            if log.keeper.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+                log.home.wake.wake();
             }
         }
-    }
-
-    fn is_on_storage_still(&self, log: &Log, marked: &Marked) -> io::Result<bool> {
-        let Some(offset) = log.offset_of(0) else { return Ok(false) };
-        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
-        self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        Ok(raw[..] == marked.bytes[..])
-    }
-
-    pub(crate) fn write_mark_bytes(&self, log: &Log, mark: &[u8]) -> io::Result<()> {
-        self.write_superblock_bytes(log, mark)?;
-        let disk = &self.disks[log.journal_disk];
-        DiskCounters::add(&disk.counters.journal_bytes_to_storage, mark.len() as u64);
-        disk.file.sync_data()
-    }
-
-    fn write_superblock_bytes(&self, log: &Log, mark: &[u8]) -> io::Result<()> {
-        let offset = log.offset_of(0).ok_or_else(|| io::Error::other("the log has no superblock on its disk"))?;
-        // Only the superblock itself: the rest of its block is not ours to change.
-        self.disks[log.journal_disk].file.write_all_at(mark, offset)
-    }
-
-    /// Reads home blocks that are about to be overwritten and gives them back to the area.
-    pub(crate) fn restore(&self, log: &Log, blocks: &[u64]) -> io::Result<()> {
-        let mut content = vec![0; log.place.block_bytes as usize];
-        for block in blocks {
-            self.read_home(log, *block, &mut content)?;
-            self.area.restore(log.id, *block, &content).map_err(io::Error::other)?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn read_home(&self, log: &Log, block: u64, content: &mut [u8]) -> io::Result<()> {
-        self.disks[log.home_disk].file.read_exact_at(content, log.home_offset(block))
     }
 
     pub(crate) fn scan_soon(&self, disk: usize) {
@@ -576,36 +283,20 @@ impl Journals {
                     self.scan_soon(log.home_disk);
                     continue;
                 }
-                if log.is_held_open() {
-                    log::warn!(
-                        "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",
-                        self.disks[log.home_disk].options.name,
-                        log.place.home_start,
-                        self.area.log_op_query(log.id).blocks
-                    );
-                }
-                let Ok(_alone) = log.recovering.try_lock() else {
+                let Ok(_alone) = log.state.recovering.try_lock() else {
                     // Another device recovers it, and waits for home writes that this thread has to see the end of: it
                     // goes with the next scan.
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     continue;
                 };
-                if log.is_held_open()
-                    && let Err(error) = self.spill(&log, |_, _| true)
-                {
-                    log::error!("writing where a journal was failed: {error}; what the guest wrote there is lost");
-                }
+                log.keeper.forget(&log);
                 log.take_mark();
-                log.is_open.store(false, Ordering::Release);
+                log.set_closed();
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
-                self.area.log_op_cleanup(log.id);
-                if log.remote.is_some() {
-                    self.area.release(log.place.log_bytes());
-                }
+                self.area.forget_log(log.id);
                 // Flushes were not passed on while it was open; from now on somebody may depend on them.
-                for disk in [log.home_disk, log.journal_disk] {
-                    self.disks[disk].set_dirty();
-                }
+                log.home.set_dirty();
+                log.journal.set_dirty();
             }
         }
         self.note_unheld(&found.not_understood);
@@ -631,7 +322,7 @@ impl Journals {
             } else if let Some((_, reason)) = not_understood.iter().find(|(of, _)| *of == index) {
                 Some(format!("its journal is not understood: {reason}"))
             } else {
-                let content = image_file::content(&disk.file).unwrap_or("something that cannot be read");
+                let content = image_file::content(disk.file.for_reading()).unwrap_or("something that cannot be read");
                 Some(format!("no journal of an ext3 or ext4 file system was found on it; it begins with {content}"))
             };
             let is_said = disk.set_unheld(reason.clone());
@@ -665,52 +356,31 @@ impl Journals {
             placement => placement,
         };
         self.refuse_marked(&place)?;
-        let remote = match &self.disks[place.home_disk].options.remote {
-            Some(_) if placement == PlacementKind::Remote && !self.area.reserve(place.log_bytes()) => {
-                log::warn!(
-                    "disk {}: a copy of the journal's {} MiB does not fit into the memory budget (--memory-budget); it stays \
-                     in its own place on storage",
-                    self.disks[place.home_disk].options.name,
-                    place.log_bytes() >> 20
-                );
-                None
-            }
-            Some(options) if placement == PlacementKind::Remote => {
-                let disk_of = |index: usize| Arc::clone(&self.disks[index]);
-                let (home, journal) = (disk_of(place.home_disk), disk_of(place.journal_disk));
-                Some(Arc::new(RemoteLog::new(options, place.clone(), home, journal)?))
-            }
-            _ => None,
-        };
         let shape =
             LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
         let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
+        let (home, journal) = (Arc::clone(&self.disks[place.home_disk]), Arc::clone(&self.disks[place.journal_disk]));
+        let shipped = match placement {
+            PlacementKind::Remote => self.shipped(&place, &home, &journal)?,
+            _ => None,
+        };
         let id = self
             .area
-            .log_op_init(self.directory.path(), &format!("log-{number}"), shape, holding, place.own_blocks.clone())
+            .make_log(self.directory.path(), &format!("log-{number}"), shape, holding, place.own_blocks.clone())
             .map_err(io::Error::other)?;
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {
             id,
             placement,
-            remote,
             index: LogIndex(logs.len()),
             home_disk: place.home_disk,
             journal_disk: place.journal_disk,
+            home,
+            journal,
             place,
-            is_open: Arc::default(),
-            was_opened: Arc::default(),
-            is_emptying: Arc::default(),
-            is_foreign: Arc::default(),
-            emptied: Arc::default(),
-            failed_to_empty: Arc::default(),
-            is_distrusted: Arc::default(),
-            has_failed_to_leave: Arc::default(),
-            wanted: Arc::new(Mutex::new(placement)),
+            keeper: shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement)),
             storage_from: None,
-            mark: Arc::default(),
-            recovery: Arc::default(),
-            recovering: Arc::default(),
+            state: Arc::new(LogState::new(placement)),
         });
         logs.push(Some(Arc::clone(&log)));
         log::info!(
@@ -725,47 +395,64 @@ impl Journals {
         Ok(log)
     }
 
+    /// Who ships a log to its server. Nothing where there is no server, or no memory for a copy of the log.
+    fn shipped(
+        &self,
+        place: &FoundLogPlace,
+        home: &Arc<Disk>,
+        journal: &Arc<Disk>,
+    ) -> io::Result<Option<Arc<dyn Keeper>>> {
+        let Some(options) = &home.options.remote else { return Ok(None) };
+        if !self.area.reserve(place.log_bytes()) {
+            log::warn!(
+                "disk {}: a copy of the journal's {} MiB does not fit into the memory budget (--memory-budget); it stays \
+                 in its own place on storage",
+                home.options.name,
+                place.log_bytes() >> 20
+            );
+            return Ok(None);
+        }
+        let remote = RemoteLog::new(options, place.clone(), Arc::clone(home), Arc::clone(journal))?;
+        Ok(Some(Arc::new(Shipped::new(remote, Arc::clone(&self.area)))))
+    }
+
     /// A log whose live part is on a journal server is not to be taken for an empty one.
     fn refuse_marked(&self, place: &FoundLogPlace) -> io::Result<()> {
-        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(()) };
+        let Some(offset) = place.offset_of(0) else { return Ok(()) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         self.disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        self.warn_of_lost(place, &raw);
         let path = self.disks[place.home_disk].options.path.display();
-        match RemoteMark::read(&raw) {
-            MarkFound::None => Ok(()),
-            MarkFound::Live(mark) => Err(io::Error::other(format!(
+        match Stored::read(&raw).says {
+            Says::Remote(mark) => Err(io::Error::other(format!(
                 "the journal of {path} is on a journal server (epoch {}): run 'amberlog recover --disk IMAGE --remote \
                  HOST:PORT/NAME' first, or give the disk placement=remote=HOST:PORT/NAME",
                 mark.epoch
             ))),
-            MarkFound::Stale => {
+            Says::Damaged => Err(io::Error::other(format!(
+                "the journal superblock of {path} has a damaged mark of a journal server: its live log may be there, and \
+                 whether cannot be told; run e2fsck -fy to give the log up"
+            ))),
+            Says::Stale => {
                 log::warn!(
                     "{path}: its journal was on a journal server, but the file system was used or repaired since by \
                      something that does not know of that; what the server has is stale"
                 );
                 Ok(())
             }
-            MarkFound::Damaged => Err(io::Error::other(format!(
-                "the journal superblock of {path} has a damaged mark of a journal server: its live log may be there, and \
-                 whether cannot be told; run e2fsck -fy to give the log up"
-            ))),
+            // What was held was looked for before. The guest's kernel will say that an error happened, and has to look at the
+            // whole file system.
+            Says::Held(_) | Says::Dropped(_) => {
+                log::warn!(
+                    "{path}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its \
+                     transactions any more: the host has lost power or was started anew, or placement=discard dropped them; \
+                     what was committed last is lost, and the guest should check the whole file system (e2fsck -f) before it \
+                     uses it",
+                    place.home_start
+                );
+                Ok(())
+            }
+            Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::Error => Ok(()),
         }
-    }
-
-    /// What was held for a log that is marked was looked for before. Its guest's kernel will say that an error happened, and
-    /// has to look at the whole file system.
-    fn warn_of_lost(&self, place: &FoundLogPlace, raw: &[u8]) {
-        if !matches!(HeldMark::read(raw), HeldMark::Ours(..)) {
-            return;
-        }
-        log::warn!(
-            "{}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its transactions any more: \
-             the host has lost power or was started anew, or placement=discard dropped them; what was committed last is lost, \
-             and the guest should check the whole file system (e2fsck -f) before it uses it",
-            self.disks[place.home_disk].options.path.display(),
-            place.home_start
-        );
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.
@@ -802,7 +489,7 @@ impl Journals {
     /// of the amberlog that served it. What its journal holds is then not here, and what it commits next could not be
     /// recovered (rule 1 of ARCHITECTURE.md).
     pub(crate) fn check_resumed(&self, disk: usize) -> io::Result<()> {
-        let is_on_storage = |log: &Log| matches!(log.placement, PlacementKind::Storage | PlacementKind::Discard);
+        let is_on_storage = |log: &Log| log.keeper.leaves_nothing_here() || log.placement == PlacementKind::Discard;
         let mut logs = self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk);
         if self.disks[disk].was_started() || logs.all(|log| is_on_storage(&log)) {
             return Ok(());
@@ -846,132 +533,21 @@ impl Journals {
     }
 
     fn recover_log(&self, log: &Log, is_vm_gone: bool) -> io::Result<()> {
-        let _alone = log.recovering.lock().expect("no panic under this lock");
+        let _alone = log.state.recovering.lock().expect("no panic under this lock");
         // It may have been handed over while this waited.
         let Some(log) = self.log(log.index) else { return Ok(()) };
         let log = &*log;
         log.take_mark();
-        let journal = &self.disks[log.journal_disk].file;
-        let home = &self.disks[log.home_disk].file;
-        if log.placement == PlacementKind::Nvm
-            && let Some(nvm) = &self.disks[log.home_disk].options.nvm
-            && let Some(report) = nvm.recover(log.index, home).map_err(io::Error::other)?
-        {
-            log.is_open.store(false, Ordering::Release);
-            self.recovered(log, report);
-            if is_vm_gone && self.is_live_on_storage(log)? {
-                // It was about to leave the region, which owed nothing any more.
-                let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
-                self.recovered(log, report);
-            }
-            return Ok(());
-        }
-        if let Some(remote) = &log.remote {
-            // Storage has the whole log then, for the guest's next kernel or for us.
-            remote.settle()?;
-        }
-        if log.is_distrusted() && !log.placement.is_held() {
-            self.leave_to_guest(log, is_vm_gone);
-            return Ok(());
-        }
-        if !log.is_open() {
-            if is_vm_gone && self.is_mounted_with_empty_log(log)? {
-                // Mounted, and died before its first commit: nothing to replay, but the flag says so.
-                let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
-                self.recovered(log, report);
-            }
-            return Ok(());
-        }
-        if !log.placement.is_held() {
-            log.is_open.store(false, Ordering::Release);
-            if matches!(log.placement, PlacementKind::Storage | PlacementKind::Nvm | PlacementKind::Remote)
-                && is_vm_gone
-            {
-                let report = crate::finish::finish_stored(&log.place, home, journal).map_err(io::Error::other)?;
-                self.recovered(log, report);
-            }
-            if log.placement == PlacementKind::Discard {
-                // Never silent: the mark on storage stays as well, until e2fsck has looked.
-                let note = "the journal was dropped (placement discard), and the file system was in use: run e2fsck";
-                log::warn!("disk {}: {note}", self.disks[log.home_disk].options.name);
-                *log.recovery.lock().expect("no panic under this lock") =
-                    Some(Report::of(Status::Damaged).with_note(note));
-            }
-            return Ok(());
-        }
-        self.wait_for_home_writes(log)?;
-        if let Some(why) = self.area.contradiction(log.id) {
-            self.say_distrusted(log, &why);
-        }
-        let owed = self.area.log_op_query(log.id);
-        let mut report = self
-            .area
-            .log_op_recover(log.id, |held| crate::finish::finish(held, &log.place, home, journal))
-            .map_err(io::Error::other)?;
-        if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
-            // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
-            // recovery trusts more than the books; one of the two is wrong all the same.
-            let sentence = format!(
-                "recovery wrote {} blocks of the file system at byte {} where {} were owed: run e2fsck -f",
-                report.blocks_written,
-                log.place.home_start,
-                owed.blocks + owed.stored_blocks
-            );
-            log::error!("disk {}: {sentence}", self.disks[log.home_disk].options.name);
-            self.disks[log.home_disk].note_fault(&sentence);
-            report.status = Status::Damaged;
-            report.notes.push(sentence);
-        }
-        log.is_open.store(false, Ordering::Release);
-        if log.is_distrusted() {
+        let finished = log.keeper.finish(log, is_vm_gone)?;
+        if log.is_distrusted() && log.placement.is_held() {
             // It stays on storage for the guest's next kernel, too.
             let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
             self.put(log, PlacementKind::Storage, None);
         }
-        self.recovered(log, report);
-        Ok(())
-    }
-
-    /// Whether a file system says that it needs recovery while its journal on storage is empty and without an error.
-    fn is_mounted_with_empty_log(&self, log: &Log) -> io::Result<bool> {
-        let mut raw = [0; extfs::SUPERBLOCK_BYTES];
-        let home = &self.disks[log.home_disk].file;
-        home.read_exact_at(&mut raw, log.place.home_start + extfs::SUPERBLOCK_OFFSET)?;
-        if !extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()) {
-            return Ok(false);
-        }
-        let superblock = self.superblock_on_storage(log)?;
-        Ok(superblock.is_some_and(|superblock| superblock.is_empty() && superblock.errno == 0))
-    }
-
-    /// Whether the log in its own place on storage has something to replay, as far as its superblock says.
-    fn is_live_on_storage(&self, log: &Log) -> io::Result<bool> {
-        Ok(self.superblock_on_storage(log)?.is_some_and(|superblock| !superblock.is_empty()))
-    }
-
-    pub(crate) fn superblock_on_storage(&self, log: &Log) -> io::Result<Option<Superblock>> {
-        let Some(offset) = log.offset_of(0) else { return Ok(None) };
-        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
-        self.disks[log.journal_disk].file.read_exact_at(&mut raw, offset)?;
-        Ok(Superblock::decode(&raw).ok())
-    }
-
-    /// The device with the log may start anew while another with its home still works; what it has on its way has to
-    /// land before recovery writes to the same blocks (rule 3 of ARCHITECTURE.md).
-    fn wait_for_home_writes(&self, log: &Log) -> io::Result<()> {
-        let deadline = Instant::now() + HOME_WRITES_PATIENCE;
-        while self.area.has_home_writes_in_flight(log.id) {
-            if Instant::now() > deadline {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    format!(
-                        "home writes of disk {} have not ended in {} s; recovery cannot begin before they have",
-                        self.disks[log.home_disk].options.name,
-                        HOME_WRITES_PATIENCE.as_secs()
-                    ),
-                ));
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        match finished {
+            Finished::Nothing => {}
+            Finished::Recovered(reports) => reports.into_iter().for_each(|report| self.recovered(log, report)),
+            Finished::Left(report) => log.note_recovery(report),
         }
         Ok(())
     }
@@ -985,8 +561,7 @@ impl Journals {
             what_was_done(log.place.home_start, &report),
             report.seconds
         );
-        let mut last = log.recovery.lock().expect("no panic under this lock");
-        *last = Some(report);
+        log.note_recovery(report);
     }
 
     /// Gives all guest memory but the retained pages back to the host; for a VM whose process is gone.
@@ -1000,10 +575,7 @@ impl Journals {
 
     /// The last recovery of each log on a disk.
     pub fn recoveries(&self, disk: usize) -> Vec<Report> {
-        self.logs_at_home(disk)
-            .iter()
-            .filter_map(|log| log.recovery.lock().expect("no panic under this lock").clone())
-            .collect()
+        self.logs_at_home(disk).iter().filter_map(|log| log.recovery()).collect()
     }
 
     /// The VM's directory in tmpfs.

@@ -1,8 +1,9 @@
 //! The places a journal can live: which logs a VM's disks carry, and the routes that send each request to its place.
 //!
-//! A route ([`block_route::Route`]) belongs to one disk. [`JournalRoute`] serves the disks whose logs are held, stored,
-//! dropped or shipped to a server, [`NvmRoute`] those with a region of persistent memory. [`Journals`] knows all logs of
-//! a VM: it finds them, opens and closes them, moves them from one place to another, and finishes them after a death.
+//! A route ([`block_route::Route`]) belongs to one disk. [`DiskRoute`] gives what concerns a log to that log's keeper (module
+//! `keeper`: the contract, with its hooks; `keepers`: held, stored, dropped, shipped), [`NvmRoute`] serves disks with a region of
+//! persistent memory. [`Journals`] knows all logs of a VM: it finds them, opens and closes them, moves them from one place to
+//! another, and finishes them after a death. What storage says of a log is read in one table ([`Stored`]).
 //!
 //! What this crate must never do: leave a lost journal unmarked on storage, or let an older version of a block land on a
 //! newer one.
@@ -16,31 +17,39 @@
 mod adopt;
 mod description;
 mod disk;
+mod disk_route;
 mod distrust;
+mod earlier;
 mod finish;
 mod flush;
 mod foreign;
 mod found;
 mod hand_over;
-mod journal_route;
 mod journals;
+mod keeper;
+mod keepers;
 mod layout;
+mod log;
 mod mark;
 mod nvm;
+mod opening;
 mod owed;
 mod registry;
 mod remote;
 mod report;
 mod scan;
+mod stored;
 
 pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, process_started_at,
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
+pub use disk_route::DiskRoute;
+pub use earlier::{Brought, finish_earlier};
 pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep};
 pub use hand_over::Change;
-pub use journal_route::JournalRoute;
-pub use journals::{Journals, JournalsOptions, Log, TraceKind, Tracer};
+pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
+pub use log::Log;
 pub use mark::{HeldMark, MarkKind};
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
 pub use owed::{LostLog, Owed, area_of_marked, owed};
@@ -49,3 +58,4 @@ pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
 pub use report::{CountersReport, DiskReport, VmReport};
+pub use stored::{Elsewhere, Says, Stored};

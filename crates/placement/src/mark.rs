@@ -10,7 +10,8 @@
 //! Kernels keep the padding when they write the superblock. So the mark says for which `s_sequence` it was written, and
 //! counts only beside an error number in an empty log.
 
-use crate::journals::MARK_ERRNO;
+use crate::remote::RemoteMark;
+use crate::stored::{MARK_ERRNO, Says, Stored};
 use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use journal_area::Opening;
 use std::io;
@@ -56,6 +57,8 @@ pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Res
     mark.extend_from_slice(&sequence.to_le_bytes());
     mark.extend_from_slice(&jbd2::crc32c(!0, &mark).to_le_bytes());
     bytes[OFFSET..OFFSET + BYTES].copy_from_slice(&mark);
+    // One that a server left counts again beside our error number, if nobody has committed since.
+    RemoteMark::remove_from(&mut bytes);
     SuperblockEdit::new(&mut bytes)
         .map_err(io::Error::other)?
         .start(0)
@@ -65,29 +68,34 @@ pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Res
 }
 
 impl HeldMark {
-    /// What a superblock from storage says.
+    /// What a superblock from storage says of memory: a column of the table in [`crate::stored`].
     pub fn read(block: &[u8]) -> HeldMark {
-        let (Some(mark), Ok(superblock)) = (block.get(OFFSET..OFFSET + BYTES), Superblock::decode(block)) else {
-            return HeldMark::None;
-        };
-        if !superblock.is_empty() || superblock.errno == 0 {
-            return HeldMark::None;
+        let stored = Stored::read(block);
+        match (stored.says, stored.superblock) {
+            (Says::Held(opening), _) => HeldMark::Ours(MarkKind::Held, opening),
+            (Says::Dropped(opening), _) => HeldMark::Ours(MarkKind::Dropped, opening),
+            (_, Some(superblock)) if superblock.is_empty() && superblock.errno != 0 => HeldMark::Plain,
+            _ => HeldMark::None,
         }
-        let (head, crc) = mark.split_at(BYTES - 4);
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| head[at + index]));
-        let kind = match word(8) {
-            1 => MarkKind::Held,
-            2 => MarkKind::Dropped,
-            _ => return HeldMark::Plain,
-        };
-        let is_whole = head.starts_with(MAGIC) && jbd2::crc32c(!0, head).to_le_bytes() == crc;
-        if !is_whole || word(36) != superblock.sequence {
-            return HeldMark::Plain;
-        }
-        let number = std::array::from_fn(|index| head[12 + index]);
-        let count = u64::from_le_bytes(std::array::from_fn(|index| head[28 + index]));
-        HeldMark::Ours(kind, Opening { number, count })
     }
+}
+
+/// The mark that lies in a superblock, if it is whole and was written for its `s_sequence`.
+pub(crate) fn of_this_sequence(block: &[u8], superblock: &Superblock) -> Option<(MarkKind, Opening)> {
+    let (head, crc) = block.get(OFFSET..OFFSET + BYTES)?.split_at(BYTES - 4);
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| head[at + index]));
+    let kind = match word(8) {
+        1 => MarkKind::Held,
+        2 => MarkKind::Dropped,
+        _ => return None,
+    };
+    let is_whole = head.starts_with(MAGIC) && jbd2::crc32c(!0, head).to_le_bytes() == crc;
+    if !is_whole || word(36) != superblock.sequence {
+        return None;
+    }
+    let number = std::array::from_fn(|index| head[12 + index]);
+    let count = u64::from_le_bytes(std::array::from_fn(|index| head[28 + index]));
+    Some((kind, Opening { number, count }))
 }
 
 #[cfg(test)]

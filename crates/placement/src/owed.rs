@@ -8,14 +8,13 @@ use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_ke
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish::dry_run_held;
 use crate::found::{FinishError, area_opened_as, open_logs};
-use crate::journals::offset_of;
 use crate::mark::{HeldMark, MarkKind};
 use crate::registry::{foreign_entries, own_places};
 use crate::scan;
+use crate::scan::offset_of;
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -111,7 +110,7 @@ fn held_in(area: &Path, registry: &Path, image: &Path) -> Result<Owed, FinishErr
 fn transactions(log: &LogDescription, found: &FoundLog, image: &Path) -> Option<u64> {
     // Blocks that are at their own place are on the disk with the log.
     let journal = if log.place.is_external { &log.journal_image } else { image };
-    let file = std::fs::File::open(journal).ok()?;
+    let file = write_log::LoggedFile::new(std::fs::File::open(journal).ok()?, None);
     dry_run_held(&found.log(), &log.place, &file).ok().map(|report| report.transactions)
 }
 
@@ -127,6 +126,7 @@ fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
             read_only: true,
             nvm: None,
             remote: None,
+            write_log: None,
         })?));
     }
     let mut lost = Vec::new();

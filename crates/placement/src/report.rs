@@ -137,8 +137,8 @@ impl Journals {
                 counters.mark_bytes_to_storage += load(&journal.mark_bytes_to_storage);
                 counters.transactions += load(&journal.commit_blocks);
             }
-            match &*log.recovery.lock().expect("no panic under this lock") {
-                Some(report) => recovery.add(report),
+            match log.recovery() {
+                Some(report) => recovery.add(&report),
                 None if log.was_opened() => recovery.add(&Report::of(Status::Clean)),
                 None => {}
             }
@@ -156,7 +156,7 @@ impl Journals {
                 nvm.blocks_first + nvm.blocks_second + nvm.blocks_updated + nvm.appends_written_home;
         }
         let mut remote: Option<RemoteReport> = None;
-        for of_log in logs.iter().filter_map(|log| Some(log.remote.as_ref()?.report())) {
+        for of_log in logs.iter().filter_map(|log| log.keeper.remote_report()) {
             remote.get_or_insert_default().add(&of_log);
         }
         let placement = logs.first().map_or(disk.options.placement, |log| log.placement);

@@ -39,7 +39,18 @@ pub struct FoundLogPlace {
     pub file_system_uuid: [u8; 16],
 }
 
+/// Where log block `position` is, in bytes, given the runs of its log.
+pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Option<u64> {
+    let run = runs.iter().find(|run| position >= run.first_position && position - run.first_position < run.count)?;
+    Some(run.offset + u64::from(position - run.first_position) * u64::from(block_bytes))
+}
+
 impl FoundLogPlace {
+    /// Where log block `position` is on its disk, in bytes.
+    pub(crate) fn offset_of(&self, position: u32) -> Option<u64> {
+        offset_of(&self.runs, self.block_bytes, position)
+    }
+
     /// Bytes of the whole log.
     pub(crate) fn log_bytes(&self) -> u64 {
         u64::from(self.log_blocks) * u64::from(self.block_bytes)
@@ -133,7 +144,7 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
     let mut file_systems: Vec<(usize, FileSystem)> = Vec::new();
     let mut not_understood = Vec::new();
     for (index, disk) in disks.iter().enumerate() {
-        let reader = DiskReader::new(&disk.file)?;
+        let reader = DiskReader::new(disk.file.for_reading())?;
         layouts.push(DiskLayout { watches: watches(&reader)?, ..DiskLayout::default() });
         for file_system in extfs::discover(&reader)? {
             if let Journal::NotUnderstood { reason } = &file_system.journal {
@@ -231,7 +242,7 @@ pub(crate) fn internal_place(disk: usize, file_system: &FileSystem) -> Option<Fo
 /// Whether the file system of an open log is still where it was, however the rest of the disk looks. While a partition
 /// table is being rewritten it may be in halves for a moment, and what is mounted stays mounted.
 pub(crate) fn is_still_there(disks: &[Arc<Disk>], place: &FoundLogPlace) -> io::Result<bool> {
-    let reader = DiskReader::new(&disks[place.home_disk].file)?;
+    let reader = DiskReader::new(disks[place.home_disk].file.for_reading())?;
     let length = (place.home_blocks * u64::from(place.block_bytes)).min(reader.size.saturating_sub(place.home_start));
     let Some(file_system) = extfs::file_system(&reader, None, place.home_start, length)? else { return Ok(false) };
     Ok(match &file_system.journal {

@@ -7,8 +7,7 @@ use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
 use guest_memory::{PAGE_BYTES, PageId, Protection, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, DiskOptions, Finish, JournalRoute, Journals, JournalsOptions, PlacementKind, VmReport,
-    finish_directory,
+    AreaDirectory, DiskOptions, DiskRoute, Finish, Journals, JournalsOptions, PlacementKind, VmReport, finish_directory,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -73,7 +72,7 @@ struct Rig {
     directory: tempfile::TempDir,
     image: PathBuf,
     journals: Arc<Journals>,
-    device: Option<Device<JournalRoute>>,
+    device: Option<Device<DiskRoute>>,
     disk: TestDisk,
     /// Where log blocks are in the image, in bytes, by position.
     log_at: Vec<u64>,
@@ -113,6 +112,7 @@ impl Rig {
             read_only: false,
             nvm: None,
             remote: None,
+            write_log: None,
         };
         let journals = Journals::new(
             &memory,
@@ -127,7 +127,7 @@ impl Rig {
             Arc::new(Image::open(&image, ImageOptions::default()).expect("an image")),
         );
         let observer = Arc::new(Protecting(Arc::clone(&memory), Arc::clone(&journals), protect));
-        let route = Box::new(JournalRoute::new(Arc::clone(&journals), 0));
+        let route = Box::new(DiskRoute::new(Arc::clone(&journals), 0));
         let device = Device::start(config, route, Arc::clone(&memory), observer).expect("a device");
         let ram = GuestRam::new(RAM_BYTES).expect("guest memory");
         let mut front_end = FrontEnd::connect(&socket, ram, FrontEndOptions::default()).expect("connected");
@@ -304,12 +304,12 @@ fn home_writes_release_and_newer_versions_win() {
     let pages = rig.commit(&[(first, content(1)), (first + 1, content(2)), (first + 2, content(3))]);
     // The first two go home from the very pages that are protected, in one request.
     assert_eq!(rig.write_pages(first * BLOCK, &pages[..2]), STATUS_OK);
-    let query = || rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    let query = || rig.journals.area.owed(rig.journals.logs()[0].id);
     assert_eq!(query().blocks, 1);
     // A home write of something else releases nothing.
     let other = rig.page(&content(9));
     assert_eq!(rig.write_pages((first + 2) * BLOCK, &[other]), STATUS_OK);
-    let query = || rig.journals.area.log_op_query(rig.journals.logs()[0].id);
+    let query = || rig.journals.area.owed(rig.journals.logs()[0].id);
     assert_eq!(query().blocks, 1);
     // A block that is home is overwritten there without a commit: a complete journal would bring it back, so do we.
     let other = rig.page(&content(10));

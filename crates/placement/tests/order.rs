@@ -6,8 +6,8 @@ use block_route::{
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, Change, DiskOptions, Finish, FinishError, JournalRoute, Journals, JournalsOptions, Owed,
-    PlacementKind, finish_directory, finish_directory_into, owed,
+    AreaDirectory, Change, DiskOptions, DiskRoute, Finish, FinishError, Journals, JournalsOptions, Owed, PlacementKind,
+    RemoteOptions, finish_directory, finish_directory_into, owed,
 };
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ struct Rig {
     file: std::fs::File,
     memory: Arc<VmMemory>,
     journals: Arc<Journals>,
-    route: JournalRoute,
+    route: DiskRoute,
     next_page: u32,
     next_request: u32,
     log_at: Vec<u64>,
@@ -58,6 +58,10 @@ impl Rig {
 
     /// The same, with this much memory for tables and copies, in bytes.
     fn with_budget(budget_bytes: u64) -> Self {
+        Self::with(budget_bytes, PlacementKind::Retain, None)
+    }
+
+    fn with(budget_bytes: u64, placement: PlacementKind, remote: Option<RemoteOptions>) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&image).expect("made");
@@ -85,11 +89,12 @@ impl Rig {
         let options = DiskOptions {
             name: "disk".to_owned(),
             path: image.clone(),
-            placement: PlacementKind::Retain,
+            placement,
             honour_flush: false,
             read_only: false,
             nvm: None,
-            remote: None,
+            remote,
+            write_log: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
@@ -97,7 +102,7 @@ impl Rig {
         let mut rig = Rig {
             image,
             file,
-            route: JournalRoute::new(Arc::clone(&journals), 0),
+            route: DiskRoute::new(Arc::clone(&journals), 0),
             memory,
             journals,
             next_page: 0,
@@ -217,7 +222,7 @@ impl Rig {
     }
 
     fn owed(&self) -> u64 {
-        self.journals.logs().iter().map(|log| self.journals.area.log_op_query(log.id).blocks).sum()
+        self.journals.logs().iter().map(|log| self.journals.area.owed(log.id).blocks).sum()
     }
 
     /// The daemon dies: only its files are left. Gives the image too.
@@ -467,13 +472,13 @@ fn an_older_copy_of_an_image_is_told_from_it() {
     std::fs::copy(&rig.image, &before).expect("copied");
     rig.open();
     rig.commit(&[(first, content(1))]);
-    rig.journals.note_progress();
+    rig.journals.tick();
     let while_it_ran = path(&rig, "while-it-ran");
     std::fs::copy(&rig.image, &while_it_ran).expect("copied");
     // Something goes home, and is not held from then on.
     rig.journals.disk(0).counters.home_bytes_to_storage.fetch_add(BLOCK, std::sync::atomic::Ordering::SeqCst);
-    rig.journals.note_progress();
-    rig.journals.note_progress();
+    rig.journals.tick();
+    rig.journals.tick();
     let (image, left) = rig.die();
     let as_left = image.with_file_name("as-left");
     std::fs::copy(&image, &as_left).expect("copied");
@@ -709,7 +714,7 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
     let table = Arc::new(rig.map("more"));
     // A pause: what its journal holds is here.
     rig.route.started(Start::Resumed, &table).expect("goes on");
-    let mut other = JournalRoute::new(Arc::clone(&rig.journals), 0);
+    let mut other = DiskRoute::new(Arc::clone(&rig.journals), 0);
     other.started(Start::Resumed, &table).expect("the same journals");
     // The same disk under journals that never saw it begin.
     let options = DiskOptions {
@@ -720,6 +725,7 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
         read_only: false,
         nvm: None,
         remote: None,
+        write_log: None,
     };
     for (placement, is_refused) in
         [(PlacementKind::Retain, true), (PlacementKind::Copy, true), (PlacementKind::Storage, false)]
@@ -730,7 +736,7 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
         let memory = VmMemory::new();
         let options = JournalsOptions { disks, budget_bytes: u64::MAX, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
-        let outcome = JournalRoute::new(journals, 0).started(Start::Resumed, &table);
+        let outcome = DiskRoute::new(journals, 0).started(Start::Resumed, &table);
         assert_eq!(outcome.is_err(), is_refused, "{placement:?}: {outcome:?}");
     }
 }
@@ -784,7 +790,7 @@ fn a_guest_that_was_left_goes_on_from_storage() {
 
     rig.journals = another(&rig, "next");
     rig.journals.adopt().expect("it was left");
-    rig.route = JournalRoute::new(Arc::clone(&rig.journals), 0);
+    rig.route = DiskRoute::new(Arc::clone(&rig.journals), 0);
     let table = Arc::new(rig.map("the same"));
     rig.route.started(Start::Resumed, &table).expect("it goes on");
     let log = rig.journals.logs().remove(0);
@@ -955,4 +961,39 @@ fn a_directory_that_was_tampered_with_is_no_danger() {
     }
     assert!(iterations < 50 || (recovered > 5 && refused > 20), "{recovered} recovered, {refused} refused");
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+/// There is no memory for the copy of a log that a server would need: its blocks are nobody's but storage's.
+#[test]
+fn a_log_that_is_not_shipped_for_want_of_memory_is_on_storage() {
+    let client = remote_journal::ClientOptions {
+        address: "127.0.0.1:9".to_owned(),
+        security: remote_journal::ClientSecurity::default(),
+        timeout: std::time::Duration::from_secs(1),
+    };
+    let remote = RemoteOptions { client, name: "disk".to_owned() };
+    let mut rig = Rig::with(1 << 20, PlacementKind::Remote, Some(remote));
+    let mut superblock = rig.superblock.clone();
+    let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+    jbd2::SuperblockEdit::new(&mut superblock).expect("a superblock").start(start).sequence(sequence).seal();
+    let operations = rig.write(rig.log_at[0], &superblock);
+    assert_eq!(operations.len(), 1, "{operations:?}");
+    rig.carry_out(operations);
+    let content = vec![0x5a; BLOCK as usize];
+    let transaction = Transaction { blocks: vec![(5000, content.clone())], ..Transaction::default() };
+    let mut log = Vec::new();
+    rig.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+    for (position, block) in log {
+        let at = rig.log_at[position as usize];
+        let operations = rig.write(at, &block);
+        assert_eq!(operations.len(), 1, "log block {position} is acknowledged, and goes nowhere");
+        assert_eq!((operations[0].offset, operations[0].operation), (at, Operation::Write));
+        rig.carry_out(operations);
+    }
+    let flush = rig.route(RequestKind::Flush, 0, &[]);
+    assert_eq!(flush.len(), 1, "what is on storage has to be flushed");
+    rig.carry_out(flush);
+    // The host's power fails; nothing but storage is left.
+    rig.journals.recover_all().expect("recovered");
+    assert_eq!(rig.home(5000), content);
 }

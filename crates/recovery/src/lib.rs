@@ -12,6 +12,25 @@
 //! * Only blocks of the file system that owns the journal are written, and none of the journal but its superblock.
 //! * Memory is bounded by the length of the journal, never by what it says.
 //!
+//! All file systems of an image:
+//!
+//! ```
+//! use recovery::{Access, Disk, Options, Status, recover_disk};
+//! # let directory = tempfile::tempdir()?;
+//! # let image = directory.path().join("disk.img");
+//! # let mut mke2fs = std::process::Command::new("mke2fs");
+//! # assert!(mke2fs.args(["-q", "-t", "ext4", "-b", "4096"]).arg(&image).arg("64M").status()?.success());
+//!
+//! // Locked, so that nobody writes it meanwhile.
+//! let disk = Disk::open(&image, Access::Write)?;
+//! for file_system in recover_disk(&disk, None, Options::default())? {
+//!     let report = file_system.result?;
+//!     println!("{:?}: {} blocks written home", report.status, report.blocks_written);
+//!     assert_eq!(report.status, Status::Clean, "it was unmounted in good order");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Outcomes are those of `e2fsck -E journal_only` (e2fsprogs 1.47), which are jbd2's; where e2fsck repairs a damaged
 //! journal by throwing it away, this refuses and changes nothing.
 

@@ -7,7 +7,7 @@
 use crate::device::{Device, DeviceOptions, PREFETCH_MAX, ServeError, build};
 use crate::flash::{Counters, Halt};
 use crate::histogram::Histogram;
-use crate::report::{Inputs, Report};
+use crate::report::{Inputs, Point, Report};
 use io_trace::{Kind, Layout, Placer, Record, Source};
 use std::time::Instant;
 
@@ -66,19 +66,6 @@ pub enum RunError {
         /// Why.
         halt: Halt,
     },
-}
-
-/// One point of a run's course.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct Point {
-    /// Requests served.
-    pub requests: u64,
-    /// Pages the host wrote.
-    pub host_pages_written: u64,
-    /// Pages programmed.
-    pub flash_writes: u64,
-    /// Blocks erased.
-    pub erases: u64,
 }
 
 /// How a run goes: keeps a bounded number of evenly spaced points.

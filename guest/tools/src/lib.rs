@@ -18,7 +18,6 @@ pub mod mix;
 pub mod namespace;
 pub mod nvm;
 pub mod options;
-pub mod random;
 pub mod record;
 pub mod records;
 pub mod report;
@@ -28,6 +27,8 @@ pub mod sqlite;
 pub mod table;
 pub mod tree;
 pub mod updates;
+
+pub use seeded_random as random;
 
 /// What tools return: an error is a sentence.
 pub type Result<T> = std::result::Result<T, String>;

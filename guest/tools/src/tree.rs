@@ -280,7 +280,7 @@ impl Tree {
     pub fn ledger_entry(&self, number: u64) -> [u8; LEDGER_ENTRY] {
         let mut entry = [0; LEDGER_ENTRY];
         entry[..8].copy_from_slice(&number.to_le_bytes());
-        let sum = Random::of(self.seed, number).next();
+        let sum = Random::of(self.seed, number).bits();
         entry[8..].copy_from_slice(&sum.to_le_bytes());
         entry
     }

@@ -26,16 +26,17 @@ const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
-    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M]; a comma in a path is written twice.
+    /// [,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE]; a comma in a path is written twice.
     /// The first is /dev/vda. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
     /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
     /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
-    /// flushes then do not reach the image's own storage. Placement nvm=PATH has options of its own: [,nvm-size=MIB]
+    /// flushes then do not reach the image's own storage. FILE gets everything that is sent to the image, in the format of Linux's
+    /// dm-log-writes (for experiments). Placement nvm=PATH has options of its own: [,nvm-size=MIB]
     /// [,nvm-region=I/N][,nvm-checkpoint=SECONDS], and for experiments nvm-latency, nvm-bandwidth, nvm-append-home,
     /// nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint and nvm-log-everything (docs/nvm.md).
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,
-    /// An external journal device: IMAGE[,for=NAME][,name=NAME][,format=raw][,model=M]; attached after the disks.
+    /// An external journal device: IMAGE[,for=NAME][,name=NAME][,format=raw][,model=M][,log-writes=FILE]; attached after the disks.
     #[arg(long = "journal-disk", value_name = "IMAGE[,OPTIONS]")]
     journal_disks: Vec<JournalDiskOption>,
     /// Write what the disks did to this file, as JSON, when the VM has ended.

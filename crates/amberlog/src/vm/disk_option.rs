@@ -7,7 +7,7 @@ use placement::{NvmOptions, PlacementKind};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M]`,
+/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE]`,
 /// and with `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOption {
@@ -33,9 +33,11 @@ pub struct DiskOption {
     pub remote: Option<RemoteName>,
     /// It is raw, whatever it looks like.
     pub is_raw: bool,
+    /// The file in which everything that is sent to the image is written down.
+    pub log_writes: Option<PathBuf>,
 }
 
-/// One `--journal-disk IMAGE[,for=NAME][,name=NAME]`.
+/// One `--journal-disk IMAGE[,for=NAME][,name=NAME][,log-writes=FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalDiskOption {
     /// The image or block device.
@@ -48,6 +50,8 @@ pub struct JournalDiskOption {
     pub model: Option<ModelChoice>,
     /// It is raw, whatever it looks like.
     pub is_raw: bool,
+    /// The file in which everything that is sent to the image is written down.
+    pub log_writes: Option<PathBuf>,
 }
 
 /// Splits at single commas; a doubled comma is one comma of the text.
@@ -143,6 +147,7 @@ impl FromStr for DiskOption {
             model: None,
             remote: None,
             is_raw: false,
+            log_writes: None,
         };
         let mut nvm_options = NvmOptions::new("");
         let mut nvm_key = None;
@@ -175,6 +180,7 @@ impl FromStr for DiskOption {
                 }
                 "model" => disk.model = Some(text(key, value)?.parse()?),
                 "format" => disk.is_raw = format(key, value)?,
+                "log-writes" => disk.log_writes = Some(PathBuf::from(text(key, value)?)),
                 "readonly" => disk.read_only = switch(key, value)?,
                 "flush" => {
                     disk.honour_flush = match text(key, value)?.as_str() {
@@ -195,7 +201,7 @@ impl FromStr for DiskOption {
                 other => {
                     return Err(format!(
                         "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, format, model, \
-                         and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
+                         log-writes, and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
                          nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
@@ -224,8 +230,14 @@ impl FromStr for JournalDiskOption {
     fn from_str(argument: &str) -> Result<Self, String> {
         let mut parts = split(argument).into_iter();
         let path = parts.next().filter(|path| !path.is_empty()).ok_or("an image or block device is missing")?;
-        let mut disk =
-            JournalDiskOption { path: PathBuf::from(path), name: None, of: None, model: None, is_raw: false };
+        let mut disk = JournalDiskOption {
+            path: PathBuf::from(path),
+            name: None,
+            of: None,
+            model: None,
+            is_raw: false,
+            log_writes: None,
+        };
         for part in parts {
             let (key, value) = part.split_once('=').map_or((part.as_str(), None), |(key, value)| (key, Some(value)));
             match key {
@@ -233,9 +245,10 @@ impl FromStr for JournalDiskOption {
                 "model" => disk.model = Some(text(key, value)?.parse()?),
                 "name" => disk.name = Some(text(key, value)?),
                 "format" => disk.is_raw = format(key, value)?,
+                "log-writes" => disk.log_writes = Some(PathBuf::from(text(key, value)?)),
                 other => {
                     return Err(format!(
-                        "'{other}' is no option of a journal disk; there are for, name, format and model"
+                        "'{other}' is no option of a journal disk; there are for, name, format, log-writes and model"
                     ));
                 }
             }
@@ -250,16 +263,19 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let disk: DiskOption = "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme,format=raw"
-            .parse()
-            .expect("valid");
+        let disk: DiskOption =
+            "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme,format=raw,log-writes=/l,,og"
+                .parse()
+                .expect("valid");
         assert_eq!(disk.path, PathBuf::from("/a,b.img"));
         assert_eq!(disk.placement, PlacementKind::Copy);
         assert_eq!(disk.name.as_deref(), Some("x"));
         assert!(disk.read_only && disk.honour_flush && disk.is_raw);
         assert_eq!(disk.queues, 4);
+        assert_eq!(disk.log_writes, Some(PathBuf::from("/l,og")));
         assert_eq!(disk.model, Some(ModelChoice::Own(disk_model::Profile::Nvme)));
         let plain: DiskOption = "a.img".parse().expect("valid");
+        assert_eq!(plain.log_writes, None);
         assert_eq!((plain.placement, plain.model, plain.is_raw), (PlacementKind::Retain, None, false));
         let shared: DiskOption = "a.img,model=./socket".parse().expect("valid");
         assert_eq!(shared.model, Some(ModelChoice::Shared("./socket".into())));

@@ -1,4 +1,5 @@
-//! Counts on in the marks of held journals while a guest runs, so that an older copy of its image is told from the image.
+//! The tick of a VM while its guest runs: it counts on in the marks of held journals, so that an older copy of its image is told
+//! from the image, and wakes keepers of journals whose time has come.
 //!
 //! It must never write once recovery begins: it has ended when it is dropped. Failure story: what is not counted on in time
 //! only has an older copy pass that is younger than an interval.
@@ -24,7 +25,7 @@ impl Marks {
         let journals = Arc::clone(journals);
         let thread = std::thread::Builder::new().name("marks".to_owned()).spawn(move || {
             while matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout)) {
-                journals.note_progress();
+                journals.tick();
             }
         })?;
         Ok(Marks { stop: Some(stop), thread: Some(thread) })

@@ -29,8 +29,7 @@ use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, JournalRoute, Journals, JournalsOptions, NvmRoute, PlacementKind,
-    VmReport,
+    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, VmReport,
 };
 use samples::Samples;
 use sandbox::Sandbox;
@@ -41,6 +40,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use trace::Trace;
 use watched::Watched;
+use write_log::WriteLog;
 
 /// What a VM is made from.
 #[derive(Clone, Debug)]
@@ -138,6 +138,7 @@ impl VmOptions {
                     honour_flush: disk.honour_flush,
                     read_only: disk.read_only,
                     nvm: None,
+                    write_log: None,
                 },
             });
         }
@@ -163,6 +164,7 @@ impl VmOptions {
                     read_only: false,
                     nvm: None,
                     remote: None,
+                    write_log: None,
                     name,
                 },
             });
@@ -183,8 +185,8 @@ impl VmOptions {
     }
 }
 
-/// Finishes what an earlier process left for these images.
-fn finish_earlier(disks: &[Attached]) -> anyhow::Result<()> {
+/// Finishes what an earlier process left for these images in areas in tmpfs.
+fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
     let registries = placement::own_places();
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         let path = &disk.options.path;
@@ -227,6 +229,19 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
     }
 }
 
+/// Begins the logs of what is sent to images (`log-writes=FILE`). What an earlier process left is finished before.
+fn write_down(options: &VmOptions, attached: &mut [Attached]) -> anyhow::Result<()> {
+    let disks = options.disks.iter().map(|disk| &disk.log_writes);
+    let files = disks.chain(options.journal_disks.iter().map(|disk| &disk.log_writes));
+    for (file, disk) in files.zip(attached) {
+        if let Some(path) = file {
+            let log = WriteLog::create(path).with_context(|| format!("the log of writes {}", path.display()))?;
+            disk.options.write_log = Some(Arc::new(log));
+        }
+    }
+    Ok(())
+}
+
 impl Vm {
     /// Finishes what an earlier process left, locks the images, makes the directory. Images that are `known` are not asked
     /// whether they are raw.
@@ -237,7 +252,7 @@ impl Vm {
     pub fn prepare(options: &VmOptions, known: &KnownRaw) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
         // What is owed to a disk is written home whatever its guest has written to the first block.
-        finish_earlier(&attached)?;
+        finish_areas(&attached)?;
         let registry = placement::own_place();
         placement::sweep(&options.shm, &registry);
         for disk in &mut attached {
@@ -250,14 +265,18 @@ impl Vm {
             nvm::open(option, &mut disk.options)?;
         }
         let journal_disks: Vec<&Path> = options.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
-        for disk in attached.iter().take(options.disks.len()) {
-            remote::finish_earlier(&disk.options, &journal_disks)?;
+        for disk in &attached {
+            for brought in placement::finish_earlier(&disk.options, &journal_disks)? {
+                log::info!("{}: {brought}", disk.options.path.display());
+            }
         }
+        write_down(options, &mut attached)?;
         let mut images = Vec::new();
         for disk in &attached {
             let image_options =
                 ImageOptions { read_only: disk.options.read_only, is_raw: disk.is_raw, ..ImageOptions::default() };
             let image = Image::open(&disk.options.path, image_options)?;
+            let image = image.with_write_log(disk.options.write_log.clone());
             anyhow::ensure!(
                 image.size_bytes() > 0,
                 "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",
@@ -399,7 +418,7 @@ impl Vm {
                 route.start_timer()?;
                 Box::new(route)
             } else {
-                Box::new(JournalRoute::new(Arc::clone(&self.journals), index))
+                Box::new(DiskRoute::new(Arc::clone(&self.journals), index))
             };
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);

@@ -14,6 +14,7 @@ mod journals;
 mod judges;
 mod kill;
 mod limits;
+mod log_writes;
 mod metrics;
 mod nats;
 mod nvm;

@@ -6,6 +6,7 @@
 
 mod aligned;
 mod direct;
+mod logged;
 mod modelled;
 mod transfer;
 
@@ -24,6 +25,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfer::{FILE, Progress, Transfer};
+use write_log::WriteLog;
 
 /// Operations in the kernel at once.
 pub(crate) const DEPTH_MAX: usize = 256;
@@ -67,6 +69,8 @@ pub(crate) struct Engine {
     flushes_waiting: Vec<DiskOperation>,
     flushes_running: Vec<DiskOperation>,
     flush_began: Instant,
+    /// The flush that is under way, in the log of writes.
+    flush_in_log: Option<write_log::Pending>,
     spare_vectors: Vec<Vec<libc::iovec>>,
     zeros: AlignedBuffer,
     table: Option<Arc<MemoryTable>>,
@@ -104,6 +108,7 @@ impl Engine {
             flushes_waiting: Vec::new(),
             flushes_running: Vec::new(),
             flush_began: Instant::now(),
+            flush_in_log: None,
             spare_vectors: Vec::new(),
             zeros: AlignedBuffer::new(transfer::ZEROS_BYTES, 4096),
             table: None,
@@ -165,7 +170,7 @@ impl Engine {
         } else if operation.operation == Operation::Flush {
             self.flushes_waiting.push(operation);
         } else {
-            self.waiting.push_back(operation);
+            self.waiting.push_back(self.as_logged(operation));
             self.pump();
         }
     }
@@ -198,6 +203,9 @@ impl Engine {
     /// Moves waiting operations into the submission queue as far as there is room.
     fn pump(&mut self) {
         while let Some(front) = self.waiting.front() {
+            if self.is_behind_in_log(front) {
+                return;
+            }
             if let Some(alignment) = self.image.direct()
                 && !transfer::place_is_aligned(front, alignment)
                 && matches!(front.operation, Operation::Read | Operation::Write | Operation::WriteZeroes { .. })
@@ -296,6 +304,7 @@ impl Engine {
             self.in_kernel += 1;
             self.flush_began = Instant::now();
             counters::add(&self.counters.storage_flushes, 1);
+            self.flush_in_log = self.image.write_log().map(WriteLog::flush_begins);
             let entry =
                 opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build().user_data(TAG_FLUSH << TAG_SHIFT);
             // SAFETY: the entry points to nothing.
@@ -362,6 +371,9 @@ impl Engine {
             TAG_FLUSH => {
                 self.in_kernel -= 1;
                 let error = -entry.result();
+                if let (Some(log), Some(flush)) = (self.image.write_log(), self.flush_in_log.take()) {
+                    log.flush_ended(&flush, error <= 0);
+                }
                 if matches!(error, libc::EINTR | libc::EAGAIN) {
                     // Not begun: those flushes go first the next time.
                     let mut again = std::mem::take(&mut self.flushes_running);
@@ -426,6 +438,7 @@ impl Engine {
     }
 
     fn finish(&mut self, operation: DiskOperation, result: io::Result<()>) {
+        self.note_in_log(&operation, &result);
         match (&result, operation.operation) {
             (Ok(()), Operation::Read) => counters::add(&self.counters.storage_read_bytes, operation.len),
             (Ok(()), Operation::Write) => counters::add(&self.counters.storage_write_bytes, operation.len),

@@ -10,6 +10,7 @@ use remote_journal::client::Heard;
 use remote_journal::message::{Batch, Block, JournalStatus};
 use remote_journal::{BlockingClient, Client, ClientError, ClientOptions, ClientSecurity};
 use rustix::process::{Pid, Signal, kill_process};
+pub(crate) use seeded_random::Random;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
@@ -19,21 +20,6 @@ use std::time::{Duration, Instant};
 
 const BLOCK_BYTES: u32 = 1024;
 const LOG_BLOCKS: u32 = 1000;
-
-pub(crate) struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % bound.max(1)
-    }
-}
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |text| text.parse().expect("a number"))

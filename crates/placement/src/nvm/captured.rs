@@ -3,7 +3,7 @@
 use super::Region;
 use super::log_stream::{LogStream, Tail, TailMove, Transaction};
 use super::view::CommittedView;
-use crate::journals::Log;
+use crate::log::Log;
 use extfs::Allocation;
 use jbd2::{Compound, CompoundBlock, CompoundError, Part, build};
 use nvm_journal::{Error, Journal, Owner};

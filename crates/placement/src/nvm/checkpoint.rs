@@ -17,7 +17,6 @@ use block_route::{Buffer, DiskOperation, Operation, Plan};
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Bytes that go home in one piece at most.
 const RUN_BYTES: u64 = 256 << 10;
@@ -265,7 +264,7 @@ impl NvmRoute {
     /// Somebody waits until all that is committed by now is home: before a backup of the image.
     fn drive_emptying(&mut self, captured: &mut Captured, plan: &mut Plan) {
         let log = Arc::clone(&captured.log);
-        if !log.is_emptying.load(Ordering::Acquire) {
+        if !log.is_emptying() {
             self.emptying = None;
             return;
         }
@@ -278,11 +277,10 @@ impl NvmRoute {
             if self.begin_checkpoint(captured, plan) || !self.checkpoint_failed {
                 return;
             }
-            log.failed_to_empty.fetch_add(1, Ordering::AcqRel);
+            log.end_emptying(Some(false));
         } else {
-            log.emptied.fetch_add(1, Ordering::AcqRel);
+            log.end_emptying(Some(true));
         }
-        log.is_emptying.store(false, Ordering::Release);
         self.emptying = None;
     }
 

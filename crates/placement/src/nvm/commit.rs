@@ -105,7 +105,7 @@ impl NvmRoute {
     }
 
     fn was_free(&self, captured: &mut Captured, block: u64) -> bool {
-        captured.was_free(&self.journals.disk(self.disk).file, block)
+        captured.was_free(self.journals.disk(self.disk).file.for_reading(), block)
     }
 
     /// Begins the commit that is there, if the region has room for it.

@@ -139,7 +139,7 @@ impl NvmRoute {
         }
         let mut content = vec![0; block_bytes];
         let journals = Arc::clone(&self.journals);
-        captured.read_home(&journals.disk(self.disk).file, block, &mut content).map_err(|source| {
+        captured.read_home(journals.disk(self.disk).file.for_reading(), block, &mut content).map_err(|source| {
             nvm_journal::Error::Failed {
                 what: format!("reading block {block}, which is about to be overwritten"),
                 source,

@@ -19,6 +19,7 @@ use super::State;
 use super::captured::{Captured, HomeState, Written};
 use super::route::{Errand, NvmRoute};
 use crate::disk::{DiskCounters, PlacementKind};
+use crate::opening::write_mark_bytes;
 use block_route::{Buffer, DiskOperation, LogIndex, Operation, Plan, Status};
 use jbd2::SuperblockEdit;
 use std::collections::HashSet;
@@ -256,7 +257,7 @@ impl NvmRoute {
 
     /// Whether storage says that the log is there is not known. It must not while anything is committed to the region.
     fn mark_again(&mut self, captured: &mut Captured) {
-        if let Err(error) = self.journals.write_mark_bytes(&captured.log, &captured.mark) {
+        if let Err(error) = write_mark_bytes(&captured.log, &captured.mark) {
             log::error!("disk {}: marking the journal as being on NVM again failed: {error}", self.name());
             captured.has_failed = true;
         }
@@ -324,7 +325,7 @@ impl NvmRoute {
     }
 
     /// Whether a log of this disk goes to its own place on storage, though the disk has a region.
-    pub(super) fn is_stored(&self, log: &crate::journals::Log) -> bool {
+    pub(super) fn is_stored(&self, log: &crate::log::Log) -> bool {
         log.placement == PlacementKind::Storage && !log.place.is_external && log.home_disk == self.disk
     }
 }

@@ -43,14 +43,16 @@ use block_route::LogIndex;
 use captured::Captured;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};
+#[cfg(test)]
+pub(crate) use recover::mark_of;
 use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
-use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+use write_log::LoggedFile;
 
 /// A region, whichever memory it is in.
 pub(crate) type Region = Box<dyn Medium>;
@@ -233,7 +235,7 @@ impl NvmDisk {
     /// [`Error::Refused`] when the region holds blocks of something else, or is damaged.
     pub fn finish_earlier(&self, image: &Image) -> Result<Option<NvmFinished>, Error> {
         match &mut *self.lock() {
-            State::Idle(medium) => recover::recover_medium(medium, &self.options.path, image.file()),
+            State::Idle(medium) => recover::recover_medium(medium, &self.options.path, &recover::unlogged(image)?),
             State::Held(_) | State::Failed => Ok(None),
         }
     }
@@ -252,7 +254,7 @@ impl NvmDisk {
     ///
     /// # Errors
     /// When writing fails: the region is as it was, and this can be called again.
-    pub(crate) fn recover(&self, log: LogIndex, home: &File) -> Result<Option<Report>, Error> {
+    pub(crate) fn recover(&self, log: LogIndex, home: &LoggedFile) -> Result<Option<Report>, Error> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Failed) {
             State::Held(captured) if captured.log.index == log => {

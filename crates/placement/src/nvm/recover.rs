@@ -7,8 +7,10 @@
 
 use super::{Region, region_error};
 use crate::finish::ImagePart;
-use crate::journals::{MARK_ERRNO, offset_of};
+use crate::remote::RemoteMark;
+use crate::scan::offset_of;
 use crate::scan::{FoundLogPlace, internal_place};
+use crate::stored::{MARK_ERRNO, RegionBooks, RegionVerdict};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
@@ -16,10 +18,9 @@ use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
 use std::convert::Infallible;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
+use write_log::LoggedFile;
 
 /// Bytes that are written home in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
@@ -55,15 +56,24 @@ pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Res
         if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
             return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
         }
-        return recover_medium(&mut medium, &path, image.file());
+        return recover_medium(&mut medium, &path, &unlogged(image)?);
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
-    let Some(judged) = Judged::new(view.bytes(), &path, image.file())? else { return Ok(None) };
+    let Some(judged) = Judged::new(view.bytes(), &path, &unlogged(image)?)? else { return Ok(None) };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
 }
 
+/// An image that no VM uses.
+pub(super) fn unlogged(image: &Image) -> Result<LoggedFile, Error> {
+    LoggedFile::unlogged(image.file()).map_err(|source| Error::Failed { what: "opening the image".to_owned(), source })
+}
+
 /// Brings home what a region holds for the file system on `home`, and gives the region back.
-pub(crate) fn recover_medium(medium: &mut Region, path: &Path, home: &File) -> Result<Option<NvmFinished>, Error> {
+pub(crate) fn recover_medium(
+    medium: &mut Region,
+    path: &Path,
+    home: &LoggedFile,
+) -> Result<Option<NvmFinished>, Error> {
     let started = Instant::now();
     if Found::read(medium.bytes()).map_err(region_error(path))?.is_none() {
         // Never formatted: whether it may be is seen when a log is opened.
@@ -94,7 +104,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn new(region: &[u8], path: &Path, home: &File) -> Result<Option<Self>, Error> {
+    fn new(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
         let shown = path.display();
         let found = match Found::read(region).map_err(region_error(path))? {
             Some(found) => found,
@@ -165,7 +175,7 @@ impl Judged {
     }
 
     /// Writes every latest version home but that of the superblock, and flushes.
-    fn write_home(&self, region: &[u8], home: &File) -> Result<(), Error> {
+    fn write_home(&self, region: &[u8], home: &LoggedFile) -> Result<(), Error> {
         let failed = |what: &'static str| move |source| Error::Failed { what: what.to_owned(), source };
         let superblock = self.superblock_block();
         let versions: Vec<(&u64, &Header)> =
@@ -194,13 +204,13 @@ impl Judged {
         home.sync_data().map_err(failed("flushing the recovered blocks"))
     }
 
-    fn part<'a>(&self, home: &'a File) -> ImagePart<'a> {
+    fn part<'a>(&self, home: &'a LoggedFile) -> ImagePart<'a> {
         let place = &self.place;
         ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes))
     }
 
     /// Marks the file system as recovered and its journal as empty, as every recovery does.
-    fn finish(&self, region: &[u8], home: &File) -> Result<Report, Error> {
+    fn finish(&self, region: &[u8], home: &LoggedFile) -> Result<Report, Error> {
         let mut log = self.last_log(region)?;
         let place = &self.place;
         let offset = offset_of(&place.runs, place.block_bytes, 0)
@@ -262,7 +272,7 @@ fn bounds(place: &FoundLogPlace) -> HomeBounds {
 }
 
 struct WholeDisk<'a> {
-    file: &'a File,
+    file: &'a LoggedFile,
     size: u64,
 }
 
@@ -277,9 +287,10 @@ impl ReadAt for WholeDisk<'_> {
 }
 
 /// The file system that a region belongs to, as it is on this disk: at its place, with an internal journal.
-fn place_of(home: &File, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> {
+fn place_of(home: &LoggedFile, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> {
     let failed = |source| Error::Failed { what: "looking for the file system on the disk".to_owned(), source };
-    let size = rustix::fs::seek(home, rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
+    let size =
+        rustix::fs::seek(home.for_reading(), rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
     let disk = WholeDisk { file: home, size };
     let is_its = |file_system: &FileSystem| {
         file_system.offset == owner.home_start && matches!(file_system.journal, JournalOf::Internal { .. })
@@ -299,7 +310,7 @@ fn place_of(home: &File, owner: &Owner) -> Result<Option<FoundLogPlace>, Error> 
     }))
 }
 
-fn read_superblock(home: &File, place: &FoundLogPlace) -> Result<Vec<u8>, Error> {
+fn read_superblock(home: &LoggedFile, place: &FoundLogPlace) -> Result<Vec<u8>, Error> {
     let offset = offset_of(&place.runs, place.block_bytes, 0)
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
     let mut block = vec![0; place.block_bytes as usize];
@@ -308,7 +319,7 @@ fn read_superblock(home: &File, place: &FoundLogPlace) -> Result<Vec<u8>, Error>
     Ok(block)
 }
 
-fn is_journal(home: &File, place: &FoundLogPlace, uuid: &[u8; 16]) -> Result<bool, Error> {
+fn is_journal(home: &LoggedFile, place: &FoundLogPlace, uuid: &[u8; 16]) -> Result<bool, Error> {
     let block = read_superblock(home, place)?;
     Ok(Superblock::decode(&block).is_ok_and(|superblock| superblock.uuid == *uuid))
 }
@@ -317,19 +328,24 @@ fn is_journal(home: &File, place: &FoundLogPlace, uuid: &[u8; 16]) -> Result<boo
 fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> {
     let raw = &block[..jbd2::SUPERBLOCK_BYTES];
     let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
-    if on_storage.uuid == owner.journal && crc32c::crc32c(raw) == owner.mark_checksum {
-        return Ok(Stored::Marked);
-    }
-    if found.latest.is_empty() {
-        return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
-    }
-    let after = found.sequence.wrapping_add(2);
-    let is_emptied = on_storage.is_empty() && on_storage.errno == 0 && on_storage.sequence == after;
-    if on_storage.uuid == owner.journal && is_emptied {
-        return Ok(Stored::NothingOwed("an earlier recovery from the region was cut off after its last write"));
-    }
-    if on_storage.uuid != owner.journal {
-        return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
+    let books = RegionBooks {
+        journal: owner.journal,
+        mark_checksum: owner.mark_checksum,
+        owes: !found.latest.is_empty(),
+        sequence: found.sequence,
+    };
+    match books.judge(raw, &on_storage) {
+        RegionVerdict::Marked => return Ok(Stored::Marked),
+        RegionVerdict::OwesNothing => {
+            return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
+        }
+        RegionVerdict::Emptied => {
+            return Ok(Stored::NothingOwed("an earlier recovery from the region was cut off after its last write"));
+        }
+        RegionVerdict::OtherJournal => {
+            return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
+        }
+        RegionVerdict::OtherEpoch => {}
     }
     Err(format!(
         "the region is of another epoch: it was taken when the journal stood at transaction {}, and the journal on the disk \
@@ -341,9 +357,11 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
 }
 
 /// The journal superblock that storage carries while the region has the log: empty, and with an error.
-pub(super) fn mark_of(superblock: &[u8]) -> Result<[u8; jbd2::SUPERBLOCK_BYTES], jbd2::SuperblockError> {
+pub(crate) fn mark_of(superblock: &[u8]) -> Result<[u8; jbd2::SUPERBLOCK_BYTES], jbd2::SuperblockError> {
     let mut mark = superblock.to_vec();
     let errno = Superblock::decode(&mark)?.errno;
+    // One that a server left counts again beside our error number, if nobody has committed since.
+    RemoteMark::remove_from(&mut mark);
     SuperblockEdit::new(&mut mark)?.start(0).errno(if errno == 0 { MARK_ERRNO } else { errno }).seal();
     Ok(*mark.first_chunk().expect("a journal superblock was decoded from it"))
 }

@@ -9,8 +9,9 @@ use super::leaving::{Leaving, Left};
 use super::superblock::Closing;
 use super::{NvmDisk, State};
 use crate::disk::{DiskCounters, PlacementKind};
-use crate::journals::{Journals, Log, TraceKind};
+use crate::journals::{Journals, TraceKind};
 use crate::layout::{DiskLayout, LogRange, Piece};
+use crate::log::Log;
 use block_route::segments;
 use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
@@ -497,7 +498,7 @@ impl NvmRoute {
                     block
                 })
             } else {
-                captured.shown_block(&self.journals.disk(self.disk).file, position)
+                captured.shown_block(self.journals.disk(self.disk).file.for_reading(), position)
             };
             match block {
                 Ok(block) => self.answer(&waiting, &part, &block[bytes], plan),

@@ -5,7 +5,8 @@ use super::log_stream::{LogStream, Tail, TailMove};
 use super::recover::mark_of;
 use super::route::{Errand, NvmRoute, Waiting};
 use super::{Region, State};
-use crate::journals::Log;
+use crate::log::Log;
+use crate::opening::write_mark_bytes;
 use block_route::segments;
 use block_route::{Operation, Plan, Status};
 use extfs::Allocation;
@@ -116,7 +117,11 @@ impl NvmRoute {
             Ok(true) => {}
             Ok(false) => {
                 let is_open = Superblock::decode(&block).is_ok_and(|superblock| !superblock.is_empty());
-                log.set_open_elsewhere(is_open);
+                if is_open {
+                    log.set_open();
+                } else {
+                    log.set_closed();
+                }
                 self.pass_on(&waiting, plan);
                 if !is_open {
                     self.journals.follow_wish(log);
@@ -200,7 +205,7 @@ impl NvmRoute {
         let journal = Journal::claim(medium, self.nvm.region_offset, place.block_bytes, &owner, sequence, options)?;
         // First the region says whose it is, then storage says that the journal is elsewhere: a crash in between leaves a
         // region that owes nothing.
-        if let Err(error) = self.journals.write_mark_bytes(log, &mark) {
+        if let Err(error) = write_mark_bytes(log, &mark) {
             *state = State::Idle(journal.give_back()?);
             return Err(error);
         }
@@ -227,7 +232,7 @@ impl NvmRoute {
             has_failed: false,
         }));
         self.settled.clear();
-        log.set_open_elsewhere(true);
+        log.set_open();
         Ok(true)
     }
 
@@ -286,7 +291,7 @@ impl NvmRoute {
             return;
         }
         if let State::Held(captured) = std::mem::replace(state, State::Failed) {
-            captured.log.set_open_elsewhere(false);
+            captured.log.set_closed();
             self.journals.follow_wish(&captured.log);
             self.nvm.counters.add_journal(&captured.journal.counters());
             match captured.journal.give_back() {

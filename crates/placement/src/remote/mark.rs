@@ -8,8 +8,8 @@
 //! and counts only beside an error number: who uses or repairs the file system changes one or the other, and from then on
 //! what the server holds is older than the file system, and must not be replayed over it.
 
-use crate::journals::MARK_ERRNO;
-use jbd2::{Features, SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
+use crate::stored::{MARK_ERRNO, Says, Stored};
+use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use std::io;
 
 pub(super) const OFFSET: usize = 0xc0;
@@ -60,34 +60,14 @@ impl RemoteMark {
         Ok(bytes)
     }
 
-    /// What a superblock from storage says. A log on storage is the live one, whatever the padding says.
+    /// What a superblock from storage says of a server: a column of the table in [`crate::stored`].
     pub fn read(block: &[u8]) -> MarkFound {
-        let Some(mark) = block.get(OFFSET..OFFSET + BYTES) else { return MarkFound::None };
-        let superblock = Superblock::decode(block);
-        if mark.iter().all(|byte| *byte == 0) || superblock.is_ok_and(|superblock| !superblock.is_empty()) {
-            return MarkFound::None;
+        match Stored::read(block).says {
+            Says::Remote(mark) => MarkFound::Live(mark),
+            Says::Stale => MarkFound::Stale,
+            Says::Damaged => MarkFound::Damaged,
+            _ => MarkFound::None,
         }
-        let Ok(superblock) = superblock else {
-            // Garbage all over is no journal, and the guest is told so by its own kernel; a mark in what was one is another matter.
-            return if mark.starts_with(MAGIC) { MarkFound::Damaged } else { MarkFound::None };
-        };
-        let has_checksum = superblock.features.has(Features::CSUM_V2 | Features::CSUM_V3);
-        if has_checksum && superblock.checksum != superblock.checksum_computed {
-            return MarkFound::Damaged;
-        }
-        if superblock.errno == 0 {
-            // Marks come with an error number; it takes a mount or an fsck to clear that.
-            return MarkFound::Stale;
-        }
-        let (head, crc) = mark.split_at(BYTES - 4);
-        if !head.starts_with(MAGIC) || jbd2::crc32c(!0, head).to_le_bytes() != crc {
-            return MarkFound::Damaged;
-        }
-        if superblock.sequence != u32::from_le_bytes(std::array::from_fn(|index| head[32 + index])) {
-            return MarkFound::Stale;
-        }
-        let epoch = u64::from_le_bytes(std::array::from_fn(|index| head[8 + index]));
-        MarkFound::Live(RemoteMark { epoch, nonce: std::array::from_fn(|index| head[16 + index]) })
     }
 
     /// The same superblock without any mark.
@@ -99,4 +79,35 @@ impl RemoteMark {
             }
         }
     }
+}
+
+/// What lies where the mark of a server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MarkPlace {
+    Zeros,
+    /// Something that is no whole mark; without a superblock around it, the begin of one.
+    Damaged,
+    /// A whole mark that was written for another `s_sequence`.
+    OtherSequence,
+    Whole(RemoteMark),
+}
+
+/// Looks there, in a journal superblock or in what is none.
+pub(crate) fn mark_place(block: &[u8], superblock: Option<&Superblock>) -> MarkPlace {
+    let Some(mark) = block.get(OFFSET..OFFSET + BYTES) else { return MarkPlace::Zeros };
+    let Some(superblock) = superblock else {
+        return if mark.starts_with(MAGIC) { MarkPlace::Damaged } else { MarkPlace::Zeros };
+    };
+    if mark.iter().all(|byte| *byte == 0) {
+        return MarkPlace::Zeros;
+    }
+    let (head, crc) = mark.split_at(BYTES - 4);
+    if !head.starts_with(MAGIC) || jbd2::crc32c(!0, head).to_le_bytes() != crc {
+        return MarkPlace::Damaged;
+    }
+    if superblock.sequence != u32::from_le_bytes(std::array::from_fn(|index| head[32 + index])) {
+        return MarkPlace::OtherSequence;
+    }
+    let epoch = u64::from_le_bytes(std::array::from_fn(|index| head[8 + index]));
+    MarkPlace::Whole(RemoteMark { epoch, nonce: std::array::from_fn(|index| head[16 + index]) })
 }

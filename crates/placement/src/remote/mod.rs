@@ -36,14 +36,15 @@ mod state;
 mod tests;
 
 pub use mark::{MarkFound, RemoteMark};
+pub(crate) use mark::{MarkPlace, mark_place};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
 pub(crate) use shared_storage::open_direct;
 pub(crate) use state::Outcome;
 
 use crate::disk::{Disk, DiskCounters};
-use crate::journals::offset_of;
 use crate::scan::FoundLogPlace;
+use crate::scan::offset_of;
 use block_route::{RequestId, Status};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use lineage::{Lineage, Nonce};
@@ -52,7 +53,6 @@ use report::RemoteCounters;
 use shared_storage::Taken;
 use state::{Mode, State};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -107,7 +107,7 @@ impl JournalStorage for Disk {
     }
 
     fn patience(&self) -> Duration {
-        if shared_storage::may_be_shared(&self.file) { shared_storage::PATIENCE } else { Duration::ZERO }
+        if shared_storage::may_be_shared(self.file.for_reading()) { shared_storage::PATIENCE } else { Duration::ZERO }
     }
 }
 

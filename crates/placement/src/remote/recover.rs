@@ -15,14 +15,13 @@ use super::lineage::{Lineage, Nonce};
 use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish;
-use crate::journals::offset_of;
+use crate::scan::offset_of;
 use crate::scan::{self, FoundLogPlace};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
 use recovery::{Error, Report, Status};
 use remote_journal::message::JournalStatus;
 use remote_journal::{BlockingClient, ClientError, FetchedLog};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -67,6 +66,7 @@ fn disk(path: &Path, dry_run: bool) -> Result<Arc<Disk>, Error> {
         read_only: dry_run,
         nvm: None,
         remote: None,
+        write_log: None,
     };
     Ok(Arc::new(Disk::open(options).map_err(failed("opening the image"))?))
 }

@@ -90,6 +90,6 @@ pub(crate) fn read_at(disk: &Disk, offset: u64, bytes: &mut [u8]) -> io::Result<
 pub(crate) fn forget_cached(disk: &Disk) {
     if disk.direct.is_some() {
         // Only what was written here would stay, and nothing was.
-        let _ = rustix::fs::fadvise(&disk.file, 0, None, rustix::fs::Advice::DontNeed);
+        let _ = rustix::fs::fadvise(disk.file.for_reading(), 0, None, rustix::fs::Advice::DontNeed);
     }
 }

@@ -164,7 +164,7 @@ fn a_kill_in_the_next_instant_replays_nothing() {
         jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
         rig.journals.area.superblock_written(log.id, &block).expect("held");
         assert!(rig.journals.area.contradiction(log.id).is_some());
-        assert_eq!(rig.journals.area.log_op_query(log.id).blocks, 0, "nothing is to be written home any more");
+        assert_eq!(rig.journals.area.owed(log.id).blocks, 0, "nothing is to be written home any more");
         if dies_with_us {
             let directory = rig.left_behind();
             let finished = finish_directory(&directory, std::slice::from_ref(&rig.image))

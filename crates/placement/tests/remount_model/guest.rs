@@ -6,7 +6,7 @@ use block_route::{
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, Superblock, SuperblockEdit};
-use placement::{AreaDirectory, DiskOptions, JournalRoute, Journals, JournalsOptions, PlacementKind};
+use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::os::unix::fs::FileExt;
@@ -185,7 +185,7 @@ pub struct Guest {
     memory: Arc<VmMemory>,
     table: Arc<MemoryTable>,
     journals: Arc<Journals>,
-    route: JournalRoute,
+    route: DiskRoute,
     next_page: u32,
     next_request: u32,
     /// Of the request that was sent last.
@@ -226,13 +226,14 @@ impl Guest {
             read_only: false,
             nvm: None,
             remote: None,
+            write_log: None,
         };
         let budget_bytes = [0, 100 << 10, 64 << 20][random.below(3) as usize];
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
         memory.simulate_protection();
         let table = Arc::new(memory.map(vec![region]).expect("mapped"));
-        let mut route = JournalRoute::new(Arc::clone(&journals), 0);
+        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
         route.started(Start::Fresh, &table).expect("started");
         let layout = layout(image);
         let raw = &image[layout.log_at[0]..][..layout.block_bytes];

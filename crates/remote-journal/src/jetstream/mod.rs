@@ -34,8 +34,11 @@ use message::{HEAD_BYTES, Kind};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use stream::{Link, Read};
 
+/// How long one answer of the servers is waited for.
+const ANSWER: Duration = Duration::from_secs(3);
 /// Other leaders that are asked for a message that one cannot read.
 const OTHER_LEADERS_ASKED: usize = 2;
 /// Bytes that are read ahead.

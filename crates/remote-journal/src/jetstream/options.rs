@@ -116,7 +116,7 @@ impl NatsOptions {
             // A server whose machine has died says nothing; two pings without an answer end the connection.
             .ping_interval(Duration::from_secs(2))
             .connection_timeout(Duration::from_secs(3))
-            .request_timeout(Some(super::stream::ANSWER))
+            .request_timeout(Some(super::ANSWER))
             .reconnect_delay_callback(|attempts| Duration::from_millis(50 * attempts.min(10) as u64))
             .event_callback(|event| async move {
                 match event {

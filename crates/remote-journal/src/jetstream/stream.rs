@@ -1,5 +1,6 @@
 //! The stream itself: publishing a message once and knowing that it is there, reading one, moving the leader.
 
+use super::ANSWER;
 use super::config::{MESSAGE_BYTES_MAX, check, config, with_headers};
 use super::message::{Absent, Head, Kind};
 use super::options::NatsOptions;
@@ -15,8 +16,6 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// How long one answer is waited for.
-pub(super) const ANSWER: Duration = Duration::from_secs(3);
 /// How long one acknowledgement is waited for before the message is published again, which makes no second one of it.
 const ACKNOWLEDGEMENT: Duration = Duration::from_secs(1);
 /// Between two attempts.

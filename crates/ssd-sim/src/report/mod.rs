@@ -9,7 +9,6 @@ use crate::device::{Device, DeviceOptions, SLC_ERASE_LIMIT};
 use crate::flash::Counters;
 use crate::ftl::FtlKind;
 use crate::histogram::Histogram;
-use crate::run::Point;
 use io_trace::{Kind, Notes};
 use serde::Serialize;
 
@@ -234,6 +233,19 @@ pub struct Simulation {
     pub page_operations_per_second: f64,
     /// Bytes of memory of the device.
     pub memory_bytes: u64,
+}
+
+/// One point of a run's course.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Point {
+    /// Requests served.
+    pub requests: u64,
+    /// Pages the host wrote.
+    pub host_pages_written: u64,
+    /// Pages programmed.
+    pub flash_writes: u64,
+    /// Blocks erased.
+    pub erases: u64,
 }
 
 /// The report of one run. Keys are the interface contract's; whatever is beyond it may grow.

@@ -222,7 +222,7 @@ impl Guest {
             }
             Outcome::Store => {
                 let place = &self.world.place;
-                let offset = crate::journals::offset_of(&place.runs, place.block_bytes, position).expect("a place");
+                let offset = crate::scan::offset_of(&place.runs, place.block_bytes, position).expect("a place");
                 let write = self.world.known.lock().expect("no panic under this lock").disk.write(offset, &block);
                 self.in_flight.push(InFlight { request, write, is_stored: true });
                 self.waiting.insert(request);

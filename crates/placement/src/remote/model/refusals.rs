@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the journal superblock in an image.
 fn superblock_at(world: &World) -> usize {
-    crate::journals::offset_of(&world.place.runs, world.place.block_bytes, 0).expect("a place") as usize
+    crate::scan::offset_of(&world.place.runs, world.place.block_bytes, 0).expect("a place") as usize
 }
 
 fn mark_of(world: &World, image: &[u8]) -> MarkFound {

@@ -21,7 +21,6 @@ use recovery::Error;
 use remote_journal::Server;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -201,7 +200,7 @@ impl Cluster {
         std::fs::write(&path, image()).expect("written");
         let disk = open_disk(&path);
         let place = crate::scan::scan(std::slice::from_ref(&disk)).expect("scanned").logs.remove(0);
-        let at = crate::journals::offset_of(&place.runs, place.block_bytes, 0).expect("a place");
+        let at = crate::scan::offset_of(&place.runs, place.block_bytes, 0).expect("a place");
         let mut superblock = vec![0; BLOCK];
         disk.file.read_exact_at(&mut superblock, at).expect("read");
         disk.file.write_all_at(&small(superblock), at).expect("written");
@@ -238,7 +237,7 @@ impl Cluster {
     }
 
     fn superblock_at(&self) -> u64 {
-        crate::journals::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place")
+        crate::scan::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place")
     }
 
     fn superblock(&self) -> Vec<u8> {
@@ -349,7 +348,7 @@ impl Cluster {
                 Outcome::Done => held = None,
                 Outcome::Held => held = Some(running.requests),
                 Outcome::Store => {
-                    let at = crate::journals::offset_of(&place.runs, place.block_bytes, position).expect("a place");
+                    let at = crate::scan::offset_of(&place.runs, place.block_bytes, position).expect("a place");
                     disk.file.write_all_at(&block, at).expect("written");
                     running.log.stored();
                     held = None;

@@ -178,7 +178,7 @@ impl World {
         std::fs::write(&path, &image).expect("written");
         let vm_disk = Arc::new(VmDisk::open(options(path)).expect("the image"));
         let place = scan::scan(std::slice::from_ref(&vm_disk)).expect("scanned").logs.remove(0);
-        let at = crate::journals::offset_of(&place.runs, place.block_bytes, 0).expect("a place") as usize;
+        let at = crate::scan::offset_of(&place.runs, place.block_bytes, 0).expect("a place") as usize;
         let mut superblock = image[at..at + BLOCK].to_vec();
         superblock = small(superblock);
         if is_async {
@@ -291,7 +291,7 @@ impl World {
             1 => count - 1,
             _ => random.below(count as u32) as usize,
         });
-        let at = crate::journals::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place") as usize;
+        let at = crate::scan::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place") as usize;
         let is_on_server = matches!(RemoteMark::read(&survived[at..at + BLOCK]), MarkFound::Live(_));
         if known.is_async && known.begun != known.committed && !is_on_server {
             return;
@@ -367,6 +367,7 @@ pub(super) fn options(path: PathBuf) -> DiskOptions {
         read_only: false,
         nvm: None,
         remote: None,
+        write_log: None,
     }
 }
 

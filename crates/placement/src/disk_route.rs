@@ -1,38 +1,40 @@
 //! The route of a disk that carries logs or their homes.
 //!
-//! Log writes go to the journal area (or where the disk's placement says), home writes to storage with the area looking
-//! on, everything else to storage as it is.
+//! Requests are cut into pieces; each piece of a log, and each of a file system whose log wants to know, goes to that log's
+//! keeper ([`crate::keeper`]), everything else to storage as it is. Here are the tickets of operations on their way, what waits,
+//! the counters, the trace, and what a flush of the guest has to cover. What a keeper decides is its own; the route asks none
+//! where its log lives.
 
-use crate::disk::{DiskCounters, PlacementKind};
-use crate::journals::{Journals, Log, TraceKind};
+mod reading;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use crate::disk::DiskCounters;
+use crate::journals::{Journals, TraceKind};
+use crate::keeper::{BlockContent, HomeChange, HomeVerdict, LogBlock, LogVerdict, OddVerdict, Side, Steps, Task};
 use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
-use crate::remote::Outcome;
+use crate::log::Log;
 use block_route::segments;
 use block_route::{
-    Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Status, Ticket,
+    Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Ticket,
 };
 use guest_memory::{MemorySlice, MemoryTable};
-use journal_area::{Content, HomeWrite, LogWrite, Outside, Pressure, Source};
+use journal_area::Source;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-/// Host writes in flight at a time, a disk.
-const HOST_WRITES_MAX: usize = 64;
 
 /// What an operation with a ticket was for.
 #[derive(Debug)]
 enum Errand {
-    /// The guest's home write, and whether it may have changed the layout.
+    /// The guest's write, discard or zeroing of homes, and whether it may have changed the layout.
     Home(Arc<Log>, usize, bool),
-    /// The host's own.
-    Host(Arc<Log>, usize),
-    /// A log block for which there was no memory, on its way to its own place.
-    Stored(Arc<Log>, u32),
-    /// A block of a log that is shipped elsewhere at other times, on its way to its own place.
-    Remote(Arc<Log>),
+    /// A step of a keeper.
+    Keeper(Arc<Log>, Task),
+    /// A keeper's flush, that covers so many writes.
+    KeeperFlush(Arc<Log>, Task, u64),
     /// A write that nothing of ours covers, and whether it may have changed the layout.
     Plain(bool),
     /// A flush that covers so many writes.
@@ -52,7 +54,7 @@ struct Waiting {
 
 /// The route of one disk.
 #[derive(Debug)]
-pub struct JournalRoute {
+pub struct DiskRoute {
     journals: Arc<Journals>,
     disk: usize,
     layout: Arc<DiskLayout>,
@@ -60,23 +62,22 @@ pub struct JournalRoute {
     memory: Option<Arc<MemoryTable>>,
     errands: HashMap<u64, Errand>,
     next_ticket: u64,
-    batch: Vec<(LogIndex, LogWrite, RequestId)>,
-    /// Home writes that wait for a host write to the same blocks.
-    behind_host: Vec<Waiting>,
-    host_in_flight: usize,
-    host_failed: bool,
+    /// Changes of homes that have to wait until a keeper says otherwise.
+    behind: Vec<Waiting>,
+    /// Logs whose keepers were given something in this pass: they hear of its end, even if they are gone by then.
+    in_pass: Vec<Arc<Log>>,
     /// Some disk's journals go to a server.
     has_remote: bool,
     pieces: Vec<Piece>,
 }
 
-impl JournalRoute {
+impl DiskRoute {
     /// The route of the disk with this index.
     pub fn new(journals: Arc<Journals>, disk: usize) -> Self {
         let layout = journals.disk(disk).layout();
         let layout_version = journals.disk(disk).layout_version();
         let has_remote = journals.disks().iter().any(|disk| disk.options.remote.is_some());
-        JournalRoute {
+        DiskRoute {
             journals,
             disk,
             layout,
@@ -84,10 +85,8 @@ impl JournalRoute {
             memory: None,
             errands: HashMap::new(),
             next_ticket: 0,
-            batch: Vec::new(),
-            behind_host: Vec::new(),
-            host_in_flight: 0,
-            host_failed: false,
+            behind: Vec::new(),
+            in_pass: Vec::new(),
             has_remote,
             pieces: Vec::new(),
         }
@@ -176,14 +175,10 @@ impl JournalRoute {
     fn is_watched(&self, piece: &Piece) -> bool {
         match piece {
             Piece::Plain(..) => false,
-            // What the host writes home of a log that has closed meanwhile must not land on what the guest writes now.
-            Piece::Home(home, ..) => {
-                self.host_in_flight > 0 || self.journals.log(home.log).is_some_and(|log| log.is_held_open())
+            Piece::Home(home, ..) => self.journals.log(home.log).is_some_and(|log| log.keeper.watches_home(&log)),
+            Piece::Log(range, ..) => {
+                self.journals.log(range.log).is_some_and(|log| range.first_position == 0 || log.keeper.watches_log())
             }
-            Piece::Log(range, ..) => self
-                .journals
-                .log(range.log)
-                .is_some_and(|log| log.placement != PlacementKind::Storage || range.first_position == 0),
         }
     }
 
@@ -257,15 +252,11 @@ impl JournalRoute {
             route.log_to_storage(&waiting, from, to, slices, plan);
         };
         if waiting.kind != RequestKind::Write || !aligned {
-            match (log.is_open() && log.placement != PlacementKind::Storage, waiting.kind) {
-                (false, _) => {
-                    log.note_foreign(&waiting.slices);
-                    to_storage(self, start, end, plan);
-                }
-                // Advice that cannot be followed is ignored.
-                (true, RequestKind::Discard) => {}
-                (true, _) if log.is_held_open() => self.foreign_write(&log, range, &waiting, plan),
-                (true, _) => {
+            match log.keeper.odd_log_write(&log, waiting.kind, &waiting.slices) {
+                OddVerdict::Store => to_storage(self, start, end, plan),
+                OddVerdict::Ignore => {}
+                OddVerdict::Patch => self.foreign_write(&log, range, &waiting, plan),
+                OddVerdict::Refuse => {
                     log::warn!(
                         "disk {}: {:?} of bytes {start}..{end}, inside the open journal, is not a journal write; it is refused",
                         self.journals.disk(self.disk).options.name,
@@ -278,6 +269,9 @@ impl JournalRoute {
         }
         DiskCounters::add(&self.counters().journal_bytes_received, end - start);
         self.trace(waiting.kind, TraceKind::Journal, start, end - start);
+        if !self.in_pass.iter().any(|known| Arc::ptr_eq(known, &log)) {
+            self.in_pass.push(Arc::clone(&log));
+        }
         let mut at = start;
         while at < end {
             let position = range.first_position + ((at - range.start) / block_bytes) as u32;
@@ -287,19 +281,16 @@ impl JournalRoute {
             }
             if position == 0 {
                 self.superblock_write(&log, &waiting, at, slices, plan);
-            } else if !log.is_open() || log.placement == PlacementKind::Storage {
-                log.note_foreign(&slices);
-                self.count_commits(&slices, range.block_bytes);
-                to_storage(self, at, at + block_bytes, plan);
-            } else if let Some(remote) = &log.remote {
-                self.count_commits(&slices, range.block_bytes);
-                match remote.write(position, segments::gather(&slices).into(), waiting.request) {
-                    Outcome::Done => {}
-                    Outcome::Held => plan.hold(waiting.request),
-                    Outcome::Fail => plan.fail(waiting.request),
-                    Outcome::Store => {
+            } else {
+                if !log.keeper.counts_transactions(&log) {
+                    self.count_commits(&slices, range.block_bytes);
+                }
+                let content = BlockContent::Guest(&slices);
+                match log.keeper.log_write(&log, LogBlock { position, content, request: waiting.request }) {
+                    LogVerdict::Store => to_storage(self, at, at + block_bytes, plan),
+                    LogVerdict::StoreFor(task) => {
                         DiskCounters::add(&self.counters().journal_bytes_to_storage, block_bytes);
-                        let ticket = self.ticket(Errand::Remote(Arc::clone(&log)));
+                        let ticket = self.ticket(Errand::Keeper(Arc::clone(&log), task));
                         plan.disk(DiskOperation {
                             request: Some(waiting.request),
                             ticket: Some(ticket),
@@ -309,15 +300,10 @@ impl JournalRoute {
                             buffers: slices.into_iter().map(Buffer::Slice).collect(),
                         });
                     }
+                    LogVerdict::Kept => {}
+                    LogVerdict::Held => plan.hold(waiting.request),
+                    LogVerdict::Fail => plan.fail(waiting.request),
                 }
-            } else if log.placement == PlacementKind::Discard {
-                self.count_commits(&slices, range.block_bytes);
-            } else {
-                let content = match slices.as_slice() {
-                    [slice] if slice.is_whole_page() && slice.len() as u64 == block_bytes => Content::Page(*slice),
-                    _ => Content::Bytes(segments::gather(&slices)),
-                };
-                self.batch.push((range.log, LogWrite { position, content }, waiting.request));
             }
             at += block_bytes;
         }
@@ -344,10 +330,10 @@ impl JournalRoute {
         });
     }
 
-    /// A write of parts of blocks, or of zeros, into a held log: no kernel's, but the log's place is part of a disk, and
-    /// somebody may be copying an image over it.
+    /// A write of parts of blocks, or of zeros, into a log that is kept here: no kernel's, but the log's place is part of a disk,
+    /// and somebody may be copying an image over it.
     fn foreign_write(&mut self, log: &Arc<Log>, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
-        self.flush_batch(plan);
+        self.settle(log, plan);
         let block_bytes = u64::from(range.block_bytes);
         let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
         let mut at = start;
@@ -363,20 +349,17 @@ impl JournalRoute {
             };
             let part = at..stop;
             at = stop;
-            if !log.is_held_open() {
+            if !log.is_open() {
                 // The superblock was in it, and is that of an open log no more.
                 let piece = Waiting { piece: Piece::Log(*range, part.start, part.end), ..waiting.clone() };
                 self.log_to_storage(&piece, part.start, part.end, slices, plan);
                 continue;
             }
             let into = (part.start - begin) as usize..(part.end - begin) as usize;
-            let is_stored = self.journals.patched(log, position, into, &slices).and_then(|content| {
+            let is_stored = log.keeper.patched(log, position, into, &slices).and_then(|content| {
                 if position != 0 {
-                    self.batch.push((
-                        range.log,
-                        LogWrite { position, content: Content::Bytes(content) },
-                        waiting.request,
-                    ));
+                    let content = BlockContent::Bytes(content);
+                    log.keeper.log_write(log, LogBlock { position, content, request: waiting.request });
                     return Ok(None);
                 }
                 let passes = self.journals.superblock_written(log, &content)?;
@@ -405,7 +388,7 @@ impl JournalRoute {
             }
         }
         // The next part may be of the same block.
-        self.flush_batch(plan);
+        self.settle(log, plan);
     }
 
     fn superblock_write(
@@ -417,7 +400,7 @@ impl JournalRoute {
         plan: &mut Plan,
     ) {
         // What the guest wrote into the log before counts before.
-        self.flush_batch(plan);
+        self.settle(log, plan);
         let block = segments::gather(&slices);
         match self.journals.superblock_written(log, &block) {
             Ok(true) => self.log_to_storage(waiting, at, at + block.len() as u64, slices, plan),
@@ -429,7 +412,7 @@ impl JournalRoute {
         }
     }
 
-    /// A write, discard or zeroing inside the home of an open log.
+    /// A write, discard or zeroing inside a file system whose log wants to know.
     fn home_write(&mut self, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
         let range = waiting.piece.range();
         let Some(log) = self.journals.log(home.log) else {
@@ -440,33 +423,26 @@ impl JournalRoute {
         let block_bytes = u64::from(home.block_bytes);
         let into = range.start - home.start;
         let blocks = into / block_bytes..(range.end - home.start).div_ceil(block_bytes);
-        let area = &self.journals.area;
-        if waiting.kind == RequestKind::Discard {
-            let whole = into.div_ceil(block_bytes)..(range.end - home.start) / block_bytes;
-            if whole.start < whole.end {
-                area.discarded(log.id, whole);
-            }
-        }
         let payload = segments::blocks(&waiting.slices, into % block_bytes, home.block_bytes);
-        let go = loop {
-            match area.home_write_begins(log.id, blocks.clone(), &payload) {
-                HomeWrite::Go { operation, replaced } => break Some((operation, replaced)),
-                HomeWrite::Wait => {
-                    plan.hold(waiting.request);
-                    self.behind_host.push(waiting);
-                    return;
-                }
-                HomeWrite::Restore(list) => {
-                    if let Err(error) = self.journals.restore(&log, &list) {
-                        log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
-                        break None;
-                    }
-                }
-            }
+        let change = HomeChange {
+            kind: waiting.kind,
+            range: into..range.end - home.start,
+            blocks,
+            whole: into.div_ceil(block_bytes)..(range.end - home.start) / block_bytes,
+            payload: &payload,
         };
-        let Some((operation, replaced)) = go else {
-            plan.fail(waiting.request);
-            return;
+        let (operation, replaced) = match log.keeper.home_begins(&log, &change) {
+            Ok(HomeVerdict::Go { operation, replaced }) => (operation, replaced),
+            Ok(HomeVerdict::Wait) => {
+                plan.hold(waiting.request);
+                self.behind.push(waiting);
+                return;
+            }
+            Err(error) => {
+                log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
+                plan.fail(waiting.request);
+                return;
+            }
         };
         let len = range.end - range.start;
         if waiting.kind == RequestKind::Write {
@@ -490,114 +466,6 @@ impl JournalRoute {
         });
     }
 
-    fn route_read(&mut self, request: &Request<'_>, plan: &mut Plan) {
-        DiskCounters::add(&self.counters().read_bytes, request.len);
-        self.trace(request.kind, TraceKind::Read, request.offset, request.len);
-        let (start, end) = (request.offset, request.offset + request.len);
-        let first = self.layout.logs.partition_point(|range| range.end <= start);
-        let touches_log = self.layout.logs.get(first).is_some_and(|range| range.start < end);
-        if !touches_log {
-            plan.disk(block_route::whole(request));
-            return;
-        }
-        let mut pieces = Vec::new();
-        self.layout.cut(start, end, &mut pieces);
-        for piece in pieces {
-            let range = piece.range();
-            let slices = segments::part(request.segments, range.start - start, range.end - range.start);
-            let waiting = Waiting { request: request.id, kind: request.kind, piece, slices, rescan: false };
-            match piece {
-                Piece::Log(log_range, ..) => match self.journals.log(log_range.log) {
-                    Some(log) if log.is_held_open() => self.log_read(&log, &log_range, waiting, plan),
-                    Some(log) if log.remote.is_some() && log.is_open() => {
-                        self.remote_read(&log, &log_range, &waiting, plan);
-                    }
-                    _ => self.storage_read(&waiting, plan),
-                },
-                _ => self.storage_read(&waiting, plan),
-            }
-        }
-    }
-
-    fn storage_read(&self, waiting: &Waiting, plan: &mut Plan) {
-        let range = waiting.piece.range();
-        plan.disk(DiskOperation {
-            request: Some(waiting.request),
-            ticket: None,
-            operation: Operation::Read,
-            offset: range.start,
-            len: range.end - range.start,
-            buffers: waiting.slices.iter().copied().map(Buffer::Slice).collect(),
-        });
-    }
-
-    /// A read inside an open, held log, block by block.
-    fn log_read(&mut self, log: &Arc<Log>, range: &LogRange, waiting: Waiting, plan: &mut Plan) {
-        let block_bytes = u64::from(range.block_bytes);
-        let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
-        let mut block = vec![0; block_bytes as usize];
-        let mut at = start;
-        while at < end {
-            let index = (at - range.start) / block_bytes;
-            let position = range.first_position + index as u32;
-            let into = (at - range.start) % block_bytes;
-            let stop = end.min(range.start + (index + 1) * block_bytes);
-            let slices = segments::part(&waiting.slices, at - start, stop - at);
-            let piece = Piece::Log(*range, at, stop);
-            let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
-            at = stop;
-            // Whoever reads it may be a kernel about to mount, with blocks of the file system in its cache already: it has
-            // to replay the log itself.
-            let mut outside = OnDisks { journals: &self.journals, log };
-            match self.journals.area.show(log.id, position, &mut block, &mut outside) {
-                Ok(true) => self.answer(&part, &block[into as usize..], plan),
-                Ok(false) => self.storage_read(&part, plan),
-                Err(error) => {
-                    log::error!(
-                        "disk {}: reading log block {position} failed: {error}",
-                        self.journals.disk(self.disk).options.name
-                    );
-                    plan.fail(part.request);
-                }
-            }
-        }
-    }
-
-    /// A read inside an open log that may be on a server: what is live is here, the rest is as storage has it.
-    fn remote_read(&self, log: &Log, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
-        let block_bytes = u64::from(range.block_bytes);
-        let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
-        let mut at = start;
-        while at < end {
-            let index = (at - range.start) / block_bytes;
-            let into = (at - range.start) % block_bytes;
-            let stop = end.min(range.start + (index + 1) * block_bytes);
-            let slices = segments::part(&waiting.slices, at - start, stop - at);
-            let piece = Piece::Log(*range, at, stop);
-            let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
-            at = stop;
-            match log.remote.as_ref().and_then(|remote| remote.read(range.first_position + index as u32)) {
-                Some(block) => self.answer(&part, &block[into as usize..], plan),
-                None => self.storage_read(&part, plan),
-            }
-        }
-    }
-
-    /// Copies bytes of ours into a read's guest memory.
-    fn answer(&self, waiting: &Waiting, bytes: &[u8], plan: &mut Plan) {
-        let mut at = 0;
-        for slice in &waiting.slices {
-            if let Some(memory) = &self.memory
-                && let Err(error) = memory.prepare_write(slice)
-            {
-                log::error!("disk {}: a read fails: {error}", self.journals.disk(self.disk).options.name);
-                return plan.fail(waiting.request);
-            }
-            slice.copy_in(0, &bytes[at..at + slice.len()]);
-            at += slice.len();
-        }
-    }
-
     fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let disk = self.journals.disk(self.disk);
         let to_flush = disk.to_flush();
@@ -606,114 +474,6 @@ impl JournalRoute {
             let ticket = self.ticket(Errand::Flush(to_flush.unwrap_or(0)));
             plan.disk(DiskOperation { ticket: Some(ticket), ..block_route::whole(request) });
         }
-    }
-
-    /// Gives the log writes of this pass to the area, all at once for each log.
-    fn flush_batch(&mut self, plan: &mut Plan) {
-        while let Some((index, ..)) = self.batch.first() {
-            let index = *index;
-            let (of_log, rest): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut self.batch).into_iter().partition(|(log, ..)| *log == index);
-            self.batch = rest;
-            let (writes, requests): (Vec<LogWrite>, Vec<RequestId>) =
-                of_log.into_iter().map(|(_, write, request)| (write, request)).unzip();
-            let Some(log) = self.journals.log(index) else {
-                requests.into_iter().for_each(|request| plan.fail(request));
-                continue;
-            };
-            self.journals.describe_new_memory();
-            let outcome = self.journals.area.log_op_mprotect(log.id, &writes);
-            for failed in outcome.no_memory {
-                let write = &writes[failed];
-                let buffer = match &write.content {
-                    Content::Page(slice) => Buffer::Slice(*slice),
-                    Content::Bytes(bytes) => Buffer::Bytes(Arc::from(bytes.as_slice())),
-                };
-                let Some(offset) = log.offset_of(write.position) else {
-                    plan.fail(requests[failed]);
-                    continue;
-                };
-                DiskCounters::add(&self.counters().journal_bytes_to_storage, buffer.len() as u64);
-                let ticket = self.ticket(Errand::Stored(Arc::clone(&log), write.position));
-                plan.disk(DiskOperation {
-                    request: Some(requests[failed]),
-                    ticket: Some(ticket),
-                    operation: Operation::Write,
-                    offset,
-                    len: buffer.len() as u64,
-                    buffers: vec![buffer],
-                });
-            }
-        }
-    }
-
-    /// Writes owed blocks home where memory is short or somebody waits until all is home.
-    fn drive_host_writes(&mut self, plan: &mut Plan) {
-        for log in self.journals.logs_at_home(self.disk) {
-            if !log.is_held_open() || self.host_failed {
-                continue;
-            }
-            let emptying = log.is_emptying.load(Ordering::Acquire);
-            let pressure = self.journals.area.under_pressure().filter(|(id, _)| *id == log.id).map(|(_, what)| what);
-            if !emptying && pressure.is_none() {
-                continue;
-            }
-            if emptying && self.journals.area.log_op_query(log.id).writable == 0 {
-                log.is_emptying.store(false, Ordering::Release);
-                log.emptied.fetch_add(1, Ordering::AcqRel);
-                continue;
-            }
-            let room = HOST_WRITES_MAX.saturating_sub(self.host_in_flight);
-            let copied_only = !emptying && pressure == Some(Pressure::Copies);
-            let writes = self.journals.area.host_writes(log.id, room, copied_only);
-            for (operation, write) in writes {
-                let buffer = match write.source {
-                    Source::Held(slice) => Buffer::Slice(slice),
-                    Source::Bytes(bytes) => Buffer::Bytes(bytes),
-                    Source::Given => unreachable!("the host has nothing given"),
-                };
-                let len = buffer.len() as u64;
-                DiskCounters::add(&self.counters().home_bytes_to_storage, len);
-                self.journals.trace(self.disk, TraceKind::Home, log.home_offset(write.block), len);
-                let ticket = self.ticket(Errand::Host(Arc::clone(&log), operation));
-                self.host_in_flight += 1;
-                plan.disk(DiskOperation {
-                    request: None,
-                    ticket: Some(ticket),
-                    operation: Operation::Write,
-                    offset: log.home_offset(write.block),
-                    len,
-                    buffers: vec![buffer],
-                });
-            }
-        }
-    }
-
-    /// Tries again what waited for a host write.
-    fn retry_behind_host(&mut self, plan: &mut Plan) {
-        for waiting in std::mem::take(&mut self.behind_host) {
-            let request = waiting.request;
-            let Piece::Home(home, ..) = waiting.piece else { continue };
-            // It takes holds of its own, so the one it waited with can go after.
-            self.home_write(&home, waiting, plan);
-            plan.release(request, Status::Ok);
-        }
-    }
-}
-
-/// Blocks that are not held.
-struct OnDisks<'a> {
-    journals: &'a Journals,
-    log: &'a Log,
-}
-
-impl Outside for OnDisks<'_> {
-    fn home(&mut self, block: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.journals.read_home(self.log, block, buffer)
-    }
-
-    fn stored(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<()> {
-        self.journals.read_stored(self.log, position, buffer)
     }
 }
 
@@ -740,7 +500,7 @@ fn assemble(slices: &[MemorySlice], lead: u64, block_bytes: u64, replaced: &[(us
     buffers
 }
 
-impl Route for JournalRoute {
+impl Route for DiskRoute {
     fn started(&mut self, start: Start, memory: &Arc<MemoryTable>) -> io::Result<()> {
         self.memory = Some(Arc::clone(memory));
         match start {
@@ -752,7 +512,6 @@ impl Route for JournalRoute {
             }
             Start::Resumed => self.journals.check_resumed(self.disk)?,
         }
-        self.host_failed = false;
         self.refresh_layout();
         Ok(())
     }
@@ -777,70 +536,49 @@ impl Route for JournalRoute {
     }
 
     fn end_of_pass(&mut self, plan: &mut Plan) {
-        self.flush_batch(plan);
+        self.journals.describe_new_memory();
+        let logs = std::mem::take(&mut self.in_pass);
+        self.tell(logs, plan, |log, steps| log.keeper.end_of_pass(log, steps));
         self.take_away_distrusted();
-        if self.has_remote {
-            self.journals.remote_logs_on(self.disk).iter().for_each(|remote| remote.end_of_pass());
-        }
     }
 
     fn disk_done(&mut self, ticket: Ticket, result: io::Result<()>, plan: &mut Plan) {
         let Some(errand) = self.errands.remove(&ticket.0) else { return };
+        let is_ok = result.is_ok();
         match errand {
             Errand::Home(log, operation, rescan) => {
-                self.journals.area.home_write_ended(log.id, operation, result.is_ok());
-                // It may have been taken away since this write began.
-                if !log.is_held_open() || log.is_distrusted() {
+                let mut steps = Steps::default();
+                if !log.keeper.home_ended(&log, operation, is_ok, &mut steps) {
                     self.journals.disk(self.disk).set_dirty();
                 }
-                if log.is_emptying.load(Ordering::Acquire) {
-                    // What was in the way of a host write may have been this.
-                    self.drive_host_writes(plan);
-                }
-                if self.journals.take_scan_soon(self.disk) || rescan {
-                    self.scan();
-                }
+                self.carry_out(&log, steps, plan);
+                self.scan_if(rescan);
             }
-            Errand::Host(log, operation) => {
-                self.host_in_flight -= 1;
-                self.journals.area.home_write_ended(log.id, operation, result.is_ok());
-                if let Err(error) = result {
-                    log::error!("writing owed blocks home failed: {error}; they stay owed");
-                    self.host_failed = true;
-                    if log.is_emptying.swap(false, Ordering::AcqRel) {
-                        log.failed_to_empty.fetch_add(1, Ordering::AcqRel);
-                    }
-                }
-                self.retry_behind_host(plan);
-                self.drive_host_writes(plan);
-                if self.journals.area.has_contradiction() {
-                    // The device with the log may have waited for this one.
-                    self.journals.disk(log.journal_disk).wake.wake();
-                }
-                if self.journals.take_scan_soon(self.disk) {
-                    self.scan();
-                }
-            }
-            Errand::Stored(log, position) => {
-                if result.is_ok() {
-                    self.journals.area.stored(log.id, position);
-                }
+            Errand::Keeper(log, task) => {
+                let mut steps = Steps::default();
+                log.keeper.done(&log, task, result.as_ref().err(), &mut steps);
+                self.carry_out(&log, steps, plan);
                 self.take_away_distrusted();
-            }
-            Errand::Remote(log) => {
-                self.journals.disk(self.disk).set_dirty();
-                if let Some(remote) = &log.remote {
-                    remote.stored();
+                if log.journal_disk != self.disk && self.journals.area.has_contradiction() {
+                    // The device with the log may have waited for this one.
+                    log.journal.wake.wake();
                 }
+                self.scan_if(false);
+            }
+            Errand::KeeperFlush(log, task, covered) => {
+                if is_ok {
+                    self.journals.disk(self.disk).set_flushed(covered);
+                }
+                let mut steps = Steps::default();
+                log.keeper.done(&log, task, result.as_ref().err(), &mut steps);
+                self.carry_out(&log, steps, plan);
             }
             Errand::Plain(rescan) => {
                 self.journals.disk(self.disk).set_dirty();
-                if self.journals.take_scan_soon(self.disk) || rescan {
-                    self.scan();
-                }
+                self.scan_if(rescan);
             }
             Errand::Flush(covered) => {
-                if result.is_ok() {
+                if is_ok {
                     self.journals.disk(self.disk).set_flushed(covered);
                 }
             }
@@ -852,36 +590,35 @@ impl Route for JournalRoute {
     }
 
     fn hand_over(&mut self, log: LogIndex, _plan: &mut Plan) -> io::Result<bool> {
-        // A block that is on its way to its own place could be read there before it has arrived.
-        if self.errands.values().any(|errand| matches!(errand, Errand::Stored(..))) {
-            return Ok(false);
-        }
-        debug_assert!(self.batch.is_empty(), "between two passes nothing waits to be held");
         self.journals.hand_over(log)
     }
 
     fn woken(&mut self, plan: &mut Plan) {
-        self.host_failed = false;
         self.take_away_distrusted();
-        if self.has_remote {
-            for remote in self.journals.remote_logs_on(self.disk) {
-                for (request, status) in remote.take_done() {
-                    plan.release(request, status);
-                }
-            }
+        for (log, side, step) in self.journals.disk(self.disk).take_passed_on() {
+            self.carry_out(&log, Steps(vec![(side, step)]), plan);
         }
-        self.drive_host_writes(plan);
+        // A log may have been brought elsewhere, by the thread of another disk.
+        self.retry_waiting(plan);
+        let logs = self.journals.logs_lying_on(self.disk);
+        self.tell(logs, plan, |log, steps| log.keeper.woken(log, Side::Journal, steps));
+        let logs = self.journals.logs_at_home(self.disk);
+        self.tell(logs, plan, |log, steps| log.keeper.woken(log, Side::Home, steps));
     }
 }
 
-impl JournalRoute {
+impl DiskRoute {
     /// Takes logs away whose books were proven wrong, if this device may. What has to wait is tried again after the next pass,
     /// or when a home write has ended.
     fn take_away_distrusted(&mut self) {
-        // A block on its way to its own place would be read there before it has arrived.
-        let has_stored = || self.errands.values().any(|errand| matches!(errand, Errand::Stored(..)));
-        if self.journals.area.has_contradiction() && !has_stored() {
+        if self.journals.area.has_contradiction() {
             self.journals.distrust_on(self.disk);
+        }
+    }
+
+    fn scan_if(&mut self, rescan: bool) {
+        if self.journals.take_scan_soon(self.disk) || rescan {
+            self.scan();
         }
     }
 

@@ -1,0 +1,108 @@
+//! Partition tables: MBR with logical partitions, and GPT.
+
+use crate::bytes::le32;
+use crate::gpt;
+use crate::partition::Partition;
+use crate::read::ReadAt;
+use std::io;
+
+const SECTOR: u64 = 512;
+const TYPE_GPT: u8 = 0xee;
+/// More logical partitions than Linux gives device numbers to.
+const LOGICAL_MAX: usize = 128;
+
+/// The partitions of a disk; none when it has no partition table, or a damaged one.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub fn partitions<R: ReadAt>(disk: &R) -> io::Result<Vec<Partition>> {
+    if disk.size() < 2 * SECTOR {
+        return Ok(Vec::new());
+    }
+    let mut sector = [0; SECTOR as usize];
+    disk.read_at(0, &mut sector)?;
+    let Some(entries) = entries(&sector) else { return Ok(Vec::new()) };
+    if entries.iter().any(|entry| entry.kind == TYPE_GPT) {
+        return gpt::partitions(disk);
+    }
+    let mut found = Vec::new();
+    for (number, entry) in (1..).zip(entries) {
+        if entry.is_empty() {
+            continue;
+        }
+        // Boot code of a disk without partitions can look like a table at first sight.
+        let Some(partition) = entry.partition(number, 0, disk.size()) else { return Ok(Vec::new()) };
+        if !entry.is_plausible() || found.iter().any(|other| partition.overlaps(other)) {
+            return Ok(Vec::new());
+        }
+        found.push(partition);
+    }
+    let extended = entries.iter().position(|entry| entry.is_extended());
+    if let Some(index) = extended {
+        logical(disk, &entries[index], &mut found)?;
+        let number = index as u32 + 1;
+        found.retain(|partition| partition.number != number);
+    }
+    Ok(found)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    status: u8,
+    kind: u8,
+    start: u64,
+    sectors: u64,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.kind == 0 || self.sectors == 0
+    }
+
+    fn is_plausible(&self) -> bool {
+        self.status & 0x7f == 0 && self.start > 0
+    }
+
+    fn is_extended(&self) -> bool {
+        !self.is_empty() && matches!(self.kind, 0x05 | 0x0f | 0x85)
+    }
+
+    fn partition(&self, number: u32, base: u64, disk: u64) -> Option<Partition> {
+        Partition::new(number, base + self.start, self.sectors, SECTOR, disk)
+    }
+}
+
+fn entries(sector: &[u8; SECTOR as usize]) -> Option<[Entry; 4]> {
+    (sector[510..] == [0x55, 0xaa]).then(|| {
+        std::array::from_fn(|index| {
+            let raw = &sector[446 + 16 * index..][..16];
+            Entry { status: raw[0], kind: raw[4], start: le32(raw, 8).into(), sectors: le32(raw, 12).into() }
+        })
+    })
+}
+
+/// Follows the chain of logical partitions. Links are relative to the extended partition, contents to their own link.
+fn logical<R: ReadAt>(disk: &R, extended: &Entry, found: &mut Vec<Partition>) -> io::Result<()> {
+    let mut link = extended.start;
+    let mut number = 5;
+    for _ in 0..LOGICAL_MAX {
+        let Some(offset) = link.checked_mul(SECTOR).filter(|offset| disk.size() >= offset + SECTOR) else { break };
+        let mut sector = [0; SECTOR as usize];
+        disk.read_at(offset, &mut sector)?;
+        let Some(entries) = entries(&sector) else { break };
+        let content = entries.iter().find(|entry| !entry.is_empty() && !entry.is_extended());
+        if let Some(partition) = content.and_then(|entry| entry.partition(number, link, disk.size())) {
+            let others = found.iter().filter(|other| other.number >= 5);
+            if others.clone().any(|other| other.overlaps(&partition)) {
+                break;
+            }
+            found.push(partition);
+            number += 1;
+        }
+        match entries.iter().find(|entry| entry.is_extended()) {
+            Some(next) if next.start > 0 => link = extended.start + next.start,
+            _ => break,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! What keepers want done: carried out here, or passed on to the thread of the disk that a step names.
+
+use super::{DiskRoute, Errand};
+use crate::disk::DiskCounters;
+use crate::journals::TraceKind;
+use crate::keeper::{Side, Step, Steps};
+use crate::layout::Piece;
+use crate::log::Log;
+use block_route::{DiskOperation, Operation, Plan, Status};
+use std::sync::Arc;
+
+impl DiskRoute {
+    /// What the guest wrote into a log in this pass counts before what comes next.
+    pub(super) fn settle(&mut self, log: &Arc<Log>, plan: &mut Plan) {
+        self.journals.describe_new_memory();
+        let mut steps = Steps::default();
+        log.keeper.settle_pass(log, &mut steps);
+        self.carry_out(log, steps, plan);
+    }
+
+    /// Has done what a keeper wants, here or by the disk that it names.
+    pub(super) fn carry_out(&mut self, log: &Arc<Log>, steps: Steps, plan: &mut Plan) {
+        let mut is_retry = false;
+        for (side, step) in steps.0 {
+            let (disk, index) = match side {
+                Side::Home => (&log.home, log.home_disk),
+                Side::Journal => (&log.journal, log.journal_disk),
+            };
+            if index != self.disk {
+                disk.pass_on(Arc::clone(log), side, step);
+                continue;
+            }
+            match step {
+                Step::Write { request, offset, content, task } => {
+                    let len = content.iter().map(|buffer| buffer.len() as u64).sum();
+                    if side == Side::Home {
+                        DiskCounters::add(&disk.counters.home_bytes_to_storage, len);
+                        self.journals.trace(self.disk, TraceKind::Home, offset, len);
+                    } else {
+                        DiskCounters::add(&disk.counters.journal_bytes_to_storage, len);
+                    }
+                    let ticket = Some(self.ticket(Errand::Keeper(Arc::clone(log), task)));
+                    plan.disk(DiskOperation {
+                        request,
+                        ticket,
+                        operation: Operation::Write,
+                        offset,
+                        len,
+                        buffers: content,
+                    });
+                }
+                Step::Flush { task } => {
+                    DiskCounters::add(&disk.counters.flushes_to_storage, 1);
+                    let covered = disk.to_flush().unwrap_or(0);
+                    let ticket = Some(self.ticket(Errand::KeeperFlush(Arc::clone(log), task, covered)));
+                    plan.disk(DiskOperation {
+                        request: None,
+                        ticket,
+                        operation: Operation::Flush,
+                        offset: 0,
+                        len: 0,
+                        buffers: Vec::new(),
+                    });
+                }
+                Step::Hold(request) => plan.hold(request),
+                Step::Release(request, status) => plan.release(request, status),
+                Step::Retry => is_retry = true,
+            }
+        }
+        if is_retry {
+            self.retry_waiting(plan);
+            self.drive(plan);
+        }
+    }
+
+    /// Asks again about what waits.
+    pub(super) fn retry_waiting(&mut self, plan: &mut Plan) {
+        for waiting in std::mem::take(&mut self.behind) {
+            let request = waiting.request;
+            let Piece::Home(home, ..) = waiting.piece else { continue };
+            // It takes holds of its own, so the one it waited with can go after.
+            self.home_write(&home, waiting, plan);
+            plan.release(request, Status::Ok);
+        }
+    }
+
+    /// Has keepers do what they have to do on the disk with the homes.
+    pub(super) fn drive(&mut self, plan: &mut Plan) {
+        for log in self.journals.logs_at_home(self.disk) {
+            let mut steps = Steps::default();
+            log.keeper.drive(&log, &mut steps);
+            self.carry_out(&log, steps, plan);
+        }
+    }
+
+    /// Tells keepers of something, and has done what they want.
+    pub(super) fn tell(&mut self, logs: Vec<Arc<Log>>, plan: &mut Plan, tell: impl Fn(&Log, &mut Steps)) {
+        for log in logs {
+            let mut steps = Steps::default();
+            tell(&log, &mut steps);
+            self.carry_out(&log, steps, plan);
+        }
+    }
+}

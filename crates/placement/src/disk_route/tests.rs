@@ -1,0 +1,264 @@
+//! The hooks that a keeper has, through the route of a disk: a keeper of the test's own answers as it is told, and what reaches
+//! storage is looked at.
+
+use super::*;
+use crate::description::AreaDirectory;
+use crate::disk::{DiskOptions, PlacementKind};
+use crate::journals::JournalsOptions;
+use crate::keeper::Step;
+use crate::keeper::{Finished, Keeper, SuperblockWritten};
+use block_route::Status;
+use guest_memory::{HostFile, VmMemory};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::process::Command;
+use std::sync::Mutex;
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 4096;
+
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Begins(RequestKind, Range<u64>, Range<u64>),
+    Ended(usize, bool),
+    Done(Task, bool),
+    Log(u32),
+}
+
+/// What it heard, and what it is to answer.
+#[derive(Debug, Default)]
+struct Script {
+    heard: Mutex<Vec<Heard>>,
+    verdicts: Mutex<VecDeque<HomeVerdict>>,
+    steps: Mutex<Vec<(Side, Step)>>,
+}
+
+impl Script {
+    fn heard(&self) -> Vec<Heard> {
+        std::mem::take(&mut *self.heard.lock().expect("a script"))
+    }
+
+    fn note(&self, heard: Heard) {
+        self.heard.lock().expect("a script").push(heard);
+    }
+
+    fn say(&self, side: Side, step: Step) {
+        self.steps.lock().expect("a script").push((side, step));
+    }
+
+    fn take(&self, steps: &mut Steps) {
+        steps.0.append(&mut self.steps.lock().expect("a script"));
+    }
+}
+
+impl Keeper for Script {
+    fn watches_home(&self, _log: &Log) -> bool {
+        true
+    }
+
+    fn superblock(&self, _log: &Log, _block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+        Ok((SuperblockWritten::GoesOn, false))
+    }
+
+    fn log_write(&self, _log: &Log, block: LogBlock<'_>) -> LogVerdict {
+        self.note(Heard::Log(block.position));
+        LogVerdict::Held
+    }
+
+    fn odd_log_write(&self, _log: &Log, _kind: RequestKind, _slices: &[MemorySlice]) -> OddVerdict {
+        OddVerdict::Refuse
+    }
+
+    fn settle_pass(&self, _log: &Log, steps: &mut Steps) {
+        self.take(steps);
+    }
+
+    fn home_begins(&self, _log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+        self.note(Heard::Begins(change.kind, change.range.clone(), change.blocks.clone()));
+        let verdict = self.verdicts.lock().expect("a script").pop_front();
+        Ok(verdict.unwrap_or(HomeVerdict::Go { operation: 7, replaced: Vec::new() }))
+    }
+
+    fn home_ended(&self, _log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
+        self.note(Heard::Ended(operation, is_ok));
+        self.take(steps);
+        true
+    }
+
+    fn done(&self, _log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
+        self.note(Heard::Done(task, error.is_none()));
+        self.take(steps);
+    }
+
+    fn woken(&self, _log: &Log, side: Side, steps: &mut Steps) {
+        if side == Side::Home {
+            self.take(steps);
+        }
+    }
+
+    fn finish(&self, _log: &Log, _is_vm_gone: bool) -> io::Result<Finished> {
+        Ok(Finished::Nothing)
+    }
+}
+
+struct Rig {
+    _directory: tempfile::TempDir,
+    memory: HostFile,
+    route: DiskRoute,
+    script: Arc<Script>,
+    log: Arc<Log>,
+    next_request: u32,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = directory.path().join("image");
+        std::fs::File::create(&image).and_then(|file| file.set_len(BLOCKS * BLOCK)).expect("an image");
+        let made =
+            Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(&image).status();
+        assert!(made.expect("e2fsprogs are installed").success());
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: image,
+            placement: PlacementKind::Copy,
+            honour_flush: false,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            write_log: None,
+        };
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let journals = Journals::new(&VmMemory::new(), area.expect("a directory"), options).expect("journals");
+        let script = Arc::new(Script::default());
+        let known = journals.logs().remove(0);
+        let keeper: Arc<dyn Keeper> = Arc::clone(&script) as Arc<dyn Keeper>;
+        let log = Arc::new(Log { keeper, ..(*known).clone() });
+        log.set_open();
+        journals.logs.write().expect("logs")[0] = Some(Arc::clone(&log));
+        let memory = HostFile::create(&directory.path().join("memory"), 1 << 20).expect("a file");
+        memory.reserve(0, 1 << 20).expect("room");
+        let route = DiskRoute::new(Arc::clone(&journals), 0);
+        Rig { _directory: directory, memory, route, script, log, next_request: 0 }
+    }
+
+    fn request(&mut self, kind: RequestKind, offset: u64, len: u64) -> Plan {
+        self.next_request += 1;
+        let segments = match kind {
+            RequestKind::Write => vec![self.memory.slice(0, len as usize)],
+            _ => Vec::new(),
+        };
+        let mut plan = Plan::default();
+        let request = Request { id: RequestId(self.next_request), kind, offset, len, segments: &segments };
+        self.route.route(&request, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        plan
+    }
+
+    fn end(&mut self, operation: &DiskOperation, result: io::Result<()>) -> Plan {
+        let mut plan = Plan::default();
+        self.route.disk_done(operation.ticket.expect("a ticket"), result, &mut plan);
+        plan
+    }
+
+    fn free_block(&self) -> u64 {
+        BLOCKS - 10
+    }
+}
+
+fn operations(plan: &Plan) -> Vec<DiskOperation> {
+    let operation = |action: &block_route::PlanAction| match action {
+        block_route::PlanAction::Disk(operation) => Some(operation.clone()),
+        _ => None,
+    };
+    plan.actions.iter().filter_map(operation).collect()
+}
+
+fn released(plan: &Plan) -> Vec<(u32, Status)> {
+    let release = |action: &block_route::PlanAction| match action {
+        block_route::PlanAction::Release(request, status) => Some((request.0, *status)),
+        _ => None,
+    };
+    plan.actions.iter().filter_map(release).collect()
+}
+
+#[test]
+fn every_change_of_the_file_system_is_seen_and_may_have_to_wait() {
+    let mut rig = Rig::new();
+    let at = rig.free_block() * BLOCK;
+    for kind in [RequestKind::Write, RequestKind::Discard, RequestKind::WriteZeroes { unmap: true }] {
+        rig.script.verdicts.lock().expect("a script").push_back(HomeVerdict::Wait);
+        // From the middle of one block to the middle of another.
+        let plan = rig.request(kind, at + 512, BLOCK);
+        let asked = || Heard::Begins(kind, at + 512..at + 512 + BLOCK, at / BLOCK..at / BLOCK + 2);
+        assert_eq!(rig.script.heard(), [asked()]);
+        assert!(operations(&plan).is_empty(), "it waits: {plan:?}");
+        // Time passes; the keeper says that it may be asked again.
+        rig.script.say(Side::Home, Step::Retry);
+        let mut plan = Plan::default();
+        rig.route.woken(&mut plan);
+        let went = operations(&plan);
+        assert_eq!((went.len(), went[0].offset, went[0].len), (1, at + 512, BLOCK));
+        assert_eq!(released(&plan), [(rig.next_request, Status::Ok)], "of the hold that it waited with");
+        assert_eq!(rig.script.heard(), [asked()]);
+        rig.end(&went[0], Err(io::Error::other("a bad sector")));
+        assert_eq!(rig.script.heard(), [Heard::Ended(7, false)]);
+    }
+}
+
+#[test]
+fn a_flush_of_a_keeper_follows_the_writes_that_ended_before() {
+    let mut rig = Rig::new();
+    let at = rig.free_block() * BLOCK;
+    let write = operations(&rig.request(RequestKind::Write, at, BLOCK)).remove(0);
+    rig.script.say(Side::Home, Step::Flush { task: Task::Stored(1) });
+    let plan = rig.end(&write, Ok(()));
+    let flush = operations(&plan).remove(0);
+    assert_eq!((flush.operation, flush.request), (Operation::Flush, None));
+    assert_eq!(rig.script.heard().pop(), Some(Heard::Ended(7, true)), "the keeper knew of the write before it flushed");
+    // Then it writes into the log's place, and then homes; the commit waits all the while.
+    let place = rig.log.place_of(3).expect("a place");
+    let content = vec![Buffer::Bytes(Arc::from(vec![1; BLOCK as usize]))];
+    rig.script.say(
+        Side::Journal,
+        Step::Write { request: None, offset: place, content: content.clone(), task: Task::Stored(3) },
+    );
+    let written = operations(&rig.end(&flush, Ok(()))).remove(0);
+    assert_eq!((written.operation, written.offset), (Operation::Write, place));
+    assert_eq!(rig.script.heard(), [Heard::Done(Task::Stored(1), true)]);
+    rig.script.say(Side::Home, Step::Write { request: None, offset: at, content, task: Task::HostWrite(4) });
+    let home = operations(&rig.end(&written, Ok(()))).remove(0);
+    assert_eq!((home.operation, home.offset), (Operation::Write, at));
+    rig.end(&home, Err(io::Error::other("a bad sector")));
+    assert_eq!(rig.script.heard(), [Heard::Done(Task::Stored(3), true), Heard::Done(Task::HostWrite(4), false)]);
+}
+
+#[test]
+fn a_commit_waits_until_its_keeper_releases_it() {
+    let mut rig = Rig::new();
+    let at = rig.log.place_of(5).expect("a place");
+    let plan = rig.request(RequestKind::Write, at, BLOCK);
+    assert!(operations(&plan).is_empty() && released(&plan).is_empty(), "{plan:?}");
+    assert!(matches!(plan.actions[..], [block_route::PlanAction::Hold(RequestId(1))]));
+    assert_eq!(rig.script.heard(), [Heard::Log(5)]);
+    rig.script.say(Side::Journal, Step::Release(RequestId(1), Status::Ok));
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    assert_eq!(released(&plan), [(1, Status::Ok)]);
+}
+
+#[test]
+fn a_pass_ends_for_a_log_that_has_gone_meanwhile() {
+    let mut rig = Rig::new();
+    let at = rig.log.place_of(5).expect("a place");
+    let segments = [rig.memory.slice(0, BLOCK as usize)];
+    let request = Request { id: RequestId(1), kind: RequestKind::Write, offset: at, len: BLOCK, segments: &segments };
+    let mut plan = Plan::default();
+    rig.route.route(&request, &mut plan);
+    // Another disk's thread finds that the file system was replaced.
+    rig.route.journals.logs.write().expect("logs")[0] = None;
+    rig.script.say(Side::Journal, Step::Release(RequestId(1), Status::IoError));
+    rig.route.end_of_pass(&mut plan);
+    assert_eq!(released(&plan), [(1, Status::IoError)], "its keeper has what was written, and says what becomes of it");
+}

@@ -1,0 +1,328 @@
+//! Who keeps a log: the contract between a disk's route and the place where a log lives.
+//!
+//! The route ([`crate::DiskRoute`]) cuts requests into pieces, traces and counts them, keeps tickets and waiting lists, accounts
+//! for flushes, and tells the [`Keeper`] of each piece's log what the guest does. A keeper decides. It never does I/O on the way of
+//! data: what it wants done it says in [`Steps`], and it is told when that is done. (What is rare and simple, a superblock that opens or
+//! closes a log, a block that has to be read back, it reads and writes itself, as the marks of ARCHITECTURE.md are.)
+//!
+//! # Which thread calls
+//!
+//! A log and its home may be on two disks with two threads. What concerns the log ([`Keeper::superblock`], [`Keeper::log_write`],
+//! [`Keeper::patched`], [`Keeper::log_read`], [`Keeper::end_of_pass`]) comes from the thread of the disk with the log; what concerns homes
+//! ([`Keeper::home_begins`], [`Keeper::home_ended`], [`Keeper::drive`]) from that of the disk with the file system. So a keeper
+//! locks what both use. A step names its [`Side`]; on whichever thread it was said, it is carried out by the disk of that side, and
+//! [`Keeper::done`] is called there.
+//!
+//! # Hooks for durability by age
+//!
+//! A keeper that makes transactions durable on storage while it holds them has what it needs here; a keeper that does not
+//! leaves the defaults:
+//!
+//! * *A home write may have to wait* (write-ahead rule: no version goes home before what commits it is durable).
+//!   [`Keeper::home_begins`] answers [`HomeVerdict::Wait`]; the request is held, and asked about again after [`Step::Retry`].
+//! * *Any block of the file system, journaled or not* (reuse rule: a block that a transaction freed is not written before that
+//!   transaction is durable). While [`Keeper::watches_home`] says so, `home_begins` hears of every write, discard and zeroing inside
+//!   the file system, with its range, before it begins, and [`Keeper::home_ended`] when it has ended, and how.
+//! * *Flushes of its own* ([`Step::Flush`]). A flush covers every operation whose end the route has heard of before the step is
+//!   carried out, the guest's data writes among them: a flush that is said in, or after, `home_ended` covers that write.
+//! * *Writes of its own* ([`Step::Write`]) into the log's place (side `Journal`) and to homes (side `Home`), and their ends
+//!   ([`Keeper::done`] with the [`Task`] of the step). Writes of one batch of steps run in any order: what must be ordered is said
+//!   after the end of what it must follow.
+//! * *Time* ([`Keeper::deadline`]). Once it has come, [`Keeper::woken`] is called on the disk of the home. It may come late by as long as
+//!   the VM's tick (`Journals::tick`); a keeper compares with the clock itself.
+//! * *A transaction was accepted* (`journal_area::Accepted`: its sequence, where it lies, tags, revokes), before the
+//!   guest's commit is acknowledged: `journal_area::Outcome::accepted` of the batch, for a log that asked for it
+//!   (`JournalArea::tell_accepted`). The held keeper hears of it in `end_of_pass`. To acknowledge the commit only when it is durable
+//!   (`N = 0`), say [`Step::Hold`] for the request there, and [`Step::Release`] when it is.
+//!
+//! What a keeper must never do: wait for the guest, or for another step of its own; complete a commit that its place does not
+//! have; let an older version of a block land on a newer one.
+//!
+//! Failure story: a step that failed comes back with `is_ok` false. What the guest is told then is the keeper's to say.
+
+use crate::log::Log;
+use crate::remote::RemoteReport;
+use block_route::{Buffer, RequestId, RequestKind, Status};
+use guest_memory::MemorySlice;
+use journal_area::Source;
+use recovery::Report;
+use std::io;
+use std::ops::Range;
+use std::time::Instant;
+
+/// One of the two disks that concern a log; they may be the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The disk with the file system.
+    Home,
+    /// The disk with the log.
+    Journal,
+}
+
+/// What a keeper wanted something done for; given back when it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// A committed version goes home: the area's number of the operation.
+    HostWrite(usize),
+    /// A log block for which there was no memory goes to its own place.
+    Stored(u32),
+    /// A block of a log that is shipped elsewhere at other times goes to its own place.
+    Shipped,
+}
+
+/// What a keeper wants done.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Writes bytes at a byte of the disk, for a request or for nobody.
+    Write { request: Option<RequestId>, offset: u64, content: Vec<Buffer>, task: Task },
+    /// Makes durable whatever has ended before.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
+    Flush { task: Task },
+    /// Keeps a request from completing.
+    Hold(RequestId),
+    /// Takes one hold off a request.
+    Release(RequestId, Status),
+    /// Asks again about what waits.
+    Retry,
+}
+
+/// What a keeper wants done, in the order in which it said so.
+#[derive(Debug, Default)]
+pub(crate) struct Steps(pub Vec<(Side, Step)>);
+
+impl Steps {
+    pub fn push(&mut self, side: Side, step: Step) {
+        self.0.push((side, step));
+    }
+
+    /// Fails a request of the disk with the log that has no hold yet.
+    pub fn fail(&mut self, request: RequestId) {
+        self.push(Side::Journal, Step::Hold(request));
+        self.push(Side::Journal, Step::Release(request, Status::IoError));
+    }
+}
+
+/// What became of the superblock that a guest wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SuperblockWritten {
+    /// It opened the log.
+    Opened,
+    /// The log goes on; its tail may have moved.
+    GoesOn,
+    /// The log is empty from now on.
+    Closed,
+    /// It is no log any more.
+    NoLog,
+    /// Somebody brings a log along that no kernel began through here: it stays on storage, and is not open here.
+    Brought,
+}
+
+/// What becomes of a block that a guest wrote into its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogVerdict {
+    /// It goes to its own place on storage.
+    Store,
+    /// The same, and the keeper wants to hear of it.
+    StoreFor(Task),
+    /// The keeper has it.
+    Kept,
+    /// The keeper has it, and releases the request later.
+    Held,
+    /// The request fails.
+    Fail,
+}
+
+/// What becomes of a write of parts of blocks, of zeros, or of a discard inside the log's place: no kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OddVerdict {
+    /// It goes to storage as it is.
+    Store,
+    /// Advice that cannot be followed is ignored.
+    Ignore,
+    /// The keeper makes whole blocks of it ([`Keeper::patched`]).
+    Patch,
+    /// It fails.
+    Refuse,
+}
+
+/// Content of a log block.
+#[derive(Debug)]
+pub(crate) enum BlockContent<'a> {
+    /// Of the guest's memory.
+    Guest(&'a [MemorySlice]),
+    /// Made here.
+    Bytes(Vec<u8>),
+}
+
+/// One whole block that a guest writes into its log, not the superblock.
+#[derive(Debug)]
+pub(crate) struct LogBlock<'a> {
+    pub position: u32,
+    pub content: BlockContent<'a>,
+    pub request: RequestId,
+}
+
+/// A write, discard or zeroing inside the file system of a log.
+#[derive(Debug)]
+pub(crate) struct HomeChange<'a> {
+    pub kind: RequestKind,
+    /// In bytes from the begin of the file system.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
+    pub range: Range<u64>,
+    /// Every block that it touches.
+    pub blocks: Range<u64>,
+    /// The blocks that it covers whole.
+    pub whole: Range<u64>,
+    /// For each of `blocks` its content, if it is covered whole and lies together; empty for what carries none.
+    pub payload: &'a [Option<MemorySlice>],
+}
+
+/// Whether a write, discard or zeroing of homes may go.
+#[derive(Debug)]
+pub(crate) enum HomeVerdict {
+    /// It goes; the keeper hears of its end under this number. For each block that does not go out as it was given: its index
+    /// within the write, and its source.
+    Go { operation: usize, replaced: Vec<(usize, Source)> },
+    /// It waits until the keeper says [`Step::Retry`].
+    Wait,
+}
+
+/// What is to be said of a log whose guest is gone.
+#[derive(Debug)]
+pub(crate) enum Finished {
+    /// There was nothing to do.
+    Nothing,
+    /// It was brought to its last committed state, in one step or several.
+    Recovered(Vec<Report>),
+    /// It was left as it is, and that is to be said.
+    Left(Report),
+}
+
+/// Keeps one log. See the module.
+pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
+    /// Whether it needs to know of what is written to homes now.
+    fn watches_home(&self, _log: &Log) -> bool {
+        false
+    }
+
+    /// Whether it needs to know of log blocks other than the superblock.
+    fn watches_log(&self) -> bool {
+        true
+    }
+
+    /// Whether the books that it keeps count transactions; otherwise the route counts commit blocks.
+    fn counts_transactions(&self, _log: &Log) -> bool {
+        false
+    }
+
+    /// Whether what its guest was told is durable does not depend on the guest's flushes.
+    fn needs_no_flushes(&self) -> bool {
+        false
+    }
+
+    /// Whether another process could go on with it: nothing of it is here.
+    fn leaves_nothing_here(&self) -> bool {
+        false
+    }
+
+    /// The guest writes the log's superblock. Says what that was, and whether it goes to storage as it is.
+    ///
+    /// # Errors
+    /// When it cannot be taken: the write fails, and the log is as it was.
+    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)>;
+
+    /// The guest writes a log block.
+    fn log_write(&self, log: &Log, block: LogBlock<'_>) -> LogVerdict;
+
+    /// Somebody writes parts of log blocks, or zeros, or discards some.
+    fn odd_log_write(&self, log: &Log, kind: RequestKind, slices: &[MemorySlice]) -> OddVerdict;
+
+    /// A block of the log after a write of its bytes `part`; without `slices` those become zeros.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn patched(&self, _log: &Log, position: u32, _part: Range<usize>, _slices: &[MemorySlice]) -> io::Result<Vec<u8>> {
+        Err(io::Error::other(format!("log block {position} cannot be changed in parts")))
+    }
+
+    /// What was written into the log until now counts before what comes next.
+    fn settle_pass(&self, _log: &Log, _steps: &mut Steps) {}
+
+    /// A pass of the disk with the log, in which something was written into it, is over: requests complete when the steps have been
+    /// carried out.
+    fn end_of_pass(&self, log: &Log, steps: &mut Steps) {
+        self.settle_pass(log, steps);
+    }
+
+    /// Whether reads of the log have to be asked about ([`Keeper::log_read`]).
+    fn shows_log(&self, _log: &Log) -> bool {
+        false
+    }
+
+    /// Copies a log block into `buffer` as its guest has to find it. False when it is as storage has it.
+    ///
+    /// # Errors
+    /// When what is at home or on storage cannot be read.
+    fn log_read(&self, _log: &Log, _position: u32, _buffer: &mut [u8]) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// The guest is about to change homes.
+    ///
+    /// # Errors
+    /// When what is there has to be kept, and cannot be read: the request fails.
+    fn home_begins(&self, _log: &Log, _change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+        Ok(HomeVerdict::Go { operation: usize::MAX, replaced: Vec::new() })
+    }
+
+    /// What `home_begins` let go has ended. Says whether its durability is the log's matter, so that no flush has to cover it.
+    fn home_ended(&self, _log: &Log, _operation: usize, _is_ok: bool, _steps: &mut Steps) -> bool {
+        false
+    }
+
+    /// A step is done; `error` says how it failed, if it did.
+    fn done(&self, _log: &Log, _task: Task, _error: Option<&io::Error>, _steps: &mut Steps) {}
+
+    /// Work of its own on the disk with the home: memory is short, or somebody waits until nothing is owed.
+    fn drive(&self, _log: &Log, _steps: &mut Steps) {}
+
+    /// Somebody woke the disk, or its time has come.
+    fn woken(&self, _log: &Log, _side: Side, _steps: &mut Steps) {}
+
+    /// When it is to be woken at the latest.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Whether steps of its own are under way that somebody who reads the log's place has to wait for.
+    fn has_stored_in_flight(&self) -> bool {
+        false
+    }
+
+    /// How many blocks an open log owes; nothing where nothing is held.
+    fn blocks_owed(&self, _log: &Log) -> Option<u64> {
+        None
+    }
+
+    /// Its guest is gone, and its VM too if `is_vm_gone`: what is owed is brought home. Nothing of either writes any more.
+    ///
+    /// # Errors
+    /// When that fails: the log is as it was.
+    fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished>;
+
+    /// Somebody wishes it on storage for now, or back. False when it knows no such thing.
+    fn pause(&self, _is_paused: bool) -> bool {
+        false
+    }
+
+    /// Another keeps the log from now on.
+    fn leave(&self) {}
+
+    /// Its log has gone from the disk.
+    fn forget(&self, _log: &Log) {}
+
+    /// What was done with a server, for reports.
+    fn remote_report(&self) -> Option<RemoteReport> {
+        None
+    }
+}

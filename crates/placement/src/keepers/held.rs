@@ -1,0 +1,370 @@
+//! Placements `retain` and `copy`: an open log is held in memory by the journal area (crate `journal-area`), retained in the guest's
+//! own pages or copied.
+//!
+//! The log writes of a pass are one batch: protect first, then read, then complete. A home write lets go of what it brings home, and
+//! of nothing before it has ended. The host's own home writes keep the guest's to the same blocks waiting.
+//!
+//! Lock order: `inner` is taken for a moment, with nothing taken under it; the area's lock is the area's own affair.
+
+use super::stored::finish_closed;
+use crate::distrust;
+use crate::keeper::{
+    BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps,
+    SuperblockWritten, Task,
+};
+use crate::log::Log;
+use crate::mark::MarkKind;
+use crate::opening::write_mark;
+use block_route::{Buffer, RequestId, RequestKind, segments};
+use guest_memory::MemorySlice;
+use journal_area::{Content, HomeWrite, JournalArea, LogId, LogWrite, Outside, Pressure, Source, SuperblockEffect};
+use recovery::Status;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Host writes in flight at a time, a log.
+const HOST_WRITES_MAX: usize = 64;
+
+/// How long recovery waits for home writes that another device has in flight.
+const HOME_WRITES_PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// What the guest wrote into the log in this pass.
+    batch: Vec<(LogWrite, RequestId)>,
+    /// Log blocks for which there was no memory, on their way to their own places.
+    stored_in_flight: usize,
+    host_in_flight: usize,
+    /// Storage failed under a host write: none is tried until somebody wakes the disk.
+    host_failed: bool,
+    /// Something was written into the log while it was closed, which no kernel does.
+    is_foreign: bool,
+    /// Another keeps the log: what ends now concerns that one.
+    is_over: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) area: Arc<JournalArea>,
+    pub(crate) id: LogId,
+    inner: Mutex<Inner>,
+}
+
+impl Held {
+    pub fn new(area: Arc<JournalArea>, id: LogId) -> Self {
+        Held { area, id, inner: Mutex::default() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.inner().is_foreign
+    }
+
+    pub(crate) fn set_foreign(&self, is_foreign: bool) {
+        self.inner().is_foreign = is_foreign;
+    }
+
+    /// The device with the log may start anew while another with its home still works; what it has on its way has to
+    /// land before recovery writes to the same blocks (rule 3 of ARCHITECTURE.md).
+    fn wait_for_home_writes(&self, log: &Log) -> io::Result<()> {
+        let deadline = Instant::now() + HOME_WRITES_PATIENCE;
+        while self.area.has_home_writes_in_flight(self.id) {
+            if Instant::now() > deadline {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!(
+                        "home writes of disk {} have not ended in {} s; recovery cannot begin before they have",
+                        log.home.options.name,
+                        HOME_WRITES_PATIENCE.as_secs()
+                    ),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// Blocks that are not held.
+struct OnDisks<'a>(&'a Log);
+
+impl Outside for OnDisks<'_> {
+    fn home(&mut self, block: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_home(block, buffer)
+    }
+
+    fn stored(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_stored(position, buffer)
+    }
+}
+
+impl Keeper for Held {
+    fn watches_home(&self, log: &Log) -> bool {
+        // What the host writes home of a log that has closed meanwhile must not land on what the guest writes now.
+        log.is_open() || self.inner().host_in_flight > 0
+    }
+
+    fn counts_transactions(&self, log: &Log) -> bool {
+        log.is_open()
+    }
+
+    fn needs_no_flushes(&self) -> bool {
+        true
+    }
+
+    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+        if !log.is_open() && self.is_foreign_log(log, block)? {
+            return Ok((SuperblockWritten::Brought, true));
+        }
+        match self.held_superblock_written(log, block)? {
+            SuperblockEffect::Opened => {
+                if let Err(error) = write_mark(log, &self.area, MarkKind::Held, block) {
+                    // Nothing is owed yet: the log is as if it had not been opened.
+                    self.area.close(self.id);
+                    return Err(error);
+                }
+                self.inner().host_failed = false;
+                Ok((SuperblockWritten::Opened, false))
+            }
+            SuperblockEffect::GoesOn => Ok((SuperblockWritten::GoesOn, false)),
+            SuperblockEffect::Closed | SuperblockEffect::Foreign => {
+                log.close_durably()?;
+                Ok((SuperblockWritten::Closed, true))
+            }
+            SuperblockEffect::NotALog => {
+                log.close_durably()?;
+                Ok((SuperblockWritten::NoLog, true))
+            }
+        }
+    }
+
+    fn log_write(&self, log: &Log, block: LogBlock<'_>) -> LogVerdict {
+        if !log.is_open() {
+            if let BlockContent::Guest(slices) = block.content {
+                self.note_foreign(slices);
+            }
+            return LogVerdict::Store;
+        }
+        let block_bytes = log.place.block_bytes as usize;
+        let content = match block.content {
+            BlockContent::Guest([slice]) if slice.is_whole_page() && slice.len() == block_bytes => {
+                Content::Page(*slice)
+            }
+            BlockContent::Guest(slices) => Content::Bytes(segments::gather(slices)),
+            BlockContent::Bytes(bytes) => Content::Bytes(bytes),
+        };
+        self.inner().batch.push((LogWrite { position: block.position, content }, block.request));
+        LogVerdict::Kept
+    }
+
+    fn odd_log_write(&self, log: &Log, kind: RequestKind, slices: &[MemorySlice]) -> OddVerdict {
+        if !log.is_open() {
+            self.note_foreign(slices);
+            return OddVerdict::Store;
+        }
+        if kind == RequestKind::Discard { OddVerdict::Ignore } else { OddVerdict::Patch }
+    }
+
+    fn patched(&self, log: &Log, position: u32, part: Range<usize>, slices: &[MemorySlice]) -> io::Result<Vec<u8>> {
+        self.patched_block(log, position, part, slices)
+    }
+
+    /// Gives the log writes of this pass to the area, all at once.
+    fn settle_pass(&self, log: &Log, steps: &mut Steps) {
+        let batch = std::mem::take(&mut self.inner().batch);
+        if batch.is_empty() {
+            return;
+        }
+        let (writes, requests): (Vec<LogWrite>, Vec<RequestId>) = batch.into_iter().unzip();
+        let outcome = self.area.hold(self.id, &writes);
+        for failed in outcome.no_memory {
+            let write = &writes[failed];
+            let Some(offset) = log.offset_of(write.position) else {
+                steps.fail(requests[failed]);
+                continue;
+            };
+            let buffer = match &write.content {
+                Content::Page(slice) => Buffer::Slice(*slice),
+                Content::Bytes(bytes) => Buffer::Bytes(Arc::from(bytes.as_slice())),
+            };
+            self.inner().stored_in_flight += 1;
+            let (request, task) = (Some(requests[failed]), Task::Stored(write.position));
+            steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
+        }
+    }
+
+    fn shows_log(&self, log: &Log) -> bool {
+        log.is_open()
+    }
+
+    /// Whoever reads it may be a kernel about to mount, with blocks of the file system in its cache already: it has to replay
+    /// the log itself.
+    fn log_read(&self, log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<bool> {
+        self.area.show(self.id, position, buffer, &mut OnDisks(log))
+    }
+
+    fn home_begins(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+        if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
+            self.area.discarded(self.id, change.whole.clone());
+        }
+        loop {
+            match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
+                HomeWrite::Go { operation, replaced } => return Ok(HomeVerdict::Go { operation, replaced }),
+                HomeWrite::Wait => return Ok(HomeVerdict::Wait),
+                // About to be overwritten: read, and given back to the area.
+                HomeWrite::Restore(blocks) => {
+                    let mut content = vec![0; log.place.block_bytes as usize];
+                    for block in blocks {
+                        log.read_home(block, &mut content)?;
+                        self.area.restore(self.id, block, &content).map_err(io::Error::other)?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
+        self.area.home_write_ended(self.id, operation, is_ok);
+        if log.is_emptying() {
+            // What was in the way of a host write may have been this.
+            self.drive(log, steps);
+        }
+        // It may have been taken away since this write began.
+        log.is_open() && !log.is_distrusted() && !self.inner().is_over
+    }
+
+    fn done(&self, log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
+        match task {
+            Task::HostWrite(operation) => {
+                self.inner().host_in_flight -= 1;
+                self.area.home_write_ended(self.id, operation, error.is_none());
+                if let Some(error) = error {
+                    log::error!("writing owed blocks home failed: {error}; they stay owed");
+                    self.inner().host_failed = true;
+                    if log.is_emptying() {
+                        log.end_emptying(Some(false));
+                    }
+                }
+                steps.push(Side::Home, Step::Retry);
+            }
+            Task::Stored(position) => {
+                self.inner().stored_in_flight -= 1;
+                if error.is_none() {
+                    self.area.stored(self.id, position);
+                }
+            }
+            Task::Shipped => {}
+        }
+    }
+
+    /// Writes owed blocks home where memory is short or somebody waits until all is home.
+    fn drive(&self, log: &Log, steps: &mut Steps) {
+        let (host_in_flight, host_failed) = {
+            let inner = self.inner();
+            (inner.host_in_flight, inner.host_failed)
+        };
+        if !log.is_open() || host_failed {
+            return;
+        }
+        let is_emptying = log.is_emptying();
+        let pressure = self.area.under_pressure().filter(|(id, _)| *id == self.id).map(|(_, what)| what);
+        if !is_emptying && pressure.is_none() {
+            return;
+        }
+        if is_emptying && self.area.owed(self.id).writable == 0 {
+            log.end_emptying(Some(true));
+            return;
+        }
+        let room = HOST_WRITES_MAX.saturating_sub(host_in_flight);
+        let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
+        let writes = self.area.host_writes(self.id, room, copied_only);
+        self.inner().host_in_flight += writes.len();
+        for (operation, write) in writes {
+            let buffer = match write.source {
+                Source::Held(slice) => Buffer::Slice(slice),
+                Source::Bytes(bytes) => Buffer::Bytes(bytes),
+                Source::Given => unreachable!("the host has nothing given"),
+            };
+            let (offset, task) = (log.home_offset(write.block), Task::HostWrite(operation));
+            steps.push(Side::Home, Step::Write { request: None, offset, content: vec![buffer], task });
+        }
+    }
+
+    fn woken(&self, log: &Log, side: Side, steps: &mut Steps) {
+        if side == Side::Home {
+            self.inner().host_failed = false;
+            self.drive(log, steps);
+        }
+    }
+
+    fn has_stored_in_flight(&self) -> bool {
+        let inner = self.inner();
+        // In the midst of a pass nothing is taken away either.
+        inner.stored_in_flight > 0 || !inner.batch.is_empty()
+    }
+
+    fn blocks_owed(&self, log: &Log) -> Option<u64> {
+        log.is_open().then(|| self.area.owed(self.id).blocks)
+    }
+
+    fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+        if !log.is_open() {
+            return finish_closed(log, is_vm_gone);
+        }
+        self.wait_for_home_writes(log)?;
+        if let Some(why) = self.area.contradiction(self.id) {
+            distrust::say(&self.area, log, &why);
+        }
+        let owed = self.area.owed(self.id);
+        let (home, journal) = (&log.home.file, &log.journal.file);
+        let taking = self.area.take_for_recovery(self.id).ok_or_else(|| {
+            io::Error::other(format!(
+                "disk {}: its journal is being written elsewhere, or something still writes to its file system",
+                log.home.options.name
+            ))
+        })?;
+        let mut report = crate::finish::finish(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
+        taking.end(|| {});
+        if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
+            // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
+            // recovery trusts more than the books; one of the two is wrong all the same.
+            let sentence = format!(
+                "recovery wrote {} blocks of the file system at byte {} where {} were owed: run e2fsck -f",
+                report.blocks_written,
+                log.place.home_start,
+                owed.blocks + owed.stored_blocks
+            );
+            log::error!("disk {}: {sentence}", log.home.options.name);
+            log.home.note_fault(&sentence);
+            report.status = Status::Damaged;
+            report.notes.push(sentence);
+        }
+        log.set_closed();
+        Ok(Finished::Recovered(vec![report]))
+    }
+
+    fn leave(&self) {
+        self.inner().is_over = true;
+    }
+
+    /// The file system was replaced while its log was open.
+    fn forget(&self, log: &Log) {
+        if !log.is_open() {
+            return;
+        }
+        log::warn!(
+            "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",
+            log.home.options.name,
+            log.place.home_start,
+            self.area.owed(self.id).blocks
+        );
+        if let Err(error) = self.spill(log, |_, _| true) {
+            log::error!("writing where a journal was failed: {error}; what the guest wrote there is lost");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! A log in its own place on storage: everything passes, and the guest's own kernel, or recovery, replays it there.
+
+use crate::distrust::left_to_guest;
+use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, SuperblockWritten};
+use crate::log::Log;
+use crate::stored;
+use block_route::RequestKind;
+use guest_memory::MemorySlice;
+use jbd2::Superblock;
+use std::io;
+
+#[derive(Debug)]
+pub(crate) struct Stored;
+
+impl Keeper for Stored {
+    fn watches_log(&self) -> bool {
+        false
+    }
+
+    fn leaves_nothing_here(&self) -> bool {
+        true
+    }
+
+    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+        Ok(stored_superblock(log, block))
+    }
+
+    fn log_write(&self, _log: &Log, _block: LogBlock<'_>) -> LogVerdict {
+        LogVerdict::Store
+    }
+
+    fn odd_log_write(&self, _log: &Log, _kind: RequestKind, _slices: &[MemorySlice]) -> OddVerdict {
+        OddVerdict::Store
+    }
+
+    fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+        finish_on_storage(log, is_vm_gone)
+    }
+}
+
+/// The superblock of a log that is on storage. While it was handed over to there, the guest's own says that the log begins earlier.
+pub(super) fn stored_superblock(log: &Log, block: &[u8]) -> (SuperblockWritten, bool) {
+    match Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty()) {
+        Some(open) => {
+            let what = if log.is_open() { SuperblockWritten::GoesOn } else { SuperblockWritten::Opened };
+            let is_earlier = |from| jbd2::sequence::is_after(from, open.sequence);
+            (what, !log.storage_from.is_some_and(is_earlier))
+        }
+        None => (SuperblockWritten::Closed, true),
+    }
+}
+
+/// The guest of a log on storage is gone. Its next kernel replays the log, but for a VM that is gone that is ours to do.
+pub(super) fn finish_on_storage(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+    if log.is_distrusted() {
+        return Ok(left_to_guest(log, is_vm_gone));
+    }
+    if !log.is_open() {
+        return finish_closed(log, is_vm_gone);
+    }
+    log.set_closed();
+    if is_vm_gone { replay(log) } else { Ok(Finished::Nothing) }
+}
+
+/// The same for a log that is closed, wherever it would be if it were not.
+pub(super) fn finish_closed(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+    // Mounted, and died before its first commit: nothing to replay, but the flag says so.
+    if is_vm_gone && is_mounted_with_empty_log(log)? { replay(log) } else { Ok(Finished::Nothing) }
+}
+
+pub(super) fn replay(log: &Log) -> io::Result<Finished> {
+    let report = crate::finish::finish_stored(&log.place, &log.home.file, &log.journal.file);
+    Ok(Finished::Recovered(vec![report.map_err(io::Error::other)?]))
+}
+
+/// Whether a file system says that it needs recovery while its journal on storage is empty and without an error.
+fn is_mounted_with_empty_log(log: &Log) -> io::Result<bool> {
+    let mut raw = [0; extfs::SUPERBLOCK_BYTES];
+    log.home.file.read_exact_at(&mut raw, log.place.home_start + extfs::SUPERBLOCK_OFFSET)?;
+    if !extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()) {
+        return Ok(false);
+    }
+    Ok(matches!(stored::of(log)?.live_from(), Ok(None)))
+}

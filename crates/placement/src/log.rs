@@ -1,0 +1,270 @@
+//! One log of a VM: where it and its home are, who keeps it, and how far it is.
+//!
+//! A [`Log`] is exchanged for another one with the same number when its file system grows or its log goes elsewhere; what the two
+//! share ([`LogState`]) goes on. So whoever has one for the time of an operation sees one place and one keeper all along.
+
+use crate::disk::{Disk, PlacementKind};
+use crate::keeper::Keeper;
+use crate::mark::MarkKind;
+use crate::scan::FoundLogPlace;
+use block_route::LogIndex;
+use journal_area::{LogId, Opening};
+use recovery::Report;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Whether a guest has a log open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No guest has.
+    Closed,
+    /// One has.
+    Open,
+    /// One has, and somebody waits until nothing is owed.
+    Emptying,
+}
+
+/// Whether a log is what it seems (`crate::distrust`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    Whole,
+    /// What the guest did proved that it is not: it is on storage, or on its way there, and stays.
+    Lost,
+    /// Bringing it there failed, and that was said.
+    LostAndStuck,
+}
+
+/// A mark as it is on storage.
+#[derive(Clone, Debug)]
+pub(crate) struct Marked {
+    pub opening: Opening,
+    pub kind: MarkKind,
+    pub bytes: Vec<u8>,
+    /// What had been written home before, in bytes.
+    pub written: u64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    phase: Phase,
+    was_opened: bool,
+    trust: Trust,
+    /// How often it was seen to owe nothing while somebody waited for that, and how often that failed.
+    emptied: u64,
+    failed_to_empty: u64,
+    /// Where it shall live from the next mount on.
+    wanted: PlacementKind,
+    /// The last recovery.
+    recovery: Option<Report>,
+}
+
+/// What goes on when a log is exchanged for another.
+#[derive(Debug)]
+pub(crate) struct LogState {
+    /// Taken for a moment, with nothing else taken under it.
+    inner: Mutex<Inner>,
+    /// The mark that storage has for as long as it is held here. Taken before the area's lock, never under it.
+    pub mark: Mutex<Option<Marked>>,
+    /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
+    /// and neither may be read before it is through.
+    pub recovering: Mutex<()>,
+}
+
+impl LogState {
+    pub fn new(wanted: PlacementKind) -> Self {
+        LogState {
+            inner: Mutex::new(Inner {
+                phase: Phase::Closed,
+                was_opened: false,
+                trust: Trust::Whole,
+                emptied: 0,
+                failed_to_empty: 0,
+                wanted,
+                recovery: None,
+            }),
+            mark: Mutex::default(),
+            recovering: Mutex::default(),
+        }
+    }
+}
+
+/// One log and where it and its home are.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// Its name in the area.
+    pub id: LogId,
+    /// Where it lives.
+    pub placement: PlacementKind,
+    pub(crate) index: LogIndex,
+    pub(crate) place: FoundLogPlace,
+    pub(crate) home_disk: usize,
+    pub(crate) journal_disk: usize,
+    /// The disk with its file system.
+    pub(crate) home: Arc<Disk>,
+    /// The disk with the log itself.
+    pub(crate) journal: Arc<Disk>,
+    /// Who is told of what concerns it.
+    pub(crate) keeper: Arc<dyn Keeper>,
+    /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
+    pub(crate) storage_from: Option<u32>,
+    pub(crate) state: Arc<LogState>,
+}
+
+impl Log {
+    /// Where it and its file system are.
+    pub fn place(&self) -> &FoundLogPlace {
+        &self.place
+    }
+
+    /// Its number within its VM.
+    pub fn index(&self) -> LogIndex {
+        self.index
+    }
+
+    /// The disk with its file system.
+    pub fn home_disk(&self) -> usize {
+        self.home_disk
+    }
+
+    /// The disk with the log itself.
+    pub fn journal_disk(&self) -> usize {
+        self.journal_disk
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.state.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Whether a guest has it open.
+    pub fn is_open(&self) -> bool {
+        self.inner().phase != Phase::Closed
+    }
+
+    pub(crate) fn was_opened(&self) -> bool {
+        self.inner().was_opened
+    }
+
+    pub(crate) fn set_open(&self) {
+        let mut inner = self.inner();
+        if inner.phase == Phase::Closed {
+            inner.phase = Phase::Open;
+        }
+        inner.was_opened = true;
+    }
+
+    /// Says whether it was open until now.
+    pub(crate) fn set_closed(&self) -> bool {
+        std::mem::replace(&mut self.inner().phase, Phase::Closed) != Phase::Closed
+    }
+
+    /// Somebody waits until it owes nothing. Gives how often that was seen, and how often it failed, until now.
+    pub(crate) fn begin_emptying(&self) -> (u64, u64) {
+        let mut inner = self.inner();
+        if inner.phase == Phase::Open {
+            inner.phase = Phase::Emptying;
+        }
+        (inner.emptied, inner.failed_to_empty)
+    }
+
+    pub(crate) fn is_emptying(&self) -> bool {
+        self.inner().phase == Phase::Emptying
+    }
+
+    /// How often it was seen to owe nothing while somebody waited for that, and how often that failed.
+    pub(crate) fn emptied(&self) -> (u64, u64) {
+        let inner = self.inner();
+        (inner.emptied, inner.failed_to_empty)
+    }
+
+    /// It owes nothing at this moment, or it failed to come to that, or nobody waits any more.
+    pub(crate) fn end_emptying(&self, is_empty: Option<bool>) {
+        let mut inner = self.inner();
+        match is_empty {
+            Some(true) => inner.emptied += 1,
+            Some(false) => inner.failed_to_empty += 1,
+            None => {}
+        }
+        if inner.phase == Phase::Emptying {
+            inner.phase = Phase::Open;
+        }
+    }
+
+    /// Whether what the guest did proved that it is not what it seemed.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.inner().trust != Trust::Whole
+    }
+
+    /// From now on it is distrusted. Says whether that is news.
+    pub(crate) fn distrust(&self) -> bool {
+        let mut inner = self.inner();
+        let is_news = inner.trust == Trust::Whole;
+        if is_news {
+            inner.trust = Trust::Lost;
+        }
+        is_news
+    }
+
+    /// A distrusted log could not be brought to storage. Says whether that is news.
+    pub(crate) fn failed_to_leave(&self) -> bool {
+        std::mem::replace(&mut self.inner().trust, Trust::LostAndStuck) != Trust::LostAndStuck
+    }
+
+    /// Where it shall live from the next mount on.
+    pub(crate) fn wanted(&self) -> PlacementKind {
+        self.inner().wanted
+    }
+
+    pub(crate) fn want(&self, placement: PlacementKind) {
+        self.inner().wanted = placement;
+    }
+
+    /// The last recovery.
+    pub(crate) fn recovery(&self) -> Option<Report> {
+        self.inner().recovery.clone()
+    }
+
+    pub(crate) fn note_recovery(&self, report: Report) {
+        self.inner().recovery = Some(report);
+    }
+
+    /// Storage is about to say something else than the mark: nobody writes that any more. Not to be called under the area's
+    /// lock.
+    pub(crate) fn take_mark(&self) -> Option<Marked> {
+        self.state.mark.lock().expect("no panic under this lock").take()
+    }
+
+    /// Storage says the mark again, or still.
+    pub(crate) fn put_mark_back(&self, mark: Option<Marked>) {
+        *self.state.mark.lock().expect("no panic under this lock") = mark;
+    }
+
+    /// Whether it is open and the area holds it.
+    pub fn is_held_open(&self) -> bool {
+        self.placement.is_held() && self.is_open()
+    }
+
+    /// Where log block `position` has its own place on its disk, in bytes.
+    pub fn offset_of(&self, position: u32) -> Option<u64> {
+        self.place.offset_of(position)
+    }
+
+    /// The same, for who cannot go on without.
+    pub(crate) fn place_of(&self, position: u32) -> io::Result<u64> {
+        self.offset_of(position)
+            .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))
+    }
+
+    /// Where home block `block` is on its disk, in bytes.
+    pub fn home_offset(&self, block: u64) -> u64 {
+        self.place.home_start + block * u64::from(self.place.block_bytes)
+    }
+
+    pub(crate) fn read_home(&self, block: u64, content: &mut [u8]) -> io::Result<()> {
+        self.home.file.read_exact_at(content, self.home_offset(block))
+    }
+
+    /// Reads a log block at its own place.
+    pub(crate) fn read_stored(&self, position: u32, content: &mut [u8]) -> io::Result<()> {
+        self.journal.file.read_exact_at(content, self.place_of(position)?)
+    }
+}

@@ -1,0 +1,110 @@
+//! The mark on storage of a log that is open and held here, or dropped: written when it opens, counted on while it is used.
+
+use crate::disk::DiskCounters;
+use crate::log::{Log, Marked};
+use crate::mark::{self, MarkKind};
+use journal_area::{JournalArea, Opening};
+use std::io;
+use std::sync::atomic::Ordering;
+
+/// Puts the error mark on storage: an empty log that an error happened to, and which opening of it this is. On return that is
+/// durable.
+///
+/// # Errors
+/// When that fails: the log cannot be held.
+pub(crate) fn write_mark(log: &Log, area: &JournalArea, kind: MarkKind, block: &[u8]) -> io::Result<()> {
+    let write = || {
+        let mut current = log.state.mark.lock().expect("no panic under this lock");
+        *current = None;
+        let opening = Opening { number: remote_journal::random(), count: 0 };
+        let marked = write_opening(log, area, block, kind, opening)?;
+        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
+        log.journal.file.sync_data()?;
+        *current = Some(marked);
+        Ok(())
+    };
+    write().map_err(|error: io::Error| {
+        let sentence = format!("marking the journal on storage failed, so it cannot be held: {error}");
+        io::Error::new(error.kind(), sentence)
+    })
+}
+
+/// The area says it first, then storage: a kill between the two leaves an area that knows both.
+fn write_opening(log: &Log, area: &JournalArea, block: &[u8], kind: MarkKind, opening: Opening) -> io::Result<Marked> {
+    let written = written_home(log);
+    let bytes = mark::marked(block, kind, &opening)?;
+    area.note_opening(log.id, &opening, false);
+    write_superblock_bytes(log, &bytes)?;
+    area.note_opening(log.id, &opening, true);
+    Ok(Marked { opening, kind, bytes, written })
+}
+
+fn written_home(log: &Log) -> u64 {
+    log.home.counters.home_bytes_to_storage.load(Ordering::Acquire)
+}
+
+/// Counts on in the mark of a log whose disk was written to since the last time, so that an older copy of an image is told from
+/// the image: what goes home is not held any more.
+pub(crate) fn count_on(log: &Log, area: &JournalArea) {
+    let mut current = log.state.mark.lock().expect("no panic under this lock");
+    // Under the lock: whoever closes the log, hands it over or recovers it takes the mark away first.
+    let Some(marked) = &*current else { return };
+    let is_quiet = !log.is_held_open() || marked.written == written_home(log);
+    if is_quiet || !is_alone_in_its_page(log) {
+        return;
+    }
+    let next = Opening { count: marked.opening.count + 1, ..marked.opening };
+    let outcome = is_on_storage_still(log, marked).and_then(|is_there| match is_there {
+        true => write_opening(log, area, &marked.bytes, marked.kind, next).map(Some),
+        false => Ok(None),
+    });
+    match outcome {
+        Ok(next) => {
+            let bytes = next.as_ref().map_or(0, |next| next.bytes.len() as u64);
+            DiskCounters::add(&log.journal.counters.mark_bytes_to_storage, bytes);
+            *current = next;
+        }
+        // What could not be written is tried again the next time: the area knows both.
+        Err(error) => log::debug!("counting on in a mark: {error}"),
+    }
+}
+
+/// Whether a log's superblock shares no page of the host's cache with anything else: a write to it from here would bring along
+/// what the page held of its neighbours, and those are written past the cache.
+fn is_alone_in_its_page(log: &Log) -> bool {
+    const PAGE: u64 = 4096;
+    u64::from(log.place.block_bytes) >= PAGE && log.offset_of(0).is_some_and(|offset| offset.is_multiple_of(PAGE))
+}
+
+fn is_on_storage_still(log: &Log, marked: &Marked) -> io::Result<bool> {
+    let Some(offset) = log.offset_of(0) else { return Ok(false) };
+    let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+    log.journal.file.read_exact_at(&mut raw, offset)?;
+    Ok(raw[..] == marked.bytes[..])
+}
+
+/// Writes a mark to storage, and flushes.
+pub(crate) fn write_mark_bytes(log: &Log, mark: &[u8]) -> io::Result<()> {
+    write_superblock_bytes(log, mark)?;
+    DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, mark.len() as u64);
+    log.journal.file.sync_data()
+}
+
+fn write_superblock_bytes(log: &Log, mark: &[u8]) -> io::Result<()> {
+    // Only the superblock itself: the rest of its block is not ours to change.
+    log.journal.file.write_all_at(mark, log.place_of(0)?)
+}
+
+impl Log {
+    /// The guest is about to close the log, or to write something else in its place: nobody writes the mark any more, and what
+    /// the guest wrote home is durable on return, since the superblock that goes to storage now says that no log is needed.
+    pub(crate) fn close_durably(&self) -> io::Result<()> {
+        self.take_mark();
+        if self.set_closed() {
+            self.home.file.sync_data()?;
+            self.home.set_dirty();
+            self.journal.set_dirty();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,317 @@
+//! The table: what the journal superblock *on storage* says of its log, and what that means to whoever holds the log.
+//!
+//! Every reader of these 1,024 bytes asks here. First the superblock by itself ([`Stored::read`]); the first row that fits counts:
+//!
+//! | row | superblock | `s_start` | `s_errno` | server's mark | memory's mark | says |
+//! |---|---|---|---|---|---|---|
+//! | 1 | none | | | begins with its magic number | | [`Says::Damaged`] |
+//! | 2 | none | | | | | [`Says::NoJournal`] |
+//! | 3 | whole | not 0 | | | | [`Says::Live`] |
+//! | 4 | whole | 0 | not 0 | | whole, of this `s_sequence` | [`Says::Held`], [`Says::Dropped`] |
+//! | 5 | whole | 0 | | not zeros, and the superblock's checksum is wrong | | [`Says::Damaged`] |
+//! | 6 | whole | 0 | 0 | not zeros | | [`Says::Stale`] |
+//! | 7 | whole | 0 | not 0 | not zeros, not whole | | [`Says::Damaged`] |
+//! | 8 | whole | 0 | not 0 | whole, of another `s_sequence` | | [`Says::Stale`] |
+//! | 9 | whole | 0 | not 0 | whole, of this `s_sequence` | | [`Says::Remote`] |
+//! | 10 | whole | 0 | 0 | zeros | | [`Says::Empty`] |
+//! | 11 | whole | 0 | not 0 | zeros | | [`Says::Error`] |
+//!
+//! Why row 4 stands before those of the server: the mark of memory lies where the lineage of a server's logs does
+//! ([`crate::remote`]), which is written with every mark of a server. A whole mark of memory is therefore the later one.
+//!
+//! A log in a region of NVM has no mark of its own kind: storage says *error* (row 11), and the region knows the very bytes.
+//!
+//! Then what it means to somebody who holds a log of this journal: [`HeldBooks::judge`] (memory) and [`RegionBooks::judge`]
+//! (a region), each with a table of its own.
+//!
+//! What this module must never do: take what cannot be read for an empty log.
+
+use crate::log::Log;
+use crate::mark::{self, MarkKind};
+use crate::remote::{MarkPlace, RemoteMark, mark_place};
+use jbd2::{Features, Superblock, SuperblockError};
+use journal_area::{Opening, Tail};
+use std::io;
+
+/// The error number of a mark: EIO, negative as jbd2 stores it.
+pub(crate) const MARK_ERRNO: i32 = -5;
+
+/// What a journal superblock says of its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Says {
+    /// There is no journal superblock.
+    NoJournal(SuperblockError),
+    /// The log is empty, and no error happened: nothing is owed.
+    Empty,
+    /// The log is in its own place, and begins there.
+    Live(Tail),
+    /// The log is held in memory: which opening of it.
+    Held(Opening),
+    /// The log was dropped (placement `discard`): what was committed is lost.
+    Dropped(Opening),
+    /// The log is on a journal server.
+    Remote(RemoteMark),
+    /// The log is empty and an error happened: a region of NVM has it, an earlier amberlog held it, or its guest's kernel gave up.
+    Error,
+    /// The log was on a server, but the file system was used or repaired since by something that does not know of that.
+    Stale,
+    /// Something is there that cannot be read: where the live log is is not known.
+    Damaged,
+}
+
+/// What is live of a log may be somewhere else than in its own place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elsewhere;
+
+/// The journal superblock on storage, and what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Its fields, if it is one.
+    pub superblock: Option<Superblock>,
+    /// What it says of the log.
+    pub says: Says,
+}
+
+impl Stored {
+    /// Reads the table of this module.
+    pub fn read(raw: &[u8]) -> Self {
+        match Superblock::decode(raw) {
+            Ok(superblock) => Stored { superblock: Some(superblock), says: says(raw, &superblock) },
+            // Garbage all over is no journal, and the guest is told so by its own kernel; a mark in what was one is
+            // another matter.
+            Err(error) => {
+                let is_torn = mark_place(raw, None) == MarkPlace::Damaged;
+                Stored { superblock: None, says: if is_torn { Says::Damaged } else { Says::NoJournal(error) } }
+            }
+        }
+    }
+
+    /// Where the log begins in its own place; nothing if it is empty there.
+    ///
+    /// # Errors
+    /// Where it may be elsewhere, or where nothing can be said.
+    pub fn live_from(&self) -> Result<Option<Tail>, Elsewhere> {
+        match (self.says, self.superblock) {
+            (Says::Live(tail), _) => Ok(Some(tail)),
+            (Says::Empty, _) => Ok(None),
+            // The error number tells: whoever used it since has cleared that.
+            (Says::Stale, Some(superblock)) if superblock.errno == 0 => Ok(None),
+            _ => Err(Elsewhere),
+        }
+    }
+}
+
+/// What storage says of a log.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn of(log: &Log) -> io::Result<Stored> {
+    let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+    log.journal.file.read_exact_at(&mut raw, log.place_of(0)?)?;
+    Ok(Stored::read(&raw))
+}
+
+fn says(raw: &[u8], superblock: &Superblock) -> Says {
+    if !superblock.is_empty() {
+        return Says::Live(Tail { position: superblock.start, sequence: superblock.sequence });
+    }
+    let has_error = superblock.errno != 0;
+    if has_error {
+        match mark::of_this_sequence(raw, superblock) {
+            Some((MarkKind::Held, opening)) => return Says::Held(opening),
+            Some((MarkKind::Dropped, opening)) => return Says::Dropped(opening),
+            None => {}
+        }
+    }
+    let mark = mark_place(raw, Some(superblock));
+    let has_checksum = superblock.features.has(Features::CSUM_V2 | Features::CSUM_V3);
+    match mark {
+        MarkPlace::Zeros if has_error => Says::Error,
+        MarkPlace::Zeros => Says::Empty,
+        _ if has_checksum && superblock.checksum != superblock.checksum_computed => Says::Damaged,
+        // Marks come with an error number; it takes a mount or an fsck to clear that.
+        _ if !has_error => Says::Stale,
+        MarkPlace::Damaged => Says::Damaged,
+        MarkPlace::OtherSequence => Says::Stale,
+        MarkPlace::Whole(mark) => Says::Remote(mark),
+    }
+}
+
+/// What is known of a log that is held in memory, to be compared with storage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldBooks<'a> {
+    /// Its superblock, as the guest wrote it last.
+    pub superblock: Superblock,
+    /// The same in bytes.
+    pub raw: &'a [u8],
+    /// The openings that storage may have: the one that was meant, and the one before. Nothing in tables of an earlier amberlog.
+    pub openings: Option<[Opening; 2]>,
+    /// Where it begins.
+    pub tail: Option<Tail>,
+    /// Where it was handed over to storage, if it was.
+    pub handed_over: Option<Tail>,
+    /// It has to be written to its own place, for the guest's own kernel.
+    pub is_materialise: bool,
+    /// Blocks of the log.
+    pub log_blocks: u32,
+}
+
+/// What storage means to a log that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is as it was when the log was opened: what is held belongs onto this disk.
+    Marked,
+    /// It is an empty journal without the mark. Either a recovery was cut off after its last write, and there is nothing
+    /// left to do; or the image was used without us since, and the held log must never land on it (rule 3 of
+    /// ARCHITECTURE.md).
+    Emptied,
+    /// It is live, and begins where the held log ends: that was being handed over to storage, where all of it is.
+    HandedOver,
+}
+
+/// Why what is held does not belong onto a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    NoJournal(SuperblockError),
+    OtherJournal,
+    OlderCopy,
+    OtherOpening,
+    UsedSince,
+}
+
+impl Why {
+    /// The sentence that an operator reads.
+    pub fn sentence(self) -> String {
+        match self {
+            Why::NoJournal(error) => return error.to_string(),
+            Why::OtherJournal => "it has another journal than the one that is held (the UUIDs differ)",
+            Why::OlderCopy => {
+                "it is an older copy of what was served (restored, or copied while its VM ran): blocks that went home \
+                 since then are neither in it nor held"
+            }
+            Why::OtherOpening => {
+                "its journal was opened another time than the one that is held (it is an older or a newer copy)"
+            }
+            Why::UsedSince => "its journal has been used since (it does not carry amberlog's mark)",
+        }
+        .to_owned()
+    }
+}
+
+impl HeldBooks<'_> {
+    /// What storage means to the held log. The first row that fits counts:
+    ///
+    /// | row | storage | verdict |
+    /// |---|---|---|
+    /// | 1 | no journal superblock | refused |
+    /// | 2 | another UUID | refused |
+    /// | 3 | held, dropped, or an error; the books know openings; the mark is not one of them | refused: an older copy if the number is ours |
+    /// | 4 | an error without a mark; the books know openings; it is not the guest's own | refused |
+    /// | 5 | empty log, with the mark's error number or the guest's own, and not on a server | marked |
+    /// | 6 | the held superblock itself, of a log to be materialised | marked: it was cut off at its last step |
+    /// | 7 | empty without an error, at most a log's length past the held tail | emptied |
+    /// | 8 | live from where the log was handed over | handed over |
+    /// | 9 | anything else | refused: used since |
+    ///
+    /// # Errors
+    /// Why what is held does not belong there.
+    pub fn judge(&self, raw: &[u8]) -> Result<Verdict, Why> {
+        let stored = Stored::read(raw);
+        let superblock = match (stored.superblock, Superblock::decode(raw)) {
+            (Some(superblock), _) | (None, Ok(superblock)) => superblock,
+            (None, Err(error)) => return Err(Why::NoJournal(error)),
+        };
+        if superblock.uuid != self.superblock.uuid {
+            return Err(Why::OtherJournal);
+        }
+        let is_empty_with_error = superblock.is_empty() && superblock.errno != 0;
+        if let (Some(openings), true) = (self.openings, is_empty_with_error) {
+            match stored.says {
+                Says::Held(opening) if openings.contains(&opening) => {}
+                Says::Held(opening) if opening.number == openings[0].number => return Err(Why::OlderCopy),
+                // An error of the guest's own, before the mark was written.
+                Says::Error | Says::Stale | Says::Damaged if self.superblock.errno == superblock.errno => {}
+                _ => return Err(Why::OtherOpening),
+            }
+        }
+        let is_guests_own = self.superblock.errno != 0 && superblock.errno == self.superblock.errno;
+        let is_on_server = matches!(stored.says, Says::Remote(_));
+        let is_marked = superblock.is_empty() && !is_on_server && (superblock.errno == MARK_ERRNO || is_guests_own);
+        // Materialising that was cut off at its last step left the held superblock itself.
+        let is_materialised = self.is_materialise && self.raw.get(..raw.len()) == Some(raw);
+        if is_marked || is_materialised {
+            return Ok(Verdict::Marked);
+        }
+        // A recovery that was cut off after it had emptied the journal left a sequence number past every held transaction.
+        let tail = self.tail.map_or(self.superblock.sequence, |tail| tail.sequence);
+        let is_emptied = superblock.is_empty()
+            && superblock.errno == 0
+            && jbd2::sequence::is_at_or_after(superblock.sequence, tail)
+            && superblock.sequence.wrapping_sub(tail) <= self.log_blocks;
+        match stored.says {
+            _ if is_emptied => Ok(Verdict::Emptied),
+            Says::Live(tail) if self.handed_over == Some(tail) => Ok(Verdict::HandedOver),
+            _ => Err(Why::UsedSince),
+        }
+    }
+}
+
+/// What a region of NVM knows of the log that it has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegionBooks {
+    /// The journal's UUID.
+    pub journal: [u8; 16],
+    /// CRC-32C of the superblock that storage carries while the region has the log.
+    pub mark_checksum: u32,
+    /// Whether it holds a block that is not at home.
+    pub owes: bool,
+    /// The last transaction in it.
+    pub sequence: u32,
+}
+
+/// What storage means to a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegionVerdict {
+    /// It is as it was made when the log was opened: the region's blocks belong onto this disk.
+    Marked,
+    /// The region holds nothing that is not at home.
+    OwesNothing,
+    /// It is as a recovery from this region leaves it.
+    Emptied,
+    /// It is another journal.
+    OtherJournal,
+    /// It was used since.
+    OtherEpoch,
+}
+
+impl RegionBooks {
+    /// What storage means to the region. The first row that fits counts:
+    ///
+    /// | row | storage | verdict |
+    /// |---|---|---|
+    /// | 1 | the very superblock that was written when the region got the log | marked |
+    /// | 2 | anything, and the region holds nothing that is not at home | owes nothing |
+    /// | 3 | another UUID | other journal |
+    /// | 4 | empty without an error, two past the region's last transaction | emptied: a recovery was cut off after its last write |
+    /// | 5 | anything else | other epoch |
+    pub fn judge(&self, raw: &[u8], superblock: &Superblock) -> RegionVerdict {
+        let is_its = superblock.uuid == self.journal;
+        if is_its && crc32c::crc32c(raw) == self.mark_checksum {
+            return RegionVerdict::Marked;
+        }
+        if !self.owes {
+            return RegionVerdict::OwesNothing;
+        }
+        if !is_its {
+            return RegionVerdict::OtherJournal;
+        }
+        let is_emptied = matches!(Stored::read(raw).live_from(), Ok(None));
+        if is_emptied && superblock.sequence == self.sequence.wrapping_add(2) {
+            return RegionVerdict::Emptied;
+        }
+        RegionVerdict::OtherEpoch
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,330 @@
+//! The tables, row by row: every combination of what decides is made, and each has to fall into the row that the table names.
+
+use super::*;
+use crate::mark::{MarkKind, marked};
+use jbd2::SuperblockEdit;
+
+const SEQUENCE: u32 = 77;
+const OPENING: Opening = Opening { number: *b"sixteen numbers.", count: 5 };
+const SERVER: RemoteMark = RemoteMark { epoch: 9, nonce: [3; 16] };
+const CHECKSUM_AT: usize = 0xfc;
+const SERVERS_MARK: std::ops::Range<usize> = 0xc0..0xe8;
+const MEMORYS_MARK: std::ops::Range<usize> = 0x80..0xac;
+
+/// A journal superblock of an empty log, with checksums of its own or without.
+fn superblock(has_checksum: bool) -> Vec<u8> {
+    let mut block = vec![0u8; 4096];
+    for (at, value) in [(0, 0xc03b_3998u32), (4, 4), (0xc, 4096), (0x10, 1024), (0x14, 1), (0x18, SEQUENCE)] {
+        block[at..at + 4].copy_from_slice(&value.to_be_bytes());
+    }
+    block[0x30..0x40].copy_from_slice(&[7; 16]);
+    if has_checksum {
+        block[0x28..0x2c].copy_from_slice(&Features::CSUM_V3.to_be_bytes());
+        block[0x50] = 4;
+    }
+    SuperblockEdit::new(&mut block).expect("a superblock").seal();
+    block
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Servers {
+    Zeros,
+    Torn,
+    OtherSequence,
+    Whole,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memorys {
+    None,
+    Torn,
+    OtherSequence,
+    Held,
+    Dropped,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    is_superblock: bool,
+    has_checksum: bool,
+    is_checksum_right: bool,
+    start: u32,
+    errno: i32,
+    servers: Servers,
+    memorys: Memorys,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for bits in 0..8 {
+        for start in [0, 1, 500] {
+            for errno in [0, MARK_ERRNO, -30] {
+                for servers in [Servers::Zeros, Servers::Torn, Servers::OtherSequence, Servers::Whole] {
+                    for memorys in
+                        [Memorys::None, Memorys::Torn, Memorys::OtherSequence, Memorys::Held, Memorys::Dropped]
+                    {
+                        cases.push(Case {
+                            is_superblock: bits & 1 == 0,
+                            has_checksum: bits & 2 != 0,
+                            is_checksum_right: bits & 4 == 0,
+                            start,
+                            errno,
+                            servers,
+                            memorys,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// The mark of memory, and of a server, as they lie in a superblock of this sequence.
+fn marks(sequence: u32, kind: MarkKind) -> (Vec<u8>, Vec<u8>) {
+    let mut block = superblock(false);
+    SuperblockEdit::new(&mut block).expect("a superblock").sequence(sequence).seal();
+    let memorys = marked(&block, kind, &OPENING).expect("a superblock")[MEMORYS_MARK].to_vec();
+    let servers = SERVER.write_into(&block).expect("a superblock")[SERVERS_MARK].to_vec();
+    (memorys, servers)
+}
+
+impl Case {
+    fn raw(&self) -> Vec<u8> {
+        let mut block = superblock(self.has_checksum);
+        let sequence = |is_other: bool| if is_other { SEQUENCE - 1 } else { SEQUENCE };
+        if self.servers != Servers::Zeros {
+            let (_, mark) = marks(sequence(self.servers == Servers::OtherSequence), MarkKind::Held);
+            block[SERVERS_MARK].copy_from_slice(&mark);
+            if self.servers == Servers::Torn {
+                block[SERVERS_MARK.start + 20] ^= 0xff;
+            }
+        }
+        if self.memorys != Memorys::None {
+            let kind = if self.memorys == Memorys::Dropped { MarkKind::Dropped } else { MarkKind::Held };
+            let (mark, _) = marks(sequence(self.memorys == Memorys::OtherSequence), kind);
+            block[MEMORYS_MARK].copy_from_slice(&mark);
+            if self.memorys == Memorys::Torn {
+                block[MEMORYS_MARK.start + 20] ^= 0xff;
+            }
+        }
+        SuperblockEdit::new(&mut block).expect("a superblock").start(self.start).errno(self.errno).seal();
+        if !self.is_checksum_right {
+            block[CHECKSUM_AT] ^= 0xff;
+        }
+        if !self.is_superblock {
+            block[0] ^= 0xff;
+        }
+        block
+    }
+
+    /// The table, written down a second time.
+    fn row(&self) -> (u32, fn(&Says) -> bool) {
+        let is_checksum_wrong = self.has_checksum && !self.is_checksum_right;
+        let has_servers = self.servers != Servers::Zeros;
+        match (self.is_superblock, self.start, self.errno) {
+            (false, ..) if has_servers => (1, |says| *says == Says::Damaged),
+            (false, ..) => (2, |says| matches!(says, Says::NoJournal(SuperblockError::Magic))),
+            (true, 1, _) => (3, |says| *says == Says::Live(Tail { position: 1, sequence: SEQUENCE })),
+            (true, 500, _) => (3, |says| *says == Says::Live(Tail { position: 500, sequence: SEQUENCE })),
+            (true, _, errno) if errno != 0 && self.memorys == Memorys::Held => (4, |says| *says == Says::Held(OPENING)),
+            (true, _, errno) if errno != 0 && self.memorys == Memorys::Dropped => {
+                (4, |says| *says == Says::Dropped(OPENING))
+            }
+            _ if has_servers && is_checksum_wrong => (5, |says| *says == Says::Damaged),
+            (true, _, 0) if has_servers => (6, |says| *says == Says::Stale),
+            _ if self.servers == Servers::Torn => (7, |says| *says == Says::Damaged),
+            _ if self.servers == Servers::OtherSequence => (8, |says| *says == Says::Stale),
+            _ if has_servers => (9, |says| *says == Says::Remote(SERVER)),
+            (true, _, 0) => (10, |says| *says == Says::Empty),
+            _ => (11, |says| *says == Says::Error),
+        }
+    }
+}
+
+#[test]
+fn every_combination_falls_into_its_row() {
+    let mut rows = std::collections::BTreeMap::<u32, u32>::new();
+    for case in cases() {
+        let stored = Stored::read(&case.raw());
+        let (row, is_right) = case.row();
+        assert!(is_right(&stored.says), "row {row}: {case:?} gave {stored:?}");
+        assert_eq!(stored.superblock.is_some(), case.is_superblock, "{case:?}");
+        // What follows from it: somebody who has nothing of the log may take it as it is there only where nothing else may.
+        let may_go_on = stored.live_from();
+        match row {
+            3 => assert!(matches!(may_go_on, Ok(Some(_))), "{case:?}"),
+            6 | 10 => assert_eq!(may_go_on, Ok(None), "{case:?}"),
+            _ => assert_eq!(may_go_on, Err(Elsewhere), "{case:?}"),
+        }
+        *rows.entry(row).or_default() += 1;
+    }
+    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=11).collect::<Vec<_>>(), "{rows:?}");
+}
+
+#[test]
+fn what_is_cut_short_is_no_journal() {
+    let block = superblock(true);
+    for len in [0, 12, 0x80, 0xc0, 0xe7, 1023] {
+        assert!(matches!(Stored::read(&block[..len]).says, Says::NoJournal(SuperblockError::Short(_))), "{len} bytes");
+    }
+}
+
+/// A file system was on a server, was repaired (which clears the error and keeps sequence and padding), and is held in memory then.
+#[test]
+fn a_mark_that_a_server_left_does_not_come_back_with_ours() {
+    let served = SERVER.write_into(&superblock(true)).expect("a superblock");
+    let mut repaired = served.clone();
+    SuperblockEdit::new(&mut repaired).expect("a superblock").errno(0).seal();
+    assert_eq!(Stored::read(&repaired).says, Says::Stale);
+    let held = marked(&repaired, MarkKind::Held, &OPENING).expect("a superblock");
+    assert_eq!(Stored::read(&held).says, Says::Held(OPENING));
+    assert_eq!(
+        RemoteMark::read(&held),
+        crate::remote::MarkFound::None,
+        "what the server has is older than the file system"
+    );
+    // A kernel and e2fsck keep the padding: not even without the mark of memory does the server's count again.
+    let mut damaged = held.clone();
+    damaged[MEMORYS_MARK.start] ^= 1;
+    SuperblockEdit::new(&mut damaged).expect("a superblock").seal();
+    assert_eq!(Stored::read(&damaged).says, Says::Error);
+    let in_region = crate::nvm::mark_of(&repaired).expect("a superblock");
+    assert_eq!(Stored::read(&in_region).says, Says::Error);
+}
+
+fn books(raw: &[u8]) -> HeldBooks<'_> {
+    HeldBooks {
+        superblock: Superblock::decode(raw).expect("a superblock"),
+        raw,
+        openings: Some([OPENING, Opening { count: OPENING.count - 1, ..OPENING }]),
+        tail: Some(Tail { position: 30, sequence: SEQUENCE + 20 }),
+        handed_over: None,
+        is_materialise: false,
+        log_blocks: 1024,
+    }
+}
+
+fn edited(raw: &[u8], edit: impl FnOnce(&mut SuperblockEdit<'_>)) -> Vec<u8> {
+    let mut block = raw.to_vec();
+    edit(&mut SuperblockEdit::new(&mut block).expect("a superblock"));
+    SuperblockEdit::new(&mut block).expect("a superblock").seal();
+    block
+}
+
+#[test]
+fn storage_is_judged_by_what_is_held() {
+    let before = superblock(true);
+    let guests = edited(&before, |edit| {
+        edit.start(1);
+    });
+    let books = books(&guests);
+    let with_mark = |opening: Opening| marked(&before, MarkKind::Held, &opening).expect("a superblock");
+    let plain = edited(&before, |edit| {
+        edit.errno(MARK_ERRNO);
+    });
+    let open = |sequence: u32| {
+        edited(&before, |edit| {
+            edit.sequence(sequence);
+        })
+    };
+    // Row 1 and 2.
+    let mut none = before.clone();
+    none[0] = 0;
+    assert_eq!(books.judge(&none), Err(Why::NoJournal(SuperblockError::Magic)));
+    let mut other = before.clone();
+    other[0x30] = 8;
+    assert_eq!(books.judge(&other), Err(Why::OtherJournal));
+    // Row 3: which opening it is.
+    for (opening, verdict) in [
+        (OPENING, Ok(Verdict::Marked)),
+        (Opening { count: OPENING.count - 1, ..OPENING }, Ok(Verdict::Marked)),
+        (Opening { count: OPENING.count - 2, ..OPENING }, Err(Why::OlderCopy)),
+        (Opening { count: OPENING.count + 1, ..OPENING }, Err(Why::OlderCopy)),
+        (Opening { number: [1; 16], ..OPENING }, Err(Why::OtherOpening)),
+    ] {
+        assert_eq!(books.judge(&with_mark(opening)), verdict, "{opening:?}");
+        // Tables of an earlier amberlog do not know.
+        assert_eq!(
+            HeldBooks { openings: None, ..books }.judge(&with_mark(opening)),
+            Ok(Verdict::Marked),
+            "{opening:?}"
+        );
+    }
+    let dropped = marked(&before, MarkKind::Dropped, &OPENING).expect("a superblock");
+    assert_eq!(books.judge(&dropped), Err(Why::OtherOpening));
+    // Row 4 and 5: an error without a mark is the guest's own, or it is none of ours.
+    assert_eq!(books.judge(&plain), Err(Why::OtherOpening));
+    assert_eq!(HeldBooks { openings: None, ..books }.judge(&plain), Ok(Verdict::Marked));
+    let with_error = edited(&guests, |edit| {
+        edit.errno(-30);
+    });
+    let its_own = HeldBooks { superblock: Superblock::decode(&with_error).expect("a superblock"), ..books };
+    let on_storage = edited(&before, |edit| {
+        edit.errno(-30);
+    });
+    assert_eq!(its_own.judge(&on_storage), Ok(Verdict::Marked));
+    assert_eq!(its_own.judge(&plain), Err(Why::OtherOpening));
+    // On a server since: never ours, whatever is known of openings.
+    let served = SERVER.write_into(&before).expect("a superblock");
+    assert_eq!(books.judge(&served), Err(Why::OtherOpening));
+    assert_eq!(HeldBooks { openings: None, ..books }.judge(&served), Err(Why::UsedSince));
+    // Row 6.
+    let at_last_step = HeldBooks { is_materialise: true, ..books };
+    assert_eq!(at_last_step.judge(&guests), Ok(Verdict::Marked));
+    assert_eq!(books.judge(&guests), Err(Why::UsedSince));
+    // Row 7: from the held tail to a log's length past it.
+    let tail = SEQUENCE + 20;
+    for (sequence, verdict) in [
+        (tail - 1, Err(Why::UsedSince)),
+        (tail, Ok(Verdict::Emptied)),
+        (tail + 1024, Ok(Verdict::Emptied)),
+        (tail + 1025, Err(Why::UsedSince)),
+    ] {
+        assert_eq!(books.judge(&open(sequence)), verdict, "an empty log at {sequence}");
+    }
+    // Row 8 and 9.
+    let live = edited(&before, |edit| {
+        edit.start(40).sequence(tail + 3);
+    });
+    assert_eq!(books.judge(&live), Err(Why::UsedSince));
+    for (cursor, verdict) in [
+        (Tail { position: 40, sequence: tail + 3 }, Ok(Verdict::HandedOver)),
+        (Tail { position: 41, sequence: tail + 3 }, Err(Why::UsedSince)),
+        (Tail { position: 40, sequence: tail + 2 }, Err(Why::UsedSince)),
+    ] {
+        assert_eq!(HeldBooks { handed_over: Some(cursor), ..books }.judge(&live), verdict, "{cursor:?}");
+    }
+}
+
+#[test]
+fn storage_is_judged_by_what_a_region_has() {
+    let before = superblock(true);
+    let mark = crate::nvm::mark_of(&before).expect("a superblock");
+    let books = RegionBooks { journal: [7; 16], mark_checksum: crc32c::crc32c(&mark), owes: true, sequence: 90 };
+    let judge = |books: &RegionBooks, raw: &[u8]| {
+        let raw = &raw[..jbd2::SUPERBLOCK_BYTES];
+        books.judge(raw, &Superblock::decode(raw).expect("a superblock"))
+    };
+    let emptied = |sequence: u32, errno: i32| {
+        edited(&before, |edit| {
+            edit.sequence(sequence).errno(errno);
+        })
+    };
+    let mut other = before.clone();
+    other[0x30] = 8;
+    assert_eq!(judge(&books, &mark), RegionVerdict::Marked);
+    for raw in [&before, &other, &emptied(92, 0), &emptied(92, -5)] {
+        let nothing = RegionBooks { owes: false, ..books };
+        assert_eq!(judge(&nothing, raw), RegionVerdict::OwesNothing);
+    }
+    assert_eq!(judge(&books, &other), RegionVerdict::OtherJournal);
+    assert_eq!(judge(&books, &emptied(92, 0)), RegionVerdict::Emptied);
+    for raw in [&emptied(91, 0), &emptied(93, 0), &emptied(92, -5), &before] {
+        assert_eq!(judge(&books, raw), RegionVerdict::OtherEpoch);
+    }
+    let live = edited(&before, |edit| {
+        edit.start(1).sequence(92);
+    });
+    assert_eq!(judge(&books, &live), RegionVerdict::OtherEpoch);
+}

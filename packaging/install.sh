@@ -1,0 +1,76 @@
+#!/bin/sh
+# install.sh PROGRAMS PREFIX [DESTDIR]: installs what was built. 'make install PREFIX=' calls it, and so do the packages.
+# PROGRAMS is the directory that cargo wrote to (target/release). Nothing is enabled, and no configuration is overwritten.
+set -eu
+programs=$1
+prefix=$2
+root=${3:-}
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "install: $*" >&2
+    exit 1
+}
+
+case "$prefix" in
+    /*) ;;
+    *) fail "PREFIX is an absolute path, not '$prefix'" ;;
+esac
+for file in amberlog amberlog-lab amberlog-journal-server libamberlog_vmm_shim.so; do
+    [ -f "$programs/$file" ] || fail "$programs/$file is not there; run 'cargo build --release' first"
+done
+
+# What is not a program goes where the system looks for it, and that is below the prefix only for /usr/local and the like.
+etc=/etc
+[ "$prefix" = /usr ] || etc=$prefix/etc
+documents=$(mktemp -d)
+trap 'rm -rf "$documents"' EXIT
+
+for program in amberlog amberlog-lab amberlog-journal-server; do
+    install -D -m 755 "$programs/$program" "$root$prefix/bin/$program"
+    "$programs/$program" documents "$documents"
+done
+install -D -m 644 "$programs/libamberlog_vmm_shim.so" "$root$prefix/lib/amberlog/libamberlog_vmm_shim.so"
+
+for page in "$documents"/man1/*.1; do
+    install -D -m 644 "$page" "$root$prefix/share/man/man1/$(basename "$page")"
+done
+for file in "$documents"/bash/*; do
+    install -D -m 644 "$file" "$root$prefix/share/bash-completion/completions/$(basename "$file")"
+done
+for file in "$documents"/zsh/*; do
+    install -D -m 644 "$file" "$root$prefix/share/zsh/vendor-completions/$(basename "$file")"
+done
+for file in "$documents"/fish/*; do
+    install -D -m 644 "$file" "$root$prefix/share/fish/vendor_completions.d/$(basename "$file")"
+done
+
+for unit in amberlog.service amberlog-journal-server.service; do
+    install -d "$root$prefix/lib/systemd/system"
+    sed "s|/usr/bin/amberlog|$prefix/bin/amberlog|; s|/usr/share/doc/|$prefix/share/doc/|" "packaging/$unit" \
+        >"$root$prefix/lib/systemd/system/$unit"
+    chmod 644 "$root$prefix/lib/systemd/system/$unit"
+done
+install -D -m 644 packaging/sysusers.d/amberlog.conf "$root$prefix/lib/sysusers.d/amberlog.conf"
+install -D -m 644 packaging/tmpfiles.d/amberlog.conf "$root$prefix/lib/tmpfiles.d/amberlog.conf"
+install -D -m 644 packaging/udev/70-amberlog.rules "$root$prefix/lib/udev/rules.d/70-amberlog.rules"
+
+documentation=$root$prefix/share/doc/amberlog
+install -D -m 644 README.md "$documentation/README.md"
+install -D -m 644 ARCHITECTURE.md "$documentation/ARCHITECTURE.md"
+install -D -m 644 CHANGELOG.md "$documentation/CHANGELOG.md"
+for page in docs/*.md docs/status.schema.json; do
+    install -D -m 644 "$page" "$documentation/docs/$(basename "$page")"
+done
+for directory in amberlog.service.d apparmor libvirt prometheus grafana; do
+    for file in packaging/"$directory"/*; do
+        mode=644
+        [ ! -x "$file" ] || mode=755
+        install -D -m $mode "$file" "$documentation/$directory/$(basename "$file")"
+    done
+done
+
+if [ ! -e "$root$etc/amberlog/amberlog.toml" ]; then
+    install -D -m 644 packaging/amberlog.toml "$root$etc/amberlog/amberlog.toml"
+fi
+echo "installed in $root$prefix"

@@ -1,0 +1,136 @@
+#!/bin/sh
+# Tries the Debian packages: test-packages.sh PROGRAMS PACKAGES [--quick]. 'make packages-test' calls it.
+#
+# lintian judges them. Then, unless it is to be quick (or nobody here is root), they are installed into a Debian of its own, used,
+# upgraded while the daemon runs, removed and purged; what a package may not do is looked for after each.
+set -eu
+programs=$1
+packages=$(cd "$2" && pwd)
+quick=${3:-}
+cd "$(dirname "$0")/.."
+
+step() {
+    echo "packages: $*"
+}
+fail() {
+    echo "packages: $*" >&2
+    exit 1
+}
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+for package in amberlog amberlog-lab amberlog-journal-server; do
+    [ -f "$packages/${package}_${version}_amd64.deb" ] || fail "$packages has no ${package}_${version}_amd64.deb"
+done
+
+step "lintian"
+# Tags that are not overridden by name fail it, down to those that are only information.
+lintian --display-info --fail-on error,warning,info --tag-display-limit 0 --allow-root "$packages"/*_"$version"_amd64.deb ||
+    fail "lintian finds fault with them"
+
+step "what is in them"
+contents() {
+    dpkg-deb -c "$packages/$1_${version}_amd64.deb" | awk '{ print $6 }'
+}
+for file in ./usr/bin/amberlog ./usr/lib/amberlog/libamberlog_vmm_shim.so ./lib/systemd/system/amberlog.service \
+    ./usr/lib/sysusers.d/amberlog.conf ./usr/lib/tmpfiles.d/amberlog.conf ./lib/udev/rules.d/70-amberlog.rules \
+    ./etc/amberlog/amberlog.toml ./usr/share/man/man1/amberlog.1.gz ./usr/share/man/man1/amberlog-run.1.gz \
+    ./usr/share/bash-completion/completions/amberlog ./usr/share/zsh/vendor-completions/_amberlog \
+    ./usr/share/fish/vendor_completions.d/amberlog.fish ./usr/share/doc/amberlog/apparmor/libvirt-qemu; do
+    contents amberlog | grep -qxF "$file" || fail "the package amberlog has no $file"
+done
+contents amberlog-lab | grep -qxF ./usr/share/man/man1/amberlog-lab.1.gz || fail "the package amberlog-lab has no manual page"
+[ "$(for package in amberlog amberlog-lab amberlog-journal-server; do contents $package; done | grep -v '/$' | sort | uniq -d)" = "" ] ||
+    fail "two packages have the same file"
+
+if [ "$quick" = --quick ] || [ "$(id -u)" != 0 ]; then
+    step "good (not installed: that takes root and no --quick)"
+    exit 0
+fi
+
+step "a Debian of its own"
+root=$(mktemp -d /var/tmp/amberlog-packages.XXXXXX)
+mounted=""
+end() {
+    [ -z "$mounted" ] || { umount "$root/proc" "$root/dev/shm" 2>/dev/null || true; }
+    rm -rf --one-file-system "$root"
+}
+trap end EXIT
+mmdebstrap --quiet --variant=minbase --include=systemd,procps,e2fsprogs,man-db,bash-completion bookworm "$root" 2>"$packages/debian.log" ||
+    fail "mmdebstrap failed; $packages/debian.log says why"
+mount -t proc proc "$root/proc"
+mkdir -p "$root/dev/shm"
+mount -t tmpfs -o mode=1777,size=64m tmpfs "$root/dev/shm"
+mounted=yes
+inside() {
+    chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"
+}
+before=$(inside dpkg-query -f '${Package}\n' -W | sort)
+files() {
+    (cd "$root" && find . -xdev \( -path ./proc -o -path ./dev -o -path ./var/lib/dpkg -o -path ./var/cache -o -path ./var/log -o -path ./root \
+        -o -path ./etc/ld.so.cache -o -path ./tmp \) -prune -o -print | sort)
+}
+files >"$packages/files.before"
+
+step "installed"
+mkdir "$root/root/packages"
+cp "$packages"/*_"$version"_amd64.deb "$root/root/packages"
+inside sh -c 'dpkg -i /root/packages/*.deb' >"$packages/install.log" 2>&1 || fail "dpkg -i failed; $packages/install.log says why"
+inside getent passwd amberlog | grep -q ':/usr/sbin/nologin$' || fail "there is no user amberlog"
+inside amberlog --version | grep -qx "amberlog $version" || fail "the program does not start"
+inside amberlog serve --check >/dev/null || fail "the default configuration is not good"
+inside amberlog-lab list >/dev/null || fail "amberlog-lab does not start"
+inside amberlog lab list >/dev/null || fail "amberlog does not find amberlog-lab"
+inside amberlog-journal-server --version >/dev/null || fail "amberlog-journal-server does not start"
+inside man -w amberlog-serve >/dev/null || fail "there is no manual page amberlog-serve(1)"
+inside bash -c '. /usr/share/bash-completion/bash_completion; _load_comp() { _completion_loader amberlog || true; complete -p amberlog; }; _load_comp' |
+    grep -q _amberlog || fail "bash does not complete amberlog's commands"
+said=$(inside systemd-analyze verify --man=no /lib/systemd/system/amberlog.service 2>&1 || true)
+[ -z "$said" ] || fail "systemd finds fault with the unit: $said"
+
+step "used: the image in the guest's stead is replayed by hand, and a daemon serves it"
+inside sh -c 'mkdir -p /srv && truncate -s 64M /srv/a.img && mkfs.ext4 -q /srv/a.img && chown amberlog /srv/a.img'
+inside amberlog recover --disk /srv/a.img | grep -q 'clean' || fail "recover does not work"
+printf '\n[[vm]]\nname = "db"\ndisks = ["/srv/a.img"]\n' >>"$root/etc/amberlog/amberlog.toml"
+mkdir -p "$root/run/amberlog"
+inside chown amberlog: /run/amberlog
+chroot "$root" setpriv --reuid amberlog --regid amberlog --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs \
+    amberlog serve 2>"$packages/daemon.log" &
+daemon=$!
+tries=0
+until inside amberlog status db 2>/dev/null | grep -q waiting; do
+    tries=$((tries + 1))
+    [ $tries -lt 100 ] || { cat "$packages/daemon.log" >&2; fail "the daemon does not serve the VM"; }
+    sleep 0.1
+done
+
+step "upgraded while the daemon runs"
+packaging/build-deb.sh "$programs" "$packages/next" "$version+next" >/dev/null
+cp "$packages"/next/*.deb "$root/root/packages"
+inside sh -c 'dpkg -i /root/packages/*+next_amd64.deb' >"$packages/upgrade.log" 2>&1 || fail "the upgrade failed; $packages/upgrade.log says why"
+[ "$(inside dpkg-query -f '${Version}' -W amberlog)" = "$version+next" ] || fail "it was not upgraded"
+grep -q 'name = "db"' "$root/etc/amberlog/amberlog.toml" || fail "the upgrade has overwritten the configuration"
+kill -0 $daemon 2>/dev/null && inside amberlog status db | grep -q waiting || fail "the upgrade has ended the daemon"
+
+step "removed and purged"
+# A VM that runs keeps the package: played by a daemon's answer.
+mv "$root/usr/bin/amberlog" "$root/usr/bin/amberlog.real"
+printf '#!/bin/sh\nprintf %s\n' "'  \"state\": \"running\",\\n'" >"$root/usr/bin/amberlog"
+chmod 755 "$root/usr/bin/amberlog"
+if inside dpkg -r amberlog >"$packages/refused.log" 2>&1; then fail "it was removed under a running VM"; fi
+grep -q '1 VMs run on disks that amberlog serves' "$packages/refused.log" || fail "the refusal does not say why: see $packages/refused.log"
+mv "$root/usr/bin/amberlog.real" "$root/usr/bin/amberlog"
+kill $daemon
+wait $daemon || true
+mkdir "$root/dev/shm/amberlog/vm-owed"
+inside dpkg -r amberlog amberlog-lab amberlog-journal-server >"$packages/remove.log" 2>&1 || fail "dpkg -r failed; $packages/remove.log says why"
+[ -f "$root/etc/amberlog/amberlog.toml" ] || fail "removing has taken the configuration along"
+inside dpkg -P amberlog amberlog-lab amberlog-journal-server >"$packages/purge.log" 2>&1 || fail "dpkg -P failed; $packages/purge.log says why"
+[ -d "$root/dev/shm/amberlog/vm-owed" ] || fail "purging has removed what a guest is owed"
+grep -q 'may hold what guests' "$packages/purge.log" || fail "purging does not say that something was left"
+rm -rf "$root/srv/a.img" "$root/run/amberlog" "$root/run/systemd"
+files >"$packages/files.after"
+# systemd keeps users for good, and its own state.
+left=$(comm -13 "$packages/files.before" "$packages/files.after" | grep -vE '^\./(var/lib/systemd|run/|etc/(\.pwd\.lock|(passwd|group|shadow|gshadow)-?)$)' || true)
+[ -z "$left" ] || fail "left behind: $left"
+[ "$(inside dpkg-query -f '${Package}\n' -W | sort)" = "$before" ] || fail "packages are left"
+step "good"
