@@ -36,6 +36,8 @@ pub(crate) enum RingError {
     Head(u16),
     #[error("descriptor chain {0} cannot be answered: {1}")]
     Chain(u16, ChainError),
+    #[error("descriptor chain {0} cannot be answered: {1}")]
+    NoRoom(u16, guest_memory::Error),
 }
 
 /// A ring as the VMM configured it.
@@ -50,6 +52,9 @@ pub(crate) struct Ring {
     pub(crate) enabled: bool,
     /// It said something impossible and is not looked at before its next start.
     pub(crate) broken: bool,
+    /// A page of it holds a committed block that there is no memory to copy to: nothing is written to the ring, and nothing taken
+    /// from it, before there is.
+    pub(crate) is_in_the_way: bool,
     /// There while the ring is started.
     pub(crate) running: Option<RunningRing>,
     /// Counts starts, so that what belongs to an earlier one is told apart.
@@ -180,10 +185,8 @@ impl RunningRing {
     }
 
     /// Asks for the pages that are written here, in case they were retained before the guest made a ring of them.
-    pub(crate) fn prepare_writes(&self) {
-        for part in &self.parts {
-            self.table.prepare_write(part);
-        }
+    pub(crate) fn prepare_writes(&self) -> Result<(), guest_memory::Error> {
+        self.parts.iter().try_for_each(|part| self.table.prepare_write(part))
     }
 
     /// Where the driver's next available entry is: the answer to GET_VRING_BASE.

@@ -5,10 +5,13 @@ mod common;
 use block_device::{CacheMode, Image, ImageKind, ImageOptions};
 use common::{MIB, Place, disk, open, pattern, rig, start};
 use guest_memory::{CopyOnWrite, PageId, VmMemory};
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use test_frontend::{FrontEndOptions, STATUS_IO_ERROR, STATUS_OK, Transfer};
 
 /// A mounted file system or attached device, taken down when dropped.
@@ -239,18 +242,27 @@ fn parts_of_4096_byte_blocks_are_read_and_written() {
 }
 
 /// Notes which pages it was asked for, and what they held.
+#[derive(Default)]
 struct Asked {
+    /// There is no memory to copy a page to.
+    is_full: AtomicBool,
+    refused: Mutex<BTreeSet<u32>>,
     memory: std::sync::Weak<VmMemory>,
     pages: Mutex<Vec<(PageId, Vec<u8>)>>,
 }
 
 impl CopyOnWrite for Asked {
-    fn copy_out(&self, page: PageId) {
+    fn copy_out(&self, page: PageId) -> bool {
+        if self.is_full.load(Ordering::SeqCst) {
+            self.refused.lock().unwrap().insert(page.0);
+            return false;
+        }
         let memory = self.memory.upgrade().unwrap();
         let mut content = vec![0; 4096];
         memory.page(page).unwrap().copy_out(0, &mut content);
         memory.set_retained(page, false);
         self.pages.lock().unwrap().push((page, content));
+        true
     }
 }
 
@@ -260,7 +272,7 @@ fn retained_pages_are_asked_for_before_they_are_written() {
         let place = Place::new(8 * MIB);
         std::fs::write(place.image(), pattern(0, 8 * MIB as usize, 7)).unwrap();
         let memory = VmMemory::new();
-        let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), pages: Mutex::default() });
+        let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), ..Asked::default() });
         memory.set_copy_on_write(Arc::clone(&asked) as Arc<dyn CopyOnWrite>);
         let config = block_device::DeviceConfig::new("asked", place.socket(), open(&place.image(), cache));
         let route = Box::new(block_route::PlainRoute);
@@ -290,6 +302,142 @@ fn retained_pages_are_asked_for_before_they_are_written() {
         assert_eq!(asked.pages.lock().unwrap().len(), before);
         drop(disk);
         device.stop().unwrap();
+    }
+}
+
+impl Asked {
+    /// Waits until the device has asked for all of these pages, in vain.
+    fn wait_refused(&self, pages: &[u32]) {
+        let deadline = Instant::now() + test_frontend::ANSWER_TIMEOUT;
+        while !pages.iter().all(|page| self.refused.lock().unwrap().contains(page)) {
+            assert!(Instant::now() < deadline, "asked for {:?} of {pages:?}", self.refused.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// While there is no memory to copy a retained page to, nothing of the device's is written to it: not what was read, not the
+/// serial number, not a status byte, not the ring. Whoever wants that waits, others go on, and when there is room all is done.
+#[test]
+fn what_cannot_be_copied_out_is_not_written_over() {
+    for (cache, unaligned) in [(CacheMode::Auto, 0), (CacheMode::Auto, 7), (CacheMode::Buffered, 0)] {
+        let place = Place::new(8 * MIB);
+        std::fs::write(place.image(), pattern(0, 8 * MIB as usize, 7)).unwrap();
+        let memory = VmMemory::new();
+        let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), ..Asked::default() });
+        memory.set_copy_on_write(Arc::clone(&asked) as Arc<dyn CopyOnWrite>);
+        let config = block_device::DeviceConfig::new("full", place.socket(), open(&place.image(), cache));
+        let route = Box::new(block_route::PlainRoute);
+        let device = block_device::Device::start(config, route, Arc::clone(&memory), Arc::new(())).unwrap();
+        let options = FrontEndOptions { queues: 2, ..FrontEndOptions::default() };
+        let mut disk = disk(&place, options);
+        assert_eq!(disk.flush().unwrap(), STATUS_OK);
+        let data = disk.front_end.ram.take(16 * 4096, 4096);
+        disk.front_end.ram.write(data, &[0xcc; 16 * 4096]);
+        let first = (data / 4096) as u32;
+        (first..first + 16).for_each(|page| memory.set_retained(PageId(page), true));
+        asked.is_full.store(true, Ordering::SeqCst);
+
+        let reads = vec![(data + unaligned, 4096)];
+        disk.submit(0, 0, &Transfer::Read(reads)).unwrap();
+        disk.submit(0, 0, &Transfer::Identity(vec![(data + 10 * 4096, 20)])).unwrap();
+        disk.kick(0).unwrap();
+        asked.wait_refused(&[first, first + 10]);
+        // Others are served meanwhile, and those who wait are asked for again.
+        asked.refused.lock().unwrap().clear();
+        let other = disk.front_end.ram.take(4096, 4096);
+        assert_eq!(disk.request_on(1, 64, &Transfer::Read(vec![(other, 4096)])).unwrap().status, STATUS_OK);
+        asked.wait_refused(&[first, first + 10]);
+        assert!(disk.answers(0).unwrap().is_empty(), "{cache:?}: answered without room");
+        assert!(disk.front_end.ram.read(data, 16 * 4096).iter().all(|byte| *byte == 0xcc), "{cache:?}: written over");
+
+        asked.is_full.store(false, Ordering::SeqCst);
+        assert!(disk.wait_all(0).unwrap().iter().all(|answer| answer.status == STATUS_OK));
+        assert!(asked.pages.lock().unwrap().iter().all(|(_, content)| content.iter().all(|byte| *byte == 0xcc)));
+        assert!(disk.front_end.ram.read(data + unaligned, 4096) == pattern(0, 4096, 7), "{cache:?}");
+
+        // The rings themselves: the guest has made them of such pages, and starts the device.
+        let bases = disk.front_end.stop().unwrap();
+        let layouts: Vec<_> = disk.front_end.queues.iter().map(|queue| queue.layout()).collect();
+        let rings: Vec<u32> = layouts.iter().map(|layout| (layout.used / 4096) as u32).collect();
+        rings.iter().for_each(|page| memory.set_retained(PageId(*page), true));
+        asked.is_full.store(true, Ordering::SeqCst);
+        disk.front_end.start_with_bases(&bases).unwrap();
+        asked.wait_refused(&rings);
+        let before: Vec<_> = rings.iter().map(|page| disk.front_end.ram.read(u64::from(*page) * 4096, 4096)).collect();
+        disk.submit(0, 64, &Transfer::Read(vec![(other, 4096)])).unwrap();
+        disk.kick(0).unwrap();
+        asked.refused.lock().unwrap().clear();
+        asked.wait_refused(&rings);
+        asked.refused.lock().unwrap().clear();
+        asked.wait_refused(&rings);
+        assert!(disk.answers(0).unwrap().is_empty(), "{cache:?}: a ring is written without room");
+        let used = |page: &u32, layout: &test_frontend::QueueLayout| {
+            let bytes = disk.front_end.ram.read(u64::from(*page) * 4096, 4096);
+            bytes[(layout.used % 4096) as usize..].to_vec()
+        };
+        for ((page, before), layout) in rings.iter().zip(&before).zip(&layouts) {
+            assert!(
+                used(page, layout) == before[(layout.used % 4096) as usize..],
+                "{cache:?}: a used ring was written"
+            );
+        }
+        asked.is_full.store(false, Ordering::SeqCst);
+        assert!(disk.wait_all(0).unwrap().iter().all(|answer| answer.status == STATUS_OK));
+        drop(disk);
+        device.stop().unwrap();
+    }
+}
+
+/// A page that was free when a request was begun, and is not when it ends, is left alone: the request fails, and a status that
+/// cannot be written ends the ring.
+#[test]
+fn a_page_that_is_taken_while_a_request_is_under_way_is_left_alone() {
+    let place = Place::new(8 * MIB);
+    std::fs::write(place.image(), pattern(0, 8 * MIB as usize, 7)).unwrap();
+    let memory = VmMemory::new();
+    let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), ..Asked::default() });
+    memory.set_copy_on_write(Arc::clone(&asked) as Arc<dyn CopyOnWrite>);
+    let config = block_device::DeviceConfig::new("taken", place.socket(), open(&place.image(), CacheMode::Auto));
+    // As a guest would that writes a page to its journal while it reads into it.
+    let route = Box::new(TakesPages { asked: Arc::clone(&asked), memory: Arc::clone(&memory) });
+    let device = block_device::Device::start(config, route, Arc::clone(&memory), Arc::new(())).unwrap();
+    let mut disk = disk(&place, FrontEndOptions::default());
+    let data = disk.front_end.ram.take(4096, 4096);
+    disk.front_end.ram.write(data, &[0xcc; 4096]);
+    assert_eq!(disk.request(0, &Transfer::Read(vec![(data, 4096)])).unwrap(), STATUS_IO_ERROR);
+    assert!(disk.front_end.ram.read(data, 4096).iter().all(|byte| *byte == 0xcc), "written over");
+    drop(disk);
+    device.stop().unwrap();
+}
+
+/// Has the pages of each read hold something committed once the read is under way, and no room.
+struct TakesPages {
+    asked: Arc<Asked>,
+    memory: Arc<VmMemory>,
+}
+
+impl block_route::Route for TakesPages {
+    fn started(&mut self, start: block_route::Start, memory: &Arc<guest_memory::MemoryTable>) -> std::io::Result<()> {
+        block_route::PlainRoute.started(start, memory)
+    }
+
+    fn end_of_pass(&mut self, plan: &mut block_route::Plan) {
+        block_route::PlainRoute.end_of_pass(plan);
+    }
+
+    fn disk_done(&mut self, ticket: block_route::Ticket, result: std::io::Result<()>, plan: &mut block_route::Plan) {
+        block_route::PlainRoute.disk_done(ticket, result, plan);
+    }
+
+    fn route(&mut self, request: &block_route::Request<'_>, plan: &mut block_route::Plan) {
+        if request.kind == block_route::RequestKind::Read {
+            for page in request.segments.iter().flat_map(|segment| segment.pages()) {
+                self.memory.set_retained(PageId(page), true);
+            }
+            self.asked.is_full.store(true, Ordering::SeqCst);
+        }
+        block_route::PlainRoute.route(request, plan);
     }
 }
 

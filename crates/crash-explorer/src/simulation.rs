@@ -489,7 +489,7 @@ impl<'r> Simulation<'r> {
                         let looks = self.begin_looks();
                         for buffer in &operation.buffers {
                             if let Buffer::Slice(slice) = buffer {
-                                self.table.prepare_write(slice);
+                                self.table.prepare_write(slice).expect("there is room for copies");
                             }
                         }
                         self.end_looks(looks, None)?;

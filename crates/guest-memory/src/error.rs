@@ -27,6 +27,14 @@ pub enum Error {
         /// Length in bytes.
         len: u64,
     },
+    /// A page holds committed content, and there is no memory to copy that to before the page is written.
+    #[error(
+        "guest page {page} holds a committed block, and there is no memory to copy it to: make room in the tmpfs of the memory area"
+    )]
+    Retained {
+        /// The page's number within its VM.
+        page: u32,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     System {

@@ -89,7 +89,19 @@ impl HostFile {
     /// ENOSPC when tmpfs is full.
     pub fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(offset, len);
+        if self.is_simulated_full() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
         Ok(rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, offset, len)?)
+    }
+
+    /// Whether a simulation says that there is no room, not even where it was reserved before. Never so outside of one.
+    pub fn is_simulated_full(&self) -> bool {
+        #[cfg(feature = "simulate")]
+        let is_full = simulated_room::is_full();
+        #[cfg(not(feature = "simulate"))]
+        let is_full = false;
+        is_full
     }
 
     /// Gives a range back to the host; it reads as zeros and must be reserved again before it is touched.
@@ -161,6 +173,25 @@ impl HostFile {
             "range {offset}+{len} outside a file of {} bytes",
             self.len
         );
+    }
+}
+
+/// For simulations: a tmpfs that is full.
+#[cfg(feature = "simulate")]
+pub mod simulated_room {
+    use std::cell::Cell;
+
+    thread_local! {
+        static FULL: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// From now on this thread finds no room in a [`HostFile`](super::HostFile), or does again.
+    pub fn set_full(full: bool) {
+        FULL.set(full);
+    }
+
+    pub(super) fn is_full() -> bool {
+        FULL.get()
     }
 }
 

@@ -29,7 +29,7 @@ pub use error::Error;
 pub use handover::{HandoverSocket, SHIM_SOCKET_VARIABLE};
 pub use host_file::HostFile;
 #[cfg(feature = "simulate")]
-pub use host_file::simulated_kill;
+pub use host_file::{simulated_kill, simulated_room};
 pub use map::{MemoryTable, RegionDescriptor, VmMemory};
 pub use protect::{CopyOnWrite, Protection};
 pub use region_set::RegionSet;

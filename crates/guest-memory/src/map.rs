@@ -483,15 +483,19 @@ impl MemoryTable {
 
     /// Must be called before this process writes to guest memory (read data, status bytes, and what the kernel writes
     /// for it): a retained page in the way is copied out first.
-    pub fn prepare_write(&self, slice: &MemorySlice) {
+    ///
+    /// # Errors
+    /// [`Error::Retained`] when there is no memory to copy one to. Nothing may be written then: what is committed is there and
+    /// nowhere else. The page is let go as soon as there is room, so whoever can wait asks again.
+    pub fn prepare_write(&self, slice: &MemorySlice) -> Result<(), Error> {
         for page in slice.pages() {
             let page = PageId(page);
-            if self.vm.is_retained(page)
-                && let Some(handler) = self.vm.copy_on_write()
-            {
-                handler.copy_out(page);
+            let is_free = !self.vm.is_retained(page) || self.vm.copy_on_write().is_some_and(|area| area.copy_out(page));
+            if !is_free {
+                return Err(Error::Retained { page: page.0 });
             }
         }
+        Ok(())
     }
 }
 
@@ -526,5 +530,31 @@ mod tests {
         memory.keep_to_directory(&inside);
         let reason = why_not(&memory, named(inside.join("c")));
         assert!(reason.contains("handed over"), "its file is no reason: {reason}");
+    }
+
+    /// The VMM takes memory away and puts other memory in its place: what was told of the one does not hold for the other.
+    #[test]
+    fn other_memory_at_the_same_address_is_not_the_same() {
+        let memory = VmMemory::new();
+        let size = 4 * PAGE_BYTES as u64;
+        let region = |gpa: u64, file: &File| RegionDescriptor {
+            gpa,
+            size,
+            user_addr: (1 << 40) + gpa,
+            file: file.try_clone().expect("a descriptor"),
+            file_offset: 0,
+        };
+        let files = [(); 3].map(|()| tempfile::tempfile().expect("a file"));
+        files.iter().for_each(|file| file.set_len(size).expect("room"));
+        let [first, second, other] = &files;
+        let before = memory.map(vec![region(0, first), region(1 << 30, second)]).expect("mapped");
+        let mut told = RegionSet::default();
+        before.slices_in(1 << 30, PAGE_BYTES, &mut Vec::new(), &mut told).expect("inside");
+        let same = memory.map(vec![region(1 << 20, other), region(1 << 30, second)]).expect("mapped");
+        assert!(before.carried_over(told, &same).is_some());
+        let replaced = memory.map(vec![region(0, first), region(1 << 30, other)]).expect("mapped");
+        assert!(before.carried_over(told, &replaced).is_none(), "other memory, equally large");
+        let gone = memory.map(vec![region(0, first)]).expect("mapped");
+        assert!(before.carried_over(told, &gone).is_none());
     }
 }

@@ -14,8 +14,13 @@ use std::sync::{Arc, OnceLock, RwLock, Weak};
 /// Who keeps the content of a retained page when it is about to change: the VM's journal area.
 pub trait CopyOnWrite: Send + Sync {
     /// Copies the committed content of `page` out if it is retained, and lets the page go ([`VmMemory::unprotect`]),
-    /// retained or not. On return the page may be written.
-    fn copy_out(&self, page: PageId);
+    /// retained or not. With true the page may be written. False when there is no memory to copy to: the page is let go when
+    /// there is, and must not be written before.
+    #[must_use]
+    fn copy_out(&self, page: PageId) -> bool;
+
+    /// Tries the pages again for which there was no memory: somebody else may have made room.
+    fn try_again(&self) {}
 }
 
 /// Whether pages can be protected.
@@ -276,11 +281,30 @@ impl VmMemory {
     /// # Panics
     /// If the page is still protected after the journal area has answered the fault, or is not of this VM.
     pub fn simulated_guest_write(&self, page: PageId, offset: usize, bytes: &[u8]) {
+        assert!(self.simulated_guest_tries(page, offset, bytes), "page {page:?} was not let go");
+    }
+
+    /// Tries again, as the thread that answers faults does now and then, the pages for which there was no memory.
+    ///
+    /// # Panics
+    /// If there is no journal area.
+    pub fn simulated_try_again(&self) {
+        self.copy_on_write().expect("a journal area").try_again();
+    }
+
+    /// The same, where there may be no memory to copy the page to: false, with nothing written, when the guest has to wait.
+    ///
+    /// # Panics
+    /// If the page is still protected after the journal area has let it go, or is not of this VM.
+    pub fn simulated_guest_tries(&self, page: PageId, offset: usize, bytes: &[u8]) -> bool {
         if self.simulated_is_protected(page) {
-            self.copy_on_write().expect("a journal area").copy_out(page);
+            if !self.copy_on_write().expect("a journal area").copy_out(page) {
+                return false;
+            }
             assert!(!self.simulated_is_protected(page), "page {page:?} was not let go");
         }
         self.page(page).expect("a page of this VM").copy_in(offset, bytes);
+        true
     }
 }
 
@@ -310,6 +334,9 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
             if revents.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
                 return;
             }
+            if let Some(handler) = vm.copy_on_write() {
+                handler.try_again();
+            }
             continue;
         }
         addresses.clear();
@@ -326,7 +353,8 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
                 continue;
             };
             match vm.copy_on_write() {
-                Some(handler) => handler.copy_out(page),
+                // Whoever there was no memory for waits, and is woken with the page.
+                Some(handler) => drop(handler.copy_out(page)),
                 None => {
                     vm.unprotect(&[page]);
                 }

@@ -46,6 +46,15 @@ pub struct Owed {
     pub materialise: bool,
 }
 
+/// What a log has to give back under [`JournalArea::under_pressure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// Copied blocks: there are too many of them.
+    Copies,
+    /// Retained pages, too: somebody waits to write to one, and there is no memory to copy it to.
+    Pages,
+}
+
 /// Called when the area wants blocks written home: memory is short.
 pub type Waker = Box<dyn Fn() + Send + Sync>;
 
@@ -121,7 +130,13 @@ impl Inner {
                     jcb.copy_page_out(pages, position, page)
                 });
                 if !copied {
-                    self.starved.push(page);
+                    // The page's content is nowhere else: whoever wants to write to it waits.
+                    if !self.starved.contains(&page) {
+                        log::error!(
+                            "no memory to copy a protected page to; its writer waits until blocks are written home"
+                        );
+                        self.starved.push(page);
+                    }
                     return false;
                 }
             }
@@ -438,11 +453,21 @@ impl JournalArea {
         self.lock().budget_bytes += bytes;
     }
 
-    /// The log that has to give memory back, if tables and copies take more than the budget or somebody waits for
-    /// memory: the largest one that owes copied blocks.
-    pub fn under_pressure(&self) -> Option<LogId> {
+    /// The log that has to give memory back, and what of it. If somebody waits to write to a retained page, the log that the
+    /// page belongs to: with nothing copied, only a write home of the page itself lets it go. If tables and copies take more
+    /// than the budget, the largest log that owes copied blocks.
+    pub fn under_pressure(&self) -> Option<(LogId, Pressure)> {
         let mut inner = self.lock();
-        if inner.starved.is_empty() && inner.memory_bytes() <= inner.budget_bytes {
+        inner.feed_starved();
+        if let Some(page) = inner.starved.first().copied() {
+            let owner = inner.logs.iter().position(|entry| {
+                entry.as_ref().is_some_and(|(jcb, files)| !files.is_leaving && jcb.position_of_page(page).is_some())
+            });
+            if let Some(owner) = owner {
+                return Some((LogId(owner), Pressure::Pages));
+            }
+        }
+        if inner.memory_bytes() <= inner.budget_bytes {
             return None;
         }
         let largest = inner
@@ -454,7 +479,7 @@ impl JournalArea {
                 Some((jcb.pool.used_bytes(), index))
             })
             .max()?;
-        (largest.0 > 0).then_some(LogId(largest.1))
+        (largest.0 > 0).then_some((LogId(largest.1), Pressure::Copies))
     }
 
     /// Whether the host is writing blocks of a log home.
@@ -559,11 +584,22 @@ impl JournalArea {
 struct AreaCopyOnWrite(std::sync::Weak<JournalArea>);
 
 impl CopyOnWrite for AreaCopyOnWrite {
-    fn copy_out(&self, page: PageId) {
+    fn copy_out(&self, page: PageId) -> bool {
+        // Without an area nothing is held.
+        let Some(area) = self.0.upgrade() else { return true };
+        let is_free = area.lock().copy_out(page);
+        if !is_free {
+            area.wake();
+        }
+        is_free
+    }
+
+    fn try_again(&self) {
         let Some(area) = self.0.upgrade() else { return };
-        let fed = area.lock().copy_out(page);
-        if !fed {
-            log::error!("no memory to copy a protected page to; its writer waits until blocks are written home");
+        let mut inner = area.lock();
+        inner.feed_starved();
+        if !inner.starved.is_empty() {
+            drop(inner);
             area.wake();
         }
     }

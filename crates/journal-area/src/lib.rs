@@ -36,7 +36,7 @@ mod table;
 mod tail;
 mod taking;
 
-pub use area::{JournalArea, LogId, Owed, Waker};
+pub use area::{JournalArea, LogId, Owed, Pressure, Waker};
 pub use commit::{Accepted, Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};

@@ -57,6 +57,9 @@ impl Slab {
     }
 
     fn take(&mut self, file: &HostFile) -> Option<u32> {
+        if file.is_simulated_full() {
+            return None;
+        }
         loop {
             let chunk = match self.candidates.last() {
                 Some(chunk) => *chunk as usize,

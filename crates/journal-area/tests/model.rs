@@ -4,11 +4,14 @@
 //! this one were killed there. This is rule 2 of ARCHITECTURE.md, and with it its rules
 //! 1 and 3.
 
-use guest_memory::{HostFile, MemorySlice, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_kill};
+use guest_memory::{
+    HostFile, MemorySlice, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_kill, simulated_room,
+};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Source, SuperblockEffect,
+    Content, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Pressure, Source,
+    SuperblockEffect,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -113,6 +116,8 @@ struct Guest {
     open: bool,
     /// A commit block came before all that it commits.
     is_partial: bool,
+    /// There is no memory for another copied page.
+    is_full: bool,
     directory: tempfile::TempDir,
 }
 
@@ -169,6 +174,7 @@ impl Guest {
             serial: 0,
             open: false,
             is_partial: false,
+            is_full: false,
             directory,
         }
     }
@@ -239,7 +245,27 @@ impl Guest {
     }
 
     fn scribble(&mut self, page: PageId, offset: usize, bytes: &[u8]) {
-        self.step(|guest| guest.memory.simulated_guest_write(page, offset, bytes));
+        simulated_room::set_full(self.is_full);
+        while !self.step(|guest| guest.memory.simulated_guest_tries(page, offset, bytes)) {
+            // The guest waits for memory to copy the page to, and so does amberlog with what it wants to write there. The
+            // content stays, and blocks go home until the page is let go: nobody waits for ever.
+            self.compare();
+            assert!(self.is_full, "there is room for every page");
+            assert_eq!(self.area.under_pressure(), Some((self.log, Pressure::Pages)));
+            self.host_writes(3);
+            if self.in_flight.is_empty() {
+                // What the host must not write home: room has to come from elsewhere.
+                simulated_room::set_full(false);
+                assert_eq!(
+                    self.step(|guest| guest.area.under_pressure()),
+                    None,
+                    "somebody waits although there is room"
+                );
+                assert!(!self.memory.simulated_is_protected(page), "there is room, and page {page:?} is not let go");
+            }
+            self.end_all();
+        }
+        simulated_room::set_full(false);
     }
 
     /// The next page that a kernel could reclaim: it caches nothing that is not home, and is not on its way there.
@@ -607,6 +633,8 @@ enum Step {
     },
     HostWrites(usize),
     Scribble(u32),
+    /// From now on there is no memory for another copied page, or there is again.
+    Full(bool),
     /// Of the oldest so many transactions.
     Checkpoint(usize),
     Crash(Vec<u64>, End),
@@ -629,6 +657,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(index, ok, late)| Step::EndHome { index, ok, late }),
         2 => (1usize..4).prop_map(Step::HostWrites),
         2 => (0..PAGES / 4).prop_map(Step::Scribble),
+        1 => any::<bool>().prop_map(Step::Full),
         2 => prop_oneof![1 => 1..4usize, 1 => Just(usize::MAX)].prop_map(Step::Checkpoint),
     ];
     let crash = prop_oneof![Just(End::NoCommit), Just(End::Damaged)];
@@ -655,6 +684,7 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
             Step::HostWrites(count) => guest.host_writes(*count),
             // A wild write: the block that the page caches, if any, is now dirty.
             Step::Scribble(page) => guest.scribble(PageId(*page), 100, b"wild"),
+            Step::Full(is_full) => guest.is_full = *is_full,
             Step::Checkpoint(count) => guest.checkpoint(*count),
             Step::Crash(blocks, end) => {
                 blocks.iter().for_each(|block| guest.modify(*block, false, false));

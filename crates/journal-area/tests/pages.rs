@@ -1,10 +1,10 @@
 //! Which guest pages are retained, and what lets go of them: never one that amberlog itself writes to past the protection,
 //! and none for two blocks; by a write home of this very version only.
 
-use guest_memory::{PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
+use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_room};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
-use journal_area::{Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, SuperblockEffect};
+use journal_area::{Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect};
 use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
@@ -13,6 +13,7 @@ const LOG_BLOCKS: u32 = 64;
 
 struct Rig {
     memory: Arc<VmMemory>,
+    table: MemoryTable,
     area: Arc<JournalArea>,
     log: LogId,
     superblock: SuperblockBuilder,
@@ -29,7 +30,7 @@ impl Rig {
         ram.set_len(size).expect("a length");
         let memory = VmMemory::new();
         let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
-        memory.map(vec![region]).expect("mapped");
+        let table = memory.map(vec![region]).expect("mapped");
         memory.simulate_protection();
         let area = JournalArea::new(&memory, u64::MAX);
         let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
@@ -40,7 +41,7 @@ impl Rig {
         let raw = superblock.build();
         let (_, format) = Superblock::parse(&raw).expect("valid");
         assert_eq!(area.superblock_written(log, &raw).expect("held"), SuperblockEffect::Opened);
-        Rig { memory, area, log, superblock, builder: LogBuilder::new(format, 1, 1), _directory: directory }
+        Rig { memory, table, area, log, superblock, builder: LogBuilder::new(format, 1, 1), _directory: directory }
     }
 
     /// Commits blocks, each from a page. Returns their log blocks.
@@ -149,6 +150,74 @@ fn a_write_home_lets_go_of_the_version_that_it_carried() {
     assert_eq!(rig.area.owed(rig.log).blocks, 1, "the new version is still owed");
     assert!(rig.holds(again[0], 2));
     rig.area.check().expect("the books are right");
+}
+
+/// There is no memory to copy a retained page to: it is not let go and its content is not touched, whoever asks. The log that it
+/// belongs to has blocks written home for it, though nothing of it was ever copied, and then it is let go.
+#[test]
+fn a_page_that_cannot_be_copied_stays_until_it_is_home() {
+    let mut rig = Rig::new();
+    let (page, other) = (PageId(5), PageId(6));
+    rig.fill(page, 5);
+    rig.fill(other, 6);
+    let positions = rig.commit(&[(10, page), (11, other)]);
+    simulated_room::set_full(true);
+    let slice = rig.memory.page(page).expect("a page");
+    for _ in 0..2 {
+        // amberlog's own write, and the guest's.
+        let refused = rig.table.prepare_write(&slice).expect_err("there is no room");
+        assert!(refused.to_string().contains("no memory to copy it to"), "{refused}");
+        assert!(!rig.memory.simulated_guest_tries(page, 0, &[9; BLOCK]));
+    }
+    assert!(rig.holds(positions[0], 5) && rig.memory.is_retained(page) && rig.memory.simulated_is_protected(page));
+    assert_eq!(rig.area.under_pressure(), Some((rig.log, Pressure::Pages)));
+    let writes = rig.area.host_writes(rig.log, 8, false);
+    assert_eq!(writes.iter().map(|(_, write)| write.block).collect::<Vec<_>>(), [10, 11]);
+    for (operation, _) in writes {
+        rig.area.home_write_ended(rig.log, operation, true);
+    }
+    assert!(!rig.memory.is_retained(page) && !rig.memory.simulated_is_protected(page), "home, and let go");
+    assert_eq!(rig.area.under_pressure(), None);
+    rig.table.prepare_write(&slice).expect("nothing is in the way");
+    simulated_room::set_full(false);
+}
+
+/// The pages of a ring that the guest made of retained ones are let go when there is room, and not before.
+#[test]
+fn a_page_of_a_ring_waits_for_room() {
+    let mut rig = Rig::new();
+    let page = PageId(5);
+    rig.fill(page, 5);
+    let positions = rig.commit(&[(10, page)]);
+    simulated_room::set_full(true);
+    rig.area.set_excluded_pages([page].into());
+    assert!(rig.memory.is_retained(page) && rig.holds(positions[0], 5));
+    simulated_room::set_full(false);
+    // Whoever answers faults asks now and then.
+    rig.memory.simulated_try_again();
+    assert!(!rig.memory.is_retained(page) && !rig.memory.simulated_is_protected(page));
+    rig.memory.page(page).expect("a page").copy_in(0, &[9; BLOCK]);
+    assert!(rig.holds(positions[0], 5));
+}
+
+/// Somebody writes over a transaction of the live log: it and what comes after it count no more, and the host writes nothing home,
+/// because whoever does that is about to put something else in the file system's place.
+#[test]
+fn a_live_log_that_is_written_over_ends_there() {
+    let mut rig = Rig::new();
+    for (index, block) in [10, 11, 12].into_iter().enumerate() {
+        let page = PageId(index as u32);
+        rig.fill(page, block as u8);
+        rig.commit(&[(block, page)]);
+    }
+    assert_eq!(rig.area.owed(rig.log).blocks, 3);
+    let tail = rig.area.tail(rig.log).expect("a tail").position;
+    // A transaction of one block takes three log blocks: this is the second one's descriptor.
+    let content = Content::Bytes(vec![0x77; BLOCK]);
+    rig.area.hold(rig.log, &[LogWrite { position: tail + 3, content }]);
+    rig.area.check().expect("the books are right");
+    assert_eq!(rig.area.owed(rig.log).blocks, 1, "the first transaction counts");
+    assert!(rig.area.host_writes(rig.log, 8, false).is_empty(), "the host writes into what somebody else writes");
 }
 
 /// Bringing a log elsewhere takes I/O. Whoever does it has no lock meanwhile: its guest's writes to protected pages are answered, and

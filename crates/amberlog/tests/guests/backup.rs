@@ -84,7 +84,7 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     let image_now = std::fs::read(&image).unwrap();
     let mut changed = (0..image_now.len()).filter(|at| image_now[*at] != image_before[*at]);
     let first = changed.next();
-    let span = changed.last().zip(first).map_or(0, |(last, first)| last - first);
+    let span = changed.next_back().zip(first).map_or(0, |(last, first)| last - first);
     assert!(span < 1024, "{span} bytes of a frozen guest's disk have changed");
     let output = daemon.ask(&["thaw", "db"]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -31,7 +31,7 @@ pub(super) fn whole_blocks(
         transfer(image, &buffer, first, len, false)?;
         let part = buffer.slice().sub((start - first) as usize, count as usize);
         match operation.operation {
-            Operation::Read => copy_to(&operation.buffers, done as usize, &part, table),
+            Operation::Read => copy_to(&operation.buffers, done as usize, &part, table).map_err(io::Error::other)?,
             Operation::Write => copy_from(&operation.buffers, done as usize, &part),
             Operation::WriteZeroes { .. } => part.fill_zero(),
             Operation::Flush | Operation::Discard => return Ok(()),

@@ -255,9 +255,11 @@ impl Engine {
     fn push_transfer(&mut self, index: u32) {
         let alignment = self.place_alignment();
         let transfer = self.transfers[index as usize].as_mut().expect("the transfer is under way");
-        let entry = transfer.next_entry(self.table.as_deref(), &self.zeros, alignment, self.in_kernel > 1);
-        // SAFETY: the transfer (boxed) and the memory it names stay until its completion has been reaped.
-        unsafe { self.push(entry.user_data(TAG_TRANSFER << TAG_SHIFT | u64::from(index))) };
+        match transfer.next_entry(self.table.as_deref(), &self.zeros, alignment, self.in_kernel > 1) {
+            // SAFETY: the transfer (boxed) and the memory it names stay until its completion has been reaped.
+            Ok(entry) => unsafe { self.push(entry.user_data(TAG_TRANSFER << TAG_SHIFT | u64::from(index))) },
+            Err(error) => self.transfer_ended(index, Err(io::Error::other(error))),
+        }
     }
 
     /// SAFETY: what the entry points to must stay valid until its completion.
@@ -413,24 +415,26 @@ impl Engine {
         };
         match transfer.advance(result, self.table.as_deref(), alignment) {
             Progress::Again => self.push_transfer(index),
-            Progress::Done(result) => {
-                let transfer = self.transfers[index as usize].take().expect("it was there");
-                self.free.push(index);
-                self.in_kernel -= 1;
-                self.bounced_bytes -= transfer.bounce_len();
-                let time = transfer.began.elapsed();
-                let (operation, vectors) = transfer.into_parts();
-                if self.spare_vectors.len() < DEPTH_MAX {
-                    self.spare_vectors.push(vectors);
-                }
-                match operation.operation {
-                    Operation::Read => self.counters.latencies.storage_read.record(time),
-                    Operation::Write => self.counters.latencies.storage_write.record(time),
-                    _ => {}
-                }
-                self.finish(operation, result);
-            }
+            Progress::Done(result) => self.transfer_ended(index, result),
         }
+    }
+
+    fn transfer_ended(&mut self, index: u32, result: io::Result<()>) {
+        let transfer = self.transfers[index as usize].take().expect("the transfer is under way");
+        self.free.push(index);
+        self.in_kernel -= 1;
+        self.bounced_bytes -= transfer.bounce_len();
+        let time = transfer.began.elapsed();
+        let (operation, vectors) = transfer.into_parts();
+        if self.spare_vectors.len() < DEPTH_MAX {
+            self.spare_vectors.push(vectors);
+        }
+        match operation.operation {
+            Operation::Read => self.counters.latencies.storage_read.record(time),
+            Operation::Write => self.counters.latencies.storage_write.record(time),
+            _ => {}
+        }
+        self.finish(operation, result);
     }
 
     fn finish(&mut self, operation: DiskOperation, result: io::Result<()>) {

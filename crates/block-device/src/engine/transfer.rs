@@ -130,13 +130,16 @@ impl Transfer {
     /// The next submission. `table` is asked for every guest page that the kernel will write to.
     ///
     /// The caller must keep the transfer, and the memory its operation names, until the submission has completed.
+    ///
+    /// # Errors
+    /// A page of the guest's must not be written: the transfer ends here.
     pub(super) fn next_entry(
         &mut self,
         table: Option<&MemoryTable>,
         zeros: &AlignedBuffer,
         alignment_bytes: usize,
         others_under_way: bool,
-    ) -> squeue::Entry {
+    ) -> Result<squeue::Entry, guest_memory::Error> {
         let offset = self.operation.offset + self.done;
         match &self.way {
             Way::Straight => {
@@ -145,31 +148,31 @@ impl Transfer {
                 if read && self.done == 0 {
                     for buffer in &self.operation.buffers {
                         if let (Buffer::Slice(slice), Some(table)) = (buffer, table) {
-                            table.prepare_write(slice);
+                            table.prepare_write(slice)?;
                         }
                     }
                 }
                 let entry = self.entry_of_vectors(read, offset);
                 let cached = alignment_bytes == 1;
-                if cached && read && others_under_way && self.submitted >= ASYNC_BYTES_MIN {
+                Ok(if cached && read && others_under_way && self.submitted >= ASYNC_BYTES_MIN {
                     entry.flags(squeue::Flags::ASYNC)
                 } else {
                     entry
-                }
+                })
             }
             Way::Bounced(buffer) => {
                 let count = (self.left() as usize).min(buffer.len());
                 self.submitted = count;
-                if self.operation.operation == Operation::Read {
+                Ok(if self.operation.operation == Operation::Read {
                     opcode::Read::new(FILE, buffer.as_ptr(), count as u32).offset(offset).build()
                 } else {
                     copy_from(&self.operation.buffers, self.done as usize, &buffer.slice().sub(0, count));
                     opcode::Write::new(FILE, buffer.as_ptr(), count as u32).offset(offset).build()
-                }
+                })
             }
             Way::Allocate { mode } => {
                 self.submitted = 0;
-                opcode::Fallocate::new(FILE, self.left()).offset(offset).mode(*mode).build()
+                Ok(opcode::Fallocate::new(FILE, self.left()).offset(offset).mode(*mode).build())
             }
             Way::Zeros => {
                 self.vectors.clear();
@@ -181,7 +184,7 @@ impl Transfer {
                     self.submitted += count;
                     left -= count;
                 }
-                self.entry_of_vectors(false, offset)
+                Ok(self.entry_of_vectors(false, offset))
             }
         }
     }
@@ -250,8 +253,10 @@ impl Transfer {
         let mut count = (result as usize).min(self.submitted) as u64;
         if let Way::Bounced(buffer) = &self.way
             && self.operation.operation == Operation::Read
+            && let Err(error) =
+                copy_to(&self.operation.buffers, self.done as usize, &buffer.slice().sub(0, count as usize), table)
         {
-            copy_to(&self.operation.buffers, self.done as usize, &buffer.slice().sub(0, count as usize), table);
+            return Progress::Done(Err(std::io::Error::other(error)));
         }
         if self.done + count >= self.operation.len {
             return Progress::Done(Ok(()));
@@ -299,16 +304,25 @@ pub(super) fn copy_from(buffers: &[Buffer], start: usize, target: &MemorySlice) 
     });
 }
 
-/// Copies all of `source` into `buffers`, from `start` on.
-pub(super) fn copy_to(buffers: &[Buffer], start: usize, source: &MemorySlice, table: Option<&MemoryTable>) {
+/// Copies all of `source` into `buffers`, from `start` on, up to the first page that must not be written.
+pub(super) fn copy_to(
+    buffers: &[Buffer],
+    start: usize,
+    source: &MemorySlice,
+    table: Option<&MemoryTable>,
+) -> Result<(), guest_memory::Error> {
+    let mut result = Ok(());
     walk(buffers, start, source.len(), |buffer, at, done, part| {
         let Buffer::Slice(slice) = buffer else { return };
         let target = slice.sub(at, part);
-        if let Some(table) = table {
-            table.prepare_write(&target);
+        if let (Ok(()), Some(table)) = (&result, table) {
+            result = table.prepare_write(&target);
         }
-        copy(&source.sub(done, part), &target);
+        if result.is_ok() {
+            copy(&source.sub(done, part), &target);
+        }
     });
+    result
 }
 
 /// Copies between guest memory and a buffer of the daemon's own.

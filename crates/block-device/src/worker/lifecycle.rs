@@ -53,6 +53,8 @@ impl<R: Route + ?Sized> Worker<R> {
         self.engine.set_table(Arc::clone(&table));
         self.table = Some(table);
         self.tell_ring_pages();
+        self.prepare_rings();
+        self.refresh_lists();
     }
 
     pub(crate) fn set_ring_size(&mut self, index: u32, size: u32) -> Result<(), Refusal> {
@@ -149,9 +151,7 @@ impl<R: Route + ?Sized> Worker<R> {
         ring.kick = Some(kick);
         ring.running = Some(running);
         self.tell_ring_pages();
-        if let Some(running) = &self.rings[usize::from(index)].running {
-            running.prepare_writes();
-        }
+        self.prepare_rings();
         self.refresh_lists();
         Ok(())
     }
@@ -173,7 +173,7 @@ impl<R: Route + ?Sized> Worker<R> {
                 continue;
             }
             self.running.push(index as u16);
-            if (ring.enabled || always) && !ring.broken && ring.stop_waiter.is_none() {
+            if (ring.enabled || always) && !ring.broken && !ring.is_in_the_way && ring.stop_waiter.is_none() {
                 self.active.push(index as u16);
             }
         }

@@ -6,6 +6,7 @@
 mod lifecycle;
 mod mailbox;
 mod pass;
+mod patience;
 mod plan;
 
 pub(crate) use mailbox::{Mailbox, mailbox};
@@ -24,6 +25,7 @@ use crate::tracker::Tracker;
 use block_route::{Plan, Route, Start};
 use guest_memory::MemoryTable;
 use mailbox::MailboxReceiver;
+use patience::Patient;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -92,6 +94,8 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     flush_after: VecDeque<u32>,
     /// When the last pass began.
     pass_began: Instant,
+    /// Requests that wait until a page can be written to.
+    patient: Patient,
     log_limit: LogLimit,
     /// The guest was seen to use memory that nobody was told of, and that was said.
     missed_memory: bool,
@@ -147,6 +151,7 @@ impl<R: Route + ?Sized> Worker<R> {
             ranges: Vec::new(),
             flush_after: VecDeque::new(),
             pass_began: Instant::now(),
+            patient: Patient::default(),
             log_limit: LogLimit::default(),
             missed_memory: false,
             polling: Polling::new(polling_max),
@@ -167,6 +172,7 @@ impl<R: Route + ?Sized> Worker<R> {
         while !self.ended() {
             let mut busy = self.run_jobs();
             busy |= self.take_events();
+            busy |= self.try_patient_again();
             self.interrupt_guests();
             self.answer_stop_waiters();
             busy |= self.pass();
@@ -263,7 +269,7 @@ impl<R: Route + ?Sized> Worker<R> {
         let idle_since = Instant::now();
         // Only the guest's next request is polled for, which saves it the kick. Storage takes longer than a wake-up costs,
         // and what completes during a sleep is handled together.
-        let guest_alone = self.engine.pending() == 0;
+        let guest_alone = self.engine.pending() == 0 && !self.has_patient();
         if guest_alone && self.debt(idle_since).is_none() && self.poll(idle_since) {
             return;
         }
@@ -289,7 +295,7 @@ impl<R: Route + ?Sized> Worker<R> {
         if self.ended() {
             return;
         }
-        let waits = self.stopping > 0 || self.quit_deadline.is_some();
+        let waits = self.stopping > 0 || self.quit_deadline.is_some() || self.has_patient();
         let timeout = [waits.then_some(STOP_CHECK), debt].into_iter().flatten().min();
         self.engine.enter(true, timeout);
         if guest_alone {

@@ -74,7 +74,7 @@ impl<R: Route + ?Sized> Worker<R> {
         Ok(())
     }
 
-    fn take_request(&mut self, index: u16, head: u16) -> Result<(), RingError> {
+    pub(super) fn take_request(&mut self, index: u16, head: u16) -> Result<(), RingError> {
         let ring = &self.rings[usize::from(index)];
         let running = ring.running.as_ref().expect("the chain was taken from it");
         let indirect = self.features & bit(VIRTIO_RING_F_INDIRECT_DESC) != 0;
@@ -87,6 +87,12 @@ impl<R: Route + ?Sized> Worker<R> {
                 return Err(RingError::Chain(head, error));
             }
         };
+        // The pages that are written to for this request, asked for before anything is done for it: here it can wait.
+        let is_in_the_way = |slice: &MemorySlice| running.table.prepare_write(slice).is_err();
+        if self.chain.writable.iter().any(is_in_the_way) || is_in_the_way(&status_place.byte) {
+            self.wait_for_room(index, epoch, head);
+            return Ok(());
+        }
         if let Some(address) = self.chain.unreachable {
             self.unreachable(index, head, address);
         }
@@ -96,8 +102,11 @@ impl<R: Route + ?Sized> Worker<R> {
         match ask {
             Ask::Finish(status) => self.answer((index, epoch), head, &status_place.byte, status, 0),
             Ask::Identity => {
-                let written = self.write_identity(index);
-                self.answer((index, epoch), head, &status_place.byte, Status::Ok, written);
+                let (status, written) = match self.write_identity(index) {
+                    Some(written) => (Status::Ok, written),
+                    None => (Status::IoError, 0),
+                };
+                self.answer((index, epoch), head, &status_place.byte, status, written);
             }
             Ask::Read { offset, len } => {
                 add(&self.counters.read_requests, 1);
@@ -176,13 +185,13 @@ impl<R: Route + ?Sized> Worker<R> {
         self.route.flush_after(&flush, &mut self.plan);
     }
 
-    /// Writes the serial number into the chain's writable segments. Returns the bytes written.
-    fn write_identity(&mut self, index: u16) -> u32 {
-        let Some(running) = &self.rings[usize::from(index)].running else { return 0 };
+    /// Writes the serial number into the chain's writable segments. Returns the bytes written; nothing when they must not be.
+    fn write_identity(&mut self, index: u16) -> Option<u32> {
+        let Some(running) = &self.rings[usize::from(index)].running else { return Some(0) };
         let mut done = 0;
         for slice in &self.chain.writable {
             let part = slice.sub(0, slice.len().min(ID_BYTES - done));
-            running.table.prepare_write(&part);
+            running.table.prepare_write(&part).ok()?;
             part.copy_in(0, &self.identity[done..done + part.len()]);
             done += part.len();
             if done == ID_BYTES {
@@ -190,7 +199,7 @@ impl<R: Route + ?Sized> Worker<R> {
             }
         }
         debug_assert!(done as u64 <= total_len(&self.chain.writable));
-        done as u32
+        Some(done as u32)
     }
 
     /// Answers a chain: status byte, used ring.
@@ -216,10 +225,17 @@ impl<R: Route + ?Sized> Worker<R> {
         let ring = &mut self.rings[usize::from(index)];
         // An answer that comes after its ring was stopped (storage hung) stays marked in the in-flight region.
         let Some(running) = ring.running.as_mut().filter(|_| ring.epoch == epoch) else { return };
-        running.table.prepare_write(status_byte);
-        status_byte.copy_in(0, &[code as u8]);
-        let pushed = running.push_used(head, written.saturating_add(1));
         ring.in_flight -= 1;
+        // The request has waited for these pages before. If they hold something committed again, the guest has put it there
+        // while it waited for an answer.
+        let prepared = running
+            .table
+            .prepare_write(status_byte)
+            .and_then(|()| if ring.is_in_the_way { running.prepare_writes() } else { Ok(()) });
+        let pushed = prepared.map_err(|error| RingError::NoRoom(head, error)).and_then(|()| {
+            status_byte.copy_in(0, &[code as u8]);
+            running.push_used(head, written.saturating_add(1))
+        });
         if let Err(error) = pushed {
             self.break_ring(index, &error);
         }

@@ -64,7 +64,7 @@ impl DiskRoute {
             let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
             at = stop;
             match log.keeper.log_read(log, position, &mut block) {
-                Ok(true) => self.answer(&part, &block[into as usize..]),
+                Ok(true) => self.answer(&part, &block[into as usize..], plan),
                 Ok(false) => self.storage_read(&part, plan),
                 Err(error) => {
                     log::error!(
@@ -78,11 +78,14 @@ impl DiskRoute {
     }
 
     /// Copies bytes of ours into a read's guest memory.
-    fn answer(&self, waiting: &Waiting, bytes: &[u8]) {
+    fn answer(&self, waiting: &Waiting, bytes: &[u8], plan: &mut Plan) {
         let mut at = 0;
         for slice in &waiting.slices {
-            if let Some(memory) = &self.memory {
-                memory.prepare_write(slice);
+            if let Some(memory) = &self.memory
+                && let Err(error) = memory.prepare_write(slice)
+            {
+                log::error!("disk {}: a read fails: {error}", self.journals.disk(self.disk).options.name);
+                return plan.fail(waiting.request);
             }
             slice.copy_in(0, &bytes[at..at + slice.len()]);
             at += slice.len();

@@ -17,7 +17,7 @@ use crate::mark::MarkKind;
 use crate::opening::write_mark;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, HomeWrite, JournalArea, LogId, LogWrite, Outside, Source, SuperblockEffect};
+use journal_area::{Content, HomeWrite, JournalArea, LogId, LogWrite, Outside, Pressure, Source, SuperblockEffect};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -272,7 +272,8 @@ impl Keeper for Held {
             return;
         }
         let is_emptying = log.is_emptying();
-        if !is_emptying && self.area.under_pressure() != Some(self.id) {
+        let pressure = self.area.under_pressure().filter(|(id, _)| *id == self.id).map(|(_, what)| what);
+        if !is_emptying && pressure.is_none() {
             return;
         }
         if is_emptying && self.area.owed(self.id).writable == 0 {
@@ -280,7 +281,8 @@ impl Keeper for Held {
             return;
         }
         let room = HOST_WRITES_MAX.saturating_sub(host_in_flight);
-        let writes = self.area.host_writes(self.id, room, !is_emptying);
+        let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
+        let writes = self.area.host_writes(self.id, room, copied_only);
         self.inner().host_in_flight += writes.len();
         for (operation, write) in writes {
             let buffer = match write.source {

@@ -371,7 +371,12 @@ impl NvmRoute {
                         self.storage_read(&waiting, run, plan);
                     }
                     NvmCounters::add(&self.nvm.counters.reads_answered, 1);
-                    self.answer(&waiting, &part, &content[(part.start - start) as usize..(part.end - start) as usize]);
+                    self.answer(
+                        &waiting,
+                        &part,
+                        &content[(part.start - start) as usize..(part.end - start) as usize],
+                        plan,
+                    );
                 }
                 None => run = Some(run.map_or(part.clone(), |run| run.start..part.end)),
             }
@@ -395,12 +400,15 @@ impl NvmRoute {
     }
 
     /// Copies bytes of ours into a part of a read's guest memory.
-    pub(super) fn answer(&self, waiting: &Waiting, part: &Range<u64>, bytes: &[u8]) {
+    pub(super) fn answer(&self, waiting: &Waiting, part: &Range<u64>, bytes: &[u8], plan: &mut Plan) {
         let slices = segments::part(&waiting.slices, part.start - waiting.piece.range().start, part.end - part.start);
         let mut at = 0;
         for slice in &slices {
-            if let Some(memory) = &self.memory {
-                memory.prepare_write(slice);
+            if let Some(memory) = &self.memory
+                && let Err(error) = memory.prepare_write(slice)
+            {
+                log::error!("disk {}: a read fails: {error}", self.name());
+                return plan.fail(waiting.request);
             }
             slice.copy_in(0, &bytes[at..at + slice.len()]);
             at += slice.len();

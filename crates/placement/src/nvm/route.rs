@@ -501,7 +501,7 @@ impl NvmRoute {
                 captured.shown_block(self.journals.disk(self.disk).file.for_reading(), position)
             };
             match block {
-                Ok(block) => self.answer(&waiting, &part, &block[bytes]),
+                Ok(block) => self.answer(&waiting, &part, &block[bytes], plan),
                 Err(error) => {
                     log::error!("disk {}: reading log block {position} failed: {error}", self.name());
                     plan.fail(waiting.request);

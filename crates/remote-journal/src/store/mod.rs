@@ -307,7 +307,7 @@ impl<M: Medium> Store<M> {
         self.take(name)
     }
 
-    /// A client that has as many journals as it may have loses the oldest that is over, if there is one.
+    /// A client that has as many journals as it may have loses the oldest that is over, or else the oldest that was recovered.
     fn make_room_for_journal(&mut self, name: &str) -> Result<(), StoreError> {
         let client_of = |name: &str| name.split_once('/').map_or(String::new(), |(client, _)| client.to_owned());
         let client = client_of(name);
@@ -316,7 +316,10 @@ impl<M: Medium> Store<M> {
         if self.journals.len() < JOURNALS_MAX && of_client.len() < JOURNALS_OF_CLIENT_MAX {
             return Ok(());
         }
-        let over = of_client.iter().find(|journal| !journal.record.is_live).map(|journal| journal.record.name.clone());
+        let is_over = |journal: &&&Journal| !journal.record.is_live;
+        let is_recovered = |journal: &&&Journal| journal.record.is_recovered;
+        let over = of_client.iter().find(is_over).or_else(|| of_client.iter().find(is_recovered));
+        let over = over.map(|journal| journal.record.name.clone());
         match over {
             Some(over) => {
                 log::info!("{over} is over, and forgotten to make room for {name}");
