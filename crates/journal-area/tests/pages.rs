@@ -4,7 +4,7 @@
 use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_room};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
-use journal_area::{Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect};
+use journal_area::{Accepted, Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect};
 use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
@@ -18,6 +18,8 @@ struct Rig {
     log: LogId,
     superblock: SuperblockBuilder,
     builder: LogBuilder,
+    /// What was told of the last commit.
+    told: Vec<Accepted>,
     _directory: tempfile::TempDir,
 }
 
@@ -41,7 +43,16 @@ impl Rig {
         let raw = superblock.build();
         let (_, format) = Superblock::parse(&raw).expect("valid");
         assert_eq!(area.superblock_written(log, &raw).expect("held"), SuperblockEffect::Opened);
-        Rig { memory, table, area, log, superblock, builder: LogBuilder::new(format, 1, 1), _directory: directory }
+        Rig {
+            memory,
+            table,
+            area,
+            log,
+            superblock,
+            builder: LogBuilder::new(format, 1, 1),
+            told: Vec::new(),
+            _directory: directory,
+        }
     }
 
     /// Commits blocks, each from a page. Returns their log blocks.
@@ -66,7 +77,9 @@ impl Rig {
             };
             writes.push(LogWrite { position, content });
         });
-        assert_eq!(self.area.hold(self.log, &writes).committed, 1);
+        let outcome = self.area.hold(self.log, &writes);
+        assert_eq!(outcome.committed, 1);
+        self.told = outcome.accepted;
         self.area.check().expect("the books are right");
         positions
     }
@@ -262,4 +275,29 @@ fn pages_are_answered_while_a_log_is_taken_elsewhere() {
     assert_eq!(rig.area.owed(rig.log).blocks, 0);
     assert!(!rig.memory.is_retained(pages[0]) && !rig.memory.is_retained(pages[1]));
     rig.area.check().expect("the books are right");
+}
+
+/// Who makes transactions durable has to know of each before its commit is acknowledged, and of what is in it.
+#[test]
+fn accepted_transactions_are_told_to_who_asks() {
+    let mut rig = Rig::new();
+    let pages = [PageId(5), PageId(6)];
+    rig.commit(&[(10, pages[0])]);
+    assert_eq!(rig.told, [], "nobody asked");
+    rig.area.tell_accepted(rig.log, true);
+    let (sequence, first_position) = (rig.builder.sequence, rig.builder.position);
+    let positions = rig.commit(&[(11, pages[0]), (12, pages[1])]);
+    let tags = vec![(positions[0], 11), (positions[1], 12)];
+    let commit_position = rig.builder.position - 1;
+    assert_eq!(rig.told, [Accepted { sequence, first_position, commit_position, tags, revokes: Vec::new() }]);
+    let revoking = Transaction { revokes: vec![12], ..Transaction::default() };
+    let mut writes = Vec::new();
+    rig.builder.transaction(&revoking, &mut |position, block| {
+        writes.push(LogWrite { position, content: Content::Bytes(block.to_vec()) });
+    });
+    let told = rig.area.hold(rig.log, &writes).accepted;
+    assert_eq!((told.len(), &told[0].revokes, &told[0].tags), (1, &vec![12], &Vec::new()));
+    rig.area.tell_accepted(rig.log, false);
+    rig.commit(&[(13, pages[0])]);
+    assert_eq!(rig.told, []);
 }
