@@ -94,10 +94,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("set");
         let words = |more: &str| {
-            let text = format!("--directory {} --report /dev/null {more}", path.display());
+            let text = format!("--directory {} {more}", path.display());
             Options::parse(text.split_whitespace().map(str::to_owned)).unwrap()
         };
-        run(words("--count 10")).unwrap();
+        run(words("--count 10 --report /dev/null")).unwrap();
         let layout = RecordLayout::default();
         let expected = |last: u64| {
             let files = [std::fs::read(path.join(layout.file_name(0))).ok()];
