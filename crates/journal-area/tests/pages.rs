@@ -4,7 +4,9 @@
 use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_room};
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
-use journal_area::{Accepted, Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect};
+use journal_area::{
+    Accepted, Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect,
+};
 use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
