@@ -170,9 +170,25 @@ fn finish(out: &Path) -> anyhow::Result<Vec<String>> {
             );
             notes.push(format!("{} transactions replayed", result.transactions));
         }
+        for one in located.iter().filter(|one| matches!(one.log, LogPlace::Internal)) {
+            needs_no_recovery(disk.file(), one.file_system.offset)?;
+        }
     }
     disk.file().sync_all()?;
     Ok(notes)
+}
+
+/// Says in a file system whose journal is empty now that nothing is to be replayed, as a clean unmount does: its guest had it mounted.
+fn needs_no_recovery(file: &File, file_system: u64) -> anyhow::Result<()> {
+    let at = file_system + extfs::SUPERBLOCK_OFFSET;
+    let mut raw = vec![0; extfs::SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut raw, at)?;
+    // A damaged one stays as it is, for e2fsck to see.
+    if extfs::Superblock::parse(&raw)?.check().is_ok() {
+        extfs::SuperblockEdit::new(&mut raw)?.clear_needs_recovery().seal();
+        file.write_all_at(&raw, at)?;
+    }
+    Ok(())
 }
 
 fn unmark(file: &File, at: u64) -> io::Result<()> {
