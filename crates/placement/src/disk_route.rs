@@ -12,7 +12,9 @@ mod tests;
 
 use crate::disk::DiskCounters;
 use crate::journals::{Journals, TraceKind};
-use crate::keeper::{BlockContent, HomeChange, HomeVerdict, LogBlock, LogVerdict, OddVerdict, Side, Steps, Task};
+use crate::keeper::{
+    BlockContent, HomeChange, HomeVerdict, LogBlock, LogVerdict, OddVerdict, Side, Steps, SuperblockBlock, Task,
+};
 use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
 use crate::log::Log;
 use block_route::segments;
@@ -356,15 +358,18 @@ impl DiskRoute {
                 continue;
             }
             let into = (part.start - begin) as usize..(part.end - begin) as usize;
+            let mut steps = Steps::default();
             let is_stored = log.keeper.patched(log, position, into, &slices).and_then(|content| {
                 if position != 0 {
                     let content = BlockContent::Bytes(content);
                     log.keeper.log_write(log, LogBlock { position, content, request: waiting.request });
                     return Ok(None);
                 }
-                let passes = self.journals.superblock_written(log, &content)?;
+                let block = SuperblockBlock { content: &content, request: waiting.request };
+                let passes = self.journals.superblock_written(log, block, &mut steps)?;
                 Ok(passes.then_some(content))
             });
+            self.carry_out(log, steps, plan);
             match is_stored {
                 Ok(None) => {}
                 Ok(Some(content)) => {
@@ -402,7 +407,11 @@ impl DiskRoute {
         // What the guest wrote into the log before counts before.
         self.settle(log, plan);
         let block = segments::gather(&slices);
-        match self.journals.superblock_written(log, &block) {
+        let mut steps = Steps::default();
+        let superblock = SuperblockBlock { content: &block, request: waiting.request };
+        let is_stored = self.journals.superblock_written(log, superblock, &mut steps);
+        self.carry_out(log, steps, plan);
+        match is_stored {
             Ok(true) => self.log_to_storage(waiting, at, at + block.len() as u64, slices, plan),
             Ok(false) => {}
             Err(error) => {
@@ -523,6 +532,8 @@ impl Route for DiskRoute {
             RequestKind::Flush => {
                 DiskCounters::add(&self.counters().flushes, 1);
                 self.trace(request.kind, TraceKind::Flush, 0, 0);
+                let logs = self.journals.logs_at_home(self.disk);
+                self.tell(logs, plan, |log, steps| log.keeper.flush_asked(log, request.id, steps));
                 self.make_durable(request, plan);
             }
             RequestKind::Write | RequestKind::Discard | RequestKind::WriteZeroes { .. } => {

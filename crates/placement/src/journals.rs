@@ -7,7 +7,7 @@
 
 use crate::description::{AreaDirectory, LogDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-use crate::keeper::{Finished, Keeper, SuperblockWritten};
+use crate::keeper::{Finished, Keeper, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
 use crate::layout::DiskLayout;
 use crate::log::{Log, LogState};
@@ -186,8 +186,14 @@ impl Journals {
     }
 
     /// The guest writes a log's superblock. Says whether the write goes to storage as it is.
-    pub(crate) fn superblock_written(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
-        let (what, passes) = log.keeper.superblock(log, block)?;
+    pub(crate) fn superblock_written(
+        &self,
+        log: &Log,
+        superblock: SuperblockBlock<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<bool> {
+        let block = superblock.content;
+        let (what, passes) = log.keeper.superblock(log, superblock, steps)?;
         match what {
             SuperblockWritten::Opened => {
                 log.set_open();

@@ -25,6 +25,9 @@
 //!   the file system, with its range, before it begins, and [`Keeper::home_ended`] when it has ended, and how.
 //! * *Flushes of its own* ([`Step::Flush`]). A flush covers every operation whose end the route has heard of before the step is
 //!   carried out, the guest's data writes among them: a flush that is said in, or after, `home_ended` covers that write.
+//! * *The guest's flushes and superblocks*. [`Keeper::flush_asked`] hears of a flush of the disk with the file system, and
+//!   [`Keeper::superblock`] of a tail that moves and a log that closes; both may keep the request from completing
+//!   ([`Step::Hold`], on side `Home` for a flush, on side `Journal` for a superblock).
 //! * *Writes of its own* ([`Step::Write`]) into the log's place (side `Journal`) and to homes (side `Home`), and their ends
 //!   ([`Keeper::done`] with the [`Task`] of the step). Writes of one batch of steps run in any order: what must be ordered is said
 //!   after the end of what it must follow.
@@ -68,6 +71,9 @@ pub(crate) enum Task {
     Stored(u32),
     /// A block of a log that is shipped elsewhere at other times goes to its own place.
     Shipped,
+    /// Something of the keeper's own, under its own number.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
+    Own(u64),
 }
 
 /// What a keeper wants done.
@@ -115,6 +121,14 @@ pub(crate) enum SuperblockWritten {
     NoLog,
     /// Somebody brings a log along that no kernel began through here: it stays on storage, and is not open here.
     Brought,
+}
+
+/// The superblock of a log, as its guest writes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SuperblockBlock<'a> {
+    pub content: &'a [u8],
+    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
+    pub request: RequestId,
 }
 
 /// What becomes of a block that a guest wrote into its log.
@@ -225,11 +239,17 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// The guest writes the log's superblock. Says what that was, and whether it goes to storage as it is.
+    /// The guest writes the log's superblock, with this request. Says what that was, and whether it goes to storage as it is; the
+    /// request may be held beside.
     ///
     /// # Errors
     /// When it cannot be taken: the write fails, and the log is as it was.
-    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)>;
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)>;
 
     /// The guest writes a log block.
     fn log_write(&self, log: &Log, block: LogBlock<'_>) -> LogVerdict;
@@ -279,6 +299,9 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     fn home_ended(&self, _log: &Log, _operation: usize, _is_ok: bool, _steps: &mut Steps) -> bool {
         false
     }
+
+    /// The guest flushes the disk with the file system. What it waits for beside the disk's own flush is held.
+    fn flush_asked(&self, _log: &Log, _request: RequestId, _steps: &mut Steps) {}
 
     /// A step is done; `error` says how it failed, if it did.
     fn done(&self, _log: &Log, _task: Task, _error: Option<&io::Error>, _steps: &mut Steps) {}

@@ -56,8 +56,18 @@ impl Keeper for Script {
         true
     }
 
-    fn superblock(&self, _log: &Log, _block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+    fn superblock(
+        &self,
+        _log: &Log,
+        block: SuperblockBlock<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        steps.push(Side::Journal, Step::Hold(block.request));
         Ok((SuperblockWritten::GoesOn, false))
+    }
+
+    fn flush_asked(&self, _log: &Log, request: RequestId, steps: &mut Steps) {
+        steps.push(Side::Home, Step::Hold(request));
     }
 
     fn log_write(&self, _log: &Log, block: LogBlock<'_>) -> LogVerdict {
@@ -212,7 +222,7 @@ fn a_flush_of_a_keeper_follows_the_writes_that_ended_before() {
     let mut rig = Rig::new();
     let at = rig.free_block() * BLOCK;
     let write = operations(&rig.request(RequestKind::Write, at, BLOCK)).remove(0);
-    rig.script.say(Side::Home, Step::Flush { task: Task::Stored(1) });
+    rig.script.say(Side::Home, Step::Flush { task: Task::Own(1) });
     let plan = rig.end(&write, Ok(()));
     let flush = operations(&plan).remove(0);
     assert_eq!((flush.operation, flush.request), (Operation::Flush, None));
@@ -226,7 +236,7 @@ fn a_flush_of_a_keeper_follows_the_writes_that_ended_before() {
     );
     let written = operations(&rig.end(&flush, Ok(()))).remove(0);
     assert_eq!((written.operation, written.offset), (Operation::Write, place));
-    assert_eq!(rig.script.heard(), [Heard::Done(Task::Stored(1), true)]);
+    assert_eq!(rig.script.heard(), [Heard::Done(Task::Own(1), true)]);
     rig.script.say(Side::Home, Step::Write { request: None, offset: at, content, task: Task::HostWrite(4) });
     let home = operations(&rig.end(&written, Ok(()))).remove(0);
     assert_eq!((home.operation, home.offset), (Operation::Write, at));
@@ -261,4 +271,24 @@ fn a_pass_ends_for_a_log_that_has_gone_meanwhile() {
     rig.script.say(Side::Journal, Step::Release(RequestId(1), Status::IoError));
     rig.route.end_of_pass(&mut plan);
     assert_eq!(released(&plan), [(1, Status::IoError)], "its keeper has what was written, and says what becomes of it");
+}
+
+#[test]
+fn flushes_and_superblocks_of_the_guest_may_have_to_wait() {
+    let mut rig = Rig::new();
+    let plan = rig.request(RequestKind::Flush, 0, 0);
+    let is_held = |plan: &Plan, id: u32| {
+        plan.actions
+            .iter()
+            .any(|action| matches!(action, block_route::PlanAction::Hold(RequestId(held)) if *held == id))
+    };
+    assert!(is_held(&plan, 1), "beside the disk's own flush: {plan:?}");
+    let at = rig.log.place_of(0).expect("a place");
+    let plan = rig.request(RequestKind::Write, at, BLOCK);
+    assert!(operations(&plan).is_empty() && is_held(&plan, 2), "{plan:?}");
+    rig.script.say(Side::Home, Step::Release(RequestId(1), Status::Ok));
+    rig.script.say(Side::Journal, Step::Release(RequestId(2), Status::IoError));
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    assert_eq!(released(&plan), [(1, Status::Ok), (2, Status::IoError)]);
 }

@@ -1,7 +1,7 @@
 //! Placement `discard`: an open log is nowhere. The upper bound of every figure, and no crash safety.
 
 use super::stored::finish_closed;
-use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, SuperblockWritten};
+use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Steps, SuperblockBlock, SuperblockWritten};
 use crate::log::Log;
 use crate::mark::MarkKind;
 use crate::opening::write_mark;
@@ -25,7 +25,13 @@ impl Dropped {
 }
 
 impl Keeper for Dropped {
-    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        _steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        let block = block.content;
         match Superblock::decode(block) {
             Ok(superblock) if superblock.is_empty() => {
                 log.close_durably()?;

@@ -10,7 +10,7 @@ use super::stored::finish_closed;
 use crate::distrust;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps,
-    SuperblockWritten, Task,
+    SuperblockBlock, SuperblockWritten, Task,
 };
 use crate::log::Log;
 use crate::mark::MarkKind;
@@ -117,7 +117,13 @@ impl Keeper for Held {
         true
     }
 
-    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        _steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        let block = block.content;
         if !log.is_open() && self.is_foreign_log(log, block)? {
             return Ok((SuperblockWritten::Brought, true));
         }
@@ -258,7 +264,7 @@ impl Keeper for Held {
                     self.area.stored(self.id, position);
                 }
             }
-            Task::Shipped => {}
+            Task::Shipped | Task::Own(_) => {}
         }
     }
 

@@ -2,7 +2,7 @@
 //! (`crate::nvm`); what is here is what others ask: what it owes, and what has to be done when its guest is gone.
 
 use super::stored::{finish_on_storage, replay, stored_superblock};
-use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, SuperblockWritten};
+use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Steps, SuperblockBlock, SuperblockWritten};
 use crate::log::Log;
 use crate::stored::{self, Says};
 use block_route::RequestKind;
@@ -13,8 +13,13 @@ use std::io;
 pub(crate) struct Region;
 
 impl Keeper for Region {
-    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
-        Ok(stored_superblock(log, block))
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        _steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        Ok(stored_superblock(log, block.content))
     }
 
     fn log_write(&self, _log: &Log, _block: LogBlock<'_>) -> LogVerdict {

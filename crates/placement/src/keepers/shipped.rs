@@ -2,7 +2,8 @@
 
 use super::stored::finish_on_storage;
 use crate::keeper::{
-    BlockContent, Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps, SuperblockWritten, Task,
+    BlockContent, Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps, SuperblockBlock,
+    SuperblockWritten, Task,
 };
 use crate::log::Log;
 use crate::remote::{Outcome, RemoteLog, RemoteReport};
@@ -27,7 +28,13 @@ impl Shipped {
 }
 
 impl Keeper for Shipped {
-    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        _steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        let block = block.content;
         match Superblock::decode(block) {
             Ok(superblock) if !superblock.is_empty() && log.is_open() => {
                 self.remote.superblock(&superblock, block)?;

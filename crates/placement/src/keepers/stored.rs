@@ -1,7 +1,7 @@
 //! A log in its own place on storage: everything passes, and the guest's own kernel, or recovery, replays it there.
 
 use crate::distrust::left_to_guest;
-use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, SuperblockWritten};
+use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Steps, SuperblockBlock, SuperblockWritten};
 use crate::log::Log;
 use crate::stored;
 use block_route::RequestKind;
@@ -21,8 +21,13 @@ impl Keeper for Stored {
         true
     }
 
-    fn superblock(&self, log: &Log, block: &[u8]) -> io::Result<(SuperblockWritten, bool)> {
-        Ok(stored_superblock(log, block))
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        _steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        Ok(stored_superblock(log, block.content))
     }
 
     fn log_write(&self, _log: &Log, _block: LogBlock<'_>) -> LogVerdict {

@@ -5,6 +5,7 @@ use super::log_stream::{LogStream, Tail, TailMove};
 use super::recover::mark_of;
 use super::route::{Errand, NvmRoute, Waiting};
 use super::{Region, State};
+use crate::keeper::{Steps, SuperblockBlock};
 use crate::log::Log;
 use crate::opening::write_mark_bytes;
 use block_route::segments;
@@ -82,7 +83,9 @@ impl NvmRoute {
         self.advance(state, plan);
         let block = segments::gather(&waiting.slices);
         if self.is_stored(log) {
-            match self.journals.superblock_written(log, &block) {
+            // A log on storage wants nothing done.
+            let superblock = SuperblockBlock { content: &block, request: waiting.request };
+            match self.journals.superblock_written(log, superblock, &mut Steps::default()) {
                 Ok(true) => self.pass_on(&waiting, plan),
                 // It says that the log begins earlier than what is on storage.
                 Ok(false) => {}
