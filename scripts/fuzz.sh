@@ -6,9 +6,8 @@
 #   scripts/fuzz.sh seeds                makes the first inputs anew, for `keep` to add
 #
 # TARGET is journal, ext, chain or wire. `run` needs a nightly compiler and cargo-fuzz (`cargo install cargo-fuzz`); tests on
-# the stable compiler run the same corpus and fixed mutations of it as a part of `make test`. Two more run there only: the
-# daemon's control socket (corpus control), and directories of dead processes that somebody has forged (placement/tests/order.rs,
-# from one that is made there).
+# the stable compiler run the same corpus and fixed mutations of it as a part of `make test`. Two more corpora are run there
+# only: control (questions to the daemon's socket) and area (directories of dead processes that somebody has forged).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -55,6 +54,8 @@ case "${1:-}" in
         cargo test -p recovery --test fuzz -- --ignored seeds
         cargo test -p block-device --lib -- --ignored fuzzing::tests::seeds
         cargo test -p amberlog --bin amberlog -- --ignored serve::control::tests::seeds
+        cargo test -p placement --test order -- --ignored tampered::seeds
+        cargo test -p remote-journal --test wire -- --ignored seeds
         ;;
     *) fail "unknown command '${1:-}'; see the head of $0" ;;
 esac

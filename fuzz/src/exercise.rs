@@ -11,7 +11,6 @@ use std::time::Duration;
 
 /// No input may take this long, by far, however busy the machine is.
 const HANGS: Duration = Duration::from_secs(120);
-const ITERATIONS: usize = 4000;
 
 fn archive(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(format!("{target}.tar.zst"))
@@ -86,12 +85,14 @@ fn mutate(data: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-fn iterations() -> usize {
-    std::env::var("AMBERLOG_FUZZ_ITERATIONS").map_or(ITERATIONS, |text| text.parse().expect("a number"))
+/// How many mutations: as `AMBERLOG_FUZZ_ITERATIONS` says, or else this many.
+pub fn iterations(otherwise: usize) -> usize {
+    std::env::var("AMBERLOG_FUZZ_ITERATIONS").map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
-/// Runs `body` over the kept corpus and mutations of it.
-pub fn exercise(target: &str, body: &dyn Fn(&[u8])) {
+/// Runs `body` over the kept corpus and over mutations of it, as many as `iterations` says.
+pub fn exercise(target: &str, otherwise: usize, body: &dyn Fn(&[u8])) {
+    let mutations = iterations(otherwise);
     let corpus = corpus(target);
     let kept = std::env::temp_dir().join(format!("amberlog-fuzz-{target}-{}", std::process::id()));
     let (started, starts) = channel::<()>();
@@ -107,7 +108,6 @@ pub fn exercise(target: &str, body: &dyn Fn(&[u8])) {
         } {}
     });
     let mut random = Random(0x2545_f491_4f6c_dd1d);
-    let mutations = iterations();
     for number in 0..corpus.len() + mutations {
         let mut data = corpus.get(number).cloned().unwrap_or_else(|| corpus[random.next(corpus.len())].clone());
         if number >= corpus.len() && !data.is_empty() {

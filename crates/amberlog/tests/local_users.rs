@@ -235,3 +235,47 @@ fn outputs_and_sockets_are_nobody_elses() {
         assert!(line.starts_with(expected), "{line}");
     }
 }
+
+/// A VMM that is another user than the daemon: who is named gets to the disk's socket and the guest's memory, and to nothing
+/// else; who is not named gets to neither. The VMM is a real QEMU whose guest is not started.
+#[test]
+fn sockets_are_for_those_whom_the_configuration_names() {
+    if !can_play_two() {
+        return;
+    }
+    let script = |sockets: &str, member: &str| {
+        format!(
+            r#"
+member() {{ setpriv --reuid 65534 --regid 65534 {member} sh -c "$1"; }}
+other() {{ setpriv --reuid 65533 --regid 65533 --clear-groups sh -c "$1"; }}
+may='import socket,sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])'
+export may
+mkdir -m 755 /run/x.d; chmod 755 /dev/shm/images
+printf 'run = "/run/x"\n[sockets]\n{sockets}\n[[vm]]\nname = "a"\ndisks = ["/dev/shm/images/a.img"]\n' > c.toml
+$AMBERLOG serve --config c.toml 2> /run/log & PID=$!
+for i in $(seq 300); do [ -S /run/x/a/disk0.sock ] && $AMBERLOG arguments a --run /run/x --memory 64 > /run/words 2>/dev/null && break; sleep 0.1; done
+end() {{ echo "$1"; cat /run/log; kill $PID; wait $PID; exit 90; }}
+RAM=$(ls /dev/shm/amberlog-0/vm-*/ram) || end 'no memory'
+member "python3 -c \"\$may\" /run/x/a/disk0.sock" || end 'who is named cannot connect'
+member ": <> $RAM" || end 'who is named cannot open the memory'
+member "ls /run/x/a" 2>/dev/null && end 'directories are listed'
+member "ls $(dirname $RAM)" 2>/dev/null && end 'the VM directory is listed'
+member "python3 -c \"\$may\" /run/x/control.sock" 2>/dev/null && end 'the control socket is open'
+for file in $(dirname $RAM)/*; do
+    [ $file = $RAM ] || ! member "cat $file" > /dev/null 2>&1 || [ -S $file ] || end "$file can be read"
+done
+other "python3 -c \"\$may\" /run/x/a/disk0.sock" 2>/dev/null && end 'anybody can connect'
+other ": <> $RAM" 2>/dev/null && end 'anybody can open the memory'
+cat /run/words
+WORDS=$(cat /run/words | tr '\n' ' ')
+export WORDS
+member "exec env $WORDS -machine accel=tcg -display none -nodefaults -S -monitor none" 2> /run/qemu & VMM=$!
+for i in $(seq 200); do $AMBERLOG status --run /run/x > /run/status; grep -q running /run/status && break; sleep 0.1; done
+grep running /run/status || {{ cat /run/qemu /run/status; end 'the VMM is not served'; }}
+kill $VMM; wait $VMM
+kill $PID; wait $PID"#
+        )
+    };
+    expect(&script("group = \"4242\"", "--groups 4242"), 0, "running");
+    expect(&script("owner = \"65534\"", "--clear-groups"), 0, "running");
+}

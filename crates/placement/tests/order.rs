@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+#[path = "order/tampered.rs"]
+mod tampered;
+
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 256;
 /// Where the partition begins, in bytes.
@@ -823,144 +826,6 @@ fn superblock_of(rig: &Rig) -> Vec<u8> {
     let (start, sequence) = (rig.builder.position, rig.builder.sequence);
     jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
     block
-}
-
-/// The numbers that matter to somebody who forges a file.
-const EXTREMES: [u64; 14] = [
-    0,
-    1,
-    7,
-    511,
-    1024,
-    4096,
-    1 << 20,
-    (1 << 29) - 1,
-    u32::MAX as u64 - 1,
-    u32::MAX as u64,
-    1 << 40,
-    i64::MAX as u64,
-    u64::MAX - 4095,
-    u64::MAX,
-];
-
-/// A sequence of numbers that is the same on every machine.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % below.max(1) as u64) as usize
-    }
-}
-
-/// Changes one number, text or list somewhere in a description.
-fn forge(value: &mut serde_json::Value, random: &mut Random) {
-    use serde_json::Value;
-    match value {
-        Value::Object(fields) if !fields.is_empty() => {
-            let at = random.next(fields.len());
-            forge(fields.values_mut().nth(at).expect("a field"), random);
-        }
-        Value::Array(items) if !items.is_empty() && random.next(5) != 0 => {
-            let at = random.next(items.len());
-            match random.next(6) {
-                0 => items.push(items[at].clone()),
-                _ => forge(&mut items[at], random),
-            }
-        }
-        Value::Array(items) => items.clear(),
-        Value::Number(_) => *value = EXTREMES[random.next(EXTREMES.len())].into(),
-        Value::String(text) => *text = ["", "..", "../image", "log-0", "/", "x\0y"][random.next(6)].to_owned(),
-        Value::Bool(is) => *is = !*is,
-        _ => {}
-    }
-}
-
-/// Changes a few words of a table, its head mostly.
-fn scribble(table: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..=random.next(3) {
-        let words = table.len() / 4;
-        let word = if random.next(2) == 0 { random.next(10) } else { 1024 + random.next(words - 1024) };
-        let value = match random.next(3) {
-            0 => EXTREMES[random.next(EXTREMES.len())] as u32,
-            1 => (random.next(8) as u32) << 29 | EXTREMES[random.next(EXTREMES.len())] as u32 >> 3,
-            _ => (1 + random.next(3) as u32) << 29 | random.next(300) as u32,
-        };
-        table[word * 4..word * 4 + 4].copy_from_slice(&value.to_le_bytes());
-    }
-    if random.next(6) == 0 {
-        table.truncate([0, 8, 4095, 4096][random.next(4)]);
-    }
-}
-
-/// What a dead process left outlives it, and another one reads it: whatever it says, that one refuses or recovers, ends, and
-/// writes nothing beyond the file system that it is about. More with AMBERLOG_FUZZ_ITERATIONS.
-#[test]
-fn a_directory_that_was_tampered_with_is_no_danger() {
-    let iterations = std::env::var("AMBERLOG_FUZZ_ITERATIONS").map_or(150, |text| text.parse().expect("a number"));
-    let mut rig = Rig::new();
-    let first = FILE_SYSTEM_BLOCKS - 100;
-    rig.open();
-    rig.commit(&[(first, content(1)), (first + 1, content(2))]);
-    rig.commit(&[(first, content(3))]);
-    let (image, left) = rig.die();
-    let paths = ["area.json", "log-0.table", "log-0.pool"].map(|name| left.path().join(name));
-    let sound = paths.each_ref().map(|path| std::fs::read(path).expect("it is there"));
-    let before = std::fs::read(&image).expect("the image");
-    let file = std::fs::OpenOptions::new().write(true).open(&image).expect("the image");
-    let its_own = PARTITION as usize..(PARTITION + FILE_SYSTEM_BLOCKS * BLOCK) as usize;
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
-    let (mut recovered, mut refused) = (0, 0);
-    for number in 0..iterations {
-        let mut files = sound.clone();
-        // The first is as it was left.
-        if number > 0 {
-            let which = random.next(8);
-            if which < 4 {
-                let mut description = serde_json::from_slice(&sound[0]).expect("JSON");
-                (0..=random.next(2)).for_each(|_| forge(&mut description, &mut random));
-                files[0] = serde_json::to_vec(&description).expect("JSON");
-            }
-            if (3..7).contains(&which) {
-                scribble(&mut files[1], &mut random);
-            }
-            if which == 7 {
-                let len = files[2].len();
-                files[2].truncate(random.next(len));
-            }
-        }
-        paths.iter().zip(&files).for_each(|(path, bytes)| std::fs::write(path, bytes).expect("written"));
-        let images = [image.clone()];
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            finish_directory(&left, &images).and_then(Finish::into_result).map(|finished| finished.len())
-        }));
-        match result {
-            Ok(Ok(logs)) => recovered += logs,
-            Ok(Err(_)) => refused += 1,
-            Err(_) => panic!("input {number}: {}", String::from_utf8_lossy(&files[0])),
-        }
-        let after = std::fs::read(&image).expect("the image");
-        assert_eq!(after.len(), before.len(), "input {number}");
-        for (at, (was, is)) in before.chunks(BLOCK as usize).zip(after.chunks(BLOCK as usize)).enumerate() {
-            if was != is {
-                let at = at * BLOCK as usize;
-                assert!(
-                    its_own.contains(&at),
-                    "input {number}: byte {at} is not of the file system: {}",
-                    String::from_utf8_lossy(&files[0])
-                );
-                file.write_all_at(was, at as u64).expect("put back");
-            }
-        }
-        if number == 0 {
-            assert_eq!(recovered, 1, "the sound one");
-            assert!(after != before);
-        }
-    }
-    assert!(iterations < 50 || (recovered > 5 && refused > 20), "{recovered} recovered, {refused} refused");
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 /// There is no memory for the copy of a log that a server would need: its blocks are nobody's but storage's.

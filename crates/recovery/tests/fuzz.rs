@@ -54,7 +54,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Runs the target's inputs, and bounds the memory of each.
 fn bounded(target: &str, body: &dyn Fn(&[u8])) {
     let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
-    exercise(target, &|data| {
+    exercise(target, 4000, &|data| {
         let before = NOW_BYTES.load(Ordering::Relaxed);
         MOST_BYTES.store(before, Ordering::Relaxed);
         body(data);

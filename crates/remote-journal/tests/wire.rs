@@ -1,5 +1,7 @@
 //! The fuzz target `wire` on the stable compiler: every message, damaged in every way that a seed gives.
 
+#[path = "../../../fuzz/src/exercise.rs"]
+mod exercise;
 #[path = "../../../fuzz/src/wire.rs"]
 mod wire;
 
@@ -111,4 +113,29 @@ fn no_input_makes_it_panic() {
             wire::run(&input);
         }
     }
+}
+
+#[test]
+fn whatever_a_peer_sends_is_understood_or_refused() {
+    exercise::exercise("wire", 4000, &wire::run);
+}
+
+/// Makes the first inputs anew (scripts/fuzz.sh seeds): each message as a frame, each as a payload behind its kind, and all of
+/// them as one stream.
+#[test]
+#[ignore = "writes the seeds of the kept corpus"]
+fn seeds() {
+    let mut inputs = Vec::new();
+    let mut stream = vec![0];
+    for (number, message) in messages().iter().enumerate() {
+        let mut frame = vec![0];
+        message.write(&mut frame);
+        stream.extend(&frame[1..]);
+        // Behind the mode: the kind, which is the fifth byte of a frame, then what is behind the header.
+        let payload = [&[1, frame[5]], &frame[1 + FRAME_HEADER_BYTES..]].concat();
+        inputs.push((format!("frame-{number:02}"), frame));
+        inputs.push((format!("payload-{number:02}"), payload));
+    }
+    inputs.push(("stream".to_owned(), stream));
+    exercise::write_seeds("wire", inputs.iter().map(|(name, data)| (name.as_str(), data.clone())).collect());
 }

@@ -17,7 +17,7 @@ const INDIRECT: u16 = 4;
 
 #[test]
 fn rings_and_chains() {
-    exercise("chain", &|data| {
+    exercise("chain", 4000, &|data| {
         chain::run(data);
     });
 }

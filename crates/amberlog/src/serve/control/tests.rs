@@ -28,7 +28,7 @@ fn survive_detach() -> Arc<AtomicBool> {
 #[test]
 fn whatever_is_asked_is_answered_and_nothing_else_happens() {
     let _came = survive_detach();
-    exercise::exercise(TARGET, &|data| {
+    exercise::exercise(TARGET, 4000, &|data| {
         if let Ok(answer) = asked(data) {
             assert_eq!(answer["schema"], 1, "{answer}");
         }
