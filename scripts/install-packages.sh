@@ -10,6 +10,7 @@ packages="
     qemu-system-x86 qemu-utils
     chromium
     e2fsprogs busybox-static postmark fio sqlite3
+    xfsprogs btrfs-progs f2fs-tools
     fdisk util-linux procps dmsetup
     gcc libc6-dev
     zstd xz-utils

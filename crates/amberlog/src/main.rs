@@ -31,6 +31,9 @@
 //! [disk-model](../disk_model/index.html)), the other programs, and what tests them ([crash-explorer](../crash_explorer/index.html),
 //! [guest-kit](../guest_kit/index.html), [lab](../lab/index.html)).
 
+// What an option's help says in brackets is optional, and no link.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 mod backup;
 mod disk;
 mod exit;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// Why the explorer could not do its work. A broken promise of amberlog's is not an error but a
-/// [`Finding`](crate::Finding).
+/// [`Finding`](crate::explore::Finding).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Reading, writing or mapping failed.

@@ -380,7 +380,7 @@ impl JournalArea {
     }
 
     /// Copies a log block into `buffer` as the guest has to find it, so that it can replay the log itself; see
-    /// [`crate::shown`]. False when the log is not open: it is as storage has it.
+    /// `shown`. False when the log is not open: it is as storage has it.
     ///
     /// # Errors
     /// Those of `outside`.

@@ -92,7 +92,7 @@ impl FoundLog {
         self.table.tail().is_some()
     }
 
-    /// Which opening of the log it is ([`Table::opening`]).
+    /// Which opening of the log it is.
     pub fn opening(&self) -> Option<[Opening; 2]> {
         self.table.opening()
     }

@@ -4,6 +4,8 @@
 //! What it must never do: touch a disk of a VM. Failure story: the crate `remote-journal` has it.
 
 #![forbid(unsafe_code)]
+// What an option's help says in brackets is optional, and no link.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;

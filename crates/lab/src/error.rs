@@ -26,6 +26,9 @@ pub enum Error {
     /// No such experiment.
     #[error("there is no experiment '{0}'; 'amberlog lab list' shows them")]
     Unknown(String),
+    /// No such contender or load of a shoot-out.
+    #[error("a shoot-out has no {0}")]
+    NotOfShootOut(String),
     /// An experiment of something that is not there yet.
     #[error("{id} cannot be run yet: {needs}")]
     NotYet {

@@ -33,6 +33,7 @@ pub mod report;
 pub mod results;
 pub mod rig;
 pub mod run;
+pub mod shootout;
 pub mod sight;
 pub mod sizes;
 pub mod statistics;

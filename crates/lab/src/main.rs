@@ -13,6 +13,7 @@ use lab::clocks;
 use lab::paper::Paper;
 use lab::results::Parameters;
 use lab::run::{RunOptions, duration};
+use lab::shootout::ShootOut;
 use lab::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -57,6 +58,9 @@ enum Command {
         /// A directory that `run` wrote to.
         directory: PathBuf,
     },
+    /// Hold amberlog's placements against file systems, journals and caches of others: latency, bytes to each medium, processor
+    /// time, and what survives which death. The same command goes on where it stopped.
+    ShootOut(ShootOutArgs),
     /// Serve a modelled disk that several VMs share, for experiments.
     DiskModel(disk_model::DiskModelArgs),
     /// Simulate what block traces do to an SSD under page-mapped, FAST, Superblock or DFTL translation.
@@ -123,6 +127,31 @@ struct RunArgs {
     seed: u64,
 }
 
+#[derive(clap::Args)]
+struct ShootOutArgs {
+    /// Small and short, for CI: that everything works, and what survives; times say nothing.
+    #[arg(long)]
+    quick: bool,
+    /// Where results and the page go.
+    #[arg(long, default_value = "shoot-out")]
+    out: PathBuf,
+    /// Where images are made: on the storage that is to be measured [default: where temporary files go].
+    #[arg(long)]
+    images: Option<PathBuf>,
+    /// How often each cell is measured [default: 5; quick: 1].
+    #[arg(long)]
+    iterations: Option<u32>,
+    /// Only these contenders, by name.
+    #[arg(long, value_delimiter = ',')]
+    contenders: Vec<String>,
+    /// Only these loads: fsync, sqlite, sqlite_wal, varmail.
+    #[arg(long, value_delimiter = ',')]
+    loads: Vec<String>,
+    /// What a flush of the medium takes at least, in µs: a SATA SSD's by default; 0 leaves it to the storage below.
+    #[arg(long, default_value_t = 2000)]
+    flush_us: u64,
+}
+
 fn main() -> ExitCode {
     command_line::logging::start();
     let outcome = match CommandLine::parse().command {
@@ -135,6 +164,7 @@ fn main() -> ExitCode {
         Command::Report { directory } => report(&directory),
         Command::Table { directory } => table(&directory),
         Command::Summarise { directory } => lab::run::summarise(&directory).map(|()| ExitCode::SUCCESS),
+        Command::ShootOut(args) => shoot_out(args),
         Command::DiskModel(args) => return disk_model::run(args),
         Command::Ssd(args) => return ssd::run(*args),
         Command::Trace(args) => return trace::run(args),
@@ -151,7 +181,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
-                Error::Unknown(_) | Error::Description { .. } => 2,
+                Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
                 Error::NotYet { .. } | Error::Damaged { .. } => 3,
                 Error::Interrupted => 130,
                 _ => 1,
@@ -295,6 +325,24 @@ fn end_by_signals() -> Result<()> {
         })
         .map(drop)
         .map_err(told)
+}
+
+fn shoot_out(args: ShootOutArgs) -> Result<ExitCode> {
+    end_by_signals()?;
+    let failed = lab::shootout::run(&ShootOut {
+        out: args.out,
+        images: args.images,
+        quick: args.quick,
+        iterations: args.iterations.unwrap_or(if args.quick { 1 } else { 5 }),
+        contenders: args.contenders,
+        loads: args.loads,
+        flush_us: args.flush_us,
+    })?;
+    if failed > 0 {
+        eprintln!("amberlog lab: {failed} cells failed; the same command runs them again");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn report(directory: &std::path::Path) -> Result<ExitCode> {

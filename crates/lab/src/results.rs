@@ -272,7 +272,7 @@ pub fn write<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     std::fs::rename(&partial, path).at("rename to", path)
 }
 
-/// Reads what [`write`] wrote; `None` if there is no such file.
+/// Reads what [`write()`] wrote; `None` if there is no such file.
 ///
 /// # Errors
 /// When the file is there and is something else.

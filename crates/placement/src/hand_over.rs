@@ -30,7 +30,7 @@ pub enum Change {
     Done,
     /// It is so from the next mount on.
     AtNextMount,
-    /// The device that serves the log has to hand it over ([`crate::Route::hand_over`]); then it is.
+    /// The device that serves the log has to hand it over (`Route::hand_over` of crate block-route); then it is.
     HandOver,
 }
 

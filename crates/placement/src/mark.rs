@@ -68,7 +68,7 @@ pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Res
 }
 
 impl HeldMark {
-    /// What a superblock from storage says of memory: a column of the table in [`crate::stored`].
+    /// What a superblock from storage says of memory: a column of the table in `stored`.
     pub fn read(block: &[u8]) -> HeldMark {
         let stored = Stored::read(block);
         match (stored.says, stored.superblock) {

@@ -14,6 +14,7 @@ use fuser::{
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
     WriteFlags,
 };
+use rustix::mount::UnmountFlags;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -21,7 +22,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 const NAME: &str = "image";
 const IMAGE: INodeNo = INodeNo(2);
@@ -141,11 +142,24 @@ impl TestStorage {
     }
 }
 
+/// Whoever was killed has its files open a little longer, and a mount that is in use cannot be undone.
+const UNMOUNT_PATIENCE: Duration = Duration::from_secs(10);
+
 impl Drop for TestStorage {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take()
-            && let Err(error) = session.umount_and_join()
-        {
+        let Some(session) = self.session.take() else { return };
+        let begun = Instant::now();
+        let unmounted = loop {
+            match rustix::mount::unmount(self.mounted_at.path(), UnmountFlags::empty()) {
+                Err(rustix::io::Errno::BUSY) if begun.elapsed() < UNMOUNT_PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                outcome => break outcome,
+            }
+        };
+        // Without privilege only fusermount3 may, which the session calls.
+        let ended = if unmounted.is_ok() { session.join() } else { session.umount_and_join() };
+        if let Err(error) = ended {
             eprintln!("unmounting {} failed: {error}", self.mounted_at.path().display());
         }
     }

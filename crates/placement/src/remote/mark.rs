@@ -60,7 +60,7 @@ impl RemoteMark {
         Ok(bytes)
     }
 
-    /// What a superblock from storage says of a server: a column of the table in [`crate::stored`].
+    /// What a superblock from storage says of a server: a column of the table in `stored`.
     pub fn read(block: &[u8]) -> MarkFound {
         match Stored::read(block).says {
             Says::Remote(mark) => MarkFound::Live(mark),
