@@ -56,7 +56,12 @@ pub fn run(args: InspectArgs) -> ExitCode {
             for error in journals.iter().filter_map(|one| one.error.as_ref()) {
                 eprintln!("amberlog inspect: {}: {error}", disk.display());
             }
-            let owed = placement::owed(disk, args.journal.as_deref()).ok().and_then(|owed| owed.sentence(disk));
+            let owed = match placement::owed(disk, args.journal.as_deref()) {
+                Ok(owed) => owed.sentence(disk),
+                // Of what cannot be looked at nobody can say that it is nothing; that nothing is found is said above.
+                Err(placement::FinishError::Failed(_)) if journals.is_empty() => None,
+                Err(error) => Some(format!("whether it is owed something cannot be told: {error}")),
+            };
             if let Some(sentence) = &owed {
                 eprintln!("amberlog inspect: {}: {sentence}", disk.display());
             }

@@ -279,3 +279,79 @@ kill $PID; wait $PID"#
     expect(&script("group = \"4242\"", "--groups 4242"), 0, "running");
     expect(&script("owner = \"65534\"", "--clear-groups"), 0, "running");
 }
+
+/// A place that is ours by its owner and not by its mode may hold what an image is owed: nobody starts beside it.
+#[test]
+fn a_place_of_ours_that_others_can_enter_is_not_passed_over() {
+    if !can_play_two() {
+        return;
+    }
+    let start = "$AMBERLOG run --disk images/a.img -- true";
+    for mode in ["755", "777"] {
+        let opened = format!("{start}; chmod {mode} $PLACE");
+        expect(&format!("{opened}; {start}"), 2, "others can enter it");
+        expect(&format!("{opened}; $AMBERLOG recover --disk images/a.img"), 3, "others can enter it");
+        expect(&format!("{opened}; chmod 700 $PLACE; {start}"), 0, "");
+    }
+}
+
+/// Outputs and regions in a place that others can write to, by a link that leads to where nothing is yet.
+#[test]
+fn links_that_lead_nowhere_are_not_made_into_files_elsewhere() {
+    if !can_play_two() {
+        return;
+    }
+    let link = "nobody 'ln -s /dev/shm/dear/new /dev/shm/out'";
+    for option in ["placement=nvm=/dev/shm/out,nvm-size=16", "log-writes=/dev/shm/out"] {
+        let output = run(&format!("{link}; $AMBERLOG run --disk images/a.img,{option} -- true"));
+        assert!(matches!(output.status.code(), Some(1..=3)), "{option}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let theirs = "nobody 'touch /dev/shm/out; chmod 666 /dev/shm/out'";
+    expect(&format!("{theirs}; $AMBERLOG run --disk images/a.img,log-writes=/dev/shm/out -- true"), 2, "user 65534");
+}
+
+/// What is no image is not waited for, by anybody.
+#[test]
+fn a_pipe_in_the_place_of_an_image_is_refused_at_once() {
+    if !can_play_two() {
+        return;
+    }
+    let run = "$AMBERLOG run --disk images/a.img -- true; mkfifo images/pipe";
+    for command in [
+        "run --disk images/pipe -- true",
+        "run --disk images/pipe,format=raw -- true",
+        "run --disk images/a.img --journal-disk images/pipe -- true",
+        "recover --disk images/pipe",
+        "recover --disk images/a.img --journal images/pipe",
+        "inspect --disk images/pipe",
+    ] {
+        let output = self::run(&format!("{run}; $AMBERLOG {command}"));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(matches!(output.status.code(), Some(1..=3)), "{command}: {:?}: {text}", output.status);
+        assert!(text.contains("neither"), "{command}: {text}");
+    }
+    let serve = "printf 'run = \"/run/x\"\\n[[vm]]\\nname = \"a\"\\ndisks = [\"/dev/shm/images/pipe\"]\\n' > c.toml
+        $AMBERLOG serve --config c.toml & PID=$!
+        for i in $(seq 100); do $AMBERLOG status --run /run/x 2>/dev/null | grep -q neither && break; sleep 0.1; done
+        $AMBERLOG status --run /run/x; kill $PID; wait $PID";
+    expect(&format!("{run}; {serve}"), 0, "neither");
+}
+
+/// An output that is what is served is refused before it is emptied, by whatever name.
+#[test]
+fn no_output_is_written_over_an_image() {
+    if !can_play_two() {
+        return;
+    }
+    for option in ["--report", "--samples", "--trace"] {
+        for name in ["images/a.img", "images/b"] {
+            let script = format!(
+                "ln images/a.img images/b; A=$(sha1sum < images/a.img)
+                $AMBERLOG run {option} {name} --disk images/a.img -- true; RC=$?
+                [ \"$A\" = \"$(sha1sum < images/a.img)\" ] || RC=97; (exit $RC)"
+            );
+            expect(&script, 2, "it would be written over");
+        }
+    }
+    expect("$AMBERLOG run --disk images/a.img,log-writes=images/a.img -- true", 2, "it would be written over");
+}

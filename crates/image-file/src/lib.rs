@@ -1,5 +1,5 @@
-//! What is asked of an image before anything is read from it as a disk: whether its bytes are a disk at all ([`probe`]), and
-//! whether QEMU has it open ([`QemuLock`]); and, for people, what is on it ([`content`]).
+//! What is asked of an image before anything is read from it as a disk: whether it is a file or a block device ([`open()`]), whether
+//! its bytes are a disk at all ([`probe`]), and whether QEMU has it open ([`QemuLock`]); and, for people, what is on it ([`content`]).
 //!
 //! Must never: write to an image, or say of a disk that a guest can make with its usual programs (partitions, file systems, swap,
 //! LVM, zeros) that it is something else. Failure story: what cannot be read is an error, never "raw".
@@ -7,7 +7,9 @@
 mod content;
 mod format;
 mod lock;
+mod open;
 
 pub use content::content;
 pub use format::{Format, OtherFormat, probe};
 pub use lock::QemuLock;
+pub use open::open;

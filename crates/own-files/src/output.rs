@@ -26,10 +26,23 @@ pub fn keep_files_private() -> Mode {
 /// # Errors
 /// When it cannot be made, or somebody else may have put it there.
 pub fn create_output(path: &Path) -> Result<File, Error> {
+    let file = open_output(path)?;
+    // A terminal or a pipe has nothing that could be emptied.
+    if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        file.set_len(0).map_err(Error::system("emptying", path))?;
+    }
+    Ok(file)
+}
+
+/// The same for one that is read, too, before it is written: nothing of what is in it goes.
+///
+/// # Errors
+/// As [`create_output`].
+pub fn open_output(path: &Path) -> Result<File, Error> {
     let absolute = std::path::absolute(path).map_err(Error::system("finding", path))?;
     let is_shared = is_in_shared_place(&absolute);
     let mode = Mode::from_raw_mode(0o666) & !USERS_MASK.get().copied().unwrap_or(Mode::empty());
-    let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOCTTY;
     match rustix::fs::open(&absolute, new, mode) {
         Ok(descriptor) => {
             if USERS_MASK.get().is_some() {
@@ -41,13 +54,12 @@ pub fn create_output(path: &Path) -> Result<File, Error> {
         Err(error) => return Err(Error::system("making", path)(error)),
     }
     if !is_shared {
-        return std::fs::OpenOptions::new()
-            .write(true)
-            .truncate(true)
-            .open(path)
-            .map_err(Error::system("opening", path));
+        // A terminal or a pipe can be written and not read.
+        let open = |is_read| std::fs::OpenOptions::new().read(is_read).write(true).open(path);
+        let opened = if absolute.is_file() { open(true).or_else(|_| open(false)) } else { open(false) };
+        return opened.map_err(Error::system("opening", path));
     }
-    let there = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let there = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let descriptor = match rustix::fs::open(&absolute, there, Mode::empty()) {
         Ok(descriptor) => descriptor,
         Err(rustix::io::Errno::LOOP) => {
@@ -62,7 +74,5 @@ pub fn create_output(path: &Path) -> Result<File, Error> {
         Err(error) => return Err(Error::system("opening", path)(error)),
     };
     check_opened(&descriptor, path)?;
-    let file = File::from(descriptor);
-    file.set_len(0).map_err(Error::system("emptying", path))?;
-    Ok(file)
+    Ok(File::from(descriptor))
 }

@@ -180,7 +180,7 @@ fn lives_one_of(noted: &str) -> bool {
 }
 
 /// Others may pass through a VM's directory, if the VMM is to be another user: they can neither list nor change it.
-pub(crate) const THROUGH: u32 = 0o011;
+pub const THROUGH: u32 = 0o011;
 
 /// Whether amberlog makes files of this name in a VM's directory, or has the VMM make them.
 fn is_amberlogs(name: &OsStr) -> bool {
@@ -384,7 +384,7 @@ impl AreaDirectory {
     pub fn find(registry: &Path, image: &Path) -> Result<Option<PathBuf>, DirectoryError> {
         let key = image_key(image).map_err(system("examining", image))?;
         let Some(area) = registry::find(registry, &key)? else { return Ok(None) };
-        let is_about = match OwnDirectory::open(&area) {
+        let is_about = match OwnDirectory::open_allowing(&area, THROUGH) {
             Ok(directory) => describes(&directory, &key)?,
             Err(error) if error.is_missing() => false,
             Err(error) => return Err(error.into()),

@@ -169,7 +169,7 @@ impl Disk {
     /// # Errors
     /// When it cannot be opened.
     pub fn open(options: DiskOptions) -> std::io::Result<Self> {
-        let file = std::fs::OpenOptions::new().read(true).write(!options.read_only).open(&options.path)?;
+        let file = image_file::open(&options.path, !options.read_only)?;
         let direct = crate::remote::open_direct(&file, &options.path);
         let file = LoggedFile::new(file, options.write_log.clone());
         Ok(Disk {

@@ -8,7 +8,7 @@
 //! nowhere else, and an image only counts if the caller has named it or the registry of the same user has it for this
 //! directory.
 
-use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, image_key};
+use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key};
 use crate::earlier::open_left;
 use crate::finish::{finish, finish_stored};
 use crate::scan::offset_of;
@@ -103,8 +103,8 @@ pub(crate) struct LeftLogs {
 /// The area, if a registry knows of one, with a log that was opened under this number: the image that carries it may be a copy, or
 /// have another name or another file system by now.
 pub(crate) fn area_opened_as(registry: &Path, number: &[u8; 16]) -> Option<PathBuf> {
-    crate::registry::areas(registry).into_iter().find(|area| {
-        let Ok(directory) = OwnDirectory::open(area) else { return false };
+    crate::registry::all_areas(registry).into_iter().find(|area| {
+        let Ok(directory) = OwnDirectory::open_allowing(area, THROUGH) else { return false };
         directory.names().unwrap_or_default().iter().any(|name| {
             let is_table = Path::new(name).extension().is_some_and(|ending| ending == "table");
             let file = is_table.then(|| directory.file(name, How::Read).ok()).flatten();
@@ -234,7 +234,7 @@ fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: boo
     }
     for (log, found, places) in present {
         let offset = log.place.home_start;
-        match finish_log(&log, &found, &places) {
+        match finish_log(directory, &log, &found, &places) {
             Ok((image, mut recovery)) => {
                 recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
                 outcome.finished.push(FinishedLog { image, offset, recovery });
@@ -264,7 +264,8 @@ pub fn sweep(base: &Path, registry: &Path) {
         let is_vms = name.to_str().is_some_and(|name| name.starts_with("vm-"));
         let path = base.path().join(&name);
         // Without its lock it is being made at this moment.
-        if !is_vms || !OwnDirectory::open(&path).is_ok_and(|directory| directory.kind(LOCK).is_some()) {
+        if !is_vms || !OwnDirectory::open_allowing(&path, THROUGH).is_ok_and(|directory| directory.kind(LOCK).is_some())
+        {
             continue;
         }
         let Ok(directory) = AreaDirectory::take_over(&path, registry) else { continue };
@@ -308,7 +309,12 @@ fn places(
 }
 
 /// Finishes one log. Gives where its home was found.
-fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result<(PathBuf, Report), FinishError> {
+fn finish_log(
+    directory: &AreaDirectory,
+    log: &LogDescription,
+    found: &FoundLog,
+    places: &Places,
+) -> Result<(PathBuf, Report), FinishError> {
     let home = open_left(&places.home)?;
     let journal = places.journal.as_deref().map(open_left).transpose()?;
     let journal_file = journal.as_ref().unwrap_or(&home).file();
@@ -316,7 +322,7 @@ fn finish_log(log: &LogDescription, found: &FoundLog, places: &Places) -> Result
     let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };
     let unlogged = |file| LoggedFile::unlogged(file).map_err(opening);
     let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
-    let report = match check_identity(found, log, journal_file)? {
+    let report = match check_identity(directory, found, log, journal_file)? {
         Verdict::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
         Verdict::Emptied => Report::of(Status::Clean)
             .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
@@ -430,14 +436,19 @@ fn give_back(ram: &[(u32, HostFile)], needed: &HashSet<u32>) {
 }
 
 /// Whether the journal superblock on storage is the one that belongs to the held log.
-fn check_identity(found: &FoundLog, log: &LogDescription, journal: &std::fs::File) -> Result<Verdict, FinishError> {
+fn check_identity(
+    directory: &AreaDirectory,
+    found: &FoundLog,
+    log: &LogDescription,
+    journal: &std::fs::File,
+) -> Result<Verdict, FinishError> {
+    let shown = directory.path().display();
     let refuse = |reason: String| {
         Err(FinishError::Refused(format!(
-            "{}: {reason}; the held journal is not written to it. If the image was restored or checked meanwhile, \
-             remove {}.table and {}.pool beside it",
+            "{}: {reason}; the held journal is not written to it. If the image was restored, checked or made anew \
+             meanwhile, what is held is of no use to it: run 'amberlog recover --area {shown}' for whatever else is in it, then \
+             remove {shown}",
             log.journal_image.display(),
-            log.name,
-            log.name
         )))
     };
     let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)

@@ -41,7 +41,8 @@ mod scan;
 mod stored;
 
 pub use description::{
-    AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, process_started_at,
+    AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, THROUGH as PASSED_THROUGH,
+    process_started_at,
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;
@@ -52,7 +53,7 @@ pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use log::Log;
 pub use mark::{HeldMark, MarkKind};
 pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
-pub use owed::{LostLog, Owed, area_of_marked, owed};
+pub use owed::{LostLog, Owed, area_of_marked, held_by_another, owed};
 pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,

@@ -52,10 +52,11 @@ pub struct LostLog {
 /// When the image cannot be read, or what is held cannot be looked at.
 pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
     let images: Vec<&Path> = std::iter::once(image).chain(journal).collect();
-    for registry in own_places() {
+    let places = own_places()?;
+    for registry in &places {
         for path in &images {
-            let Some(area) = AreaDirectory::find(&registry, path)? else { continue };
-            match held_in(&area, &registry, path)? {
+            let Some(area) = AreaDirectory::find(registry, path)? else { continue };
+            match held_in(&area, registry, path)? {
                 Owed::Nothing => {}
                 held => return Ok(held),
             }
@@ -66,7 +67,7 @@ pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
         .map_err(|error| FinishError::Failed(format!("looking for amberlog's mark on {}: {error}", image.display())))?;
     for log in &lost {
         let HeldMark::Ours(MarkKind::Held, opening) = log.mark else { continue };
-        let area = own_places().iter().find_map(|registry| area_opened_as(registry, &opening.number));
+        let area = places.iter().find_map(|registry| area_opened_as(registry, &opening.number));
         if let Some(area) = area {
             return Ok(Owed::Copy(area));
         }
@@ -86,6 +87,21 @@ pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBu
         HeldMark::Ours(MarkKind::Held, opening) => area_opened_as(registry, &opening.number),
         _ => None,
     }))
+}
+
+/// Why an image is not to be used although nothing of this user's holds anything for it: its journal was held in memory, and
+/// another user of this host says that he has it. Nothing if nobody does.
+///
+/// # Errors
+/// When the image cannot be read.
+pub fn held_by_another(image: &Path) -> io::Result<Option<String>> {
+    let Ok(key) = image_key(image) else { return Ok(None) };
+    let others = foreign_entries(&key);
+    if others.is_empty() {
+        return Ok(None);
+    }
+    let held = marks(&[image])?.into_iter().find(|log| matches!(log.mark, HeldMark::Ours(MarkKind::Held, _)));
+    Ok(held.map(|log| LostLog { others, ..log }.sentence(&image.display().to_string())))
 }
 
 /// What an area holds for an image.
@@ -110,7 +126,7 @@ fn held_in(area: &Path, registry: &Path, image: &Path) -> Result<Owed, FinishErr
 fn transactions(log: &LogDescription, found: &FoundLog, image: &Path) -> Option<u64> {
     // Blocks that are at their own place are on the disk with the log.
     let journal = if log.place.is_external { &log.journal_image } else { image };
-    let file = write_log::LoggedFile::new(std::fs::File::open(journal).ok()?, None);
+    let file = write_log::LoggedFile::new(image_file::open(journal, false).ok()?, None);
     dry_run_held(&found.log(), &log.place, &file).ok().map(|report| report.transactions)
 }
 

@@ -12,6 +12,7 @@ use own_files::{How, OwnDirectory};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 use std::hash::{BuildHasher, Hasher};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SHARED: &str = "/dev/shm";
@@ -25,7 +26,11 @@ struct Entry {
 }
 
 /// This user's places that there are: mostly one.
-pub fn own_places() -> Vec<PathBuf> {
+///
+/// # Errors
+/// When one of them is this user's and others can have changed it, or what an image is owed is perhaps in one that cannot be
+/// opened: passing over it would be to say that nothing is owed.
+pub fn own_places() -> Result<Vec<PathBuf>, DirectoryError> {
     own_places_in(Path::new(SHARED))
 }
 
@@ -33,9 +38,10 @@ fn usual_name() -> String {
     format!("amberlog-{}", rustix::process::geteuid().as_raw())
 }
 
-fn own_places_in(shared: &Path) -> Vec<PathBuf> {
+fn own_places_in(shared: &Path) -> Result<Vec<PathBuf>, DirectoryError> {
     let usual = usual_name();
-    let mut places: Vec<PathBuf> = std::fs::read_dir(shared)
+    let us = rustix::process::geteuid().as_raw();
+    let mut places = std::fs::read_dir(shared)
         .into_iter()
         .flatten()
         .flatten()
@@ -44,11 +50,12 @@ fn own_places_in(shared: &Path) -> Vec<PathBuf> {
             let rest = name.to_str().and_then(|name| name.strip_prefix(&usual));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         })
-        .filter_map(|entry| OwnDirectory::open_allowing(&entry.path(), THROUGH).ok())
-        .map(|directory| directory.path().to_owned())
-        .collect();
+        // What is another user's, or a link, is not this user's place, whatever it is called.
+        .filter(|entry| entry.path().symlink_metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == us))
+        .map(|entry| Ok(OwnDirectory::open_allowing(&entry.path(), THROUGH)?.path().to_owned()))
+        .collect::<Result<Vec<PathBuf>, DirectoryError>>()?;
     places.sort();
-    places
+    Ok(places)
 }
 
 /// This user's place, be it there or not: where VMs' directories are made and images are looked up unless somebody says
@@ -58,12 +65,12 @@ pub fn own_place() -> PathBuf {
 }
 
 fn own_place_in(shared: &Path) -> PathBuf {
-    if let Some(place) = own_places_in(shared).into_iter().next() {
-        return place;
-    }
     let usual = shared.join(usual_name());
-    if usual.symlink_metadata().is_err() {
-        return usual;
+    match own_places_in(shared).map(|places| places.into_iter().next()) {
+        Ok(Some(place)) => return place,
+        Ok(None) if usual.symlink_metadata().is_ok() => {}
+        // Whoever uses a place that cannot be trusted is told so.
+        Ok(None) | Err(_) => return usual,
     }
     // Its keys are the system's random numbers, drawn anew in each process.
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
@@ -128,7 +135,6 @@ pub(crate) fn forget_area(registry: &Path, area: &Path) {
 /// Places of other users that have an entry for the image with this key, and whose they are: for a sentence, nothing in them is
 /// believed. Only root sees any.
 pub(crate) fn foreign_entries(key: &str) -> Vec<(PathBuf, u32)> {
-    use std::os::unix::fs::MetadataExt;
     let us = rustix::process::geteuid().as_raw();
     let entries = std::fs::read_dir(SHARED).into_iter().flatten().flatten();
     let places = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("amberlog-")));
@@ -158,6 +164,19 @@ pub(crate) fn areas(registry: &Path) -> Vec<PathBuf> {
     areas
 }
 
+/// All areas that are noted, and those in the place itself of which no entry tells (any more).
+pub(crate) fn all_areas(registry: &Path) -> Vec<PathBuf> {
+    let mut all = areas(registry);
+    if let Ok(place) = OwnDirectory::open_allowing(registry, THROUGH) {
+        let names = place.names().unwrap_or_default();
+        let of_vms = names.iter().filter(|name| name.as_encoded_bytes().starts_with(b"vm-"));
+        all.extend(of_vms.map(|name| place.path().join(name)));
+    }
+    all.sort();
+    all.dedup();
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,16 +189,17 @@ mod tests {
         std::fs::set_permissions(shared.path(), std::fs::Permissions::from_mode(0o1777)).expect("its mode");
         let usual = shared.path().join(usual_name());
         assert_eq!(own_place_in(shared.path()), usual);
-        assert!(own_places_in(shared.path()).is_empty(), "asking makes nothing");
+        assert!(own_places_in(shared.path()).expect("none").is_empty(), "asking makes nothing");
         make(&usual).expect("made");
-        assert_eq!(own_places_in(shared.path()), vec![usual.clone()]);
-        // Others may enter it, so others may have changed it.
-        std::fs::set_permissions(&usual, std::fs::Permissions::from_mode(0o777)).expect("its mode");
-        let other = own_place_in(shared.path());
-        assert_ne!(other, usual);
-        assert_ne!(other, own_place_in(shared.path()), "it cannot be guessed");
-        make(&other).expect("made");
-        assert_eq!(own_place_in(shared.path()), other, "and is found again");
+        assert_eq!(own_places_in(shared.path()).expect("one"), vec![usual.clone()]);
+        // Others may enter it, so others may have changed it; and what it holds is still owed.
+        for mode in [0o777, 0o755] {
+            std::fs::set_permissions(&usual, std::fs::Permissions::from_mode(mode)).expect("its mode");
+            assert!(own_places_in(shared.path()).expect_err("it is not believed").is_not_ours());
+            assert_eq!(own_place_in(shared.path()), usual, "nor passed over");
+        }
+        std::fs::set_permissions(&usual, std::fs::Permissions::from_mode(0o711)).expect("its mode");
+        assert_eq!(own_places_in(shared.path()).expect("the way to a VM of another user"), vec![usual]);
     }
 
     #[test]
@@ -198,7 +218,9 @@ mod tests {
             let place = own_place_in(shared.path());
             assert!(place.starts_with(shared.path()) && place != shared.path().join(usual_name()), "{script}");
             make(&place).expect("made");
-            assert_eq!(own_places_in(shared.path()), [place], "{script}");
+            assert_ne!(place, own_place_in(Path::new("/nonexistent")), "{script}");
+            assert_eq!(own_places_in(shared.path()).expect("ours"), std::slice::from_ref(&place), "{script}");
+            assert_eq!(own_place_in(shared.path()), place, "{script}: and is found again");
         }
     }
 

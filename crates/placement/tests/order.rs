@@ -9,7 +9,7 @@ use placement::{
     AreaDirectory, Change, DiskOptions, DiskRoute, Finish, FinishError, Journals, JournalsOptions, Owed, PlacementKind,
     RemoteOptions, finish_directory, finish_directory_into, owed,
 };
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -656,6 +656,65 @@ fn an_image_whose_log_is_lost_is_not_called_clean() {
     assert!(sentence.contains("carries amberlog's mark") && sentence.contains("e2fsck -f"), "{sentence}");
     let (image, written) = rig.die_and_finish();
     assert_eq!((written, owed(&image, None).expect("looked")), (1, Owed::Nothing));
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+/// A VMM of another user passes through the VM's directory: it is as much ours as any other, and what is held in it as much owed.
+#[test]
+fn what_others_pass_through_is_found_and_finished_and_swept() {
+    for is_noted in [true, false] {
+        let mut rig = Rig::new();
+        let first = FILE_SYSTEM_BLOCKS - 100;
+        rig.open();
+        rig.commit(&[(first, content(1))]);
+        let registry = rig.directory.path().join("registry");
+        let (image, left) = rig.die();
+        // Where directories are made unless somebody says otherwise.
+        let area = registry.join("vm-7-0");
+        std::fs::rename(left.path(), &area).expect("renamed");
+        drop(left);
+        let idle = AreaDirectory::create(&registry, &registry).expect("made").path().to_owned();
+        for directory in [&area, &idle] {
+            std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711)).expect("its mode");
+        }
+        let by_image = registry.join("by-image");
+        for entry in std::fs::read_dir(&by_image).expect("a registry").flatten() {
+            std::fs::remove_file(entry.path()).expect("removed");
+        }
+        if is_noted {
+            AreaDirectory::take_over(&area, &registry).expect("free").register(&image).expect("noted");
+            let text = std::fs::read(area.join("area.json")).expect("described");
+            let mut description: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            description.as_object_mut().expect("an object").remove("images");
+            std::fs::write(area.join("area.json"), description.to_string()).expect("written");
+            assert_eq!(AreaDirectory::find(&registry, &image).expect("looked").as_ref(), Some(&area));
+        }
+        assert_eq!(placement::area_of_marked(&registry, &image).expect("looked").as_ref(), Some(&area));
+        placement::sweep(&registry, &registry);
+        assert!(!idle.exists() && area.exists());
+        let left = AreaDirectory::take_over(&area, &registry).expect("free");
+        let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
+        assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+        assert!(block_of(&image, first) == content(1));
+        std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+    }
+}
+
+/// What is held for an image that was made anew is refused, with a way out that is one.
+#[test]
+fn what_is_of_no_use_any_more_can_be_given_up() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let registry = rig.directory.path().join("registry");
+    let (image, left) = rig.die();
+    left.register(&image).expect("noted");
+    run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-E", "offset=1048576"], &image, &["6144"]);
+    let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
+    let sentence = outcome.failed[0].error.to_string();
+    assert!(sentence.contains(&format!("then remove {}", left.path().display())), "{sentence}");
+    std::fs::remove_dir_all(left.path()).expect("it is there");
+    assert_eq!(AreaDirectory::find(&registry, &image).expect("looked"), None);
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 

@@ -51,6 +51,14 @@ impl WriteLog {
     /// When it cannot be made, or something else is there.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        Self::begin(file, path)
+    }
+
+    /// The same for a file that the caller has opened to be read and written; `path` is what it is called.
+    ///
+    /// # Errors
+    /// As [`WriteLog::create`].
+    pub fn begin(file: File, path: &Path) -> io::Result<Self> {
         let mut magic = [0; 8];
         if file.metadata()?.len() > 0
             && !(file.read_exact_at(&mut magic, 0).is_ok() && u64::from_le_bytes(magic) == MAGIC)

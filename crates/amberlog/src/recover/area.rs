@@ -10,6 +10,7 @@ use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directo
 use recovery::{Report, Status};
 use rustix::fs::FileType;
 use serde_json::{Value, json};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -40,32 +41,46 @@ pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
     let mut attempts = Vec::new();
     // One deadline for all: where many VMs live, they are not waited for one by one.
     let deadline = Instant::now() + PATIENCE;
-    for path in directories {
+    let mut left_alone = 0;
+    for (path, opened) in directories {
+        if let Err(error) = opened {
+            attempts.push(Attempt { path, result: Err(DirectoryError::from(error).into()) });
+            continue;
+        }
         let result = finish(&path, images, deadline);
         if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
             // Asked for all that is left over: what lives is not.
             eprintln!("amberlog recover: {error} (left alone)");
+            left_alone += 1;
             continue;
         }
         attempts.push(Attempt { path, result });
     }
-    show(area, &attempts, json)
+    show(area, &attempts, left_alone, json)
 }
 
+/// A directory of a VM, or why it is not looked into.
+type Found = (PathBuf, Result<(), own_files::Error>);
+
 /// The directories of VMs that `area` means, in order of their names, and whether it is one itself.
-fn directories(area: &Path) -> Result<(Vec<PathBuf>, bool), own_files::Error> {
+fn directories(area: &Path) -> Result<(Vec<Found>, bool), own_files::Error> {
     let base = OwnDirectory::open_place(area)?;
     if base.kind(LOCK).is_some() {
-        return Ok((vec![base.path().to_owned()], true));
+        return Ok((vec![(base.path().to_owned(), Ok(()))], true));
     }
     let mut found = Vec::new();
     for name in base.names()? {
         if !matches!(base.kind(&name), Some(FileType::Directory | FileType::Symlink)) {
             continue;
         }
-        match base.directory(&name) {
-            Ok(directory) if directory.kind(LOCK).is_some() => found.push(base.path().join(&name)),
+        // A VMM of another user may be let through.
+        match base.directory_allowing(&name, placement::PASSED_THROUGH) {
+            Ok(directory) if directory.kind(LOCK).is_some() => found.push((base.path().join(&name), Ok(()))),
             Ok(_) => {}
+            // Ours, and others can have changed it: something may be owed in it.
+            Err(error) if is_own_directory(&base.path().join(&name)) => {
+                found.push((base.path().join(&name), Err(error)));
+            }
             // Something of somebody else's, or a link, under a name as VMs have it.
             Err(error) if name.as_encoded_bytes().starts_with(b"vm-") => {
                 eprintln!("amberlog recover: {error} (left alone)");
@@ -76,10 +91,16 @@ fn directories(area: &Path) -> Result<(Vec<PathBuf>, bool), own_files::Error> {
     Ok((found, false))
 }
 
+fn is_own_directory(path: &Path) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    let is_vms = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"vm-"));
+    is_vms && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == us)
+}
+
 fn finish(path: &Path, images: &[PathBuf], deadline: Instant) -> Result<Finish, FinishError> {
     // The one that knows of it, if there are several.
     let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
-    let registry = own_places().into_iter().find(knows).unwrap_or_else(own_place);
+    let registry = own_places()?.into_iter().find(knows).unwrap_or_else(own_place);
     let directory = take_over(path, &registry, deadline)?;
     let outcome = finish_directory_into(&directory, images)?;
     if outcome.failed.is_empty() {
@@ -88,7 +109,7 @@ fn finish(path: &Path, images: &[PathBuf], deadline: Instant) -> Result<Finish, 
     Ok(outcome)
 }
 
-fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
+fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> ExitCode {
     let mut finished = Vec::new();
     let mut errors = Vec::new();
     let mut is_only_refused = true;
@@ -124,7 +145,12 @@ fn show(area: &Path, attempts: &[Attempt], json: bool) -> ExitCode {
             println!("{}: {}", name(log), super::sentence(&log.recovery, false));
         }
         if finished.is_empty() && errors.is_empty() {
-            println!("{}: nothing was left to finish", area.display());
+            let others = match left_alone {
+                0 => String::new(),
+                1 => "; one VM's directory is in use, and was left alone".to_owned(),
+                count => format!("; {count} VMs' directories are in use, and were left alone"),
+            };
+            println!("{}: nothing was left to finish{others}", area.display());
         }
     }
     let is_damaged = finished.iter().any(|log| log.recovery.status == Status::Damaged);

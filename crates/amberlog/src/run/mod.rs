@@ -12,8 +12,9 @@ use anyhow::Context;
 use guest_memory::SHIM_SOCKET_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -100,6 +101,34 @@ impl RunArgs {
     }
 }
 
+/// What is written anew must not be what is served.
+fn refuse_images_as_outputs(args: &RunArgs) -> anyhow::Result<()> {
+    let vm = args.vm();
+    let images: Vec<_> = vm.images().filter_map(|(path, _)| Some((path, identity(path)?))).collect();
+    let named = [("--report", &args.report), ("--samples", &args.samples), ("--trace", &args.trace)];
+    let named = named.into_iter().filter_map(|(option, path)| Some((option, path.as_ref()?)));
+    let logs = args.disks.iter().map(|disk| &disk.log_writes);
+    let logs = logs.chain(args.journal_disks.iter().map(|disk| &disk.log_writes)).flatten();
+    let logs = logs.map(|path| ("log-writes", path));
+    for (option, path) in named.chain(logs) {
+        let Some(output) = identity(path) else { continue };
+        if let Some((image, _)) = images.iter().find(|(_, image)| *image == output) {
+            return Err(exit::usage(format!(
+                "{option} {} is the image {}: it would be written over; name another file",
+                path.display(),
+                image.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What a file is, whatever it is called; nothing if there is none.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some(if metadata.file_type().is_block_device() { (0, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) })
+}
+
 fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
     if args.disks.is_empty() && args.journal_disks.is_empty() {
         return Err(exit::usage("there is no disk to serve: give --disk IMAGE"));
@@ -108,6 +137,7 @@ fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(sentence) = qemu::contradiction(&args.vmm) {
         return Err(exit::usage(sentence));
     }
+    refuse_images_as_outputs(&args)?;
     let _entered = log_context::enter(log_context::Context::vm(&args.name));
     let users_mask = own_files::keep_files_private();
     let vm = Vm::prepare(&args.vm(), &KnownRaw::default())?;

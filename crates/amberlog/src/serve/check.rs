@@ -6,7 +6,9 @@
 
 use super::ask::CONTROL;
 use super::config::{Config, VmConfig};
+use crate::metrics::endpoint::Address;
 use crate::raw::KnownRaw;
+use own_files::OwnDirectory;
 use rustix::fs::Access;
 use std::collections::HashMap;
 use std::fs::Metadata;
@@ -41,6 +43,9 @@ pub fn all(config: &Config) -> Vec<Problem> {
     ] {
         problems.extend(path.and_then(|path| directory(path, what)).map(Problem::new));
     }
+    problems.extend(not_believed(&config.shm, OwnDirectory::open_place));
+    problems.extend(not_believed(&config.run, |run| OwnDirectory::open_allowing(run, super::RUN_OTHERS)));
+    problems.extend(config.metrics.addresses.iter().filter_map(metrics_socket).map(Problem::new));
     problems.extend(room(config).map(Problem::new));
     let mut users: HashMap<_, Vec<(&str, &Path, bool)>> = HashMap::new();
     for (name, vm) in &config.vms {
@@ -158,6 +163,32 @@ fn directory(path: &Path, what: &str) -> Option<String> {
     } else {
         format!("the directory {shown} {what} cannot be made in {}: {error}", existing.display())
     })
+}
+
+/// Why a directory, or the one in which it is made, is not believed to be ours.
+fn not_believed(path: &Path, open: impl Fn(&Path) -> Result<OwnDirectory, own_files::Error>) -> Option<Problem> {
+    let is_there = |path: &Path| path.symlink_metadata().is_ok();
+    let opened = if is_there(path) {
+        open(path)
+    } else {
+        // The root is a place of its own.
+        OwnDirectory::open_place(path.ancestors().find(|above| is_there(above) && above.parent().is_some())?)
+    };
+    // What is missing or cannot be read has been said.
+    opened
+        .err()
+        .filter(|error| matches!(error, own_files::Error::NotOurs { .. }))
+        .map(|error| Problem::new(error.to_string()))
+}
+
+/// Why nothing can listen at a socket of metrics.
+fn metrics_socket(address: &Address) -> Option<String> {
+    let Address::Unix(path) = address else { return None };
+    match path.symlink_metadata() {
+        Ok(metadata) if metadata.file_type().is_socket() => None,
+        Ok(_) => Some(format!("metrics: {} is no socket, and one has to be made there; remove it", path.display())),
+        Err(_) => directory(path.parent()?, "for the socket of metrics"),
+    }
 }
 
 /// Whether tables and copied blocks fit into the tmpfs. Guest memory comes on top, of which nothing is known before a VMM is there.

@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use command_line::remote_options::RemoteTrust;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a configuration file.
@@ -117,7 +118,14 @@ impl Config {
     /// A line for each thing that is wrong: what, and where.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let of = || format!("the configuration {}", path.display());
-        let bytes = std::fs::metadata(path).with_context(of)?.len();
+        let metadata = std::fs::metadata(path).with_context(of)?;
+        // A pipe would be waited for; systemd and shells hand over /dev/null and /dev/stdin, which are no files either.
+        ensure!(
+            !metadata.file_type().is_fifo(),
+            "{}: it is a pipe, and is read again at each reload; name a file",
+            of()
+        );
+        let bytes = metadata.len();
         ensure!(bytes <= BYTES_MAX, "{}: {bytes} bytes are more than the {BYTES_MAX} it can have", of());
         Self::parse(&std::fs::read_to_string(path).with_context(of)?).with_context(of)
     }

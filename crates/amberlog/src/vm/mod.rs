@@ -29,7 +29,8 @@ use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmRoute, PlacementKind, VmReport,
+    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, FinishError, Journals, JournalsOptions, NvmRoute,
+    PlacementKind, VmReport,
 };
 use samples::Samples;
 use sandbox::Sandbox;
@@ -204,21 +205,35 @@ impl VmOptions {
 
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
-    let registries = placement::own_places();
+    let registries = placement::own_places()?;
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         let path = &disk.options.path;
         let by_key = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))?;
         let is_by_key = by_key.is_some();
         // What cannot be read is found out, and said, by whoever opens it to serve it.
-        let by_mark = || match disk.options.read_only {
-            true => None,
-            false => placement::area_of_marked(registry, path).ok().flatten(),
-        };
+        let by_mark = || placement::area_of_marked(registry, path).ok().flatten();
         let Some(left) = by_key.or_else(by_mark) else { continue };
         let directory = match take_over(&left, registry, Instant::now() + PATIENCE) {
             Ok(directory) => directory,
-            // A copy of what a VM that runs is served: nothing is owed to the copy.
-            Err(DirectoryError::InUse { .. }) if !is_by_key => continue,
+            // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
+            Err(DirectoryError::InUse { .. }) if !is_by_key && disk.options.read_only => {
+                log::warn!(
+                    "{}: its journal is held in memory for a VM that runs, of whose image it is a copy or another name; what is held \
+                     is not on it",
+                    path.display()
+                );
+                continue;
+            }
+            Err(DirectoryError::InUse { .. }) if !is_by_key => {
+                let sentence = format!(
+                    "{}: its journal is held in memory for a VM that runs (in {}): it is that VM's image by another name, or a \
+                     copy without what is held; nothing was changed. Copies are made with 'amberlog snapshot'. To use this one \
+                     as it is, run 'e2fsck -fy' on it first, which gives up what is missing",
+                    path.display(),
+                    left.display()
+                );
+                return Err(FinishError::Refused(sentence).into());
+            }
             // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
             Err(error) if error.is_missing() => continue,
             Err(error) => return Err(error.into()),
@@ -234,6 +249,12 @@ fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
             );
         }
         directory.remove();
+    }
+    for disk in disks {
+        // What cannot be read is said by whoever opens it to serve it.
+        if let Ok(Some(sentence)) = placement::held_by_another(&disk.options.path) {
+            return Err(FinishError::Refused(sentence).into());
+        }
     }
     Ok(())
 }
@@ -252,7 +273,8 @@ fn write_down(options: &VmOptions, attached: &mut [Attached]) -> anyhow::Result<
     let files = disks.chain(options.journal_disks.iter().map(|disk| &disk.log_writes));
     for (file, disk) in files.zip(attached) {
         if let Some(path) = file {
-            let log = WriteLog::create(path).with_context(|| format!("the log of writes {}", path.display()))?;
+            let log = WriteLog::begin(own_files::open_output(path)?, path)
+                .with_context(|| format!("the log of writes {}", path.display()))?;
             disk.options.write_log = Some(Arc::new(log));
         }
     }

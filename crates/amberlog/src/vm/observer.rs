@@ -67,7 +67,8 @@ impl VmObserver {
                 peer.pid
             ));
         }
-        let arguments = if self.strangers_at.is_some() { arguments_of(peer.pid) } else { Vec::new() };
+        // Also of a VMM that we started: what we started may be a script that gives it more.
+        let arguments = arguments_of(peer.pid);
         if let Some(reason) = super::qemu::contradiction(&arguments) {
             return Err(reason);
         }
@@ -78,9 +79,8 @@ impl VmObserver {
         if let Some(watched) = Watched::new(peer.pid) {
             peers.insert(peer.pid, watched);
         }
-        if let Some(sockets) = &self.strangers_at
-            && let Some(reason) = super::qemu::bypasses_protection(&arguments, Some(sockets))
-        {
+        let sockets = self.strangers_at.as_deref().unwrap_or_else(|| self.journals.directory().path());
+        if let Some(reason) = super::qemu::bypasses_protection(&arguments, Some(sockets)) {
             self.memory.refuse_protection(reason);
         }
         match self.handover.take(peer.pid) {

@@ -59,6 +59,18 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
     let all = bench.recover_area();
     assert_eq!(all["logs"].as_array().map(Vec::len), Some(0), "{all}");
     assert!(of_vm.join("area.json").is_file(), "what lives is left alone");
+    // A copy has nothing of what is held, and is not told from the image by another name (a loop device).
+    let alias = bench.path("alias");
+    copy_image(&image, &alias).unwrap();
+    let before = std::fs::read(&alias).unwrap();
+    let start = |disk: String| amberlog_with(["run", "--disk", &disk, "--", "true"].map(std::ffi::OsStr::new));
+    let second = start(alias.display().to_string());
+    assert_eq!(second.status.code(), Some(3), "{}", text(&second.stderr));
+    assert!(text(&second.stderr).contains("by another name, or a copy"), "{}", text(&second.stderr));
+    let second = start(format!("{},readonly", alias.display()));
+    assert_eq!(second.status.code(), Some(0), "{}", text(&second.stderr));
+    assert!(text(&second.stderr).contains("what is held is not on it"), "{}", text(&second.stderr));
+    assert!(std::fs::read(&alias).unwrap() == before, "nothing was changed");
 
     let qemu = guest.qemu_pid().unwrap();
     guest.signal(Signal::KILL).unwrap();
@@ -86,6 +98,8 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
     let copied = amberlog_with(["run".as_ref(), "--disk".as_ref(), crash.as_os_str(), "--".as_ref(), "true".as_ref()]);
     assert_eq!(copied.status.code(), Some(3), "{}", text(&copied.stderr));
     assert!(text(&copied.stderr).contains("is a copy of"), "{}", text(&copied.stderr));
+    let copied = start(format!("{},readonly", crash.display()));
+    assert_eq!(copied.status.code(), Some(3), "{}", text(&copied.stderr));
 
     // The next run on the image, by another name and with another --shm, finishes it before it serves anything.
     let script = format!(

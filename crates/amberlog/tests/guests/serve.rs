@@ -410,13 +410,16 @@ fn a_silent_connection_is_no_vmm_and_sockets_belong_to_whom_they_shall() {
 }
 
 /// A second process that asks for a disk of a VM is turned away, and so is a QEMU that went on without its daemon; with all
-/// killed at once, the next daemon brings home what was retained.
+/// killed at once, the next daemon brings home what was retained. All of it in directories that a VMM of another user can
+/// pass through.
 #[test]
 fn a_daemon_turns_strangers_away_and_recovers_when_all_are_killed() {
     let bench = Bench::new();
     let image = bench.path("a.img");
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
     let config = write_config(&bench, &[("a", image.to_str().unwrap().to_owned())]);
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replacen("[[vm]]", "[sockets]\ngroup = \"0\"\n[[vm]]", 1)).unwrap();
     let daemon = Daemon::start(&bench, &config);
     let load = Workload::new(73).without_postmark();
     let spec = daemon.spec("a", load.script());

@@ -139,14 +139,19 @@ impl MediumFile {
         // A pipe in its place is not waited for.
         let mut flags =
             OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        // In a place where others can make links, a link leads to where somebody else wants to have a file.
+        let is_shared = own_files::is_in_shared_place(&options.path);
+        if is_shared {
+            flags |= OFlags::NOFOLLOW;
+        }
         if writable && options.create_bytes.is_some() && !options.path.exists() {
-            flags |= OFlags::CREATE;
+            flags |= OFlags::CREATE | if is_shared { OFlags::EXCL } else { OFlags::empty() };
         }
         let file = rustix::fs::open(&options.path, flags, Mode::RUSR | Mode::WUSR)
             .map(File::from)
             .map_err(|error| Error::failed(format!("opening the NVM region {shown}"))(error.into()))?;
         let metadata = file.metadata().map_err(Error::failed(format!("examining the NVM region {shown}")))?;
-        if metadata.is_file() && own_files::is_in_shared_place(&options.path) {
+        if metadata.is_file() && is_shared {
             // Whoever it belongs to can change what is committed in it.
             own_files::check_opened(&file, &options.path).map_err(|error| Error::refused(error.to_string()))?;
         }
