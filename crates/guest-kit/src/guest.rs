@@ -152,9 +152,14 @@ impl Guest {
 
     /// Waits for a `mark TEXT` of the script.
     pub fn wait_mark(&mut self, text: &str, timeout: Duration) -> Result<()> {
-        self.await_report(&format!("the mark '{text}' did not come"), timeout, |reported| {
-            reported.marks.iter().any(|mark| mark == text).then_some(())
-        })
+        let problem = format!("the mark '{text}' did not come");
+        let came = self.await_report(&problem, timeout, |reported| {
+            let has_failed = reported.exit_code.is_some_and(|code| code != 0);
+            let came = reported.marks.iter().any(|mark| mark == text);
+            (came || has_failed).then_some(came)
+        })?;
+        // Nothing comes any more of a script that has failed.
+        if came { Ok(()) } else { Err(self.failure(&format!("{problem}: the script has failed"))) }
     }
 
     /// Waits until `number` (or a higher one) is acknowledged on `stream`.
