@@ -106,7 +106,9 @@ impl Held {
     pub(crate) fn is_foreign_log(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
         let open = Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty());
         let Some(open) = open.filter(|_| log.offset_of(0).is_some()) else {
-            self.set_foreign(false);
+            if self.is_foreign() {
+                self.set_foreign(false);
+            }
             return Ok(false);
         };
         is_brought(log, &open, self.is_foreign())

@@ -216,7 +216,7 @@ mod tests {
         );
         let path = directory.join("amberlog.toml");
         std::fs::write(&path, text).expect("written");
-        Config::read(&path).expect("good")
+        Config::read(&path).expect("good").0
     }
 
     #[test]
