@@ -71,6 +71,7 @@ crash: packages nats-server
 	@$(PHASE) "release build" cargo build --release --workspace
 	@$(PHASE) "kills under QEMU's own disks" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 5
 	@$(PHASE) "kills under amberlog" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 50 --under retain
+	@$(PHASE) "kills of the process that serves a guest, which goes on" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 25 --under any --worker-kills 40
 	@$(PHASE) "remote journals of real guests" env AMBERLOG_ROUNDS=3 cargo test --release --quiet -p amberlog --test guests -- remote:: --include-ignored --test-threads 1
 	@$(PHASE) "remote journals, a model" env AMBERLOG_REMOTE_SEEDS=500 cargo test --release --quiet -p placement --lib -- remote::
 	@$(PHASE) "servers of a replicated remote journal" cargo test --release --quiet -p remote-journal --test jetstream -- --ignored --test-threads 3

@@ -46,8 +46,10 @@ mod recover;
 mod run;
 mod serve;
 mod shim;
+mod supervisor;
 mod takeover;
 mod vm;
+mod worker;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;
@@ -90,6 +92,10 @@ enum Command {
     Placement(serve::ask::PlacementArgs),
     /// End a daemon and leave its VMs running: their journals are on storage until the next daemon takes them.
     Detach(serve::ask::DetachArgs),
+    /// Say whether all is well with a daemon and its VMs: 0, or 1 and what is not.
+    Health(serve::ask::HealthArgs),
+    /// Have this program, as it is installed now, serve the VMs of a daemon: guests run on, journals stay held.
+    Upgrade(serve::ask::UpgradeArgs),
     /// Print the environment and the arguments with which QEMU finds a daemon's disks.
     Arguments(serve::ask::ArgumentsArgs),
     /// Write an image that is exactly what a disk has committed, while its guest runs.
@@ -121,6 +127,9 @@ enum Command {
     /// Write manual pages and completions into a directory: for packages.
     #[command(hide = true)]
     Documents(DocumentsArgs),
+    /// Serve one VM: what the others start.
+    #[command(hide = true)]
+    Worker(worker::WorkerArgs),
 }
 
 fn main() -> ExitCode {
@@ -128,13 +137,15 @@ fn main() -> ExitCode {
     command_line::logging::start();
     match command {
         Command::Recover(args) => recover::run(args),
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Status(args) => serve::ask::status(&args),
         Command::Top(args) => serve::ask::top(&args),
         Command::Flush(args) => serve::ask::flush(&args),
         Command::Placement(args) => serve::ask::placement(&args),
         Command::Detach(args) => serve::ask::detach(&args),
+        Command::Health(args) => serve::ask::health(&args),
+        Command::Upgrade(args) => serve::ask::upgrade(&args),
         Command::Arguments(args) => serve::ask::arguments(&args),
         Command::Snapshot(args) => backup::snapshot(&args),
         Command::Freeze(args) => backup::freeze(&args),
@@ -153,6 +164,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => exit::report(&error.into()),
         },
+        Command::Worker(args) => worker::run(args),
     }
 }
 

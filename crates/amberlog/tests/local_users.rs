@@ -355,3 +355,20 @@ fn no_output_is_written_over_an_image() {
     }
     expect("$AMBERLOG run --disk images/a.img,log-writes=images/a.img -- true", 2, "it would be written over");
 }
+
+/// What is started may be a script that adds what contradicts the promise: it is seen when the VMM connects.
+#[test]
+fn a_script_in_the_place_of_the_vmm_hides_nothing() {
+    if !can_play_two() {
+        return;
+    }
+    for (added, sentence) in
+        [("-snapshot", "-snapshot has no effect"), ("-incoming defer", "-incoming: a guest that comes from elsewhere")]
+    {
+        let script = format!(
+            "printf '#!/bin/sh\\nexec qemu-system-x86_64 {added} \"$@\"\\n' > vmm; chmod 755 vmm
+            $AMBERLOG run --disk images/a.img -- ./vmm -machine accel=tcg -m 64 -display none -nodefaults -S -monitor none"
+        );
+        expect(&script, 1, sentence);
+    }
+}

@@ -1,14 +1,15 @@
 //! The control thread: listens on the socket, serves one VMM at a time, survives its coming and going. Who has connected and
-//! says nothing is no VMM ([`Callers`]).
+//! says nothing is no VMM ([`Callers`]). Where a supervisor keeps the connections, it listens, and gives them in ([`Entrance`]).
 
-use crate::callers::{Callers, HEADER_BYTES, process_of};
 use crate::device::{DeviceConfig, Observer, Peer, event_descriptor};
 use crate::error::Error;
 use crate::session::{BackendChannel, Session, stop_rings};
 use crate::worker::Mailbox;
 use block_route::Route;
+use front_door::{Callers, GOODBYE, HEADER_BYTES, Message, process_of};
 use guest_memory::VmMemory;
 use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,13 +23,90 @@ use std::sync::{Arc, Mutex};
 use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
 
-/// The socket, and the way to end its thread.
+/// Where connections come from that somebody else keeps ([`front_door::Door`]).
+#[derive(Debug)]
+pub struct Entrance {
+    waiting: Mutex<VecDeque<(UnixStream, i32)>>,
+    signal: OwnedFd,
+}
+
+impl Entrance {
+    /// Nobody has come yet.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptor left.
+    pub fn new() -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Entrance { waiting: Mutex::default(), signal: event_descriptor()? }))
+    }
+
+    /// Gives in a connection of process `pid`.
+    pub fn admit(&self, connection: UnixStream, pid: i32) {
+        self.waiting.lock().expect("no panic under this lock").push_back((connection, pid));
+        let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
+    }
+
+    fn next(&self) -> Option<(UnixStream, i32)> {
+        let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
+        self.waiting.lock().expect("no panic under this lock").pop_front()
+    }
+}
+
+/// Where VMMs come from.
+#[derive(Debug)]
+enum Source {
+    Socket {
+        listener: UnixListener,
+        /// Device and inode of the socket file, so that only our own is removed.
+        identity: (u64, u64),
+    },
+    Entrance(Arc<Entrance>),
+}
+
+impl Source {
+    /// What becomes readable when somebody comes.
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
+            Source::Socket { listener, .. } => listener.as_fd(),
+            Source::Entrance(entrance) => entrance.signal.as_fd(),
+        }
+    }
+}
+
+/// Makes the socket at which VMMs find a disk, for its owner alone. One that nobody listens on any more is replaced.
+///
+/// # Errors
+/// When it is in use, or something else is there.
+pub fn listen(path: &Path) -> Result<UnixListener, Error> {
+    let refuse = |reason: String| Error::Socket { path: path.to_owned(), reason };
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if UnixStream::connect(path).is_ok() {
+                return Err(refuse("another process listens there; stop it or choose another path".to_owned()));
+            }
+            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| {
+                use std::os::unix::fs::FileTypeExt;
+                metadata.file_type().is_socket()
+            });
+            if !is_socket {
+                return Err(refuse("something that is no socket is there; remove it".to_owned()));
+            }
+            std::fs::remove_file(path).map_err(|e| refuse(format!("a stale one cannot be removed: {e}")))?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }
+    .map_err(|e| refuse(e.to_string()))?;
+    listener.set_nonblocking(true).map_err(|e| Error::system("making a socket non-blocking", e))?;
+    // Whatever the mask was: who may connect is decided here.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| refuse(e.to_string()))?;
+    Ok(listener)
+}
+
+/// The way in, and the way to end its thread.
 #[derive(Debug)]
 pub(crate) struct Control {
-    listener: UnixListener,
+    source: Source,
     path: PathBuf,
-    /// Device and inode of the socket file, so that only our own is removed.
-    identity: (u64, u64),
     stop_signal: OwnedFd,
     stopping: AtomicBool,
     /// The thread reads a message of the VMM, which may never be whole.
@@ -37,35 +115,20 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Makes the socket. One that nobody listens on any more is replaced.
-    pub(crate) fn new(path: &Path) -> Result<Self, Error> {
-        let refuse = |reason: String| Error::Socket { path: path.to_owned(), reason };
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                if UnixStream::connect(path).is_ok() {
-                    return Err(refuse("another process listens there; stop it or choose another path".to_owned()));
-                }
-                let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| {
-                    use std::os::unix::fs::FileTypeExt;
-                    metadata.file_type().is_socket()
-                });
-                if !is_socket {
-                    return Err(refuse("something that is no socket is there; remove it".to_owned()));
-                }
-                std::fs::remove_file(path).map_err(|e| refuse(format!("a stale one cannot be removed: {e}")))?;
-                UnixListener::bind(path)
+    /// Makes the socket, if nobody else listens. One that nobody listens on any more is replaced.
+    pub(crate) fn new(path: &Path, entrance: Option<&Arc<Entrance>>) -> Result<Self, Error> {
+        let source = match entrance {
+            Some(entrance) => Source::Entrance(Arc::clone(entrance)),
+            None => {
+                let listener = listen(path)?;
+                let metadata = std::fs::symlink_metadata(path)
+                    .map_err(|e| Error::Socket { path: path.to_owned(), reason: e.to_string() })?;
+                Source::Socket { listener, identity: (metadata.dev(), metadata.ino()) }
             }
-            other => other,
-        }
-        .map_err(|e| refuse(e.to_string()))?;
-        listener.set_nonblocking(true).map_err(|e| Error::system("making a socket non-blocking", e))?;
-        // Whatever the mask was: who may connect is decided here.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| refuse(e.to_string()))?;
-        let metadata = std::fs::symlink_metadata(path).map_err(|e| refuse(e.to_string()))?;
+        };
         Ok(Control {
-            listener,
+            source,
             path: path.to_owned(),
-            identity: (metadata.dev(), metadata.ino()),
             stop_signal: event_descriptor()?,
             stopping: AtomicBool::new(false),
             is_reading: AtomicBool::new(false),
@@ -90,14 +153,22 @@ impl Control {
     }
 
     /// Waits until somebody who has connected speaks. Returns `None` when the thread is to end.
-    fn next_front_end(&self, callers: &mut Callers) -> Option<UnixStream> {
+    fn next_front_end(&self, callers: &mut Callers) -> Option<(UnixStream, i32)> {
         loop {
+            if let Source::Entrance(entrance) = &self.source
+                && let Some(given) = entrance.next()
+            {
+                return Some(given);
+            }
             if let Some(connection) = callers.hear() {
-                return Some(connection);
+                let pid = process_of(&connection);
+                return Some((connection, pid));
             }
             let patience = callers.patience().and_then(|patience| patience.try_into().ok());
-            let mut list =
-                vec![PollFd::new(&self.stop_signal, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+            let mut list = vec![
+                PollFd::new(&self.stop_signal, PollFlags::IN),
+                PollFd::from_borrowed_fd(self.source.descriptor(), PollFlags::IN),
+            ];
             list.extend(callers.descriptors().map(|caller| PollFd::from_borrowed_fd(caller, PollFlags::IN)));
             match poll(&mut list, patience.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -113,7 +184,8 @@ impl Control {
                 continue;
             }
             drop(list);
-            match self.listener.accept() {
+            let Source::Socket { listener, .. } = &self.source else { continue };
+            match listener.accept() {
                 Ok((connection, _)) => callers.add(connection),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
@@ -129,11 +201,11 @@ impl Control {
     /// the thread is to end.
     fn wait_alone(&self, connection: BorrowedFd<'_>, name: &str, pid: i32) -> bool {
         loop {
-            let mut list = [
-                PollFd::new(&connection, PollFlags::IN),
-                PollFd::new(&self.stop_signal, PollFlags::IN),
-                PollFd::new(&self.listener, PollFlags::IN),
-            ];
+            let mut list = vec![PollFd::new(&connection, PollFlags::IN), PollFd::new(&self.stop_signal, PollFlags::IN)];
+            // Who is given in waits.
+            if let Source::Socket { listener, .. } = &self.source {
+                list.push(PollFd::new(listener, PollFlags::IN));
+            }
             match poll(&mut list, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
@@ -148,8 +220,9 @@ impl Control {
             if !list[0].revents().is_empty() {
                 return true;
             }
-            if !list[2].revents().is_empty()
-                && let Ok((other, _)) = self.listener.accept()
+            if let Source::Socket { listener, .. } = &self.source
+                && !list[2].revents().is_empty()
+                && let Ok((other, _)) = listener.accept()
             {
                 let other = process_of(&other);
                 log::warn!("disk {name}: process {other} is turned away: process {pid} has this disk");
@@ -167,17 +240,26 @@ impl Control {
         channel: &Arc<Mutex<Option<BackendChannel>>>,
     ) {
         let mut callers = Callers::new(&config.name);
-        while let Some(connection) = self.next_front_end(&mut callers) {
-            callers.turn_away(process_of(&connection));
+        while let Some((connection, pid)) = self.next_front_end(&mut callers) {
+            callers.turn_away(pid);
+            let goodbye = match &self.source {
+                Source::Socket { .. } => None,
+                Source::Entrance(_) => connection.try_clone().ok(),
+            };
             let session = Session::new(config.clone(), mailbox.clone(), Arc::clone(memory));
             let mut handler = BackendReqHandler::from_stream(connection, Arc::new(Mutex::new(session)));
-            self.serve(&mut handler, config, mailbox, observer, channel);
+            self.serve(&mut handler, pid, config, mailbox, observer, channel);
+            if let Some(connection) = goodbye {
+                // Whoever keeps the connection of the VMM is to drop it, too. It may have gone first.
+                let _ = Message::new(GOODBYE, Vec::new()).write(&connection, false);
+            }
         }
     }
 
     fn serve<R: Route + ?Sized + 'static>(
         &self,
         handler: &mut BackendReqHandler<Mutex<Session<R>>>,
+        pid: i32,
         config: &DeviceConfig,
         mailbox: &Mailbox<R>,
         observer: &Arc<dyn Observer>,
@@ -191,7 +273,6 @@ impl Control {
                 return;
             }
         };
-        let pid = process_of(&connection);
         let peer = Peer { pid };
         if let Ok(clone) = connection.try_clone() {
             *self.connection.lock().expect("no panic under this lock") = Some(clone);
@@ -234,9 +315,10 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
+        let Source::Socket { identity, .. } = &self.source else { return };
         // Another process may have made its own socket at this path meanwhile.
-        let ours = std::fs::symlink_metadata(&self.path)
-            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
+        let ours =
+            std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == *identity);
         if ours {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -274,8 +356,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
         drop(UnixListener::bind(&path).expect("a socket that nobody listens on any more"));
-        let first = Control::new(&path).expect("replaces the stale one");
-        let error = Control::new(&path).expect_err("is in use");
+        let first = Control::new(&path, None).expect("replaces the stale one");
+        let error = Control::new(&path, None).expect_err("is in use");
         assert!(error.to_string().contains("another process listens there"), "{error}");
         drop(first);
         assert!(!path.exists(), "its own socket is removed");
@@ -286,7 +368,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("precious");
         std::fs::write(&path, "data").expect("written");
-        Control::new(&path).expect_err("is no socket");
+        Control::new(&path, None).expect_err("is no socket");
         assert_eq!(std::fs::read_to_string(&path).expect("is there"), "data");
     }
 
@@ -294,7 +376,7 @@ mod tests {
     fn a_socket_of_somebody_else_is_not_removed() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let first = Control::new(&path).expect("made");
+        let first = Control::new(&path, None).expect("made");
         std::fs::remove_file(&path).expect("removed");
         let _other = UnixListener::bind(&path).expect("another one's");
         drop(first);

@@ -1,7 +1,7 @@
 //! A disk behind a Unix socket, as its owner sees it: start, ask, stop.
 
 use crate::config_space::{QUEUES_MAX, SEGMENTS_MAX, segment_bytes_max};
-use crate::control::Control;
+use crate::control::{Control, Entrance};
 use crate::counters::{Counters, CountersSnapshot};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -23,8 +23,14 @@ use std::time::{Duration, Instant};
 pub struct DeviceConfig {
     /// What log lines call it.
     pub name: String,
-    /// The Unix socket at which the VMM finds it. Made by [`Device::start`], removed by [`Device::stop`].
+    /// The Unix socket at which the VMM finds it. Made by [`Device::start`], removed by [`Device::stop`], unless there is an
+    /// `entrance`.
     pub socket: PathBuf,
+    /// Where connections come from, if somebody else listens at the socket and keeps them.
+    pub entrance: Option<Arc<Entrance>>,
+    /// Kept open by the disk engine for as long as an operation of it may be under way in the kernel, also after the death of
+    /// this process: whoever has the other end of this pipe then sees its end.
+    pub under_way: Option<Arc<OwnedFd>>,
     /// The image, open and locked.
     pub image: Arc<Image>,
     /// Serial number, at most 20 bytes, and whether writes are refused (the image must then be open read-only).
@@ -57,6 +63,8 @@ impl DeviceConfig {
         DeviceConfig {
             name,
             socket: socket.into(),
+            entrance: None,
+            under_way: None,
             image,
             identity: Identity { serial, read_only },
             queues: QUEUES_MAX,
@@ -113,6 +121,9 @@ pub trait Observer: Send + Sync {
     /// The guest pages of all rings that are started now, sorted, each once: they must never be protected, because they
     /// are written here without asking. Told before a ring is written to for the first time.
     fn ring_pages(&self, _pages: &[PageId]) {}
+
+    /// The route has let the driver in ([`Route::started`]): what began the device anew is done with.
+    fn began(&self) {}
 
     /// Something of the guest's is wrong, as a sentence: worth to be kept beside the log. May be told again and again.
     fn fault(&self, _sentence: &str) {}
@@ -254,7 +265,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let counters = Arc::new(Counters::default());
         let channel = Arc::new(Mutex::new(None));
         let (mailbox, receiver) = mailbox()?;
-        let control = Arc::new(Control::new(&config.socket)?);
+        let control = Arc::new(Control::new(&config.socket, config.entrance.as_ref())?);
 
         let mut identity = [0; ID_BYTES];
         identity[..config.identity.serial.len()].copy_from_slice(config.identity.serial.as_bytes());
@@ -275,11 +286,11 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let (ready, is_ready) = sync_channel(1);
         let (route_back, route) = sync_channel(1);
         let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
-        let (model, sandbox) = (config.model.clone(), config.sandbox.clone());
+        let (model, sandbox, under_way) = (config.model.clone(), config.sandbox.clone(), config.under_way.clone());
         let _entered = log_context::enter(log_context::Context::current().with_disk(&name));
         let worker = std::thread::Builder::new().name(format!("disk {name}"));
         let worker_thread = log_context::spawn(worker, move || {
-            match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model) {
+            match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model, under_way.as_deref()) {
                 Ok(engine) => {
                     // Not before: the engine's io_uring is the last one that this thread gets.
                     if let Some(sandbox) = sandbox {

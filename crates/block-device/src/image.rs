@@ -113,6 +113,22 @@ impl Image {
             attempt += 1;
         };
         lock(&file, path, options.read_only)?;
+        Self::locked(file, kind, path, options)
+    }
+
+    /// The same of an image that another process has opened and locked so, and that goes on with it: `file` is its descriptor.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn adopt(file: File, path: &Path, options: ImageOptions) -> Result<Self, Error> {
+        let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
+        let metadata = file.metadata().map_err(|e| refuse(e.to_string()))?;
+        let kind = if metadata.file_type().is_file() { ImageKind::File } else { ImageKind::BlockDevice };
+        Self::locked(file, kind, path, ImageOptions { is_raw: true, ..options })
+    }
+
+    fn locked(file: File, kind: ImageKind, path: &Path, options: ImageOptions) -> Result<Self, Error> {
+        let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
         let file = LockedFile(file);
         if !options.is_raw {
             let format = image_file::probe(&file.0).map_err(|e| refuse(format!("it cannot be read: {e}")))?;

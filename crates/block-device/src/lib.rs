@@ -22,7 +22,6 @@
 #[cfg(test)]
 extern crate self as block_device;
 
-mod callers;
 mod chain;
 mod config_space;
 mod control;
@@ -43,6 +42,7 @@ mod tracker;
 mod worker;
 
 pub use config_space::{QUEUE_SIZE_MAX, QUEUES_MAX, REQUEST_BYTES_MAX, SEGMENTS_MAX};
+pub use control::{Entrance, listen};
 pub use counters::{Counters, CountersSnapshot};
 pub use device::{Device, DeviceConfig, DeviceHandle, Observer, Peer};
 pub use error::Error;

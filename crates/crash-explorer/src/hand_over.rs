@@ -179,7 +179,7 @@ fn judge_kill(simulation: &Simulation<'_>, kill: &Path) -> Step {
     }
     let ram = area.path().join("ram");
     std::fs::rename(kill.join("ram"), &ram).during("moving the guest's memory")?;
-    area.describe(&[(ram, 0)], logs).during("describing the area")?;
+    area.describe(&[(ram, 0)], logs, Vec::new()).during("describing the area")?;
     if let Err(error) = finish_directory(&area, &images).and_then(Finish::into_result) {
         return finding(format!("killed while a log is handed over, what is left cannot be finished: {error}"));
     }

@@ -134,7 +134,7 @@ fn copy_area(simulation: &Simulation<'_>, images: &[PathBuf], to: &Path) -> Resu
         let (home, journal) = (images[place.home_disk].clone(), images[place.journal_disk].clone());
         logs.push(LogDescription::new(name.clone(), home, journal, place));
     }
-    area.describe(&[(ram_path, 0)], logs).during("describing the area")?;
+    area.describe(&[(ram_path, 0)], logs, Vec::new()).during("describing the area")?;
     Ok(area)
 }
 

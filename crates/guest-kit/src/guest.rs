@@ -12,7 +12,7 @@ use crate::program;
 use crate::qmp::Qmp;
 use crate::report::{Acknowledged, ReportChannel, Reported};
 use crate::spec::{Disks, GuestSpec};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
@@ -152,9 +152,14 @@ impl Guest {
 
     /// Waits for a `mark TEXT` of the script.
     pub fn wait_mark(&mut self, text: &str, timeout: Duration) -> Result<()> {
-        self.await_report(&format!("the mark '{text}' did not come"), timeout, |reported| {
-            reported.marks.iter().any(|mark| mark == text).then_some(())
-        })
+        let problem = format!("the mark '{text}' did not come");
+        let came = self.await_report(&problem, timeout, |reported| {
+            let has_failed = reported.exit_code.is_some_and(|code| code != 0);
+            let came = reported.marks.iter().any(|mark| mark == text);
+            (came || has_failed).then_some(came)
+        })?;
+        // Nothing comes any more of a script that has failed.
+        if came { Ok(()) } else { Err(self.failure(&format!("{problem}: the script has failed"))) }
     }
 
     /// Waits until `number` (or a higher one) is acknowledged on `stream`.
@@ -261,9 +266,15 @@ impl Guest {
         self.signal_process(pid, Signal::CONT)
     }
 
-    /// Sends a signal to what was started: the wrapper, or QEMU itself.
+    /// Sends a signal to what was started: the wrapper, or QEMU itself. Stopping it and letting it go on is for all of its
+    /// processes: a wrapper may have several.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        self.signal_process(self.child.id(), signal)
+        let group = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        match group.filter(|_| matches!(signal, Signal::STOP | Signal::CONT)) {
+            Some(group) => kill_process_group(group, signal)
+                .map_err(|error| self.failure(&format!("its processes cannot be signalled: {error}"))),
+            None => self.signal_process(self.child.id(), signal),
+        }
     }
 
     /// `kill -9` of wrapper and QEMU together (their process group), and waits for the end.

@@ -29,6 +29,7 @@ pub mod report;
 pub mod spec;
 pub mod toolchain;
 pub mod tree;
+mod workers;
 pub mod workload;
 
 pub use accelerator::Accelerator;
@@ -38,5 +39,6 @@ pub use kernel::Kernel;
 pub use platform::Platform;
 pub use report::{Acknowledged, Reported};
 pub use spec::{AtEnd, Cache, Disks, Drive, GuestSpec};
+pub use workers::worker_of;
 
 pub use rustix::process::Signal;

@@ -38,22 +38,36 @@ pub struct HandoverSocket {
 }
 
 impl HandoverSocket {
-    /// Listens at `path` (created, mode 0600; what an earlier process left there is replaced) and
-    /// receives in a thread of its own. Every process gets `lock` in return, and keeps it open while it lives: a lock of
-    /// that file is free only when all of them are gone.
+    /// Makes the socket at `path` (mode 0600; what an earlier process left there is replaced).
     ///
     /// # Errors
-    /// When the socket cannot be made.
-    pub fn listen(path: &Path, lock: Option<OwnedFd>) -> Result<Self, Error> {
+    /// When it cannot be made.
+    pub fn bind(path: &Path) -> Result<UnixListener, Error> {
         if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
             // Its owner is gone, or has lost the directory to us.
             let _ = std::fs::remove_file(path);
         }
-        let listener = UnixListener::bind(path)
+        UnixListener::bind(path)
             .and_then(|listener| {
                 std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map(|()| listener)
             })
-            .map_err(|e| Error::system(format!("listening for the VMM's userfaultfd at {}", path.display()), e))?;
+            .map_err(|e| Error::system(format!("listening for the VMM's userfaultfd at {}", path.display()), e))
+    }
+
+    /// Listens at `path` ([`HandoverSocket::bind`], [`HandoverSocket::serve`]).
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn listen(path: &Path, lock: Option<OwnedFd>) -> Result<Self, Error> {
+        Self::serve(Self::bind(path)?, path, lock)
+    }
+
+    /// Receives at a socket that is at `path`, in a thread of its own. Every process gets `lock` in return, and keeps it open while it
+    /// lives: a lock of that file is free only when all of them are gone.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn serve(listener: UnixListener, path: &Path, lock: Option<OwnedFd>) -> Result<Self, Error> {
         let received = Arc::new(Mutex::new(HashMap::new()));
         let store = Arc::clone(&received);
         let is_over = Arc::new(AtomicBool::new(false));
@@ -72,7 +86,7 @@ impl HandoverSocket {
                 // One that says nothing must not cost the VMM its time.
                 let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
                 let heard = log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
-                    serve(&stream, &store, lock.as_deref());
+                    hear(&stream, &store, lock.as_deref());
                     drop(caller);
                 });
                 if let Err(error) = heard {
@@ -108,7 +122,7 @@ impl Drop for HandoverSocket {
 ///
 /// The library waits for the end of file that follows before it lets the program's main start, so that the descriptor is
 /// here before the program can connect anywhere else.
-fn serve(stream: &UnixStream, store: &Mutex<HashMap<i32, OwnedFd>>, lock: Option<&OwnedFd>) {
+fn hear(stream: &UnixStream, store: &Mutex<HashMap<i32, OwnedFd>>, lock: Option<&OwnedFd>) {
     if let Some((pid, Some(descriptor))) = receive(stream) {
         let mut store = store.lock().expect("no panic under this lock");
         if store.len() < SENDERS_MAX || store.contains_key(&pid) {

@@ -156,6 +156,24 @@ impl VmMemory {
         self.channel.open(self, userfault)
     }
 
+    /// Goes on with a userfaultfd that an earlier process of ours has used: what is protected stays so. Whoever waits on a fault
+    /// asks again as soon as it is known where the VMM has its memory.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn adopt_userfaultfd(self: &Arc<Self>, descriptor: OwnedFd) -> Result<(), Error> {
+        self.channel.open(self, UserFault::adopt(descriptor))
+    }
+
+    /// Maps a file of guest memory before a device names it, so that its pages have the numbers that they had in an earlier process:
+    /// the files have to come in the order of those. Gives the number of its first page.
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub fn adopt_file(&self, file: File) -> Result<u32, Error> {
+        Ok(self.ram_file(file)?.first_page)
+    }
+
     /// Whether pages can be protected, and if not, why not.
     pub fn protection(&self) -> Protection {
         self.channel.state()

@@ -152,6 +152,10 @@ impl ProtectionChannel {
             windows.refused.get_or_insert(error.to_string());
             return Ok(());
         }
+        if let Some(userfault) = self.userfault.get() {
+            // A fault that another process had read, or this one before it knew these addresses, is not told again.
+            let _ = userfault.wake(window.user_addr, u64::from(window.page_count) * PAGE_BYTES as u64);
+        }
         windows.list.push(window);
         windows.list.sort_by_key(|window| window.first_page);
         Ok(())
@@ -349,6 +353,10 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
         let began = std::time::Instant::now();
         for address in &addresses {
             let Some(page) = vm.channel.page_at(*address) else {
+                if vm.channel.windows.read().expect("no panic under this lock").list.is_empty() {
+                    // Not told yet: when it is, whoever waits is woken and asks again.
+                    continue;
+                }
                 log::error!("a page fault at {address:#x} is outside every known region");
                 continue;
             };

@@ -70,6 +70,11 @@ impl UserFault {
         Ok(userfault)
     }
 
+    /// Goes on with one whose handshake another process has made.
+    pub(crate) fn adopt(descriptor: OwnedFd) -> Self {
+        UserFault { file: File::from(descriptor) }
+    }
+
     /// SAFETY: `argument` must point to the structure that `request` expects.
     unsafe fn ioctl(&self, request: u64, argument: *mut libc::c_void) -> io::Result<()> {
         // SAFETY: promise of the caller.

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::home::{HomeWrite, HostWrite};
 use crate::inflight::Writer;
 use crate::jcb::{Counters, Holding, LogShape, VmJcb};
+use crate::location::Location;
 use crate::log::HeldLog;
 use crate::pages::Pages;
 use crate::pool::Pool;
@@ -17,7 +18,7 @@ use crate::shown::Outside;
 use crate::table::{Opening, Table, Tail};
 use crate::tail::SuperblockEffect;
 use crate::taking::Taking;
-use guest_memory::{CopyOnWrite, MemorySlice, PageId, VmMemory};
+use guest_memory::{CopyOnWrite, HostFile, MemorySlice, PageId, VmMemory};
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
@@ -74,6 +75,21 @@ struct Files {
     pool: PathBuf,
     /// The log was forgotten while home writes were in flight, which may read from its pool: it goes with the last one.
     is_leaving: bool,
+}
+
+/// What a table says of its log to a process that goes on with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// Whether a guest has it open.
+    pub is_open: bool,
+    /// Nothing but its superblock was written since it was opened, or all of that is passed.
+    pub is_empty: bool,
+    /// Which opening of it that is, as storage may say it by now. Nothing if none was drawn.
+    pub openings: Option<[Opening; 2]>,
+    /// Storage says so durably: before, the guest was told nothing.
+    pub is_marked: bool,
+    /// Where it goes on outside, as soon as the outside says so itself.
+    pub handed_over: Option<Tail>,
 }
 
 /// The journal area of one VM.
@@ -215,6 +231,66 @@ impl JournalArea {
         Ok(LogId(inner.logs.len() - 1))
     }
 
+    /// The same of a log whose files an earlier process left in `directory`: goes on with it as it is. The guest's memory has to be
+    /// mapped as it was, and nothing of the guest may run that could fault or ask before this returns.
+    ///
+    /// # Errors
+    /// When the files are not there, or contradict themselves: nothing was changed.
+    pub fn adopt_log(
+        &self,
+        directory: &Path,
+        name: &str,
+        shape: LogShape,
+        holding: Holding,
+        own_blocks: Vec<Range<u64>>,
+    ) -> Result<LogId, Error> {
+        let files = Files {
+            name: name.to_owned(),
+            table: directory.join(format!("{name}.table")),
+            pool: directory.join(format!("{name}.pool")),
+            is_leaving: false,
+        };
+        let (table, pool) = (HostFile::open(&files.table)?, HostFile::open(&files.pool)?);
+        let mut inner = self.lock();
+        let found = ((table, files.table.as_path()), (pool, files.pool.as_path()));
+        let jcb = VmJcb::rebuild(&mut inner.pages, shape, holding, own_blocks, found.0, found.1)?;
+        self.look_for_contradiction(&jcb);
+        inner.logs.push(Some((jcb, files)));
+        Ok(LogId(inner.logs.len() - 1))
+    }
+
+    /// What the table of a log that was adopted says of it.
+    pub fn adopted(&self, id: LogId) -> Option<Adopted> {
+        let mut inner = self.lock();
+        let (_, jcb) = inner.log(id)?;
+        Some(Adopted {
+            is_open: jcb.is_open(),
+            is_empty: (1..jcb.shape.log_blocks).all(|position| jcb.location(position) == Location::None),
+            openings: jcb.table.opening(),
+            is_marked: jcb.table.is_marked(),
+            handed_over: jcb.table.handed_over(),
+        })
+    }
+
+    /// A log that was to be handed over, or was once, is all here.
+    pub fn forget_hand_over(&self, id: LogId) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.table.set_handed_over(None);
+        }
+    }
+
+    /// Whether something was written into a log while it was closed, which no kernel does.
+    pub fn is_foreign(&self, id: LogId) -> bool {
+        self.lock().log(id).is_some_and(|(_, jcb)| jcb.table.is_foreign())
+    }
+
+    /// Says so, or that it is empty again.
+    pub fn set_foreign(&self, id: LogId, is_foreign: bool) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.table.set_foreign(is_foreign);
+        }
+    }
+
     /// `LOG_OP_CLEANUP`: forgets a log and removes its files. What it owed is lost unless it was recovered before.
     /// Whoever still names it finds a log that is closed and holds nothing.
     pub fn forget_log(&self, id: LogId) {
@@ -242,6 +318,13 @@ impl JournalArea {
             } else {
                 jcb.table.set_opening_meant(opening);
             }
+        }
+    }
+
+    /// What storage has said of this opening is durable: its guest may be told that the log is open.
+    pub fn note_marked(&self, id: LogId) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.table.set_marked();
         }
     }
 

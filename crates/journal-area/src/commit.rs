@@ -278,12 +278,13 @@ impl VmJcb {
     /// Whether every block of the partial transaction is there and its commit block is right.
     fn is_complete(&mut self, pages: &Pages, commit: &[u8]) -> bool {
         let Some(format) = self.format else { return false };
-        if self
-            .partial
-            .tags
-            .iter()
-            .any(|tag| matches!(self.location(tag.position), Location::None | Location::Home | Location::Gone))
-        {
+        let is_missing = |location| match location {
+            Location::None => true,
+            // Of the version that counts, or of what was there before the guest wrote it.
+            Location::Home | Location::Gone => !self.is_rebuilding,
+            Location::Guest(_) | Location::Block(_) | Location::Small(_) | Location::Storage => false,
+        };
+        if self.partial.tags.iter().any(|tag| is_missing(self.location(tag.position))) {
             return false;
         }
         if format.checksum == Checksum::V1 {

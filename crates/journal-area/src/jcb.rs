@@ -172,6 +172,9 @@ pub struct VmJcb {
     pub(crate) misplaced: u32,
     /// What proved the books wrong.
     pub(crate) contradiction: Option<String>,
+    /// The log is read as it was when its transactions counted for the first time ([`VmJcb::rebuild`]): what is at home or gone
+    /// was there then.
+    pub(crate) is_rebuilding: bool,
     /// Somebody is bringing it elsewhere ([`crate::Taking`]): what is newest of it, and where it begins, must not change.
     pub(crate) is_taken: bool,
     /// Somebody wants to know of every transaction that is accepted.
@@ -215,6 +218,7 @@ impl VmJcb {
             unexplained: Unexplained::default(),
             misplaced: 0,
             contradiction: None,
+            is_rebuilding: false,
             is_taken: false,
             tells_accepted: false,
             accepted: Vec::new(),
@@ -477,6 +481,48 @@ impl VmJcb {
         Ok(())
     }
 
+    /// Somebody has written over the live log, or it is whole again. The table says so first: nobody goes on with a log that is
+    /// not whole.
+    pub(crate) fn set_torn(&mut self, is_torn: bool) {
+        self.table.set_torn(is_torn);
+        self.is_torn = is_torn;
+    }
+
+    /// Takes in what the table says already: pages by number, what is held.
+    pub(crate) fn adopt_locations(&mut self) {
+        let mut held = 0;
+        for position in 0..self.shape.log_blocks {
+            let location = self.location(position);
+            held += u64::from(location.is_held());
+            if let Location::Guest(page) = location {
+                self.by_page.insert(self.page_hash(page), position);
+            }
+        }
+        self.counters.blocks_retained_now = held;
+        self.counters.blocks_retained_max = held;
+    }
+
+    /// Books for a log that was open in an earlier process, and is to be read from `tail` on.
+    pub(crate) fn reopen_books(&mut self, tail: Tail) {
+        self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
+        self.cursor = tail;
+    }
+
+    /// After the log was read again: newest versions that are gone were discarded, and of the others it is not known whether the
+    /// guest has written something else over them at home.
+    pub(crate) fn forget_discarded(&mut self) {
+        let newest: Vec<u32> = self.by_block.iter().collect();
+        for position in newest {
+            match self.location(position) {
+                Location::Gone => self.forget_version(position),
+                Location::Home => {}
+                _ => {
+                    self.overwritten.insert(position);
+                }
+            }
+        }
+    }
+
     /// The file system has `home_blocks` blocks now.
     pub(crate) fn resize_home(&mut self, home_blocks: u64) {
         self.shape.home_blocks = home_blocks;
@@ -501,7 +547,7 @@ impl VmJcb {
         self.escaped.clear();
         self.overwritten.clear();
         self.is_read = false;
-        self.is_torn = false;
+        self.set_torn(false);
         self.by_block.clear();
         self.by_page.clear();
         self.transactions.clear();

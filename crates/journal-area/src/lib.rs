@@ -31,12 +31,13 @@ mod location;
 mod log;
 mod pages;
 mod pool;
+mod rebuild;
 mod shown;
 mod table;
 mod tail;
 mod taking;
 
-pub use area::{JournalArea, LogId, Owed, Pressure, Waker};
+pub use area::{Adopted, JournalArea, LogId, Owed, Pressure, Waker};
 pub use commit::{Accepted, Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};

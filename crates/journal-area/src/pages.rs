@@ -141,6 +141,15 @@ impl Pages {
         }
     }
 
+    /// These are retained, and protected, since an earlier process.
+    pub fn adopt(&mut self, pages: &[PageId]) {
+        for page in pages {
+            self.memory.set_retained(*page, true);
+            let (word, bit) = self.protected_word(*page);
+            *word |= bit;
+        }
+    }
+
     /// A retained page is no longer needed: it stays protected until [`Pages::let_loose_go`].
     pub fn release(&mut self, page: PageId) {
         self.memory.set_retained(page, false);

@@ -110,6 +110,21 @@ impl Slab {
         fresh
     }
 
+    /// All that is in use has been claimed, and slots are taken and given from now on. What is empty has to be reserved first: it
+    /// may have been given back.
+    fn go_on(&mut self) {
+        self.candidates.clear();
+        for chunk in (0..self.used.len()).rev() {
+            if self.used[chunk] == 0 {
+                self.reserved[chunk] = false;
+                self.chunks_reserved -= 1;
+            }
+            if self.used[chunk] != u64::MAX {
+                self.candidates.push(chunk as u32);
+            }
+        }
+    }
+
     fn give(&mut self, file: &HostFile, slot: u32) {
         let chunk = (slot / SLOTS_PER_CHUNK) as usize;
         let bit = 1 << (slot % SLOTS_PER_CHUNK);
@@ -247,6 +262,12 @@ impl Pool {
     /// Claims a small slot that a found table names. False when it cannot be, or was claimed before.
     pub fn claim_small(&mut self, slot: u32) -> bool {
         self.smalls.claim(slot)
+    }
+
+    /// All slots that a found table names were claimed: from now on others are taken and given.
+    pub fn go_on(&mut self) {
+        self.blocks.go_on();
+        self.smalls.go_on();
     }
 
     /// Bytes of host memory that the slots take.

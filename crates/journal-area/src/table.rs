@@ -18,6 +18,9 @@ const OFFSET_TAIL: u64 = 16;
 const OFFSET_FLAGS: u64 = 24;
 const FLAG_MATERIALISE: u64 = 1;
 const FLAG_DISTRUSTED: u64 = 2;
+const FLAG_TORN: u64 = 4;
+const FLAG_MARKED: u64 = 8;
+const FLAG_FOREIGN: u64 = 16;
 const OFFSET_HANDED_OVER: u64 = 32;
 /// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
 /// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
@@ -209,19 +212,62 @@ impl Table {
         self.file.store_u64(OFFSET_COUNT_DONE, opening.count);
     }
 
-    /// Whether the log is kept block for block, because something in it is not understood.
-    pub fn is_materialise(&self) -> bool {
-        self.file.load_u64(OFFSET_FLAGS) & FLAG_MATERIALISE != 0
+    /// Says that storage says so durably.
+    pub fn set_marked(&self) {
+        self.set_flag(FLAG_MARKED, true);
     }
 
-    /// Says whether the log is kept block for block.
+    /// Whether storage says durably that the log that is open now is here: before, its guest was told nothing.
+    pub fn is_marked(&self) -> bool {
+        self.flags() & FLAG_MARKED != 0
+    }
+
+    fn flags(&self) -> u64 {
+        self.file.load_u64(OFFSET_FLAGS)
+    }
+
+    fn set_flag(&self, flag: u64, is_set: bool) {
+        let flags = self.flags();
+        let changed = if is_set { flags | flag } else { flags & !flag };
+        if changed != flags {
+            self.file.store_u64(OFFSET_FLAGS, changed);
+        }
+    }
+
+    /// Whether somebody has written over the live log.
+    pub fn is_torn(&self) -> bool {
+        self.flags() & FLAG_TORN != 0
+    }
+
+    /// Says so, or that the log is whole again.
+    pub fn set_torn(&self, is_torn: bool) {
+        self.set_flag(FLAG_TORN, is_torn);
+    }
+
+    /// Whether something was written into the log while it was closed, which no kernel does.
+    pub fn is_foreign(&self) -> bool {
+        self.flags() & FLAG_FOREIGN != 0
+    }
+
+    /// Says so, or that it is empty again.
+    pub fn set_foreign(&self, is_foreign: bool) {
+        self.set_flag(FLAG_FOREIGN, is_foreign);
+    }
+
+    /// Whether the log is kept block for block, because something in it is not understood.
+    pub fn is_materialise(&self) -> bool {
+        self.flags() & FLAG_MATERIALISE != 0
+    }
+
+    /// Says whether the log that is about to be opened is kept block for block. It is whole, and storage does not say yet that
+    /// it is here.
     pub fn set_materialise(&self, materialise: bool) {
         self.file.store_u64(OFFSET_FLAGS, if materialise { FLAG_MATERIALISE } else { 0 });
     }
 
     /// Whether the books were proven wrong while the log was open ([`Table::set_distrusted`]).
     pub fn is_distrusted(&self) -> bool {
-        self.file.load_u64(OFFSET_FLAGS) & FLAG_DISTRUSTED != 0
+        self.flags() & FLAG_DISTRUSTED != 0
     }
 
     /// Says, in one step, that the books were proven wrong: from here on the log is kept block for block, and nobody who

@@ -155,7 +155,7 @@ impl VmJcb {
             }
         }
         self.transactions.clear();
-        self.is_torn = false;
+        self.set_torn(false);
         self.cursor = tail;
         self.partial = crate::jcb::Partial::default();
     }
@@ -169,7 +169,7 @@ impl VmJcb {
             position = format.next(position);
         }
         self.transactions.truncate(index);
-        self.is_torn = true;
+        self.set_torn(true);
         self.cursor = Tail { position: first.first_position, sequence: first.sequence };
         self.partial = crate::jcb::Partial::default();
     }

@@ -118,34 +118,56 @@ struct Guest {
     is_partial: bool,
     /// There is no memory for another copied page.
     is_full: bool,
+    holding: Holding,
+    /// Before which store of the next log writes this process dies.
+    dies_before: Option<usize>,
     directory: tempfile::TempDir,
+}
+
+/// What outlives a process that is killed at some moment: its files, and which pages are protected.
+struct Left {
+    table: Vec<u8>,
+    pool: Vec<u8>,
+    protected: Vec<PageId>,
+}
+
+impl Left {
+    fn take(directory: &Path, memory: &VmMemory) -> Self {
+        let file = |name: &str| std::fs::read(directory.join(name)).expect("it is there");
+        let protected = (0..PAGES).map(PageId).filter(|page| memory.simulated_is_protected(*page)).collect();
+        Left { table: file("log.table"), pool: file("log.pool"), protected }
+    }
+}
+
+fn shape() -> LogShape {
+    LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS }
+}
+
+/// The guest's memory as a process maps it.
+fn map(directory: &Path) -> Arc<VmMemory> {
+    let ram = std::fs::OpenOptions::new().read(true).write(true).open(directory.join("ram")).expect("a file");
+    let memory = VmMemory::new();
+    memory
+        .map(vec![RegionDescriptor {
+            gpa: 0,
+            size: u64::from(PAGES) * BLOCK as u64,
+            user_addr: 0x7000_0000,
+            file: ram,
+            file_offset: 0,
+        }])
+        .expect("mapped");
+    memory.simulate_protection();
+    memory
 }
 
 impl Guest {
     fn new(checksum: Checksum, holding: Holding) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let ram = std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(directory.path().join("ram"))
-            .expect("a file");
+        let ram = std::fs::File::create(directory.path().join("ram")).expect("a file");
         ram.set_len(u64::from(PAGES) * BLOCK as u64).expect("a length");
-        let memory = VmMemory::new();
-        memory
-            .map(vec![RegionDescriptor {
-                gpa: 0,
-                size: u64::from(PAGES) * BLOCK as u64,
-                user_addr: 0x7000_0000,
-                file: ram,
-                file_offset: 0,
-            }])
-            .expect("mapped");
-        memory.simulate_protection();
+        let memory = map(directory.path());
         let area = JournalArea::new(&memory, u64::MAX);
-        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS };
-        let log = area.make_log(directory.path(), "log", shape, holding, Vec::new()).expect("a log");
+        let log = area.make_log(directory.path(), "log", shape(), holding, Vec::new()).expect("a log");
         let superblock = SuperblockBuilder {
             maxlen: LOG_BLOCKS,
             uuid: [7; 16],
@@ -175,7 +197,38 @@ impl Guest {
             open: false,
             is_partial: false,
             is_full: false,
+            holding,
+            dies_before: None,
             directory,
+        }
+    }
+
+    /// This process is killed, and another one goes on with what is left: as it is, or as it was at an earlier moment.
+    fn die(&mut self, left: Option<Left>) {
+        let directory = self.directory.path().to_owned();
+        let left = left.unwrap_or_else(|| Left::take(&directory, &self.memory));
+        // What is under way in the kernel ends first, unseen. The guest's own was not answered, and is asked for again.
+        let in_flight = std::mem::take(&mut self.in_flight);
+        let mut again = Vec::new();
+        for write in in_flight {
+            let landed = self.landing(&write, true);
+            if !write.is_host {
+                self.free.retain(|block| !landed.iter().any(|(written, _)| written == block));
+                self.guest_disk.extend(landed.clone());
+                again.push((write.first, write.content.len() as u64));
+            }
+            self.disk.extend(landed);
+        }
+        std::fs::write(directory.join("log.table"), &left.table).expect("written");
+        std::fs::write(directory.join("log.pool"), &left.pool).expect("written");
+        self.memory = map(&directory);
+        self.memory.protect(&left.protected).expect("simulated");
+        self.area = JournalArea::new(&self.memory, u64::MAX);
+        let adopted = self.area.adopt_log(&directory, "log", shape(), self.holding, Vec::new());
+        self.log = adopted.expect("what was left is understood");
+        assert_eq!(self.area.is_open(self.log), self.open);
+        for (first, count) in again {
+            self.begin_home_write(first, count);
         }
     }
 
@@ -346,16 +399,34 @@ impl Guest {
             self.free.extend(&revokes);
         }
         for batch in log_blocks.chunks(split.max(1)) {
-            let writes: Vec<LogWrite> = batch
-                .iter()
-                .map(|(position, block)| {
-                    let content = match pages.get(block) {
-                        Some(page) => Content::Page(self.page_slice(*page)),
-                        None => Content::Bytes(block.clone()),
-                    };
-                    LogWrite { position: *position, content }
-                })
-                .collect();
+            let writes = |guest: &Self| -> Vec<LogWrite> {
+                batch
+                    .iter()
+                    .map(|(position, block)| {
+                        let content = match pages.get(block) {
+                            Some(page) => Content::Page(guest.page_slice(*page)),
+                            None => Content::Bytes(block.clone()),
+                        };
+                        LogWrite { position: *position, content }
+                    })
+                    .collect()
+            };
+            if let Some(mut stores) = self.dies_before.take() {
+                // Its writes were begun, and some of its stores made. They were not answered: the guest asks again below.
+                let (taken, memory) = (Rc::new(RefCell::new(None)), Arc::clone(&self.memory));
+                let (sink, directory) = (Rc::clone(&taken), self.directory.path().to_owned());
+                simulated_kill::set_look(Some(Box::new(move || {
+                    if stores == 0 {
+                        sink.borrow_mut().get_or_insert_with(|| Left::take(&directory, &memory));
+                    }
+                    stores = stores.saturating_sub(1);
+                })));
+                self.area.hold(self.log, &writes(self));
+                simulated_kill::set_look(None);
+                let left = taken.borrow_mut().take();
+                self.die(left);
+            }
+            let writes = writes(self);
             let outcome = self.step(|guest| {
                 guest.complete.extend(batch.iter().cloned());
                 guest.area.hold(guest.log, &writes)
@@ -632,6 +703,10 @@ enum Step {
         late: bool,
     },
     HostWrites(usize),
+    /// The process is killed, and another one goes on.
+    Die,
+    /// The same before a store of the next log writes.
+    DieBefore(usize),
     Scribble(u32),
     /// From now on there is no memory for another copied page, or there is again.
     Full(bool),
@@ -656,6 +731,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (any::<usize>(), prop::bool::weighted(0.9), any::<bool>())
             .prop_map(|(index, ok, late)| Step::EndHome { index, ok, late }),
         2 => (1usize..4).prop_map(Step::HostWrites),
+        1 => Just(Step::Die),
+        1 => (0usize..24).prop_map(Step::DieBefore),
         2 => (0..PAGES / 4).prop_map(Step::Scribble),
         1 => any::<bool>().prop_map(Step::Full),
         2 => prop_oneof![1 => 1..4usize, 1 => Just(usize::MAX)].prop_map(Step::Checkpoint),
@@ -682,6 +759,8 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
             Step::BeginHome(first, count) => guest.begin_home_write(*first, *count),
             Step::EndHome { index, ok, late } => guest.end_home_write(*index, *ok, *late),
             Step::HostWrites(count) => guest.host_writes(*count),
+            Step::Die => guest.die(None),
+            Step::DieBefore(store) => guest.dies_before = Some(*store),
             // A wild write: the block that the page caches, if any, is now dirty.
             Step::Scribble(page) => guest.scribble(PageId(*page), 100, b"wild"),
             Step::Full(is_full) => guest.is_full = *is_full,

@@ -17,4 +17,4 @@ mod output;
 pub use directory::{OwnDirectory, is_in_shared_place, is_name};
 pub use error::Error;
 pub use file::{How, check_opened};
-pub use output::{create_output, keep_files_private, open_output};
+pub use output::{create_output, keep_files_private, keep_files_private_for, open_output};

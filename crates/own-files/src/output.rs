@@ -18,6 +18,12 @@ pub fn keep_files_private() -> Mode {
     *USERS_MASK.get_or_init(|| umask(Mode::RWXG | Mode::RWXO))
 }
 
+/// The same in a process that such a process has started, whose user has this mask.
+pub fn keep_files_private_for(users_mask: Mode) {
+    USERS_MASK.get_or_init(|| users_mask);
+    umask(Mode::RWXG | Mode::RWXO);
+}
+
 /// Makes a file that the user named, or empties the one that is there. It has the mode that the user's mask gives.
 ///
 /// In a directory that others can write to, only a new file or one of ours under one name is written: a link there may be

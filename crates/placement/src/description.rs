@@ -19,7 +19,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 const DESCRIPTION: &str = "area.json";
 pub(crate) const LOCK: &str = "lock";
@@ -29,6 +30,8 @@ pub const MEMORY: &str = "ram";
 /// See [`MEMORY`].
 pub const MEMORY_TAKEN: &str = "ram-taken";
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+/// How long a worker may live after its supervisor.
+const A_MOMENT: Duration = Duration::from_secs(1);
 const VMMS_BYTES_MAX: u64 = 64 << 10;
 /// More processes than these are not noted for one VM.
 const VMMS_MAX: usize = 64;
@@ -72,6 +75,17 @@ impl LogDescription {
     }
 }
 
+/// Where a log is wished to live from its next mount on, whatever the configuration says: for the next worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WishDescription {
+    /// Where it is on its disks.
+    pub place: FoundLogPlace,
+    /// The name of the placement.
+    pub placement: String,
+    /// It was not what it seemed, and stays on storage for as long as the VM lives.
+    pub is_distrusted: bool,
+}
+
 /// An image whose logs may be in the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageDescription {
@@ -93,6 +107,9 @@ pub struct Description {
     pub images: Option<Vec<ImageDescription>>,
     /// Logs.
     pub logs: Vec<LogDescription>,
+    /// What is wished of logs, held or not.
+    #[serde(default)]
+    pub wishes: Vec<WishDescription>,
 }
 
 /// A VM's directory in tmpfs, locked.
@@ -104,16 +121,20 @@ pub struct AreaDirectory {
     /// What else is amberlog's to remove: memory files by other names than the usual ones.
     memory: Mutex<BTreeSet<OsString>>,
     images: Mutex<Vec<ImageDescription>>,
+    /// An earlier worker has made it, for the same VM.
+    is_adopted: bool,
 }
 
 /// Why a directory cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     /// Its owner, or the owner's VM, is still alive.
-    #[error("{path} is in use by another amberlog or by a VM it started; end that first")]
+    #[error("{path} is in use by another amberlog or by a VM it started{}; end that first", named(vmms))]
     InUse {
         /// The directory.
         path: PathBuf,
+        /// The processes of VMMs that are known to live.
+        vmms: Vec<i32>,
     },
     /// It, or what lies in it, is somebody else's or cannot be had.
     #[error(transparent)]
@@ -172,11 +193,31 @@ pub fn process_started_at(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-fn lives_one_of(noted: &str) -> bool {
-    noted.lines().filter_map(|line| line.split_once(' ')).any(|(pid, started)| {
-        let (pid, started) = (pid.parse().ok(), started.parse::<u64>().ok());
-        started.is_some() && pid.and_then(process_started_at) == started
-    })
+/// Locks a directory. A worker whose supervisor was killed lives a moment longer: so whoever meets a lock waits for that long, but once
+/// only, since most that is locked stays so.
+fn try_lock(lock: &File) -> rustix::io::Result<()> {
+    static FIRST_MET: OnceLock<Instant> = OnceLock::new();
+    loop {
+        match rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if FIRST_MET.get_or_init(Instant::now).elapsed() < A_MOMENT => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Those of the processes that were noted that live still.
+fn living(noted: &str) -> Vec<i32> {
+    let pairs = noted.lines().filter_map(|line| line.split_once(' '));
+    let parsed = pairs.filter_map(|(pid, started)| Some((pid.parse().ok()?, started.parse::<u64>().ok()?)));
+    parsed.filter(|(pid, started)| process_started_at(*pid) == Some(*started)).map(|(pid, _)| pid).collect()
+}
+
+/// Processes, for a sentence.
+fn named(vmms: &[i32]) -> String {
+    let numbers: Vec<String> = vmms.iter().map(|pid| format!("process {pid}")).collect();
+    if numbers.is_empty() { String::new() } else { format!(" ({})", numbers.join(", ")) }
 }
 
 /// Others may pass through a VM's directory, if the VMM is to be another user: they can neither list nor change it.
@@ -225,13 +266,41 @@ impl AreaDirectory {
         Self::lock(OwnDirectory::open_allowing(path, THROUGH)?, registry.to_owned())
     }
 
+    /// Goes on with a directory that another process of ours has made and locked: `lock` is its descriptor of the lock.
+    ///
+    /// # Errors
+    /// When it is not there, or not ours alone, or says nothing of a VM.
+    pub fn adopt(path: &Path, registry: &Path, lock: File) -> Result<(Self, Description), DirectoryError> {
+        let directory = OwnDirectory::open_allowing(path, THROUGH)?;
+        let mut area = AreaDirectory {
+            directory,
+            registry: registry.to_owned(),
+            lock,
+            memory: Mutex::default(),
+            images: Mutex::default(),
+            is_adopted: true,
+        };
+        let description = area.description()?.ok_or_else(|| {
+            DirectoryError::system("going on with", path, io::Error::other("it does not say what is in it"))
+        })?;
+        *area.images.get_mut().expect("no panic under this lock") = description.images.clone().unwrap_or_default();
+        Ok((area, description))
+    }
+
+    /// Whether an earlier worker has made it, for the same VM.
+    pub fn is_adopted(&self) -> bool {
+        self.is_adopted
+    }
+
     fn lock(directory: OwnDirectory, registry: PathBuf) -> Result<Self, DirectoryError> {
         let lock = directory.file(LOCK, How::WriteOrMake)?;
         let shown = directory.path().join(LOCK);
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        match try_lock(&lock) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(DirectoryError::InUse { path: directory.path().to_owned() });
+                let noted = directory.read(VMMS, VMMS_BYTES_MAX)?.unwrap_or_default();
+                let vmms = living(&String::from_utf8_lossy(&noted));
+                return Err(DirectoryError::InUse { path: directory.path().to_owned(), vmms });
             }
             Err(error) => return Err(system("locking", &shown)(error.into())),
         }
@@ -244,9 +313,17 @@ impl AreaDirectory {
             }
             .into());
         }
-        let area = AreaDirectory { directory, registry, lock, memory: Mutex::default(), images: Mutex::default() };
-        if lives_one_of(&area.vmms()?) {
-            return Err(DirectoryError::InUse { path: area.path().to_owned() });
+        let area = AreaDirectory {
+            directory,
+            registry,
+            lock,
+            memory: Mutex::default(),
+            images: Mutex::default(),
+            is_adopted: false,
+        };
+        let vmms = living(&area.vmms()?);
+        if !vmms.is_empty() {
+            return Err(DirectoryError::InUse { path: area.path().to_owned(), vmms });
         }
         Ok(area)
     }
@@ -315,14 +392,19 @@ impl AreaDirectory {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn describe(&self, ram: &[(PathBuf, u32)], logs: Vec<LogDescription>) -> io::Result<()> {
+    pub fn describe(
+        &self,
+        ram: &[(PathBuf, u32)],
+        logs: Vec<LogDescription>,
+        wishes: Vec<WishDescription>,
+    ) -> io::Result<()> {
         let ram: Vec<RamDescription> = ram
             .iter()
             .map(|(path, first_page)| RamDescription { path: path.clone(), first_page: *first_page })
             .collect();
         self.know_memory(&ram);
         let images = Some(self.images.lock().expect("no panic under this lock").clone());
-        let description = Description { schema: 1, ram, images, logs };
+        let description = Description { schema: 1, ram, images, logs, wishes };
         let text = serde_json::to_vec_pretty(&description).map_err(io::Error::other)?;
         Ok(self.directory.write(DESCRIPTION, &text)?)
     }
@@ -448,7 +530,7 @@ mod tests {
         assert_eq!(AreaDirectory::find(&registry, &image).expect("examined"), None);
         let directory = AreaDirectory::create(&base.path().join("vms"), &registry).expect("made");
         directory.register(&image).expect("registered");
-        directory.describe(&[(PathBuf::from("/ram"), 0)], Vec::new()).expect("described");
+        directory.describe(&[(PathBuf::from("/ram"), 0)], Vec::new(), Vec::new()).expect("described");
         let found = AreaDirectory::find(&registry, &image).expect("examined").expect("found");
         assert_eq!(found, directory.path());
         assert!(matches!(AreaDirectory::take_over(&found, &registry), Err(DirectoryError::InUse { .. })));
@@ -456,7 +538,8 @@ mod tests {
         let mut vmm = std::process::Command::new("sleep").arg("60").spawn().expect("started");
         directory.note_vmm(vmm.id() as i32).expect("noted");
         drop(directory);
-        assert!(matches!(AreaDirectory::take_over(&found, &registry), Err(DirectoryError::InUse { .. })));
+        let error = AreaDirectory::take_over(&found, &registry).expect_err("the VMM lives");
+        assert!(error.to_string().contains(&format!("it started (process {}); end that", vmm.id())), "{error}");
         vmm.kill().expect("killed");
         vmm.wait().expect("gone");
         let vmms = found.join(VMMS);
@@ -480,7 +563,7 @@ mod tests {
         // A process with the number of an earlier one has its directory where that had its own.
         let stale = image_key(&images[1]).expect("a key");
         registry::note(&registry, &stale, directory.path()).expect("noted");
-        directory.describe(&[], Vec::new()).expect("described");
+        directory.describe(&[], Vec::new(), Vec::new()).expect("described");
         assert_eq!(AreaDirectory::find(&registry, &images[0]).expect("looked").as_deref(), Some(directory.path()));
         assert_eq!(AreaDirectory::find(&registry, &images[1]).expect("looked"), None);
         assert_eq!(registry::find(&registry, &stale).expect("looked"), None);
@@ -498,7 +581,7 @@ mod tests {
             }
             let _socket =
                 std::os::unix::net::UnixListener::bind(directory.path().join("disk0.sock")).expect("a socket");
-            directory.describe(&[(directory.path().join("node0"), 0)], Vec::new()).expect("described");
+            directory.describe(&[(directory.path().join("node0"), 0)], Vec::new(), Vec::new()).expect("described");
         };
         let directory = make();
         fill(&directory);

@@ -1,4 +1,4 @@
-//! Somebody else than a kernel writes where a held journal is: an image is copied over the disk inside the VM, in any order
+//! Somebody else than a kernel writes where a journal is that is held, or in a region of NVM (`nvm/foreign.rs`): an image is copied over the disk inside the VM, in any order
 //! and in pieces of any size, over a journal that is open or one that is closed.
 //!
 //! The place of a log is a part of a disk: what was written there last is what is read there, until a kernel's own log goes
@@ -18,10 +18,42 @@ use journal_area::{HeldLog, SuperblockEffect};
 use std::io;
 use std::ops::Range;
 
+/// Whether the superblock that opens a closed log brings a log along, which begins where it says. `was_written` tells that
+/// something was written into the log while it was closed.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io::Result<bool> {
+    // A kernel goes on where the empty log says, or right behind it, and nothing of what it will write is there yet.
+    let stored = stored::of(log)?.superblock;
+    let goes_on = stored.is_some_and(|stored| {
+        stored.is_empty() && stored.uuid == open.uuid && open.sequence.wrapping_sub(stored.sequence) <= 1
+    });
+    let mut first = vec![0; log.place.block_bytes as usize];
+    let is_there = log.offset_of(open.start).is_some()
+        && log.read_stored(open.start, &mut first).is_ok()
+        && jbd2::peek(&first).is_some_and(|header| header.sequence == open.sequence);
+    if goes_on && !is_there && !was_written {
+        return Ok(false);
+    }
+    log::info!(
+        "disk {}: the journal of the file system at byte {} has something in it that did not come through here; it \
+         stays on storage until it is next empty",
+        log.home.options.name,
+        log.place.home_start
+    );
+    Ok(true)
+}
+
+/// Whether a write puts anything but zeros there.
+pub(crate) fn is_something(slices: &[MemorySlice]) -> bool {
+    segments::gather(slices).iter().any(|byte| *byte != 0)
+}
+
 impl Held {
     /// A block of a closed log, not its superblock, is written. mke2fs does so, too, with zeros.
     pub(crate) fn note_foreign(&self, slices: &[MemorySlice]) {
-        if !self.is_foreign() && segments::gather(slices).iter().any(|byte| *byte != 0) {
+        if !self.is_foreign() && is_something(slices) {
             self.set_foreign(true);
         }
     }
@@ -74,28 +106,12 @@ impl Held {
     pub(crate) fn is_foreign_log(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
         let open = Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty());
         let Some(open) = open.filter(|_| log.offset_of(0).is_some()) else {
-            self.set_foreign(false);
+            if self.is_foreign() {
+                self.set_foreign(false);
+            }
             return Ok(false);
         };
-        // A kernel goes on where the empty log says, or right behind it, and nothing of what it will write is there yet.
-        let stored = stored::of(log)?.superblock;
-        let goes_on = stored.is_some_and(|stored| {
-            stored.is_empty() && stored.uuid == open.uuid && open.sequence.wrapping_sub(stored.sequence) <= 1
-        });
-        let mut first = vec![0; log.place.block_bytes as usize];
-        let is_there = log.offset_of(open.start).is_some()
-            && log.read_stored(open.start, &mut first).is_ok()
-            && jbd2::peek(&first).is_some_and(|header| header.sequence == open.sequence);
-        if goes_on && !is_there && !self.is_foreign() {
-            return Ok(false);
-        }
-        log::info!(
-            "disk {}: the journal of the file system at byte {} has something in it that did not come through here; it \
-             stays on storage until it is next empty",
-            log.home.options.name,
-            log.place.home_start
-        );
-        Ok(true)
+        is_brought(log, &open, self.is_foreign())
     }
 
     /// A block of a held log after a write of its bytes `part`; without `slices` those become zeros.

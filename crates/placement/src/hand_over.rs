@@ -63,6 +63,8 @@ impl Journals {
                 if log.is_open() {
                     let is_leaving = to == Storage;
                     log.want(to);
+                    // Another worker may go on: it has to know.
+                    self.describe_or_complain();
                     return Ok(if is_leaving { Change::HandOver } else { Change::AtNextMount });
                 }
                 self.replace(&log, to, None);
@@ -78,6 +80,7 @@ impl Journals {
             }
         };
         log.want(to);
+        self.describe_or_complain();
         Ok(change)
     }
 
@@ -111,6 +114,10 @@ impl Journals {
 
     /// Puts a log in the place of itself; the caller holds `scanning`.
     fn replace(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+        if placement.is_held() {
+            // It may have been handed over before.
+            self.area.forget_hand_over(log.id);
+        }
         self.put(log, placement, storage_from);
         self.describe_or_complain();
     }

@@ -5,7 +5,7 @@
 //! power loss the file system is then checked in full instead of trusting an empty log. A clean close and a recovery
 //! take the mark away, after everything that it stood for is on storage.
 
-use crate::description::{AreaDirectory, LogDescription};
+use crate::description::{AreaDirectory, LogDescription, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::keeper::{Finished, Keeper, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
@@ -13,6 +13,7 @@ use crate::layout::DiskLayout;
 use crate::log::{Log, LogState};
 use crate::opening;
 use crate::remote::RemoteLog;
+use crate::resume::Left;
 use crate::scan::{self, FoundLogPlace};
 use crate::stored::{Says, Stored};
 use block_route::LogIndex;
@@ -76,6 +77,8 @@ pub struct Journals {
     /// Guest pages that the description knows the files of.
     described_pages: AtomicU32,
     tracer: Option<Tracer>,
+    /// What an earlier worker has left of them, while another one takes it up ([`Journals::resume`]).
+    pub(crate) left: Mutex<Left>,
 }
 
 impl std::fmt::Debug for Journals {
@@ -106,11 +109,27 @@ impl Journals {
     /// # Errors
     /// When an image cannot be opened or read. The directory is removed then: nothing is owed yet.
     pub fn new(memory: &Arc<VmMemory>, directory: AreaDirectory, options: JournalsOptions) -> io::Result<Arc<Self>> {
+        let journals = Self::set_up(memory, directory, options)?;
+        if let Err(error) = journals.scan_all() {
+            journals.directory.remove();
+            return Err(error);
+        }
+        Ok(journals)
+    }
+
+    pub(crate) fn set_up(
+        memory: &Arc<VmMemory>,
+        directory: AreaDirectory,
+        options: JournalsOptions,
+    ) -> io::Result<Arc<Self>> {
         let mut disks = Vec::new();
         for disk in options.disks {
             let path = disk.path.clone();
             let disk = Disk::open(disk).map_err(|e| {
-                directory.remove();
+                // Of a VM that is there already, it is kept.
+                if !directory.is_adopted() {
+                    directory.remove();
+                }
                 io::Error::new(e.kind(), format!("opening {}: {e}", path.display()))
             })?;
             disks.push(Arc::new(disk));
@@ -128,11 +147,8 @@ impl Journals {
             scanning: Mutex::new(0),
             described_pages: AtomicU32::new(0),
             tracer: options.tracer,
+            left: Mutex::default(),
         });
-        if let Err(error) = journals.scan_all() {
-            journals.directory.remove();
-            return Err(error);
-        }
         Ok(journals)
     }
 
@@ -249,7 +265,7 @@ impl Journals {
         self.scan_all()
     }
 
-    fn scan_all(&self) -> io::Result<()> {
+    pub(crate) fn scan_all(&self) -> io::Result<()> {
         let mut count = self.scanning.lock().expect("no panic under this lock");
         let found = scan::scan(&self.disks)?;
         let mut layouts: Vec<DiskLayout> = found.layouts;
@@ -361,7 +377,10 @@ impl Journals {
             PlacementKind::Nvm if place.is_external => PlacementKind::Storage,
             placement => placement,
         };
-        self.refuse_marked(&place)?;
+        let (left, wish) = self.take_left(&place)?;
+        if left.is_none() {
+            self.refuse_marked(&place)?;
+        }
         let shape =
             LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
         let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
@@ -370,10 +389,13 @@ impl Journals {
             PlacementKind::Remote => self.shipped(&place, &home, &journal)?,
             _ => None,
         };
-        let id = self
-            .area
-            .make_log(self.directory.path(), &format!("log-{number}"), shape, holding, place.own_blocks.clone())
-            .map_err(io::Error::other)?;
+        let (path, own_blocks) = (self.directory.path(), place.own_blocks.clone());
+        let id = match &left {
+            Some(left) => self.area.adopt_log(path, &left.name, shape, holding, own_blocks),
+            None => self.area.make_log(path, &format!("log-{number}"), shape, holding, own_blocks),
+        }
+        .map_err(io::Error::other)?;
+        let state = Arc::new(LogState::new(wish.as_ref().map_or(placement, |(wanted, _)| *wanted)));
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {
             id,
@@ -386,8 +408,11 @@ impl Journals {
             place,
             keeper: shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement)),
             storage_from: None,
-            state: Arc::new(LogState::new(placement)),
+            state,
         });
+        if wish.is_some_and(|(_, is_distrusted)| is_distrusted) {
+            log.distrust();
+        }
         logs.push(Some(Arc::clone(&log)));
         log::info!(
             "disk {}: found the {} journal of the file system at byte {} ({} blocks of {} bytes), placement {}",
@@ -464,8 +489,8 @@ impl Journals {
     /// Writes down, beside the tables, what a later process needs to finish a recovery.
     pub(crate) fn describe(&self) -> io::Result<()> {
         let pages = self.memory.page_count();
-        let logs = self
-            .logs()
+        let known = self.logs();
+        let mut logs: Vec<LogDescription> = known
             .iter()
             .filter(|log| log.placement.is_held())
             .map(|log| {
@@ -474,7 +499,17 @@ impl Journals {
                 LogDescription::new(self.area.name_of(log.id), home, journal, log.place.clone())
             })
             .collect();
-        self.directory.describe(&self.memory.files(), logs)?;
+        // What an earlier worker has left and nobody has taken up is owed still.
+        logs.extend(self.left.lock().expect("no panic under this lock").logs.iter().cloned());
+        let wishes = known
+            .iter()
+            .map(|log| WishDescription {
+                place: log.place.clone(),
+                placement: log.wanted().name().to_owned(),
+                is_distrusted: log.is_distrusted(),
+            })
+            .collect();
+        self.directory.describe(&self.memory.files(), logs, wishes)?;
         self.described_pages.store(pages, Ordering::Release);
         Ok(())
     }

@@ -37,6 +37,7 @@ mod owed;
 mod registry;
 mod remote;
 mod report;
+mod resume;
 mod scan;
 mod stored;
 

@@ -20,6 +20,7 @@ pub(crate) fn write_mark(log: &Log, area: &JournalArea, kind: MarkKind, block: &
         let marked = write_opening(log, area, block, kind, opening)?;
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
         log.journal.file.sync_data()?;
+        area.note_marked(log.id);
         *current = Some(marked);
         Ok(())
     };

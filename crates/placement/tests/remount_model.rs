@@ -1,4 +1,4 @@
-//! Placements `retain` and `copy` against a model: a simulated guest that commits, writes home, stops its journal, copies
+//! Placements `retain`, `copy` and `nvm` against a model: a simulated guest that commits, writes home, stops its journal, copies
 //! images over its disk, and mounts again and again without a reset of the device.
 //!
 //! Beside the route there is an ideal disk, which takes every request as it is, log and all. A mounting kernel reads blocks
@@ -20,8 +20,7 @@ fn seeds() -> Range<u64> {
     bounds.and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?)).unwrap_or(0..40)
 }
 
-fn run(kind: Kind, images: &[Vec<u8>], seed: u64) {
-    let placement = if seed % 4 == 3 { PlacementKind::Copy } else { PlacementKind::Retain };
+fn run(kind: Kind, images: &[Vec<u8>], placement: PlacementKind, seed: u64) {
     let mut guest = Guest::new(kind, &images[0], placement, seed);
     for _ in 0..guest.random.below(60) {
         match guest.random.below(24) {
@@ -46,12 +45,20 @@ fn run(kind: Kind, images: &[Vec<u8>], seed: u64) {
     guest.die();
 }
 
-fn run_all(kind: Kind) {
+fn held(seed: u64) -> PlacementKind {
+    if seed % 4 == 3 { PlacementKind::Copy } else { PlacementKind::Retain }
+}
+
+fn nvm(_seed: u64) -> PlacementKind {
+    PlacementKind::Nvm
+}
+
+fn run_all(kind: Kind, placement: fn(u64) -> PlacementKind) {
     let images = guest::images(kind);
     for seed in seeds() {
-        let outcome = std::panic::catch_unwind(|| run(kind, &images, seed));
+        let outcome = std::panic::catch_unwind(|| run(kind, &images, placement(seed), seed));
         if let Err(problem) = outcome {
-            eprintln!("{kind:?}, seed {seed}");
+            eprintln!("{kind:?}, {:?}, seed {seed}", placement(seed));
             std::panic::resume_unwind(problem);
         }
     }
@@ -59,10 +66,20 @@ fn run_all(kind: Kind) {
 
 #[test]
 fn whoever_mounts_again_sees_a_disk_like_any_other() {
-    run_all(Kind::Checksums);
+    run_all(Kind::Checksums, held);
 }
 
 #[test]
 fn the_same_with_small_blocks_and_without_checksums() {
-    run_all(Kind::SmallBlocks);
+    run_all(Kind::SmallBlocks, held);
+}
+
+#[test]
+fn whoever_mounts_again_sees_a_disk_like_any_other_where_the_journal_is_on_nvm() {
+    run_all(Kind::Checksums, nvm);
+}
+
+#[test]
+fn the_same_on_nvm_with_small_blocks_and_without_checksums() {
+    run_all(Kind::SmallBlocks, nvm);
 }

@@ -2,7 +2,7 @@
 //!
 //! The filters of a VM's threads name what their role needs ([`EVERY`], [`DISK`], [`VMM`], [`NETWORK`]): the lists were taken from real
 //! guests in every placement, and hold beside that what the C library may choose for memory, locks, time and threads in another version.
-//! Whatever is not named ends the process. The daemon as a whole, which does much on behalf of its administrator and nothing on
+//! Whatever is not named ends the process. The worker as a whole, which does much on behalf of its administrator and little on
 //! behalf of a guest, is told what it never needs ([`NEVER`]).
 
 use crate::{Error, Role, report};
@@ -147,7 +147,7 @@ const VMM: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_pidfd_open];
 const NETWORK_CALLS: &[libc::c_long] =
     &[libc::SYS_bind, libc::SYS_socketpair, libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_sched_setaffinity];
 
-/// What a daemon as a whole never needs: programs, other processes, namespaces and mounts, privileges, keys, the kernel's own
+/// What a worker as a whole never needs: programs, other processes, namespaces and mounts, privileges, keys, the kernel's own
 /// knobs.
 const NEVER: &[libc::c_long] = &[
     libc::SYS_execve,
@@ -270,8 +270,8 @@ fn of_vm(role: Role, has_network: bool) -> Outcome<Rules> {
     Ok(rules)
 }
 
-/// What a daemon never does.
-fn never_of_daemon() -> Outcome<Rules> {
+/// What a worker as a whole never does.
+fn never_of_worker() -> Outcome<Rules> {
     let mut rules: Rules = NEVER.iter().chain(NEVER_OLD).map(|call| (*call, Vec::new())).collect();
     let others = INTERNET.iter().map(|family| condition(0, SeccompCmpOp::Ne, *family as u64));
     rules.insert(libc::SYS_socket, vec![SeccompRule::new(others.collect::<Outcome<_>>()?)?]);
@@ -283,8 +283,8 @@ fn programs(role: Role, has_network: bool) -> Outcome<Vec<BpfProgram>> {
     let compile = |rules, mismatch, matched| -> Outcome<BpfProgram> {
         SeccompFilter::new(rules, mismatch, matched, architecture)?.try_into()
     };
-    if role == Role::Daemon {
-        return Ok(vec![compile(never_of_daemon()?, SeccompAction::Allow, SeccompAction::Trap)?]);
+    if role == Role::Worker {
+        return Ok(vec![compile(never_of_worker()?, SeccompAction::Allow, SeccompAction::Trap)?]);
     }
     let without_clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok(vec![

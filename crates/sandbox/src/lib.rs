@@ -21,8 +21,8 @@ use std::sync::OnceLock;
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A daemon as a whole: it starts no programs, and changes nothing of the system. No bounds on files.
-    Daemon,
+    /// A VM's worker as a whole: it starts no programs, and changes nothing of the system. No bounds on files.
+    Worker,
     /// Serves a disk: rings, requests, the journal, the disk engine, which is there already.
     Disk,
     /// Answers a VMM's messages, and faults of its memory; maps what it is given.
@@ -51,7 +51,7 @@ impl Role {
     /// What sentences call it.
     pub fn name(self) -> &'static str {
         match self {
-            Role::Daemon => "daemon",
+            Role::Worker => "worker",
             Role::Disk => "disk",
             Role::Vmm => "vmm",
         }
@@ -78,9 +78,9 @@ impl Sandbox {
     }
 }
 
-/// Has the whole process do no more than a daemon needs: to be called before any other thread is started.
-pub fn enter_daemon() {
-    if let Err(error) = calls::filter(Role::Daemon, true) {
+/// Has the whole process do no more than a worker needs: to be called before any other thread is started.
+pub fn enter_worker() {
+    if let Err(error) = calls::filter(Role::Worker, true) {
         log::warn!("{error}; amberlog goes on without that");
     }
 }

@@ -1,6 +1,6 @@
 //! Tries what is forbidden, in a process of its own for each try: a thread that enters a sandbox in some role, and asks.
 
-use sandbox::{Role, Sandbox, enter_daemon};
+use sandbox::{Role, Sandbox, enter_worker};
 use std::fs::File;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -72,7 +72,7 @@ fn child() {
     let outcome = std::thread::spawn(move || {
         let directory = Path::new(&directory);
         match sandbox.as_str() {
-            "daemon" => enter_daemon(),
+            "worker" => enter_worker(),
             "disk" => Sandbox::new(directory, false).enter(Role::Disk),
             "vmm" => Sandbox::new(directory, false).enter(Role::Vmm),
             "disk with a network" => Sandbox::new(directory, true).enter(Role::Disk),
@@ -184,10 +184,10 @@ fn one_whose_journal_is_on_a_server_can_reach_it() {
 }
 
 #[test]
-fn a_daemon_starts_nothing_and_keeps_its_files() {
-    expect("daemon", ALL);
+fn a_worker_starts_nothing_and_keeps_its_files() {
+    expect("worker", ALL);
     expect(
-        "daemon",
+        "worker",
         &[("internet", End::Worked), ("code", End::Worked), ("hosts", End::Worked), ("write outside", End::Worked)],
     );
 }

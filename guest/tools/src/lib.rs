@@ -11,6 +11,7 @@ pub mod build;
 pub mod compile;
 pub mod database;
 pub mod filebench;
+pub mod gaps;
 pub mod iozone;
 pub mod latency;
 pub mod load;

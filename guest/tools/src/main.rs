@@ -4,8 +4,8 @@
 
 use guest_tools::options::Options;
 use guest_tools::{
-    Result, build, compile, database, filebench, iozone, load, mix, namespace, nvm, records, scribble, sources, sqlite,
-    updates,
+    Result, build, compile, database, filebench, gaps, iozone, load, mix, namespace, nvm, records, scribble, sources,
+    sqlite, updates,
 };
 use std::process::ExitCode;
 
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         "untar" => load::untar,
         "compile" => compile::run,
         "scribble" => scribble::run,
+        "gaps" => gaps::run,
         "filebench" => filebench::run,
         "updates" => updates::run,
         "iozone" => iozone::run,
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, verify, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite, sources, build, namespace, nvm"
+                 filebench, updates, iozone, sqlite, sources, build, namespace, nvm, gaps"
             );
             return ExitCode::from(2);
         }

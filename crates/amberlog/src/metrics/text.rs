@@ -24,7 +24,7 @@ enum Kind {
 }
 
 /// The states a VM can be in; each is a time series, and one of them is 1.
-pub const STATES: &[&str] = &["preparing", "waiting", "running", "recovering", "failed"];
+pub const STATES: &[&str] = &["preparing", "waiting", "running", "recovering", "failed", "restarting", "held"];
 
 /// Where a sample stands in a disk's entry, and its label besides VM and disk.
 type Samples = &'static [(&'static str, &'static str)];

@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 /// ends: call it from the main thread. What it makes has the modes that `mask` gives.
 pub fn start(
     arguments: &[OsString],
-    environment: &[(&str, OsString)],
+    environment: &[(String, OsString)],
     lock: BorrowedFd<'_>,
     mask: Mode,
 ) -> io::Result<Child> {

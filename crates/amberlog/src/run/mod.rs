@@ -1,27 +1,18 @@
-//! `amberlog run`: a VM with its disks served in this process.
+//! `amberlog run`: a VM with its disks served by a worker of ours.
 //!
-//! The VMM is our child: it dies with us, inherits the lock of the VM's directory, and its exit status is ours.
+//! The VMM is our child, not the worker's: it dies with us, inherits the lock of the VM's directory, and its exit status is ours.
+//! Nothing that its guest says is looked at in this process.
 
 mod child;
+mod supervise;
+pub mod work;
 
 use crate::exit;
-use crate::raw::KnownRaw;
-use crate::vm::watched::Watched;
-use crate::vm::{DiskOption, JournalDiskOption, Serving, Starter, Vm, VmOptions, die_of_panics, qemu};
-use anyhow::Context;
-use guest_memory::SHIM_SOCKET_VARIABLE;
+use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
 use std::ffi::OsString;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, ExitStatus};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::time::Duration;
-
-/// What is left of a VM's patience when it is told to end.
-const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
+use std::process::ExitCode;
 
 /// Arguments of `amberlog run`.
 #[derive(clap::Args, Debug)]
@@ -69,6 +60,9 @@ pub struct RunArgs {
     /// As it is anyway: how it was said before it was the default.
     #[arg(long, hide = true, conflicts_with = "no_sandbox")]
     sandbox: bool,
+    /// So many deaths of the worker in ten seconds are too many: for tests that kill it.
+    #[arg(long, hide = true, value_name = "N", default_value_t = supervision::DEATHS_MAX)]
+    deaths_max: usize,
     #[command(flatten)]
     trust: command_line::remote_options::RemoteTrust,
     /// The VMM and its arguments.
@@ -77,8 +71,8 @@ pub struct RunArgs {
 }
 
 /// Runs the command.
-pub fn run(args: RunArgs) -> ExitCode {
-    match supervise(args) {
+pub fn run(args: &RunArgs) -> ExitCode {
+    match supervise::supervise(args) {
         Ok(code) => code,
         Err(error) => exit::report(&error),
     }
@@ -129,107 +123,30 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some(if metadata.file_type().is_block_device() { (0, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) })
 }
 
-fn supervise(args: RunArgs) -> anyhow::Result<ExitCode> {
-    if args.disks.is_empty() && args.journal_disks.is_empty() {
-        return Err(exit::usage("there is no disk to serve: give --disk IMAGE"));
-    }
-    // Before anything is opened: what is wrong with the arguments is wrong whatever the images are.
-    if let Some(sentence) = qemu::contradiction(&args.vmm) {
-        return Err(exit::usage(sentence));
-    }
-    refuse_images_as_outputs(&args)?;
-    let _entered = log_context::enter(log_context::Context::vm(&args.name));
-    let users_mask = own_files::keep_files_private();
-    let vm = Vm::prepare(&args.vm(), &KnownRaw::default())?;
-    vm.memory.keep_to_directory(vm.directory());
-    if let Err(error) = qemu::check_room(&args.vmm, vm.directory()) {
-        vm.abandon();
-        return Err(error);
-    }
-    let directory = vm.directory().display();
-    die_of_panics(format!(
-        "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept in {directory}: run \
-         'amberlog recover --area {directory}', or amberlog run on the same images"
-    ));
-    if let Some(reason) = qemu::bypasses_protection(&args.vmm, None) {
-        vm.memory.refuse_protection(reason);
-    }
-    let ended = serve_and_wait(&args, &vm, users_mask);
-    let finished = vm.finish(args.report.as_deref());
-    match (ended, finished) {
-        // What is still owed is the worse news; a trace or report that is not whole comes after the VMM's own end.
-        (Err(error), Ok(())) => Err(error),
-        (_, Err(error)) => Err(error),
-        (Ok(code), Ok(())) => Ok(code),
-    }
+/// What the VMM needs besides its own command line, as the worker tells the supervisor.
+struct Needed {
+    environment: Vec<(String, OsString)>,
+    /// The whole command line, program first.
+    arguments: Vec<OsString>,
 }
 
-/// Serves the disks, runs the VMM and waits for its end. On return nothing of the VM runs any more.
-fn serve_and_wait(args: &RunArgs, vm: &Vm, users_mask: rustix::fs::Mode) -> anyhow::Result<ExitCode> {
-    let directory = vm.directory();
-    // The VMM, which has the user's mask, would let others read it.
-    vm.journals.directory().make_memory()?;
-    let serving = vm.serve(directory, Starter::Ourselves, None, |index, _| format!("disk{index}"))?;
-    let arguments =
-        qemu::arguments(&args.vmm, &directory.join(placement::MEMORY), &serving.attachments).map_err(exit::usage)?;
-    let environment = preload(&serving);
-    // The VMM's number, once it runs, for the thread that passes signals on.
-    let vmm_pid = Arc::new(AtomicI32::new(0));
-    let received = pass_signals_on(&vmm_pid)?;
-    let lock = vm.journals.directory().lock_file().as_fd();
-    let mut vmm = child::start(&arguments, &environment, lock, users_mask)?;
-    vmm_pid.store(vmm.id() as i32, Ordering::SeqCst);
-    if received.load(Ordering::SeqCst) != 0 {
-        // The signal came before there was anybody to pass it to.
-        vmm.kill()?;
-    }
-    let status = vmm.wait().context("waiting for the VMM")?;
-    vmm_pid.store(0, Ordering::SeqCst);
-    serving.observer.end_stragglers();
-    serving.stop();
-    Ok(exit_code(status, received.load(Ordering::SeqCst)))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
 
-/// The environment that makes the VMM hand over its userfaultfd.
-fn preload(serving: &Serving) -> Vec<(&'static str, OsString)> {
-    let Some(shim) = crate::shim::find() else {
-        serving.observer.memory.refuse_protection(format!(
-            "{} was not found beside amberlog; install it there, or name it in AMBERLOG_SHIM",
-            crate::shim::FILE_NAME
-        ));
-        return Vec::new();
-    };
-    let mut preload = shim.into_os_string();
-    if let Some(other) = std::env::var_os("LD_PRELOAD") {
-        preload.push(":");
-        preload.push(other);
-    }
-    vec![(SHIM_SOCKET_VARIABLE, serving.observer.handover.path().as_os_str().to_owned()), ("LD_PRELOAD", preload)]
-}
-
-/// SIGTERM and SIGINT end the VMM; everything goes home afterwards. Returns where the first signal's number is put.
-fn pass_signals_on(vmm_pid: &Arc<AtomicI32>) -> anyhow::Result<Arc<AtomicI32>> {
-    let received = Arc::new(AtomicI32::new(0));
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
-    let (pid, first) = (Arc::clone(vmm_pid), Arc::clone(&received));
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for signal in signals.forever() {
-            let _ = first.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
-            let Some(watched) = Watched::new(pid.load(Ordering::SeqCst)) else { continue };
-            watched.signal(rustix::process::Signal::TERM);
-            if !watched.wait(TERMINATION_PATIENCE) {
-                log::warn!("the VMM did not end in {} s; it is killed", TERMINATION_PATIENCE.as_secs());
-                watched.signal(rustix::process::Signal::KILL);
-            }
+    #[test]
+    fn what_the_vmm_needs_is_read_as_it_was_written() {
+        let odd = OsString::from_vec(b"name=\xff \n".to_vec());
+        let cases = [
+            (Vec::new(), vec!["sh".into(), OsString::new(), odd.clone(), OsString::new()]),
+            (vec![("A".to_owned(), odd), ("B".to_owned(), OsString::new())], vec!["true".into()]),
+        ];
+        for (environment, arguments) in cases {
+            let file =
+                Needed { environment: environment.clone(), arguments: arguments.clone() }.write().expect("written");
+            let read = Needed::read(file).expect("read");
+            assert_eq!((read.environment, read.arguments), (environment, arguments));
         }
-    })?;
-    Ok(received)
-}
-
-fn exit_code(status: ExitStatus, received: i32) -> ExitCode {
-    let signal = if received == 0 { status.signal().unwrap_or(0) } else { received };
-    match (signal, status.code()) {
-        (0, Some(code)) => ExitCode::from(code as u8),
-        (signal, _) => ExitCode::from(128 + signal as u8),
     }
 }

@@ -113,6 +113,25 @@ pub struct DetachArgs {
     daemon: Daemon,
 }
 
+/// Arguments of `amberlog health`.
+#[derive(Args, Debug)]
+pub struct HealthArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// Arguments of `amberlog upgrade`.
+#[derive(Args, Debug)]
+pub struct UpgradeArgs {
+    /// Only this VM.
+    vm: Option<String>,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
 /// Arguments of `amberlog arguments`.
 #[derive(Args, Debug)]
 pub struct ArgumentsArgs {
@@ -254,6 +273,59 @@ pub fn detach(args: &DetachArgs) -> ExitCode {
     })())
 }
 
+/// What is not well with the VMs, a sentence each.
+fn problems(vms: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
+    for vm in vms.as_array().into_iter().flatten() {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let name = text(&vm["vm"]);
+        if !matches!(vm["state"].as_str(), Some("preparing" | "waiting" | "running" | "recovering")) {
+            problems.push(format!("vm {name}: {}", text(&vm["state_text"])));
+        }
+        for disk in vm["disks"].as_array().into_iter().flatten() {
+            if let Some(fault) = disk["fault"].as_str() {
+                problems.push(format!("vm {name}, disk {}: {fault}", text(&disk["name"])));
+            }
+        }
+    }
+    problems
+}
+
+/// `amberlog health`: 0 if all is well, 1 and a sentence for each thing that is not.
+pub fn health(args: &HealthArgs) -> ExitCode {
+    let problems = match args.daemon.ask(&json!({"command": "status", "vm": null}), PATIENCE) {
+        Ok(answer) => problems(&answer["vms"]),
+        Err(error) => vec![format!("{error:#}")],
+    };
+    let is_healthy = problems.is_empty();
+    let text = if args.json {
+        format!("{}\n", json!({"schema": 1, "healthy": is_healthy, "problems": problems}))
+    } else if is_healthy {
+        "all is well\n".to_owned()
+    } else {
+        problems.iter().map(|problem| format!("{problem}\n")).collect()
+    };
+    match print(&text) {
+        Ok(()) if is_healthy => ExitCode::SUCCESS,
+        _ => ExitCode::from(exit::FAILED),
+    }
+}
+
+/// `amberlog upgrade`: returns when the new workers serve.
+pub fn upgrade(args: &UpgradeArgs) -> ExitCode {
+    end((|| {
+        let answer = args.daemon.ask(&json!({"command": "upgrade", "vm": args.vm}), Duration::from_secs(600))?;
+        for vm in answer["vms"].as_array().into_iter().flatten() {
+            print(&format!(
+                "{}: {}\n",
+                vm["vm"].as_str().unwrap_or_default(),
+                vm["version"].as_str().unwrap_or_default()
+            ))?;
+        }
+        Ok(())
+    })())
+}
+
 /// `amberlog arguments`.
 pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
     end((|| {
@@ -348,6 +420,17 @@ mod tests {
     fn words_survive_the_shell() {
         assert_eq!(shell_word("socket,id=a,path=/run/x.sock"), "socket,id=a,path=/run/x.sock");
         assert_eq!(shell_word("/a b/it's"), r"'/a b/it'\''s'");
+    }
+
+    #[test]
+    fn what_is_not_well_is_said() {
+        let well = json!([{"vm": "a", "state": "running", "disks": [{"name": "d"}]}, {"vm": "b", "state": "waiting", "disks": []}]);
+        assert!(problems(&well).is_empty());
+        let ill = json!([
+            {"vm": "a", "state": "held", "state_text": "vm a is held", "disks": []},
+            {"vm": "b", "state": "running", "disks": [{"name": "d", "fault": "queue 0 is stopped"}]},
+        ]);
+        assert_eq!(problems(&ill), ["vm a: vm a is held", "vm b, disk d: queue 0 is stopped"]);
     }
 
     #[test]

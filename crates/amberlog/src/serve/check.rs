@@ -247,7 +247,7 @@ mod tests {
         );
         let path = directory.join("amberlog.toml");
         std::fs::write(&path, text).expect("written");
-        Config::read(&path).expect("good")
+        Config::read(&path).expect("good").0
     }
 
     #[test]

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes of a configuration file.
 const BYTES_MAX: u64 = 1 << 20;
@@ -88,6 +89,8 @@ pub struct VmConfig {
     pub report: Option<PathBuf>,
     /// What the file says of it, for a comparison.
     text: String,
+    /// The whole file, for whoever goes on with it.
+    pub source: Arc<str>,
 }
 
 impl PartialEq for VmConfig {
@@ -112,11 +115,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and checks a file. Gives its text, too.
     ///
     /// # Errors
     /// A line for each thing that is wrong: what, and where.
-    pub fn read(path: &Path) -> anyhow::Result<Self> {
+    pub fn read(path: &Path) -> anyhow::Result<(Self, String)> {
         let of = || format!("the configuration {}", path.display());
         let metadata = std::fs::metadata(path).with_context(of)?;
         // A pipe would be waited for; systemd and shells hand over /dev/null and /dev/stdin, which are no files either.
@@ -127,10 +130,15 @@ impl Config {
         );
         let bytes = metadata.len();
         ensure!(bytes <= BYTES_MAX, "{}: {bytes} bytes are more than the {BYTES_MAX} it can have", of());
-        Self::parse(&std::fs::read_to_string(path).with_context(of)?).with_context(of)
+        let text = std::fs::read_to_string(path).with_context(of)?;
+        Ok((Self::parse(&text).with_context(of)?, text))
     }
 
-    fn parse(text: &str) -> anyhow::Result<Self> {
+    /// Checks the text of such a file.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
         let file: File = toml::from_str(text)?;
         let mut vms = BTreeMap::new();
         let mut images = HashMap::new();
@@ -166,6 +174,8 @@ impl Config {
         let addresses = parse_all::<Address>(&file.metrics.listen, &mut problems);
         let access = file.metrics.socket.check().map_err(|error| problems.push(format!("metrics: {error:#}"))).ok();
         let Some(access) = access.filter(|_| problems.is_empty()) else { bail!("{}", problems.join("\n")) };
+        let source: Arc<str> = Arc::from(text);
+        vms.values_mut().for_each(|vm: &mut VmConfig| vm.source = Arc::clone(&source));
         let metrics = MetricsConfig { addresses, access };
         Ok(Config { run: file.run, shm: file.shm, reports: file.reports, metrics, vms })
     }
@@ -235,7 +245,7 @@ impl VmEntry {
         let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
-        Ok(VmConfig { options, run: file.run.clone(), sockets, access, report, text })
+        Ok(VmConfig { options, run: file.run.clone(), sockets, access, report, text, source: Arc::from("") })
     }
 }
 

@@ -3,10 +3,10 @@
 //! Only the daemon's own user can ask (mode 0600); all the same everything is bounded: the line, the time to
 //! send it, the number of askers at once.
 
-use super::slot::Slot;
+use super::supervised::Supervised;
+use super::work::Asked;
 use crate::vm::Bounds;
 use anyhow::Context;
-use placement::PlacementKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ASKERS_MAX: usize = 32;
 
 /// The VMs by name, as the daemon has them at the moment.
-pub type Slots = Arc<Mutex<BTreeMap<String, Arc<Slot>>>>;
+pub type Slots = Arc<Mutex<BTreeMap<String, Arc<Supervised>>>>;
 
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
@@ -77,6 +77,9 @@ enum Question {
         memory_mib: u64,
         #[serde(default)]
         reconnect: bool,
+    },
+    Upgrade {
+        vm: Option<String>,
     },
     Detach {
         patience_seconds: u64,
@@ -169,8 +172,11 @@ impl Drop for Place {
 pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience;
     let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
-    all.iter().try_for_each(|slot| slot.check_can_be_left(with_paused))?;
-    all.iter().try_for_each(|slot| slot.hand_over(deadline.saturating_duration_since(Instant::now())))
+    all.iter().try_for_each(|slot| slot.ask(&Asked::CheckLeft { with_paused }, Duration::ZERO).map(drop))?;
+    all.iter().try_for_each(|slot| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        slot.ask(&Asked::HandOver { patience_seconds: left.as_secs().max(1) }, left).map(drop)
+    })
 }
 
 /// What `status` says of all VMs.
@@ -194,49 +200,48 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
             .cloned()
             .with_context(|| format!("there is no vm {name} in the configuration"))
     };
+    let seconds = |seconds: u64| Duration::from_secs(seconds.min(86_400));
     match question {
         Question::Status { vm: Some(name) } => Ok(json!({"schema": 1, "vms": [find(&name)?.status()]})),
         Question::Status { vm: None } => Ok(status_of_all(slots)),
         Question::Flush { vm, patience_seconds } => {
-            let blocks = find(&vm)?.flush(Duration::from_secs(patience_seconds.min(86_400)))?;
-            Ok(json!({"schema": 1, "vm": vm, "blocks": blocks}))
+            find(&vm)?.ask(&Asked::Flush { patience_seconds }, seconds(patience_seconds))
         }
         Question::Placement { vm, disk, placement, patience_seconds } => {
-            let to = match placement.as_str() {
-                "remote" => PlacementKind::Remote,
-                "nvm" => PlacementKind::Nvm,
-                other => other.parse().map_err(|sentence: String| anyhow::anyhow!("{sentence}"))?,
+            let asked = Asked::Placement { disk, placement, patience_seconds };
+            find(&vm)?.ask(&asked, seconds(patience_seconds))
+        }
+        Question::Arguments { vm, memory_mib, reconnect } => {
+            find(&vm)?.ask(&Asked::Arguments { memory_mib, reconnect }, Duration::ZERO)
+        }
+        Question::Upgrade { vm } => {
+            let of: Vec<_> = match vm {
+                Some(name) => vec![(name.clone(), find(&name)?)],
+                None => slots.lock().expect("no panic under this lock").clone().into_iter().collect(),
             };
-            let when = find(&vm)?.change_placement(&disk, to, Duration::from_secs(patience_seconds.min(86_400)))?;
-            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
+            let (program, version) = crate::worker::installed_program()?;
+            let mut replaced = Vec::new();
+            for (name, slot) in of.into_iter().filter(|(_, slot)| !slot.is_over()) {
+                slot.replace(&program)?;
+                replaced.push(json!({"vm": name, "version": version}));
+            }
+            Ok(json!({"schema": 1, "vms": replaced}))
         }
-        Question::Freeze { vm, seconds } => {
-            find(&vm)?.freeze(Duration::from_secs(seconds))?;
-            Ok(json!({"schema": 1, "vm": vm, "seconds": seconds}))
-        }
-        Question::Thaw { vm } => {
-            find(&vm)?.thaw()?;
-            Ok(json!({"schema": 1, "vm": vm}))
-        }
+        Question::Freeze { vm, seconds } => find(&vm)?.ask(&Asked::Freeze { seconds }, Duration::from_secs(seconds)),
+        Question::Thaw { vm } => find(&vm)?.ask(&Asked::Thaw, Duration::ZERO),
         Question::Snapshot { vm, disk, out, patience_seconds, may_wait } => {
-            let notes = find(&vm)?.snapshot(&disk, &out, Duration::from_secs(patience_seconds), may_wait)?;
-            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "image": out, "notes": notes}))
+            let asked = Asked::Snapshot { disk, out, patience_seconds, may_wait };
+            find(&vm)?.ask(&asked, seconds(86_400))
         }
         Question::Power { on_battery, patience_seconds } => {
-            super::power::set(slots, run, on_battery, Duration::from_secs(patience_seconds.min(86_400)))
+            super::power::set(slots, run, on_battery, seconds(patience_seconds))
         }
         Question::Resize { vm, disk, size_bytes } => {
-            let is = find(&vm)?.resize(&disk, size_bytes)?;
-            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "size_bytes": is}))
+            find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, Duration::from_secs(60))
         }
-        Question::Throttle { vm, disk, bounds } => {
-            let limits = bounds.limits().map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
-            find(&vm)?.throttle(&disk, limits)?;
-            Ok(json!({"schema": 1, "vm": vm, "disk": disk, "limits": super::disks::limits(limits)}))
-        }
-        Question::Arguments { vm, memory_mib, reconnect } => find(&vm)?.arguments(memory_mib, reconnect),
+        Question::Throttle { vm, disk, bounds } => find(&vm)?.ask(&Asked::Throttle { disk, bounds }, Duration::ZERO),
         Question::Detach { patience_seconds, with_paused } => {
-            hand_over_all(slots, Duration::from_secs(patience_seconds.min(86_400)), with_paused)?;
+            hand_over_all(slots, seconds(patience_seconds), with_paused)?;
             // The main thread does so once more, which is quick, and leaves.
             signal_hook::low_level::raise(signal_hook::consts::SIGUSR2)?;
             Ok(json!({"schema": 1, "pid": std::process::id()}))

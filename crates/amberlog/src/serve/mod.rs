@@ -1,9 +1,12 @@
 //! `amberlog serve`: the daemon. Many VMs, whose VMMs somebody else starts; each finds its disks at Unix sockets.
 //!
+//! This process is their supervisor: it looks at nothing that a guest says. Each VM is served by a worker, a process of its own
+//! (`work`, `slot`), so that what one guest breaks is one VM's.
+//!
 //! What it must never do: take a disk from a guest that runs because a configuration changed. Failure story: killed at any
-//! moment, it leaves in tmpfs what the VMs are owed, locked for as long as their VMMs live; the next daemon finishes it
-//! once they are gone. A guest does not go on under another daemon unless it was left (SIGUSR2, `amberlog detach`): then all
-//! that was held is on storage, and the next daemon takes it as it is.
+//! moment, it takes its workers along and leaves in tmpfs what the VMs are owed, locked for as long as their VMMs live; the
+//! next daemon finishes it once they are gone. A guest does not go on under another daemon unless it was left (SIGUSR2,
+//! `amberlog detach`): then all that was held is on storage, and the next daemon takes it as it is.
 //!
 //! SIGHUP reads the configuration again. SIGTERM and SIGINT end the VMMs, as `amberlog run` does, and everything goes home.
 
@@ -15,8 +18,11 @@ mod control;
 mod disks;
 mod freeze;
 mod left;
+mod notify;
 mod power;
 mod slot;
+mod supervised;
+pub mod work;
 
 use crate::exit;
 use crate::metrics::endpoint::{Endpoint, Source};
@@ -24,8 +30,8 @@ use crate::vm::die_of_panics;
 use anyhow::Context;
 use config::Config;
 use control::{Control, Slots};
+use notify::Manager;
 use own_files::OwnDirectory;
-use slot::{Slot, Wanted};
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -33,6 +39,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use supervised::{Supervised, Wish};
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +53,7 @@ pub struct ServeArgs {
     /// Only say whether the configuration is good, and what would keep its VMs from being served: images, directories, sockets.
     #[arg(long)]
     check: bool,
-    /// Do not fence the daemon in. Otherwise it can start nothing, and its threads that work for a guest make only the system
+    /// Do not fence the workers in. Otherwise they can start nothing, and their threads that work for a guest make only the system
     /// calls that they need, and open nothing but what is in that VM's directory (seccomp and landlock).
     #[arg(long)]
     no_sandbox: bool,
@@ -57,10 +64,9 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     /// The configuration as it is now.
-    fn read(&self) -> anyhow::Result<Config> {
-        let mut config = Config::read(&self.config)?;
-        config.vms.values_mut().for_each(|vm| vm.options.sandbox = !self.no_sandbox);
-        Ok(config)
+    fn read(&self) -> anyhow::Result<(Config, Arc<str>)> {
+        let (config, text) = Config::read(&self.config)?;
+        Ok((config, text.into()))
     }
 }
 
@@ -115,27 +121,25 @@ fn prepare_reports(config: &Config) -> anyhow::Result<()> {
 struct Vms {
     slots: Slots,
     threads: BTreeMap<String, JoinHandle<()>>,
+    no_sandbox: bool,
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    let config = args.read().map_err(|error| exit::usage(format!("{error:#}")))?;
+    let (config, text) = args.read().map_err(|error| exit::usage(format!("{error:#}")))?;
     if args.check {
         return Ok(check(args, &config));
     }
     prepare_reports(&config)?;
-    // Before the sandbox: what is made here is ours alone until it is given to somebody.
+    // What is made here is ours alone until it is given to somebody.
     own_files::keep_files_private();
     open_run(&config.run)?;
-    if !args.no_sandbox {
-        sandbox::enter_daemon();
-    }
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGHUP,
         signal_hook::consts::SIGTERM,
         signal_hook::consts::SIGINT,
         signal_hook::consts::SIGUSR2,
     ])?;
-    let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new() };
+    let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new(), no_sandbox: args.no_sandbox };
     let control = Control::listen(&config.run.join(ask::CONTROL), Arc::clone(&vms.slots))?;
     let source: Source = {
         let slots = Arc::clone(&vms.slots);
@@ -153,15 +157,20 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     ));
     let run = config.run.clone();
     access::open_above(&run, config.way())?;
-    vms.apply(config)?;
+    vms.apply(&config, &text)?;
     log::info!("serving {} VMs", vms.threads.len());
-    let mut end = Wanted::Stop;
+    let manager = Manager::of_this_process().map(Arc::new);
+    if let Some(manager) = &manager {
+        manager.tell("READY=1");
+        watch(manager, &vms.slots)?;
+    }
+    let mut end = Wish::Stop;
     for signal in signals.forever() {
         if signal == signal_hook::consts::SIGUSR2 {
             match control::hand_over_all(&vms.slots, LEAVING_PATIENCE, true) {
                 Ok(()) => {
                     log::info!("ending: the VMMs are left running, and wait for the next daemon");
-                    end = Wanted::Leave;
+                    end = Wish::Leave;
                     break;
                 }
                 Err(error) => {
@@ -175,17 +184,17 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             break;
         }
         match args.read() {
-            Ok(config) if config.run != run => {
+            Ok((config, _)) if config.run != run => {
                 log::error!(
                     "the configuration names another directory for sockets; that needs a new start: nothing was changed"
                 );
             }
-            Ok(config) => {
+            Ok((config, text)) => {
                 if config.metrics != metrics {
                     log::warn!("the configuration has other metrics; that needs a new start: they stay where they are");
                 }
                 let prepared = prepare_reports(&config).and_then(|()| access::open_above(&run, config.way()));
-                match prepared.and_then(|()| vms.apply(config)) {
+                match prepared.and_then(|()| vms.apply(&config, &text)) {
                     Ok(()) => log::info!("read the configuration again: {}", vms.pending()),
                     Err(error) => log::error!("{error:#}"),
                 }
@@ -193,14 +202,37 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             Err(error) => log::error!("{error:#}: nothing was changed"),
         }
     }
+    if let Some(manager) = &manager {
+        manager.tell("STOPPING=1");
+    }
     vms.stop(&end);
     drop((control, endpoint));
     Ok(ExitCode::SUCCESS)
 }
 
+/// Tells the service manager, as often as it wants to hear it, that questions are answered.
+fn watch(manager: &Arc<Manager>, slots: &Slots) -> anyhow::Result<()> {
+    let Some(interval) = manager.interval else { return Ok(()) };
+    let (manager, slots) = (Arc::clone(manager), Arc::clone(slots));
+    std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
+        loop {
+            // Whoever answers a question takes this lock.
+            drop(slots.lock().expect("no panic under this lock"));
+            manager.tell("WATCHDOG=1");
+            std::thread::sleep(interval / 3);
+        }
+    })?;
+    Ok(())
+}
+
 impl Vms {
     /// Has the VMs be those of a configuration.
-    fn apply(&mut self, config: Config) -> anyhow::Result<()> {
+    fn apply(&mut self, config: &Config, text: &Arc<str>) -> anyhow::Result<()> {
+        // Nobody waits for this lock while a worker is told something.
+        let known = self.slots.lock().expect("no panic under this lock").clone();
+        for (name, slot) in known.iter().filter(|(_, slot)| !slot.is_over()) {
+            slot.want(if config.vms.contains_key(name) { Wish::Serve(Arc::clone(text)) } else { Wish::Gone });
+        }
         let mut slots = self.slots.lock().expect("no panic under this lock");
         // Those that have ended since they were taken out.
         let ended: Vec<_> = slots.iter().filter(|(_, slot)| slot.is_over()).map(|(name, _)| name.clone()).collect();
@@ -210,31 +242,25 @@ impl Vms {
                 let _ = thread.join();
             }
         }
-        for (name, slot) in slots.iter() {
-            match config.vms.get(name) {
-                Some(vm) => slot.want(Wanted::Serve(Box::new(vm.clone()))),
-                None => slot.want(Wanted::Gone),
-            }
-        }
-        for (name, vm) in config.vms {
-            if slots.contains_key(&name) {
+        for name in config.vms.keys() {
+            if slots.contains_key(name) {
                 continue;
             }
-            let slot = Slot::new(vm);
+            let slot = Supervised::new(name, Arc::clone(text), self.no_sandbox);
             let thread = Arc::clone(&slot);
             let handle = std::thread::Builder::new()
                 .name(format!("vm {name}"))
                 .spawn(move || thread.run())
                 .with_context(|| format!("starting the thread of vm {name}"))?;
             slots.insert(name.clone(), slot);
-            self.threads.insert(name, handle);
+            self.threads.insert(name.clone(), handle);
         }
         Ok(())
     }
 
     /// What of the configuration takes effect only when a VMM has ended, for people.
     fn pending(&self) -> String {
-        let slots = self.slots.lock().expect("no panic under this lock");
+        let slots = self.slots.lock().expect("no panic under this lock").clone();
         let later: Vec<String> = slots
             .iter()
             .filter_map(|(name, slot)| slot.pending().map(|pending| format!("vm {name} is {pending}")))
@@ -246,10 +272,9 @@ impl Vms {
     }
 
     /// Ends everything, or leaves it, and waits for that.
-    fn stop(self, end: &Wanted) {
-        for slot in self.slots.lock().expect("no panic under this lock").values() {
-            slot.want(end.clone());
-        }
+    fn stop(self, end: &Wish) {
+        let slots = self.slots.lock().expect("no panic under this lock").clone();
+        slots.values().for_each(|slot| slot.want(end.clone()));
         for (name, thread) in self.threads {
             if thread.join().is_err() {
                 log::error!("vm {name}: its thread has failed");

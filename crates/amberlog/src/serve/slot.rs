@@ -1,22 +1,27 @@
-//! One configured VM: what is wanted of it, how it is, and the thread that goes round: prepare, wait for a VMM, serve it,
+//! One configured VM, in its worker: what is wanted of it, how it is, and the thread that goes round: prepare, wait for a VMM, serve it,
 //! recover, and prepare again.
 //!
 //! A change of its configuration takes effect when no VMM is connected: a guest never notices one. Failure story: what cannot
 //! be prepared or finished is logged once, shown, and tried again every few seconds; what is owed stays in tmpfs until then.
 
-use super::config::VmConfig;
+use super::config::{Config, VmConfig};
 use super::left::{self, Left};
 use super::power;
 use crate::raw::KnownRaw;
 use crate::vm::{Serving, Starter, Vm, VmObserver};
+use crate::worker::Line;
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
 use placement::{Change, Journals, PlacementKind, VmReport};
 use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use supervision::Kept;
 
 /// How often the VMMs and the wishes are looked at.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -89,15 +94,20 @@ impl Inner {
 /// One VM.
 pub struct Slot {
     name: String,
+    /// The first configuration: where an earlier worker's guest is there, the one that it was served with.
+    as_begun: VmConfig,
+    line: Arc<Line>,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
 
 impl Slot {
     /// A VM that is to be served so.
-    pub fn new(config: VmConfig) -> Arc<Self> {
+    pub fn new(config: VmConfig, line: &Arc<Line>) -> Arc<Self> {
         Arc::new(Slot {
             name: config.options.name.clone(),
+            as_begun: config.clone(),
+            line: Arc::clone(line),
             inner: Mutex::new(Inner {
                 wanted: Wanted::Serve(Box::new(config)),
                 state: State::Preparing,
@@ -123,11 +133,6 @@ impl Slot {
         self.changed.notify_all();
     }
 
-    /// Whether its thread has ended, or is about to.
-    pub fn is_over(&self) -> bool {
-        self.lock().is_over
-    }
-
     /// Log lines of this thread are about this VM.
     fn enter(&self) -> log_context::Entered {
         log_context::enter(log_context::Context::vm(&self.name))
@@ -142,6 +147,13 @@ impl Slot {
         let _entered = self.enter();
         let mut pause = PAUSE_MIN;
         let mut told = String::new();
+        if let Some(kept) = self.line.take_kept()
+            && let Err(error) = self.go_on(kept)
+        {
+            // Its guest waits. Whether another worker is tried, the supervisor knows.
+            log::error!("vm {}: a worker cannot go on with the guest of the one before: {error:#}", self.name);
+            std::process::exit(i32::from(crate::exit::FAILED));
+        }
         loop {
             let config = {
                 let mut inner = self.lock();
@@ -193,6 +205,16 @@ impl Slot {
         }
     }
 
+    /// Goes on with the guest of a worker that has died, to the recovery after its VMM.
+    fn go_on(&self, kept: Kept) -> anyhow::Result<()> {
+        let config = self.as_begun.clone();
+        self.lock().as_served = Some(config.clone());
+        let vm = Vm::resume(&config.options, kept, &self.line)?;
+        vm.note_raw(&mut self.lock().served);
+        let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
+        self.serve_to_the_end(&config, vm, serving)
+    }
+
     /// From the preparation to the recovery after one VMM.
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
         {
@@ -209,7 +231,8 @@ impl Slot {
             // The daemon before served them: a guest that runs is not refused for what it has written.
             config.options.images().for_each(|(image, _)| known.note(image));
         }
-        let vm = Vm::prepare(&power::as_of_now(&config.run, &config.options), &known)?;
+        let vm = Vm::prepare(&power::as_of_now(&config.run, &config.options), &known, &self.line)?;
+        self.keep_config(config)?;
         vm.note_raw(&mut self.lock().served);
         let left = match left {
             Left::Nobody => None,
@@ -248,7 +271,11 @@ impl Slot {
             // Somebody may have been connected.
             Err(error) => return vm.finish(config.report.as_deref()).and(Err(error)),
         };
-        let end = self.wait_for_end(config, &vm, &serving);
+        self.serve_to_the_end(config, vm, serving)
+    }
+
+    fn serve_to_the_end(&self, config: &VmConfig, vm: Vm, serving: Serving) -> anyhow::Result<()> {
+        let end = if serving.vmm_is_gone { End::Finish } else { self.wait_for_end(config, &vm, &serving) };
         let mut inner = self.lock();
         inner.state = State::Recovering;
         inner.live = None;
@@ -270,6 +297,13 @@ impl Slot {
         }
         vm.finish(config.report.as_deref())?;
         left::forget(&config.sockets)
+    }
+
+    /// Has the configuration kept, so that the next worker serves what this one does.
+    fn keep_config(&self, config: &VmConfig) -> anyhow::Result<()> {
+        let mut file: File = rustix::fs::memfd_create("amberlog-config", rustix::fs::MemfdFlags::CLOEXEC)?.into();
+        file.write_all(config.source.as_bytes())?;
+        Ok(self.line.keep(CONFIG, "", Some(file.as_fd()))?)
     }
 
     /// Waits until the VMM has ended, or the VM is not wanted so any more and has none, or is to be left.
@@ -465,11 +499,6 @@ impl Slot {
         super::disks::throttle(disk, &self.device(disk)?, limits)
     }
 
-    /// What the configuration says of it that is not so yet: `changed` or `removed`.
-    pub fn pending(&self) -> Option<&'static str> {
-        self.lock().pending()
-    }
-
     /// Writes home what the VM is owed. Gives the number of blocks.
     ///
     /// # Errors
@@ -597,6 +626,26 @@ impl Slot {
         Ok(json!({"schema": 1, "environment": environment, "arguments": words}))
     }
 }
+
+/// What an earlier worker has served, whose guest is there. Nothing if there is none.
+///
+/// # Errors
+/// When its configuration is not there any more, or not understood.
+pub fn served_before(line: &Line, name: &str) -> anyhow::Result<Option<VmConfig>> {
+    if !line.has_kept() {
+        return Ok(None);
+    }
+    let file = line.look_at_kept(CONFIG)?.context("the supervisor does not have the configuration that was served")?;
+    let mut file = File::from(file);
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).context("reading the configuration that was kept")?;
+    let mut served = Config::parse(&text).context("the configuration that the worker before served")?;
+    let vm = served.vms.remove(name).context("the VM is not in the configuration that it was served with")?;
+    Ok(Some(vm))
+}
+
+/// The key of a configuration that is kept.
+const CONFIG: &str = "configuration";
 
 /// Where the VM's directory in tmpfs is found from beside its sockets, whatever it is called this time.
 const AREA: &str = "area";

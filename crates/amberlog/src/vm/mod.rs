@@ -17,7 +17,9 @@ pub mod watched;
 
 use crate::raw::KnownRaw;
 use crate::takeover::{PATIENCE, take_over};
+use crate::worker::Line;
 use anyhow::Context;
+use block_device::Entrance;
 use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
 use block_route::Route;
 use command_line::remote_options::RemoteTrust;
@@ -34,11 +36,14 @@ use placement::{
 };
 use samples::Samples;
 use sandbox::Sandbox;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use supervision::{Kept, Said};
 use throttle::{Limits, Throttle};
 use trace::Trace;
 use watched::Watched;
@@ -91,10 +96,25 @@ pub struct Vm {
     samples: Option<Samples>,
     has_sandbox: bool,
     marks: Option<Marks>,
+    line: Arc<Line>,
+    /// Whoever reads the other end sees when nothing of ours is under way any more, after our death.
+    under_way: Arc<OwnedFd>,
+    /// Of a guest that an earlier worker has served, what its VMM and it were connected by.
+    resumed: Mutex<Option<Resumed>>,
     /// Its guest's memory.
     pub memory: Arc<VmMemory>,
     /// Its journals.
     pub journals: Arc<Journals>,
+}
+
+/// What goes on from an earlier worker.
+struct Resumed {
+    handover: UnixListener,
+    /// The VMM that had connected, and when it was started.
+    vmm: Option<(i32, u64)>,
+    has_userfaultfd: bool,
+    /// What had been done when, for whoever wants to know how long a guest waits.
+    steps: Vec<(&'static str, Instant)>,
 }
 
 /// A VM's disks at their sockets.
@@ -102,6 +122,8 @@ pub struct Serving {
     /// Who has connected.
     pub observer: Arc<VmObserver>,
     devices: Vec<Device<dyn Route>>,
+    /// The VMM ended while there was no worker: nobody comes any more.
+    pub vmm_is_gone: bool,
     /// The disks, in order.
     pub attachments: Vec<qemu::Attachment>,
 }
@@ -259,6 +281,30 @@ fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Waits until nothing of a worker that has died is under way in the kernel: then nobody has the other end of this pipe any more.
+fn wait_for_end(pipe: &OwnedFd) -> anyhow::Result<()> {
+    loop {
+        match rustix::io::read(pipe, &mut [0u8; 1]) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.map(drop).context("waiting for what the worker before had under way"),
+        }
+    }
+}
+
+fn connect_models(
+    options: &VmOptions,
+    attached: &[Attached],
+    images: &[Arc<Image>],
+) -> anyhow::Result<(Models, Vec<Option<Arc<Client>>>)> {
+    let mut models = Models::new(options.time_scale);
+    let mut clients = Vec::new();
+    for (disk, image) in attached.iter().zip(images) {
+        let client = models.connect(disk.model.as_ref(), image.size_bytes());
+        clients.push(client.with_context(|| format!("the disk {}", disk.options.path.display()))?);
+    }
+    Ok((models, clients))
+}
+
 fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
     if path.exists() {
         error.into()
@@ -288,7 +334,7 @@ impl Vm {
     /// # Errors
     /// When an image is missing, in use or damaged, or what an earlier process left cannot be brought home. Nothing is
     /// owed by this process then.
-    pub fn prepare(options: &VmOptions, known: &KnownRaw) -> anyhow::Result<Self> {
+    pub fn prepare(options: &VmOptions, known: &KnownRaw, line: &Arc<Line>) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
         // What is owed to a disk is written home whatever its guest has written to the first block.
         finish_areas(&attached)?;
@@ -323,12 +369,7 @@ impl Vm {
             );
             images.push(Arc::new(image));
         }
-        let mut models = Models::new(options.time_scale);
-        let mut clients = Vec::new();
-        for (disk, image) in attached.iter().zip(&images) {
-            let client = models.connect(disk.model.as_ref(), image.size_bytes());
-            clients.push(client.with_context(|| format!("the disk {}", disk.options.path.display()))?);
-        }
+        let (models, clients) = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {
             Some(path) => {
                 let disks: Vec<(String, u64)> = attached
@@ -350,6 +391,8 @@ impl Vm {
             directory.remove();
             return Err(error.into());
         }
+        let path = directory.path().to_string_lossy().into_owned();
+        let lock = directory.lock_file().try_clone().context("duplicating the descriptor of the directory's lock")?;
         let memory = VmMemory::new();
         let journals = Journals::new(
             &memory,
@@ -360,7 +403,16 @@ impl Vm {
                 tracer: trace.as_ref().map(Trace::tracer),
             },
         )?;
+        let (is_done, under_way) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        line.keep("under way", "", Some(is_done.as_fd()))?;
+        line.keep("directory", &path, Some(lock.as_fd()))?;
+        for (index, image) in images.iter().enumerate() {
+            line.keep(&format!("image {index}"), "", Some(image.file().as_fd()))?;
+        }
         let vm = Vm {
+            line: Arc::clone(line),
+            under_way: Arc::new(under_way),
+            resumed: Mutex::default(),
             name: options.name.clone(),
             attached,
             images,
@@ -377,14 +429,97 @@ impl Vm {
             vm.abandon();
             return Err(error.into());
         }
-        let samples = options.samples.as_deref().map(|path| Samples::start(path, &vm.journals)).transpose();
-        match samples.and_then(|samples| Ok((samples, Marks::start(&vm.journals)?))) {
+        match vm.start_threads(options) {
             Ok((samples, marks)) => Ok(Vm { samples, marks: Some(marks), ..vm }),
             Err(error) => {
                 vm.abandon();
                 Err(error)
             }
         }
+    }
+
+    fn start_threads(&self, options: &VmOptions) -> anyhow::Result<(Option<Samples>, Marks)> {
+        let samples = options.samples.as_deref().map(|path| Samples::start(path, &self.journals)).transpose()?;
+        Ok((samples, Marks::start(&self.journals)?))
+    }
+
+    /// Goes on with a VM whose worker has died, and whose guest runs: `kept` is what that one had kept.
+    ///
+    /// # Errors
+    /// When what it left cannot be taken up. Nothing of it was changed.
+    pub fn resume(options: &VmOptions, mut kept: Kept, line: &Arc<Line>) -> anyhow::Result<Self> {
+        let mut taken = |key: &str| kept.take(key).with_context(|| format!("the supervisor does not have its {key}"));
+        let (_, is_done) = taken("under way")?;
+        let mut steps = vec![("to hear what was kept", Instant::now())];
+        wait_for_end(&is_done)?;
+        steps.push(("until nothing was under way", Instant::now()));
+        let attached = options.attach()?;
+        let mut images = Vec::new();
+        for (index, disk) in attached.iter().enumerate() {
+            let (_, file) = taken(&format!("image {index}"))?;
+            let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
+            images.push(Arc::new(Image::adopt(file.into(), &disk.options.path, image_options)?));
+        }
+        let (models, clients) = connect_models(options, &attached, &images)?;
+        if options.trace.is_some() {
+            log::warn!("vm {}: its trace ends here: the worker that wrote it has died", options.name);
+        }
+        if options.disks.iter().any(|disk| disk.log_writes.is_some()) {
+            log::warn!("vm {}: its log of writes ends here: the worker that wrote it has died", options.name);
+        }
+        let (path, lock) = taken("directory")?;
+        let (directory, description) = AreaDirectory::adopt(Path::new(&path), &placement::own_place(), lock.into())?;
+        let (_, handover) = taken("handover")?;
+        let memory = VmMemory::new();
+        memory.keep_to_directory(directory.path());
+        let journals = Journals::resume(
+            &memory,
+            directory,
+            &description,
+            JournalsOptions {
+                disks: attached.iter().map(|disk| disk.options.clone()).collect(),
+                budget_bytes: options.memory_budget_mib << 20,
+                tracer: None,
+            },
+        )?;
+        steps.push(("for tables and logs", Instant::now()));
+        let vmm = kept.data("vmm").and_then(|text| text.split_once(' '));
+        let vmm = vmm.and_then(|(pid, started)| Some((pid.parse().ok()?, started.parse().ok()?)));
+        // From here on faults are answered: the logs that retain pages are known.
+        let userfaultfd = kept.take("userfaultfd");
+        let has_userfaultfd = userfaultfd.is_some();
+        if let Some((_, descriptor)) = userfaultfd {
+            let sandbox = options.sandbox.then(|| Sandbox::new(journals.directory().path(), false));
+            let memory = Arc::clone(&memory);
+            // What answers faults is started by a thread that is fenced in as the one is that hears a VMM.
+            let adopting = log_context::spawn(std::thread::Builder::new(), move || {
+                if let Some(sandbox) = sandbox {
+                    sandbox.enter(sandbox::Role::Vmm);
+                }
+                memory.adopt_userfaultfd(descriptor)
+            })?;
+            adopting.join().map_err(|_| anyhow::anyhow!("the thread that takes the userfaultfd up has failed"))??;
+        }
+        let (is_done, under_way) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        line.keep("under way", "", Some(is_done.as_fd()))?;
+        let vm = Vm {
+            name: options.name.clone(),
+            attached,
+            images,
+            clients,
+            _models: models,
+            trace: None,
+            samples: None,
+            has_sandbox: options.sandbox,
+            marks: None,
+            line: Arc::clone(line),
+            under_way: Arc::new(under_way),
+            resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
+            memory,
+            journals,
+        };
+        let (samples, marks) = vm.start_threads(options)?;
+        Ok(Vm { samples, marks: Some(marks), ..vm })
     }
 
     /// Notes its images as raw: a guest was served them.
@@ -400,6 +535,7 @@ impl Vm {
     /// Gives up before any VMM could connect: nothing is owed.
     pub fn abandon(self) {
         self.journals.directory().remove();
+        let _ = self.line.say(&Said::Clear, &[]);
     }
 
     /// Takes a guest that an earlier daemon left alone: before [`Vm::serve`].
@@ -410,6 +546,8 @@ impl Vm {
         self.journals.adopt()?;
         // It has the lock of another directory: nobody may take this one over while it lives.
         self.journals.directory().note_vmm(pid)?;
+        let started = placement::process_started_at(pid).unwrap_or_default();
+        self.line.keep("vmm", &format!("{pid} {started}"), None)?;
         self.memory.refuse_protection(format!(
             "the VMM (process {pid}) began under an earlier daemon; its pages are protected again from its next start on"
         ));
@@ -434,16 +572,31 @@ impl Vm {
         let sandbox = self.has_sandbox.then(|| Sandbox::new(self.directory(), has_network));
         let lock = strangers.then(|| self.journals.directory().lock_file().try_clone()).transpose();
         let lock = lock.context("duplicating the descriptor of the directory's lock")?;
+        let at = sockets.join("shim.sock");
+        let mut resumed = self.resumed.lock().expect("no panic under this lock").take();
+        let steps = resumed.as_mut().map(|resumed| std::mem::take(&mut resumed.steps));
+        let is_resumed = resumed.is_some();
+        let mut peers: BTreeMap<i32, Watched> = left.into_iter().collect();
+        let mut vmm_is_gone = false;
+        let handover = match resumed {
+            Some(resumed) => {
+                vmm_is_gone = !self.go_on_with(&resumed, strangers.then_some(sockets), &mut peers);
+                resumed.handover
+            }
+            None => HandoverSocket::bind(&at)?,
+        };
+        self.line.keep("handover", "", Some(handover.as_fd()))?;
         let observer = Arc::new(VmObserver {
             memory: Arc::clone(&self.memory),
-            handover: HandoverSocket::listen(&sockets.join("shim.sock"), lock.map(Into::into))?,
+            line: Arc::clone(&self.line),
+            handover: HandoverSocket::serve(handover, &at, lock.map(Into::into))?,
             journals: Arc::clone(&self.journals),
             strangers_at: strangers.then(|| sockets.to_owned()),
-            peers: Mutex::new(left.into_iter().collect()),
+            peers: Mutex::new(peers),
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
             rings: Mutex::new(vec![observer::Rings::default(); self.attached.len()]),
         });
-        let mut serving = Serving { observer, devices: Vec::new(), attachments: Vec::new() };
+        let mut serving = Serving { observer, devices: Vec::new(), vmm_is_gone, attachments: Vec::new() };
         let mut throttles: HashMap<&str, Throttle> = HashMap::new();
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
             let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
@@ -459,6 +612,10 @@ impl Vm {
                     .map_or_else(new, |group| throttles.entry(group).or_insert_with(new).clone())
             });
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
+            config.under_way = Some(Arc::clone(&self.under_way));
+            let entrance = Entrance::new()?;
+            self.line.set_entrance(index, Arc::clone(&entrance));
+            config.entrance = Some(entrance);
             let route: Box<dyn Route> = if disk.options.nvm.is_some() {
                 let route = NvmRoute::new(Arc::clone(&self.journals), index);
                 route.start_timer()?;
@@ -471,7 +628,51 @@ impl Vm {
             let image = (disk.options.path.clone(), disk.options.read_only);
             serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
         }
+        for (index, attachment) in serving.attachments.iter().enumerate() {
+            if is_resumed {
+                self.line.say(&Said::Open { disk: index }, &[])?;
+            } else {
+                let listener = block_device::listen(&attachment.socket)?;
+                let name = self.attached[index].options.name.clone();
+                self.line.say(&Said::Door { disk: index, name }, &[listener.as_fd()])?;
+            }
+        }
+        self.line.keep(crate::worker::SERVED, "", None)?;
+        if let Some(mut steps) = steps {
+            steps.push(("for memory and disks", Instant::now()));
+            self.say_how_long(&steps);
+        }
         Ok(serving)
+    }
+
+    fn say_how_long(&self, steps: &[(&'static str, Instant)]) {
+        let mut last = self.line.began();
+        let mut words = Vec::new();
+        for (what, at) in steps {
+            words.push(format!("{:.1} ms {what}", at.duration_since(last).as_secs_f64() * 1e3));
+            last = *at;
+        }
+        let all = last.duration_since(self.line.began()).as_secs_f64() * 1e3;
+        log::info!("vm {}: the guest of a dead worker goes on: {all:.1} ms ({})", self.name, words.join(", "));
+    }
+
+    /// The VMM of an earlier worker is this one's, too. False if it had connected, and has ended.
+    fn go_on_with(&self, resumed: &Resumed, strangers_at: Option<&Path>, peers: &mut BTreeMap<i32, Watched>) -> bool {
+        let Some((pid, started)) = resumed.vmm else { return true };
+        let Some(watched) = Watched::new(pid).filter(|_| placement::process_started_at(pid) == Some(started)) else {
+            log::info!("vm {}: its VMM (process {pid}) has ended while it had no worker", self.name);
+            return false;
+        };
+        peers.insert(pid, watched);
+        if let Some(sockets) = strangers_at
+            && let Some(reason) = qemu::bypasses_protection(&observer::arguments_of(pid), Some(sockets))
+        {
+            self.memory.refuse_protection(reason);
+        }
+        if !resumed.has_userfaultfd {
+            self.memory.refuse_protection("the VMM had handed over no userfaultfd to the worker before".to_owned());
+        }
+        true
     }
 
     /// What its disks did so far.
@@ -490,6 +691,7 @@ impl Vm {
         drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         self.journals.directory().remove();
+        let _ = self.line.say(&Said::Clear, &[]);
         flushed.context("flushing the images")?;
         written
     }
@@ -510,6 +712,8 @@ impl Vm {
             });
             written = written.and(report);
         }
+        // Whatever is owed still is found by its files: nobody goes on with it.
+        let _ = self.line.say(&Said::Clear, &[]);
         recovered.with_context(|| {
             let path = self.directory().display().to_string();
             format!("what is still owed stays in {path}; mend the cause and run amberlog again")
@@ -527,6 +731,10 @@ impl Serving {
 
     /// Drops the connections, and lets what is in flight end.
     pub fn stop(self) {
+        for attachment in &self.attachments {
+            // Nobody finds the door any more.
+            let _ = std::fs::remove_file(&attachment.socket);
+        }
         for device in self.devices {
             if let Err(error) = device.stop() {
                 log::error!("{error}");

@@ -4,15 +4,18 @@
 //! lives, whichever disk of the VM it asks for.
 
 use super::watched::Watched;
+use crate::worker::Line;
 use block_device::{Observer, Peer};
 use guest_memory::{HandoverSocket, PageId, VmMemory};
 use placement::Journals;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use supervision::Said;
 
 /// What is left of a VM's patience when it is told to end.
 pub const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
@@ -20,6 +23,7 @@ pub const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 /// What the device threads tell of a VM.
 pub struct VmObserver {
     pub memory: Arc<VmMemory>,
+    pub line: Arc<Line>,
     pub handover: HandoverSocket,
     pub journals: Arc<Journals>,
     /// The VMM is started by somebody else, who finds the sockets in this directory: what is wrong with its arguments is
@@ -83,8 +87,11 @@ impl VmObserver {
         if let Some(reason) = super::qemu::bypasses_protection(&arguments, Some(sockets)) {
             self.memory.refuse_protection(reason);
         }
+        let started = placement::process_started_at(peer.pid).unwrap_or_default();
+        self.keep("vmm", &format!("{} {started}", peer.pid), None);
         match self.handover.take(peer.pid) {
             Some(descriptor) => {
+                self.keep("userfaultfd", "", Some(descriptor.as_fd()));
                 if let Err(error) = self.memory.take_userfaultfd(descriptor) {
                     log::warn!("{error}");
                 }
@@ -98,6 +105,13 @@ impl VmObserver {
             None => {}
         }
         Ok(())
+    }
+
+    /// Has it kept for the next worker. If the supervisor is gone this one ends in the next moment.
+    fn keep(&self, key: &str, data: &str, descriptor: Option<BorrowedFd<'_>>) {
+        if let Err(error) = self.line.keep(key, data, descriptor) {
+            log::debug!("having its {key} kept: {error}");
+        }
     }
 
     fn ring_pages(&self, disk: usize, pages: &[PageId]) {
@@ -166,7 +180,7 @@ impl VmObserver {
 }
 
 /// A process's command line; empty if it is gone or not ours to see.
-fn arguments_of(pid: i32) -> Vec<OsString> {
+pub fn arguments_of(pid: i32) -> Vec<OsString> {
     let Ok(bytes) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return Vec::new() };
     bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
 }
@@ -184,6 +198,10 @@ impl Observer for DiskObserver {
 
     fn ring_pages(&self, pages: &[PageId]) {
         self.vm.ring_pages(self.disk, pages);
+    }
+
+    fn began(&self) {
+        let _ = self.vm.line.say(&Said::Began { disk: self.disk }, &[]);
     }
 
     fn disconnected(&self, _peer: Peer) {

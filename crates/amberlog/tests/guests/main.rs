@@ -32,3 +32,4 @@ mod shared;
 mod stacked;
 mod support;
 mod wild;
+mod worker;

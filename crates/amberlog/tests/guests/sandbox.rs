@@ -5,9 +5,12 @@ use guest_kit::image::ExtRecipe;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// What the command that stands for a VMM says of its parent's threads, and of itself: a name and a number of `Seccomp:` each.
+/// What the command that stands for a VMM says of the threads of the worker beside it, and of itself: a name and a number of `Seccomp:` each.
 const LOOK: &str = "sleep 0.5
-for thread in /proc/$PPID/task/*/status; do awk '/^Name:/ {name=$2} /^Seccomp:/ {print name, $2}' $thread; done
+for process in /proc/[0-9]*; do
+    grep -q \"^PPid:[[:space:]]*$PPID\\$\" $process/status 2>/dev/null || continue
+    for thread in $process/task/*/status; do awk '/^Name:/ {name=$2} /^Seccomp:/ {print name, $2}' $thread; done
+done
 awk '/^Seccomp:/ {print \"vmm\", $2}' /proc/self/status";
 
 fn look(options: &[&str]) -> BTreeMap<String, String> {

@@ -71,7 +71,7 @@ impl Daemon {
     }
 
     /// A guest on a VM's disks, started as `amberlog arguments` says.
-    fn spec(&self, vm: &str, script: impl Into<String>) -> GuestSpec {
+    pub(super) fn spec(&self, vm: &str, script: impl Into<String>) -> GuestSpec {
         self.spec_with(vm, script, &[])
     }
 

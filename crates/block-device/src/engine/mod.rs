@@ -21,7 +21,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use modelled::Modelled;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfer::{FILE, Progress, Transfer};
@@ -85,7 +85,12 @@ impl Engine {
     ///
     /// # Errors
     /// When the kernel refuses an io_uring.
-    pub(crate) fn new(image: Arc<Image>, counters: Arc<Counters>, model: Option<Arc<Client>>) -> Result<Self, Error> {
+    pub(crate) fn new(
+        image: Arc<Image>,
+        counters: Arc<Counters>,
+        model: Option<Arc<Client>>,
+        under_way: Option<&OwnedFd>,
+    ) -> Result<Self, Error> {
         let ring = build_ring().map_err(|e| {
             Error::system(
                 "making an io_uring failed (is it disabled by the sysctl kernel.io_uring_disabled or a container?)",
@@ -93,7 +98,13 @@ impl Engine {
             )
         })?;
         ring.submitter()
-            .register_files(&[image.file().as_raw_fd()])
+            // The kernel keeps what is registered until the last operation has ended.
+            .register_files(
+                &[Some(image.file().as_raw_fd()), under_way.map(AsRawFd::as_raw_fd)]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>(),
+            )
             .map_err(|e| Error::system("registering the image with io_uring", e))?;
         let mut engine = Engine {
             ring,

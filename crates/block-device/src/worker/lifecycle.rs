@@ -265,7 +265,10 @@ impl<R: Route + ?Sized> Worker<R> {
         });
         log::debug!("disk {}: starts, {start:?}", self.name);
         self.refused = match self.route.started(start, &table) {
-            Ok(()) => false,
+            Ok(()) => {
+                self.observer.began();
+                false
+            }
             Err(error) => {
                 log::error!("disk {} fails every request: {error}", self.name);
                 true

@@ -54,7 +54,8 @@ pub(crate) struct Held {
 
 impl Held {
     pub fn new(area: Arc<JournalArea>, id: LogId) -> Self {
-        Held { area, id, inner: Mutex::default() }
+        let inner = Inner { is_foreign: area.is_foreign(id), ..Inner::default() };
+        Held { area, id, inner: Mutex::new(inner) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -66,6 +67,8 @@ impl Held {
     }
 
     pub(crate) fn set_foreign(&self, is_foreign: bool) {
+        // The table says it, too: another worker may go on.
+        self.area.set_foreign(self.id, is_foreign);
         self.inner().is_foreign = is_foreign;
     }
 

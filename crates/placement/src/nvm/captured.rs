@@ -62,6 +62,8 @@ pub(super) struct Captured {
     pub allocation: Allocation,
     /// The log as somebody has read its superblock, since the guest wrote into it last.
     pub shown: Option<Compound>,
+    /// Somebody has read its superblock since then: a kernel may have replayed it.
+    pub is_read: bool,
     /// Something failed for good: no more of the log is taken.
     pub has_failed: bool,
 }
@@ -167,6 +169,7 @@ impl Captured {
     pub fn show(&mut self) -> Result<(), CompoundError> {
         let (format, cursor) = (*self.stream.format(), self.stream.cursor());
         self.shown = None;
+        self.is_read = true;
         if self.stream.tail() == cursor {
             return Ok(());
         }

@@ -42,7 +42,7 @@ impl NvmRoute {
     /// Commits what is complete, one transaction after the other, until one has to wait.
     pub(super) fn advance(&mut self, state: &mut State, plan: &mut Plan) {
         let State::Held(captured) = state else { return };
-        while self.commit.is_none() && !captured.has_failed && self.may_commit() {
+        while self.commit.is_none() && !captured.has_failed && self.may_commit() && !self.is_written_over() {
             let Some(transaction) = captured.accept() else { break };
             let commit = self.sort(captured, transaction);
             self.commit = Some(commit);

@@ -20,7 +20,7 @@ use super::captured::{Captured, HomeState, Written};
 use super::route::{Errand, NvmRoute};
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::opening::write_mark_bytes;
-use block_route::{Buffer, DiskOperation, LogIndex, Operation, Plan, Status};
+use block_route::{Buffer, DiskOperation, LogIndex, Operation, Plan, Status, segments};
 use jbd2::SuperblockEdit;
 use std::collections::HashSet;
 use std::io;
@@ -300,7 +300,8 @@ impl NvmRoute {
         if let Some(closing) = self.closing.take() {
             let request = closing.waiting.request;
             if let Some(log) = self.journals.log(log.index) {
-                self.superblock_write(state, &log, closing.waiting, plan);
+                let block = segments::gather(&closing.waiting.slices);
+                self.superblock_write(state, &log, closing.waiting, block, plan);
             }
             plan.release(request, Status::Ok);
         }

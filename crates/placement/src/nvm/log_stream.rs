@@ -148,6 +148,23 @@ impl LogStream {
         TailMove::Passed(tail.sequence)
     }
 
+    /// Whether the log can begin there now: with a transaction that is in it, or with the next.
+    pub fn can_begin(&self, tail: Tail) -> bool {
+        tail == self.cursor || self.live.contains(&tail)
+    }
+
+    /// Whether a block of a transaction that is in the log lies there. No kernel writes to it before it has moved its tail.
+    pub fn is_live(&self, position: u32) -> bool {
+        let format = &self.format;
+        let live = format.distance(self.tail.position, self.cursor.position);
+        format.contains(position) && format.distance(self.tail.position, position) < live
+    }
+
+    /// The log begins anew, perhaps with another layout: nothing that was in it counts.
+    pub fn begin_anew(&mut self, format: Format, tail: Tail) {
+        *self = LogStream::new(format, tail, self.copies_max);
+    }
+
     /// The live log ends here: the guest has closed it.
     pub fn forget_live(&mut self) {
         self.live.clear();

@@ -23,6 +23,7 @@ mod captured;
 mod checkpoint;
 mod commit;
 mod early;
+mod foreign;
 mod home;
 mod inflight;
 mod leaving;

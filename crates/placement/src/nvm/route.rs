@@ -1,9 +1,10 @@
 //! The route of a disk whose journal lives on NVM: requests cut into pieces, completions handed to whom they belong.
 
-use super::captured::{Captured, Written};
+use super::captured::Written;
 use super::checkpoint::Checkpoint;
 use super::commit::Commit;
 use super::early::Early;
+use super::foreign::Foreign;
 use super::inflight::InFlight;
 use super::leaving::{Leaving, Left};
 use super::superblock::Closing;
@@ -18,7 +19,7 @@ use block_route::{
 };
 use guest_memory::{MemorySlice, MemoryTable};
 use jbd2::SuperblockEdit;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -105,6 +106,8 @@ pub struct NvmRoute {
     /// After which transaction long runs were looked for last.
     pub(super) runs_looked_for: Option<u32>,
     pub(super) closing: Option<Closing>,
+    /// Logs into which something was written while they were closed, which no kernel does.
+    pub(super) written_closed: HashSet<LogIndex>,
     pub(super) leaving: Option<Leaving>,
     /// What the leaving log has written of itself.
     pub(super) left: Left,
@@ -145,6 +148,7 @@ impl NvmRoute {
             collection_due: false,
             runs_looked_for: None,
             closing: None,
+            written_closed: HashSet::new(),
             leaving: None,
             left: Left::default(),
             leaving_failed: None,
@@ -229,6 +233,12 @@ impl NvmRoute {
             captured.log.place.home_start,
             captured.journal.len()
         );
+        if let Err(error) = self.put_in_place(&captured).and_then(|()| self.bring_seen_home(&captured)) {
+            log::error!(
+                "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
+                self.name()
+            );
+        }
         self.nvm.counters.add_journal(&captured.journal.counters());
         match captured.journal.give_back() {
             Ok(medium) => *state = State::Idle(medium),
@@ -288,7 +298,7 @@ impl NvmRoute {
         self.journals.log(range.log).filter(|log| log.placement == PlacementKind::Nvm || self.is_stored(log))
     }
 
-    fn is_captured(state: &State, log: LogIndex) -> bool {
+    pub(super) fn is_captured(state: &State, log: LogIndex) -> bool {
         matches!(state, State::Held(captured) if captured.log.index == log)
     }
 
@@ -326,18 +336,13 @@ impl NvmRoute {
         let aligned = (start - range.start).is_multiple_of(block_bytes) && (end - start).is_multiple_of(block_bytes);
         if waiting.kind != RequestKind::Write || !aligned {
             match (Self::is_captured(state, log.index), waiting.kind) {
-                (false, _) => self.pass_on(&waiting, plan),
+                (false, _) => {
+                    self.note_foreign(log, &waiting.slices);
+                    self.pass_on(&waiting, plan);
+                }
                 // Advice that cannot be followed is ignored.
                 (true, RequestKind::Discard) => {}
-                (true, _) => {
-                    log::warn!(
-                        "disk {}: {:?} of bytes {start}..{end}, inside the open journal, is not a journal write; it is \
-                         refused",
-                        self.name(),
-                        waiting.kind
-                    );
-                    plan.fail(waiting.request);
-                }
+                (true, _) => self.odd_log_write(state, log, range, &waiting, plan),
             }
             return;
         }
@@ -354,12 +359,15 @@ impl NvmRoute {
             };
             at = stop;
             if position == 0 {
-                self.superblock_write(state, log, part, plan);
-            } else if let State::Held(captured) = state
-                && captured.log.index == log.index
-            {
-                self.stage(captured, position, &part, plan);
+                let block = segments::gather(&part.slices);
+                self.superblock_write(state, log, part, block, plan);
+            } else if Self::is_captured(state, log.index) {
+                let blocks = (stop - part.piece.range().start) / block_bytes;
+                let content = |index| segments::gather(&segments::part(&part.slices, index * block_bytes, block_bytes));
+                let contents = (0..blocks).map(content).collect();
+                self.stage(state, position, contents, &part, plan);
             } else {
+                self.note_foreign(log, &part.slices);
                 self.count_commits(&part.slices, range.block_bytes);
                 self.pass_on(&part, plan);
             }
@@ -367,13 +375,25 @@ impl NvmRoute {
     }
 
     /// Copies log blocks until their transaction is complete.
-    fn stage(&mut self, captured: &mut Captured, first: u32, part: &Waiting, plan: &mut Plan) {
+    pub(super) fn stage(
+        &mut self,
+        state: &mut State,
+        first: u32,
+        contents: Vec<Vec<u8>>,
+        part: &Waiting,
+        plan: &mut Plan,
+    ) {
+        let State::Held(captured) = state else { return };
+        if self.closing.as_ref().is_some_and(|closing| closing.is_on_its_way) {
+            // Its place is a part of the disk again.
+            return self.pass_on(part, plan);
+        }
         captured.shown = None;
-        let block_bytes = captured.block_bytes();
-        let blocks = (part.piece.range().end - part.piece.range().start) / block_bytes;
-        for index in 0..blocks {
-            let block = segments::gather(&segments::part(&part.slices, index * block_bytes, block_bytes));
-            if captured.has_failed || captured.stream.write(first + index as u32, Arc::from(block)).is_err() {
+        captured.is_read = false;
+        let over = (first..).zip(&contents).find(|(position, _)| captured.stream.is_live(*position));
+        let over = over.map(|(position, _)| position).filter(|_| self.closing.is_none());
+        for (position, block) in (first..).zip(contents) {
+            if captured.has_failed || captured.stream.write(position, Arc::from(block)).is_err() {
                 if !captured.has_failed {
                     log::error!("disk {}: a transaction is larger than the NVM region; make it larger", self.name());
                 }
@@ -381,7 +401,10 @@ impl NvmRoute {
                 return;
             }
         }
-        self.pass_requests.push(part.request);
+        match over {
+            Some(position) => self.written_over(state, part.clone(), Foreign::Live(position), plan),
+            None => self.pass_requests.push(part.request),
+        }
     }
 
     /// Counts commit blocks of a log that goes to storage.

@@ -1,14 +1,15 @@
 //! The journal's superblock as the guest writes it: a log is opened, goes on, or is closed.
 
 use super::captured::Captured;
+use super::foreign::Foreign;
 use super::log_stream::{LogStream, Tail, TailMove};
 use super::recover::mark_of;
 use super::route::{Errand, NvmRoute, Waiting};
 use super::{Region, State};
+use crate::foreign::is_brought;
 use crate::keeper::{Steps, SuperblockBlock};
 use crate::log::Log;
 use crate::opening::write_mark_bytes;
-use block_route::segments;
 use block_route::{Operation, Plan, Status};
 use extfs::Allocation;
 use jbd2::{Format, Superblock};
@@ -27,6 +28,8 @@ pub(super) struct Closing {
     pub waiting: Waiting,
     /// The write has been given to the disk.
     pub is_on_its_way: bool,
+    /// Not a kernel ends it, but somebody who writes over it ([`super::foreign`]).
+    pub foreign: Option<Foreign>,
 }
 
 /// Whether a region has room for a log.
@@ -77,11 +80,17 @@ fn judge(log: &Log, block: &[u8]) -> Opening {
 }
 
 impl NvmRoute {
-    /// The guest writes the journal's superblock; `at` is where that is on the disk.
-    pub(super) fn superblock_write(&mut self, state: &mut State, log: &Arc<Log>, waiting: Waiting, plan: &mut Plan) {
+    /// The guest writes the journal's superblock, which is `block` then.
+    pub(super) fn superblock_write(
+        &mut self,
+        state: &mut State,
+        log: &Arc<Log>,
+        waiting: Waiting,
+        block: Vec<u8>,
+        plan: &mut Plan,
+    ) {
         // What the guest wrote into the log before counts before.
         self.advance(state, plan);
-        let block = segments::gather(&waiting.slices);
         if self.is_stored(log) {
             // A log on storage wants nothing done.
             let superblock = SuperblockBlock { content: &block, request: waiting.request };
@@ -101,7 +110,9 @@ impl NvmRoute {
         {
             match Superblock::decode(&block) {
                 Ok(superblock) if !superblock.is_empty() => {
-                    if let Err(error) = self.goes_on(captured, &superblock, &block) {
+                    if Self::is_another(captured, &superblock) {
+                        self.written_over(state, waiting, Foreign::Superblock(block), plan);
+                    } else if let Err(error) = self.goes_on(captured, &superblock, &block) {
                         log::error!("disk {}: {error}", self.name());
                         plan.fail(waiting.request);
                     }
@@ -109,7 +120,7 @@ impl NvmRoute {
                 _ if self.closing.is_some() => plan.fail(waiting.request),
                 _ => {
                     plan.hold(waiting.request);
-                    self.closing = Some(Closing { waiting, is_on_its_way: false });
+                    self.closing = Some(Closing { waiting, is_on_its_way: false, foreign: None });
                     self.close_instead_of_leaving();
                     self.drive(state, plan);
                 }
@@ -139,15 +150,17 @@ impl NvmRoute {
 
     /// The log goes on: its tail may have moved.
     fn goes_on(&mut self, captured: &mut Captured, superblock: &Superblock, block: &[u8]) -> io::Result<()> {
-        if superblock.format().ok().as_ref() != Some(captured.stream.format()) {
-            return Err(io::Error::other("the guest changed the layout of its journal while it was in use"));
-        }
-        if !captured.stream.format().contains(superblock.start) {
-            return Err(io::Error::other("the guest's journal begins outside itself"));
-        }
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
         captured.shown = None;
-        let passed = captured.stream.move_tail(tail);
+        captured.is_read = false;
+        let format = superblock.format().map_err(io::Error::other)?;
+        let passed = if format == *captured.stream.format() {
+            captured.stream.move_tail(tail)
+        } else {
+            // A kernel may turn features on when it has replayed.
+            captured.stream.begin_anew(format, tail);
+            TailMove::Anew
+        };
         if passed == TailMove::Anew && (self.commit.is_some() || !self.may_commit()) {
             return Err(io::Error::other("the guest began its journal anew while it committed"));
         }
@@ -177,9 +190,15 @@ impl NvmRoute {
                 if let Some(reason) = reason {
                     self.kept_on_storage(log, &reason);
                 }
+                if Superblock::decode(block).is_ok_and(|superblock| superblock.is_empty()) {
+                    self.written_closed.remove(&log.index);
+                }
                 return Ok(false);
             }
         };
+        if is_brought(log, &superblock, self.written_closed.contains(&log.index))? {
+            return Ok(false);
+        }
         let place = &log.place;
         let State::Idle(medium) = state else {
             let reason = match state {
@@ -232,6 +251,7 @@ impl NvmRoute {
             at_home: HashMap::new(),
             allocation: Allocation::default(),
             shown: None,
+            is_read: false,
             has_failed: false,
         }));
         self.settled.clear();
@@ -282,6 +302,12 @@ impl NvmRoute {
             plan.release(request, Status::IoError);
             return;
         }
+        if let Err(error) = self.put_in_place(captured) {
+            log::error!("disk {}: writing what lies where the journal was failed: {error}", self.name());
+            self.closing = None;
+            plan.release(request, Status::IoError);
+            return;
+        }
         let errand = Errand::Closed { rescan: waiting.rescan };
         self.write_through(&waiting, Operation::Write, errand, plan);
         plan.release(request, Status::Ok);
@@ -289,12 +315,19 @@ impl NvmRoute {
 
     /// The superblock of a closed log is on storage.
     pub(super) fn closed(&mut self, state: &mut State, is_ok: bool) {
-        self.closing = None;
+        let closing = self.closing.take();
         if !is_ok {
             return;
         }
         if let State::Held(captured) = std::mem::replace(state, State::Failed) {
             captured.log.set_closed();
+            if let Some(foreign) = closing.and_then(|closing| closing.foreign) {
+                // What follows is somebody's, until the log is empty.
+                self.written_closed.insert(captured.log.index);
+                if matches!(foreign, Foreign::Superblock(_)) {
+                    captured.log.set_open();
+                }
+            }
             self.journals.follow_wish(&captured.log);
             self.nvm.counters.add_journal(&captured.journal.counters());
             match captured.journal.give_back() {

@@ -6,7 +6,10 @@ use block_route::{
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, Superblock, SuperblockEdit};
-use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
+use nvm_journal::medium::SimulatedMedium;
+use placement::{
+    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmRoute, PlacementKind,
+};
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::os::unix::fs::FileExt;
@@ -15,6 +18,8 @@ use std::sync::Arc;
 
 const DISK_BYTES: usize = 16 << 20;
 const PAGES: u32 = 512;
+/// A region that every log here fits into.
+const REGION_BYTES: usize = 4 << 20;
 /// Blocks of the file system that the guest journals, the first of them its superblock's.
 const HOMES: u64 = 24;
 /// Log blocks that are live at most.
@@ -99,17 +104,22 @@ pub fn images(kind: Kind) -> Vec<Vec<u8>> {
     let first = mke2fs(kind, "11111111-2222-3333-4444-555555555555");
     let other = mke2fs(kind, "99999999-8888-7777-6666-555555555555");
     let mut images = vec![first.clone()];
-    for (base, sequence, count, seed) in
-        [(&first, 2, 9, 3), (&first, 40, 20, 4), (&other, 2, 12, 5), (&other, 90, 0, 6)]
-    {
-        images.push(lived(base, sequence, count, seed));
+    for (base, sequence, count, seed, earlier) in [
+        (&first, 2, 9, 3, 6),
+        (&first, 40, 20, 4, 6),
+        (&other, 2, 12, 5, 6),
+        (&other, 90, 0, 6, 6),
+        // As a new file system's first log, and anybody's: only its UUID tells it from another.
+        (&other, 2, 7, 7, 0),
+    ] {
+        images.push(lived(base, sequence, count, seed, earlier));
     }
     images
 }
 
-/// An image with a live log of `count` transactions from `sequence` on; closed if there are none. What is before them in
-/// the log is left from earlier.
-fn lived(base: &[u8], sequence: u32, count: u64, seed: u64) -> Vec<u8> {
+/// An image with a live log of `count` transactions from `sequence` on; closed if there are none. So many before them in the log
+/// are left from earlier.
+fn lived(base: &[u8], sequence: u32, count: u64, seed: u64, earlier: u32) -> Vec<u8> {
     let mut image = base.to_vec();
     let layout = layout(&image);
     let block_bytes = layout.block_bytes;
@@ -119,7 +129,6 @@ fn lived(base: &[u8], sequence: u32, count: u64, seed: u64) -> Vec<u8> {
     for home in &layout.homes[1..] {
         image[*home as usize * block_bytes..][..block_bytes].fill(seed as u8);
     }
-    let earlier = 6;
     let mut builder = LogBuilder::new(format, parsed.first, sequence.wrapping_sub(earlier));
     let (mut start, mut first) = (builder.position, builder.sequence);
     for number in 0..u64::from(earlier) + count {
@@ -185,7 +194,8 @@ pub struct Guest {
     memory: Arc<VmMemory>,
     table: Arc<MemoryTable>,
     journals: Arc<Journals>,
-    route: DiskRoute,
+    route: Box<dyn Route>,
+    nvm: Option<Arc<NvmDisk>>,
     next_page: u32,
     next_request: u32,
     /// Of the request that was sent last.
@@ -218,13 +228,21 @@ impl Guest {
         let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
             .expect("a directory");
+        let nvm = (placement == PlacementKind::Nvm).then(|| {
+            let mut options = NvmOptions::new("the simulated region");
+            options.append_home_bytes_min = if random.below(3) == 0 { 3 * 4096 } else { 0 };
+            options.delayed_checkpoint = random.below(6) != 0;
+            options.checkpoint_slice_bytes_min = [1024, 1 << 20][random.below(2) as usize];
+            let medium = Box::new(SimulatedMedium::new(REGION_BYTES));
+            Arc::new(NvmDisk::with_medium(options, 0, medium).expect("an empty region"))
+        });
         let options = DiskOptions {
             name: "disk".to_owned(),
             path,
             placement,
             honour_flush: false,
             read_only: false,
-            nvm: None,
+            nvm: nvm.clone(),
             remote: None,
             write_log: None,
         };
@@ -233,7 +251,10 @@ impl Guest {
         let journals = Journals::new(&memory, area, options).expect("journals");
         memory.simulate_protection();
         let table = Arc::new(memory.map(vec![region]).expect("mapped"));
-        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
+        let mut route: Box<dyn Route> = match &nvm {
+            Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), 0)),
+            None => Box::new(DiskRoute::new(Arc::clone(&journals), 0)),
+        };
         route.started(Start::Fresh, &table).expect("started");
         let layout = layout(image);
         let raw = &image[layout.log_at[0]..][..layout.block_bytes];
@@ -247,6 +268,7 @@ impl Guest {
             table,
             journals,
             route,
+            nvm,
             next_page: 0,
             next_request: 0,
             holds: 0,
@@ -363,6 +385,11 @@ impl Guest {
 
     /// The host writes home what it wants to, and some of that arrives.
     pub fn host_works(&mut self) {
+        if let Some(nvm) = &self.nvm
+            && self.random.below(2) == 0
+        {
+            nvm.request_checkpoint();
+        }
         let mut plan = Plan::default();
         self.route.woken(&mut plan);
         self.carry_out(plan);
@@ -389,6 +416,7 @@ impl Guest {
         let mut content = self.ideal[home as usize * block_bytes..][..block_bytes].to_vec();
         let at = 1024 - home as usize * block_bytes;
         content[at + 0x30..at + 0x34].copy_from_slice(&self.next_request.to_le_bytes());
+        extfs::SuperblockEdit::new(&mut content[at..at + extfs::SUPERBLOCK_BYTES]).expect("a superblock").seal();
         content
     }
 
@@ -563,7 +591,10 @@ impl Guest {
         let expected = self.ideal_replay();
         assert_eq!(found.1, expected.1, "where the log ends");
         for (home, content) in &expected.0 {
-            self.compare(*home, &found.0[home], content, "the log that is read");
+            // A log on NVM has no need of what is at home, as far as the guest sees.
+            let at = *home as usize * self.layout.block_bytes;
+            let found = found.0.get(home).cloned().unwrap_or_else(|| self.read(at, self.layout.block_bytes));
+            self.compare(*home, &found, content, "the log that is read");
         }
     }
 
@@ -601,6 +632,12 @@ impl Guest {
             whole.insert(home, seen);
         }
         self.free.retain(|home| !written.contains_key(home));
+        if self.nvm.is_some() {
+            // Appends are at home already, so that its log has no need of them.
+            for (home, content) in expected.iter().filter(|(home, _)| !written.contains_key(home)) {
+                self.ideal[*home as usize * block_bytes..][..block_bytes].copy_from_slice(content);
+            }
+        }
         for (home, content) in &written {
             self.write_block(*home, content);
             if self.random.below(8) == 0 {
@@ -626,6 +663,7 @@ impl Guest {
             self.closed();
         }
         self.journals.area.check().expect("the books are right");
+        self.nvm.iter().for_each(|nvm| nvm.check().expect("the region is as it should be"));
     }
 
     /// The guest dies: before the next one's first request, everything is home.
@@ -680,6 +718,11 @@ impl Guest {
             .iter()
             .copied()
             .chain(self.layout.homes.iter().map(|home| *home as usize * block_bytes))
+            // The inode of the journal, whose checksum has the UUID in it.
+            .chain((0..image.len()).step_by(block_bytes).filter(|at| {
+                let range = *at..*at + block_bytes;
+                self.ideal[range.clone()] != image[range]
+            }))
             .flat_map(|at| (at / piece..(at + block_bytes).div_ceil(piece)).collect::<Vec<_>>())
             .collect();
         let mut pieces: Vec<usize> = wanted.into_iter().collect();

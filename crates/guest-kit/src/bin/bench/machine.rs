@@ -30,6 +30,11 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// What runs the guests.
+    pub fn guests_run_on(&self) -> &'static str {
+        self.platform.accelerator.name()
+    }
+
     /// Looks around, and times flushes in `directory`.
     pub fn look(directory: &Path, platform: &Platform) -> Result<Self, String> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

@@ -5,7 +5,7 @@
 //! turns count; absolute numbers say as much about the machine as about the program. Ends with a
 //! table: figure, measured, limit, met.
 //!
-//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote]
+//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote,pause]
 //! [--rounds N] [--load NAME]`: `--load` chooses of the loads of stages `nvm` and `remote`. `--quick` makes everything small, and then judges counters only, never time.
 //! `--strict` makes a missed figure exit code 1; otherwise a missed figure is a result like any
 //! other.
@@ -25,6 +25,7 @@ mod nbd;
 mod nvm;
 mod options;
 mod paced;
+mod pause;
 mod programs;
 mod remote;
 mod space;
@@ -83,6 +84,7 @@ fn bench(options: &Options) -> Outcome<bool> {
             Stage::DataPath => programs::data_path(options, directory.path())?,
             Stage::Nvm => nvm::measure(options, &machine, directory.path())?,
             Stage::Remote => remote::measure(options, &machine, directory.path())?,
+            Stage::Pause => pause::measure(options, &machine, directory.path())?,
         };
         figures.extend(of_stage);
         details.insert(stage.name().to_owned(), detail);

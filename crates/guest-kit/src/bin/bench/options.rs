@@ -18,11 +18,14 @@ pub enum Stage {
     Nvm,
     /// The journal on a server, against its own disk and against NBD.
     Remote,
+    /// What a guest sees of the death of the process that serves it.
+    Pause,
 }
 
 impl Stage {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 6] = [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Nvm, Self::Remote];
+    pub const ALL: [Self; 7] =
+        [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Pause, Self::Nvm, Self::Remote];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -33,6 +36,7 @@ impl Stage {
             Self::DataPath => "data-path",
             Self::Nvm => "nvm",
             Self::Remote => "remote",
+            Self::Pause => "pause",
         }
     }
 }

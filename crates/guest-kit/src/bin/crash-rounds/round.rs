@@ -2,6 +2,7 @@
 
 use crate::finish::{Finish, left_in};
 use crate::victim::Victim;
+use crate::workers;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::workload::{Mode, STREAMS, Workload};
 use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Reported, Result, judge, program};
@@ -23,6 +24,8 @@ pub struct Outcome {
     pub is_finished_by_another: bool,
     /// How often that other was killed in the middle of it.
     pub recoveries_cut_off: u64,
+    /// How often the process that serves the guest was killed, and another one went on.
+    pub worker_kills: u64,
     /// What is wrong.
     pub faults: Vec<String>,
 }
@@ -39,12 +42,19 @@ pub struct Round {
     /// Bound on memory for tables and copies, in MiB: with little of it there is pressure.
     memory_budget_mib: u64,
     finish: Finish,
+    /// How often the process that serves the guest is killed before.
+    worker_kills: u64,
 }
 
 impl Round {
     /// The round of `seed`; `under` is "plain" or a placement.
-    pub fn new(seed: u64, under: &str, victim: Option<Victim>) -> Self {
+    pub fn new(seed: u64, under: &str, victim: Option<Victim>, worker_kills: u64) -> Self {
         let mut random = Random::new(seed);
+        // Of its own, so that an older seed repeats its round.
+        let under = match under {
+            "any" => pick(&mut Random::of(seed, 2), &["retain", "retain", "copy", "storage"]),
+            under => under,
+        };
         let base = if random.below(3) == 0 { ExtRecipe::ext3(128, 8) } else { ExtRecipe::ext4(128, 8) };
         let recipe = ExtRecipe { block_bytes: pick(&mut random, &[4096, 4096, 1024, 2048]), ..base };
         let mode = pick(&mut random, &[Mode::Journal, Mode::Journal, Mode::Ordered]);
@@ -54,7 +64,8 @@ impl Round {
         let victim = victim.unwrap_or(drawn);
         let memory_budget_mib = pick(&mut random, &[256, 256, 4, 1, 0]);
         let finish = Finish::of(&mut random);
-        Self { seed, under: under.to_owned(), victim, recipe, mode, cache, under_load, memory_budget_mib, finish }
+        let under = under.to_owned();
+        Self { seed, under, victim, recipe, mode, cache, under_load, memory_budget_mib, finish, worker_kills }
     }
 
     /// The round in words.
@@ -63,8 +74,12 @@ impl Round {
             "plain" => String::new(),
             _ => format!(", budget {} MiB, {}", self.memory_budget_mib, self.finish.describe()),
         };
+        let kills = match self.worker_kills {
+            0 => String::new(),
+            kills => format!("the worker {kills} times, "),
+        };
         format!(
-            "seed {}: {} with {} byte blocks, data={}, {} after {:.1} s{more}",
+            "seed {}: {} with {} byte blocks, data={}, {kills}{} after {:.1} s{more}",
             self.seed,
             if self.recipe.ext3 { "ext3" } else { "ext4" },
             self.recipe.block_bytes,
@@ -76,7 +91,11 @@ impl Round {
 
     /// The options that repeat it.
     pub fn options(&self) -> String {
-        format!("--seed {} --under {} --victim {}", self.seed, self.under, self.victim.name())
+        let kills = match self.worker_kills {
+            0 => String::new(),
+            kills => format!(" --worker-kills {kills}"),
+        };
+        format!("--seed {} --under {} --victim {}{kills}", self.seed, self.under, self.victim.name())
     }
 
     /// Runs it. A failure of the machinery is a fault too.
@@ -122,6 +141,9 @@ impl Round {
             let mut words: Vec<OsString> = vec![amberlog.clone().into(), "run".into(), "--disk".into(), disk.clone()];
             words.extend(["--memory-budget".into(), self.memory_budget_mib.to_string().into()]);
             words.extend(["--shm".into(), area.into()]);
+            if self.worker_kills > 0 {
+                words.extend(["--deaths-max".into(), "1000000".into()]);
+            }
             spec.wrapper(words)
         };
         let mut guest = Guest::start(spec)?;
@@ -130,6 +152,12 @@ impl Round {
         }
         std::thread::sleep(self.under_load);
         let mut random = Random::of(self.seed, 1);
+        if self.worker_kills > 0 {
+            // "records" is the load's verifying writer.
+            workers::storm(&mut guest, self.worker_kills, STREAMS[0], &mut random)?;
+            outcome.worker_kills = self.worker_kills;
+            outcome.faults.extend(workers::complaints(&guest));
+        }
         let is_left = self.victim.strike(&mut guest, &mut random)?;
         if is_left {
             let (cut_off, faults) = self.finish.finish(&amberlog, &disk, area, &mut random)?;

@@ -1,0 +1,64 @@
+//! What a service manager is told (sd_notify(3)): that the daemon serves, that it still does, that it ends.
+//!
+//! Failure story: a manager that does not listen is not missed; one that does starts the daemon again when it is not told in time.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// Where to tell it.
+#[derive(Debug)]
+pub struct Manager {
+    socket: UnixDatagram,
+    /// It wants to hear from us this often.
+    pub interval: Option<Duration>,
+}
+
+impl Manager {
+    /// The one that has started this process; nothing if that is none which listens.
+    pub fn of_this_process() -> Option<Self> {
+        let address = std::env::var("NOTIFY_SOCKET").ok()?;
+        let is_for_us = std::env::var("WATCHDOG_PID").map_or(true, |pid| pid == std::process::id().to_string());
+        let interval = std::env::var("WATCHDOG_USEC").ok().filter(|_| is_for_us);
+        let interval = interval.and_then(|text| text.parse().ok()).map(Duration::from_micros);
+        Self::at(&address, interval)
+            .map_err(|error| log::warn!("the service manager cannot be told anything: {error}"))
+            .ok()
+    }
+
+    fn at(address: &str, interval: Option<Duration>) -> std::io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        match address.strip_prefix('@') {
+            Some(name) => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+            None => socket.connect(address)?,
+        }
+        Ok(Manager { socket, interval })
+    }
+
+    /// Tells it something: READY=1, WATCHDOG=1, STOPPING=1.
+    pub fn tell(&self, what: &str) {
+        if let Err(error) = self.socket.send(what.as_bytes()) {
+            log::debug!("telling the service manager {what}: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_hears_what_it_is_told() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let listens = UnixDatagram::bind(&path).expect("bound");
+        let manager = Manager::at(path.to_str().expect("text"), None).expect("connected");
+        manager.tell("READY=1");
+        let mut buffer = [0; 64];
+        let count = listens.recv(&mut buffer).expect("received");
+        assert_eq!(&buffer[..count], b"READY=1");
+        drop(listens);
+        manager.tell("STOPPING=1");
+        Manager::at("/nowhere/notify", None).expect_err("nobody is there");
+    }
+}

@@ -1,0 +1,376 @@
+//! One configured VM, as the supervisor has it: its worker, what is wanted of it, and the thread that starts one worker after
+//! the other until the VM is not wanted any more.
+//!
+//! Nothing that a guest says is looked at here: what the worker answers is passed on. Failure story: a worker that dies is
+//! followed by another one at once; when it dies again and again none follows until somebody wants it (a reload), and that is
+//! said.
+
+use super::work::{Asked, WantedName};
+use crate::supervisor::Charge;
+use crate::vm::watched::Watched;
+use crate::worker::{Worker, how_it_ended, own_program};
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use supervision::{Channel, Deaths, Next, Order};
+
+/// How long a worker may take beyond what was asked for.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// Bytes of an answer.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// How long another program's worker may take until it serves.
+const REPLACED_WITHIN: Duration = Duration::from_secs(30);
+/// The pause after a worker that could not even be started.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What is wanted of a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wish {
+    /// It is served, as this configuration says.
+    Serve(Arc<str>),
+    /// It is not in the configuration any more.
+    Gone,
+    /// The daemon ends, and its VMM with it.
+    Stop,
+    /// The daemon ends, and its VMM stays.
+    Leave,
+}
+
+impl Wish {
+    fn question(&self) -> Asked {
+        let (wanted, config) = match self {
+            Wish::Serve(config) => (WantedName::Serve, Some(config.to_string())),
+            Wish::Gone => (WantedName::Gone, None),
+            Wish::Stop => (WantedName::Stop, None),
+            Wish::Leave => (WantedName::Leave, None),
+        };
+        Asked::Want { wanted, config }
+    }
+}
+
+/// Whether a process ends in this moment, and nobody has asked how yet.
+fn ends_soon(pid: u32) -> bool {
+    (0..100).any(|_| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let has_ended = stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']));
+        if !has_ended {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        has_ended
+    })
+}
+
+struct Running {
+    channel: Arc<Channel>,
+    pid: u32,
+}
+
+struct Inner {
+    wish: Wish,
+    worker: Option<Running>,
+    deaths: Deaths,
+    /// Why no worker is there, and none is started.
+    is_held: bool,
+    /// How the last worker that should not have ended did.
+    last_death: Option<String>,
+    /// What workers are started of.
+    program: PathBuf,
+    /// This worker's end is wanted, so that one of another program goes on.
+    is_replaced: bool,
+    is_over: bool,
+}
+
+/// See the module.
+pub struct Supervised {
+    name: String,
+    no_sandbox: bool,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+impl Supervised {
+    /// A VM that is to be served so.
+    pub fn new(name: &str, config: Arc<str>, no_sandbox: bool) -> Arc<Self> {
+        Arc::new(Supervised {
+            name: name.to_owned(),
+            no_sandbox,
+            inner: Mutex::new(Inner {
+                wish: Wish::Serve(config),
+                worker: None,
+                deaths: Deaths::default(),
+                is_held: false,
+                last_death: None,
+                program: own_program(),
+                is_replaced: false,
+                is_over: false,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Says what is wanted from now on.
+    pub fn want(&self, wish: Wish) {
+        {
+            let mut inner = self.lock();
+            if !matches!(inner.wish, Wish::Stop | Wish::Leave) {
+                inner.wish = wish;
+            }
+            // Somebody looks after it: it is tried again.
+            inner.is_held = false;
+            inner.deaths.forgive();
+            self.changed.notify_all();
+        }
+        if let Err(error) = self.tell() {
+            log::warn!("vm {}: telling its worker what is wanted: {error:#}", self.name);
+        }
+    }
+
+    /// Tells the worker, if there is one; otherwise the next one is told.
+    ///
+    /// # Errors
+    /// When it does not understand that, or does not answer though it lives.
+    fn tell(&self) -> anyhow::Result<()> {
+        let (question, pid) = {
+            let inner = self.lock();
+            (inner.wish.question(), inner.worker.as_ref().map(|worker| worker.pid))
+        };
+        let Some(pid) = pid else { return Ok(()) };
+        match self.ask(&question, PATIENCE) {
+            Ok(_) => Ok(()),
+            // It may end before it has answered.
+            Err(error) if ends_soon(pid) => {
+                log::debug!("telling the worker what is wanted: {error:#}");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether its thread has ended, or is about to.
+    pub fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    /// Log lines of this thread are about this VM.
+    fn enter(&self) -> log_context::Entered {
+        log_context::enter(log_context::Context::vm(&self.name))
+    }
+
+    /// The thread of a VM; ends when it is not wanted any more.
+    pub fn run(&self) {
+        let _entered = self.enter();
+        let mut charge = Charge::default();
+        while self.is_wanted(&mut charge) {
+            match self.run_worker(&mut charge) {
+                Ok(()) => {}
+                Err(error) => {
+                    log::error!("vm {}: {error:#}; tried again until it works", self.name);
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Waits while its workers die again and again. False when it is not wanted: then it is over. A guest that was served is not
+    /// left without a worker because its VM is not wanted any more.
+    fn is_wanted(&self, charge: &mut Charge) -> bool {
+        let mut inner = self.lock();
+        while inner.is_held {
+            if charge.vmm_has_ended() {
+                // Nothing hangs any more, and what it was owed is brought home from its files.
+                charge.clear();
+                inner.is_held = false;
+                inner.deaths.forgive();
+            } else if matches!(inner.wish, Wish::Stop | Wish::Leave) {
+                break;
+            } else {
+                inner = self.changed.wait_timeout(inner, PAUSE).expect("no panic under this lock").0;
+            }
+        }
+        let is_wanted = matches!(inner.wish, Wish::Serve(_)) || charge.is_served() && !inner.is_held;
+        inner.is_over = !is_wanted;
+        is_wanted
+    }
+
+    /// From the start of a worker to its end.
+    fn run_worker(&self, charge: &mut Charge) -> anyhow::Result<()> {
+        let mut arguments = vec!["serve".into(), "--vm".into(), (&self.name).into()];
+        if self.no_sandbox {
+            arguments.push("--no-sandbox".into());
+        }
+        let program = self.lock().program.clone();
+        let mut worker = Worker::start(&program, arguments)?;
+        if let Err(error) = charge.tell(&worker.channel) {
+            // It has died, which is seen where it is listened to.
+            log::debug!("telling a worker to begin: {error}");
+        }
+        self.lock().worker = Some(Running { channel: Arc::clone(&worker.channel), pid: worker.pid() });
+        if let Err(error) = self.tell() {
+            // It would idle for ever, and its guest with it.
+            log::error!(
+                "vm {}: its worker (process {}) is ended: it was told what is wanted, and says: {error:#}",
+                self.name,
+                worker.pid()
+            );
+            worker.kill();
+        }
+        let status = charge.hear_to_the_end(&mut worker).context("waiting for the worker");
+        let mut inner = self.lock();
+        inner.worker = None;
+        self.changed.notify_all();
+        let status = status?;
+        if std::mem::take(&mut inner.is_replaced) && charge.is_served() {
+            log::info!("vm {}: a worker of {} goes on", self.name, inner.program.display());
+            return Ok(());
+        }
+        // Where its guest may still be there, it has not done what it was to do.
+        if status.success() && !charge.is_served() {
+            charge.clear();
+            return Ok(());
+        }
+        let how = how_it_ended(status);
+        if inner.deaths.died(Instant::now()) == Next::Hold {
+            inner.is_held = true;
+            log::error!(
+                "vm {}: its worker {how}, again and again ({} times so far): none is started any more. What was committed is \
+                 kept; see the log for why, mend that, and reload the configuration (SIGHUP)",
+                self.name,
+                inner.deaths.total()
+            );
+        } else {
+            log::error!("vm {}: its worker {how}; another one is started", self.name);
+        }
+        inner.last_death = Some(how);
+        Ok(())
+    }
+
+    /// Has a worker of another program go on, and waits until it serves.
+    ///
+    /// # Errors
+    /// When there is no worker, or it cannot go on with its guest.
+    pub fn replace(&self, program: &Path) -> anyhow::Result<()> {
+        let status = self.status();
+        let cannot = |disk: &&Value| matches!(disk["placement"].as_str(), Some("nvm" | "remote"));
+        if let Some(disk) = status["disks"].as_array().and_then(|disks| disks.iter().find(cannot)) {
+            anyhow::bail!(
+                "vm {}: disk {} has placement {}, with which no other worker goes on yet; nothing was changed",
+                self.name,
+                disk["name"].as_str().unwrap_or_default(),
+                disk["placement"].as_str().unwrap_or_default()
+            );
+        }
+        let old = {
+            let mut inner = self.lock();
+            let worker = inner.worker.as_ref().map(|worker| worker.pid);
+            let old = worker.with_context(|| format!("vm {} has no worker at this moment; ask again", self.name))?;
+            inner.program = program.to_owned();
+            inner.is_replaced = true;
+            old
+        };
+        if let Some(worker) = Watched::new(old as i32) {
+            worker.signal(rustix::process::Signal::KILL);
+        }
+        let deadline = Instant::now() + REPLACED_WITHIN;
+        while Instant::now() < deadline {
+            let status = self.status();
+            let is_new = status["worker_pid"].as_u64().is_some_and(|pid| pid != u64::from(old));
+            if is_new && !matches!(status["state"].as_str(), Some("restarting" | "held" | "preparing")) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let new = {
+            let mut inner = self.lock();
+            inner.program = own_program();
+            inner.is_replaced = true;
+            inner.is_held = false;
+            inner.deaths.forgive();
+            self.changed.notify_all();
+            inner.worker.as_ref().map(|worker| worker.pid)
+        };
+        if let Some(worker) = new.and_then(|pid| Watched::new(pid as i32)) {
+            worker.signal(rustix::process::Signal::KILL);
+        }
+        anyhow::bail!("vm {}: the new worker does not serve (the log says why); one of this program goes on", self.name)
+    }
+
+    /// Asks the worker.
+    ///
+    /// # Errors
+    /// What it answers as an error; that there is none, or that it does not answer.
+    pub fn ask(&self, question: &Asked, patience: Duration) -> anyhow::Result<Value> {
+        let not_served = || format!("vm {} is not served at this moment; ask again", self.name);
+        let channel = self.lock().worker.as_ref().map(|worker| Arc::clone(&worker.channel));
+        let channel = channel.with_context(|| self.why_not_served().unwrap_or_else(not_served))?;
+        let (mut ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
+        channel.send(&Order::Ask, &[theirs.as_fd()]).with_context(not_served)?;
+        drop(theirs);
+        ours.set_read_timeout(Some(patience + PATIENCE))?;
+        ours.set_write_timeout(Some(PATIENCE))?;
+        let mut line = String::new();
+        writeln!(ours, "{}", serde_json::to_string(question)?).with_context(not_served)?;
+        BufReader::new(ours.take(ANSWER_BYTES_MAX)).read_line(&mut line).with_context(not_served)?;
+        let answer: Value = serde_json::from_str(&line).with_context(not_served)?;
+        match answer["error"].as_str() {
+            Some(error) => Err(anyhow::anyhow!("{error}")),
+            None => Ok(answer),
+        }
+    }
+
+    /// Has its journals be where the host's power wants them. Gives what became of each disk whose journals had to move; nothing of
+    /// a VM that is not served.
+    pub fn follow_power(&self, on_battery: bool, deadline: Instant) -> Vec<Value> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let asked = Asked::FollowPower { on_battery, patience_seconds: left.as_secs() };
+        match self.ask(&asked, left) {
+            Ok(mut answer) => answer["disks"].as_array_mut().map(std::mem::take).unwrap_or_default(),
+            Err(error) => vec![json!({"vm": self.name, "disk": null, "placement": null, "when": null,
+                "error": format!("{error:#}")})],
+        }
+    }
+
+    fn why_not_served(&self) -> Option<String> {
+        let inner = self.lock();
+        let how = inner.last_death.as_deref().unwrap_or("ended");
+        inner.is_held.then(|| {
+            format!(
+                "vm {} is held: its worker {how}, {} times in all; see the log for why, mend that, and reload the \
+                 configuration (SIGHUP)",
+                self.name,
+                inner.deaths.total()
+            )
+        })
+    }
+
+    /// Its entry in `status`.
+    pub fn status(&self) -> Value {
+        let answer = self.ask(&Asked::Status, Duration::ZERO).map(|mut answer| answer["vms"][0].take());
+        let mut entry = answer.unwrap_or_else(|error| {
+            let held = self.why_not_served();
+            let state = if held.is_some() { "held" } else { "restarting" };
+            let text = held.unwrap_or_else(|| format!("restarting: {error:#}"));
+            json!({"schema": 1, "vm": self.name, "disks": [], "state": state, "state_text": text, "pid": null,
+                "vmm_pid": null, "pending": null})
+        });
+        let inner = self.lock();
+        entry["supervisor_pid"] = json!(std::process::id());
+        entry["worker_pid"] = json!(inner.worker.as_ref().map(|worker| worker.pid));
+        entry["restarts"] = json!(inner.deaths.total());
+        entry["last_death"] = json!(inner.last_death);
+        entry
+    }
+
+    /// What the configuration says of it that is not so yet: `changed` or `removed`.
+    pub fn pending(&self) -> Option<String> {
+        self.status()["pending"].as_str().map(str::to_owned)
+    }
+}

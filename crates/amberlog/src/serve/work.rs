@@ -1,0 +1,298 @@
+//! The worker of an `amberlog serve`: one VM, as its supervisor says; what is asked of it comes over the same line.
+
+use super::config::Config;
+use super::slot::{Slot, Wanted};
+use crate::exit;
+use crate::vm::{Bounds, die_of_panics};
+use crate::worker::Line;
+use anyhow::Context;
+use placement::PlacementKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use supervision::Order;
+
+/// Bytes of a question: a configuration, at most.
+const LINE_BYTES_MAX: u64 = 4 << 20;
+/// How long the supervisor may take to say what it asks.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Arguments of the command.
+#[derive(clap::Args, Debug)]
+pub struct WorkArgs {
+    /// The VM.
+    #[arg(long)]
+    vm: String,
+    /// As `amberlog serve --no-sandbox`.
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+/// What is asked of a worker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Asked {
+    /// What is wanted of the VM from now on.
+    Want {
+        /// serve, gone, stop or leave.
+        wanted: WantedName,
+        /// With `serve`: the whole configuration.
+        config: Option<String>,
+    },
+    /// Its entry in `status`.
+    Status,
+    /// See [`Slot::flush`].
+    Flush {
+        /// Seconds.
+        patience_seconds: u64,
+    },
+    /// See [`Slot::change_placement`].
+    Placement {
+        /// Which disk.
+        disk: String,
+        /// Where to.
+        placement: String,
+        /// Seconds.
+        patience_seconds: u64,
+    },
+    /// See [`Slot::arguments`].
+    Arguments {
+        /// The guest's memory.
+        memory_mib: u64,
+        /// Whether the VMM connects again.
+        reconnect: bool,
+    },
+    /// See [`Slot::freeze`].
+    Freeze {
+        /// Seconds.
+        seconds: u64,
+    },
+    /// See [`Slot::thaw`].
+    Thaw,
+    /// See [`Slot::snapshot`].
+    Snapshot {
+        /// Of which disk.
+        disk: String,
+        /// Where to.
+        out: PathBuf,
+        /// Seconds.
+        patience_seconds: u64,
+        /// Whether the guest may be made to wait.
+        may_wait: bool,
+    },
+    /// See [`Slot::follow_power`].
+    FollowPower {
+        /// Or on mains.
+        on_battery: bool,
+        /// Seconds.
+        patience_seconds: u64,
+    },
+    /// See [`Slot::resize`].
+    Resize {
+        /// Which disk.
+        disk: String,
+        /// How large.
+        size_bytes: u64,
+    },
+    /// See [`Slot::throttle`].
+    Throttle {
+        /// Which disk.
+        disk: String,
+        /// How much.
+        bounds: Bounds,
+    },
+    /// See [`Slot::check_can_be_left`].
+    CheckLeft {
+        /// Whether it may be paused.
+        with_paused: bool,
+    },
+    /// See [`Slot::hand_over`].
+    HandOver {
+        /// Seconds.
+        patience_seconds: u64,
+    },
+}
+
+/// A [`Wanted`] without what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WantedName {
+    /// [`Wanted::Serve`].
+    Serve,
+    /// [`Wanted::Gone`].
+    Gone,
+    /// [`Wanted::Stop`].
+    Stop,
+    /// [`Wanted::Leave`].
+    Leave,
+}
+
+/// The one VM.
+struct Served {
+    name: String,
+    no_sandbox: bool,
+    line: Arc<Line>,
+    slot: Mutex<Option<Arc<Slot>>>,
+}
+
+/// Runs the command.
+pub fn work(args: &WorkArgs) -> ExitCode {
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn serve(args: &WorkArgs) -> anyhow::Result<()> {
+    let line = Line::begin()?;
+    let _entered = log_context::enter(log_context::Context::vm(&args.vm));
+    die_of_panics(format!(
+        "amberlog: this is a bug in amberlog, and the worker of vm {} ends with it; what was committed is kept",
+        args.vm
+    ));
+    if !args.no_sandbox {
+        sandbox::enter_worker();
+    }
+    let served = Arc::new(Served {
+        name: args.vm.clone(),
+        no_sandbox: args.no_sandbox,
+        line: Arc::clone(&line),
+        slot: Mutex::default(),
+    });
+    loop {
+        let (order, descriptors) = line.hear()?;
+        let Some(stream) = descriptors.into_iter().next().filter(|_| order == Order::Ask) else {
+            log::debug!("the supervisor said {order:?}");
+            continue;
+        };
+        let (stream, served) = (UnixStream::from(stream), Arc::clone(&served));
+        let asker = std::thread::Builder::new().name("asker".to_owned());
+        let answering = log_context::spawn(asker, move || {
+            let answer = served.answer(&stream);
+            let answer = answer.unwrap_or_else(|error| json!({"schema": 1, "error": format!("{error:#}")}));
+            let _ = writeln!(&stream, "{answer}");
+        });
+        if let Err(error) = answering {
+            log::warn!("no thread for a question: {error}");
+        }
+    }
+}
+
+impl Served {
+    fn answer(&self, stream: &UnixStream) -> anyhow::Result<Value> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut line = String::new();
+        BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line).context("reading the question")?;
+        let asked: Asked = serde_json::from_str(&line).context("understanding the question")?;
+        let seconds = |seconds: u64| Duration::from_secs(seconds.min(86_400));
+        let vm = &self.name;
+        match asked {
+            Asked::Want { wanted, config } => {
+                self.want(wanted, config.as_deref())?;
+                Ok(json!({"schema": 1, "vm": vm}))
+            }
+            Asked::Status => Ok(json!({"schema": 1, "vms": [self.slot()?.status()]})),
+            Asked::Flush { patience_seconds } => {
+                let blocks = self.slot()?.flush(seconds(patience_seconds))?;
+                Ok(json!({"schema": 1, "vm": vm, "blocks": blocks}))
+            }
+            Asked::Placement { disk, placement, patience_seconds } => {
+                let to = match placement.as_str() {
+                    "remote" => PlacementKind::Remote,
+                    "nvm" => PlacementKind::Nvm,
+                    other => other.parse().map_err(|sentence: String| anyhow::anyhow!("{sentence}"))?,
+                };
+                let when = self.slot()?.change_placement(&disk, to, seconds(patience_seconds))?;
+                Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
+            }
+            Asked::Arguments { memory_mib, reconnect } => self.slot()?.arguments(memory_mib, reconnect),
+            Asked::Freeze { seconds } => {
+                self.slot()?.freeze(Duration::from_secs(seconds))?;
+                Ok(json!({"schema": 1, "vm": vm, "seconds": seconds}))
+            }
+            Asked::Thaw => {
+                self.slot()?.thaw()?;
+                Ok(json!({"schema": 1, "vm": vm}))
+            }
+            Asked::Snapshot { disk, out, patience_seconds, may_wait } => {
+                let notes = self.slot()?.snapshot(&disk, &out, Duration::from_secs(patience_seconds), may_wait)?;
+                Ok(json!({"schema": 1, "vm": vm, "disk": disk, "image": out, "notes": notes}))
+            }
+            Asked::FollowPower { on_battery, patience_seconds } => {
+                let deadline = std::time::Instant::now() + seconds(patience_seconds);
+                Ok(json!({"schema": 1, "disks": self.slot()?.follow_power(on_battery, deadline)}))
+            }
+            Asked::Resize { disk, size_bytes } => {
+                let is = self.slot()?.resize(&disk, size_bytes)?;
+                Ok(json!({"schema": 1, "vm": vm, "disk": disk, "size_bytes": is}))
+            }
+            Asked::Throttle { disk, bounds } => {
+                let limits = bounds.limits().map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
+                self.slot()?.throttle(&disk, limits)?;
+                Ok(json!({"schema": 1, "vm": vm, "disk": disk, "limits": super::disks::limits(limits)}))
+            }
+            Asked::CheckLeft { with_paused } => {
+                self.slot()?.check_can_be_left(with_paused)?;
+                Ok(json!({"schema": 1, "vm": vm}))
+            }
+            Asked::HandOver { patience_seconds } => {
+                self.slot()?.hand_over(seconds(patience_seconds))?;
+                Ok(json!({"schema": 1, "vm": vm}))
+            }
+        }
+    }
+
+    fn slot(&self) -> anyhow::Result<Arc<Slot>> {
+        let slot = self.slot.lock().expect("no panic under this lock");
+        slot.clone().with_context(|| format!("vm {} is not served at this moment; ask again", self.name))
+    }
+
+    fn want(&self, wanted: WantedName, config: Option<&str>) -> anyhow::Result<()> {
+        let wanted = match wanted {
+            WantedName::Gone => Wanted::Gone,
+            WantedName::Stop => Wanted::Stop,
+            WantedName::Leave => Wanted::Leave,
+            WantedName::Serve => {
+                let mut config = Config::parse(config.context("the configuration is missing")?)?;
+                let mut vm = config.vms.remove(&self.name).context("the VM is not in the configuration")?;
+                vm.options.sandbox = !self.no_sandbox;
+                Wanted::Serve(Box::new(vm))
+            }
+        };
+        let mut slot = self.slot.lock().expect("no panic under this lock");
+        if let Some(slot) = &*slot {
+            slot.want(wanted);
+            return Ok(());
+        }
+        let new = match super::slot::served_before(&self.line, &self.name)? {
+            // A guest is there, whatever is wanted now: it is gone on with as it was served.
+            Some(mut vm) => {
+                vm.options.sandbox = !self.no_sandbox;
+                Slot::new(vm, &self.line)
+            }
+            None => match wanted {
+                Wanted::Serve(vm) => return self.run(Slot::new(*vm, &self.line), &mut slot),
+                // Nothing was begun.
+                _ => std::process::exit(0),
+            },
+        };
+        new.want(wanted);
+        self.run(new, &mut slot)
+    }
+
+    fn run(&self, new: Arc<Slot>, slot: &mut Option<Arc<Slot>>) -> anyhow::Result<()> {
+        let own = Arc::clone(&new);
+        std::thread::Builder::new().name(format!("vm {}", self.name)).spawn(move || {
+            own.run();
+            // Nothing is wanted of this process any more.
+            std::process::exit(0);
+        })?;
+        *slot = Some(new);
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! What a supervisor keeps for the worker of one VM: descriptors, and the doors at which its VMM finds its disks.
+
+use crate::worker::Worker;
+use front_door::{Admission, Door};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use supervision::{Channel, Kept, Order, Said};
+
+/// Messages of a worker that is dying already.
+const MISUNDERSTOOD_MAX: u32 = 1000;
+
+/// See the module.
+#[derive(Default)]
+pub struct Charge {
+    kept: Kept,
+    doors: BTreeMap<usize, Door>,
+}
+
+impl Charge {
+    /// Tells a worker what the one before it had kept, and that it may begin.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn tell(&self, worker: &Channel) -> io::Result<()> {
+        self.kept.tell(worker)
+    }
+
+    /// Whether a guest may be in the midst of it: the next worker goes on with it.
+    pub fn is_served(&self) -> bool {
+        self.kept.data(crate::worker::SERVED).is_some()
+    }
+
+    /// Whether the VMM that had connected is gone.
+    pub fn vmm_has_ended(&self) -> bool {
+        let vmm = self.kept.data("vmm").and_then(|text| text.split_once(' '));
+        let vmm = vmm.and_then(|(pid, started)| Some((pid.parse::<i32>().ok()?, started.parse::<u64>().ok()?)));
+        vmm.is_some_and(|(pid, started)| placement::process_started_at(pid) != Some(started))
+    }
+
+    /// Does what the worker at the other end of `channel` has said.
+    pub fn hear(&mut self, said: &Said, descriptors: Vec<OwnedFd>, channel: &Arc<Channel>) {
+        match said {
+            Said::Door { disk, name } => {
+                let listener = descriptors.into_iter().next();
+                let opened = listener
+                    .ok_or_else(|| io::Error::other("its socket did not come along"))
+                    .and_then(|listener| Door::open(UnixListener::from(listener), name));
+                match opened {
+                    Ok(door) => {
+                        door.worker(admission(channel, *disk));
+                        self.doors.insert(*disk, door);
+                    }
+                    Err(error) => log::error!("disk {name}: its door cannot be opened: {error}"),
+                }
+            }
+            Said::Open { disk } => {
+                if let Some(door) = self.doors.get(disk) {
+                    door.worker(admission(channel, *disk));
+                }
+            }
+            Said::Began { disk } => {
+                if let Some(door) = self.doors.get(disk) {
+                    door.began();
+                }
+            }
+            Said::Clear => self.clear(),
+            Said::Keep { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
+                Ok(_) => {}
+                Err(error) => log::error!("what the worker wants kept cannot be: {error}"),
+            },
+        }
+    }
+
+    /// Does what a worker says until it is gone. Says how it ended; what it had said last was heard before.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn hear_to_the_end(&mut self, worker: &mut Worker) -> io::Result<ExitStatus> {
+        let channel = Arc::clone(&worker.channel);
+        let mut misunderstood = 0;
+        loop {
+            match channel.receive::<Said>() {
+                Ok(Some((said, descriptors))) => self.hear(&said, descriptors, &channel),
+                Ok(None) => break,
+                Err(error) => {
+                    // Nobody can rely on what it says any more. What it says while it dies may still be understood.
+                    if misunderstood == 0 {
+                        log::error!("what a worker says is not understood, so it is ended: {error}");
+                        worker.kill();
+                    }
+                    misunderstood += 1;
+                    if misunderstood > MISUNDERSTOOD_MAX {
+                        break;
+                    }
+                }
+            }
+        }
+        // The doors stay.
+        self.doors.values().for_each(Door::worker_gone);
+        worker.wait()
+    }
+
+    /// Lets go of everything.
+    pub fn clear(&mut self) {
+        self.kept.clear();
+        self.doors.clear();
+    }
+}
+
+/// How a door gives its connections to the worker.
+struct Way {
+    channel: Arc<Channel>,
+    disk: usize,
+}
+
+impl Admission for Way {
+    fn admit(&self, connection: OwnedFd, pid: i32) -> io::Result<()> {
+        self.channel.send(&Order::Connection { disk: self.disk, pid }, &[connection.as_fd()])
+    }
+
+    fn give_up(&self) {
+        self.channel.end();
+    }
+}
+
+fn admission(channel: &Arc<Channel>, disk: usize) -> Way {
+    Way { channel: Arc::clone(channel), disk }
+}

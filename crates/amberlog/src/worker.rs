@@ -1,0 +1,274 @@
+//! A worker, as a process: it serves one VM, and its supervisor has started it (`amberlog worker`, which nobody else calls).
+//!
+//! Its standard input is the line to the supervisor. When that ends, so does the worker, at once and as if it was killed:
+//! whoever comes next finds in tmpfs what is owed.
+
+use crate::run::RunArgs;
+use crate::serve::work::WorkArgs;
+use anyhow::Context;
+use block_device::Entrance;
+use clap::Subcommand;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use supervision::{Channel, Kept, Order, Said};
+
+/// Arguments of `amberlog worker`.
+#[derive(clap::Args, Debug)]
+pub struct WorkerArgs {
+    /// The user's own file mode creation mask, as a decimal number.
+    #[arg(long, default_value_t = 0o077)]
+    users_mask: u32,
+    /// Say which state of other workers this one can go on with, and end.
+    #[arg(long)]
+    state_format: bool,
+    #[command(subcommand)]
+    command: Option<WorkerCommand>,
+}
+
+/// How long a worker may read nothing of what it is told.
+const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
+
+/// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; and the words of the
+/// line to the supervisor. Another number where any of that is understood in another way.
+const STATE_FORMAT: u32 = 1;
+
+/// What the worker is for.
+#[derive(Subcommand, Debug)]
+pub enum WorkerCommand {
+    /// The VM of an `amberlog run`.
+    Run(Box<RunArgs>),
+    /// A VM of an `amberlog serve`.
+    Serve(WorkArgs),
+}
+
+/// Runs the command.
+pub fn run(args: WorkerArgs) -> ExitCode {
+    own_files::keep_files_private_for(rustix::fs::Mode::from_raw_mode(args.users_mask));
+    if args.state_format {
+        println!("{STATE_FORMAT} {}", env!("CARGO_PKG_VERSION"));
+        return ExitCode::SUCCESS;
+    }
+    match args.command {
+        Some(WorkerCommand::Run(args)) => crate::run::work::work(&args),
+        Some(WorkerCommand::Serve(args)) => crate::serve::work::work(&args),
+        None => crate::exit::report(&crate::exit::usage(
+            "this command is started by 'amberlog run' and 'amberlog serve' alone",
+        )),
+    }
+}
+
+/// Kept when the disks of a VM are served: the next worker goes on with it.
+pub const SERVED: &str = "served";
+
+/// The line to the supervisor, from the worker's side.
+pub struct Line {
+    channel: Channel,
+    began: Instant,
+    /// What an earlier worker had kept, until somebody takes it.
+    kept: Mutex<Option<Kept>>,
+    /// Where the connections to each disk are given in.
+    entrances: Mutex<BTreeMap<usize, Arc<Entrance>>>,
+}
+
+impl Line {
+    /// Takes standard input for it, and hears what an earlier worker left.
+    ///
+    /// # Errors
+    /// When standard input is no such line.
+    pub fn begin() -> anyhow::Result<Arc<Self>> {
+        // A terminal and a service manager send signals to all processes alike: what they are to mean, the supervisor says.
+        for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR2] {
+            signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+        }
+        let descriptor = io::stdin().as_fd().try_clone_to_owned()?;
+        let began = Instant::now();
+        let line =
+            Line { channel: Channel::from(descriptor), began, kept: Mutex::default(), entrances: Mutex::default() };
+        let mut kept = Kept::default();
+        loop {
+            let heard = line.hear().context("this command is started by 'amberlog run' and 'amberlog serve' alone")?;
+            match heard {
+                (Order::Begin, _) => break,
+                (Order::Kept { key, data }, descriptors) => kept.take_in(key, data, descriptors),
+                (other, _) => anyhow::bail!("the supervisor said {other:?} before it said all"),
+            }
+        }
+        if kept.data(SERVED).is_some() {
+            *line.kept.lock().expect("no panic under this lock") = Some(kept);
+        } else {
+            // It had got nowhere: what it left is finished as what any process leaves.
+            line.say(&Said::Clear, &[])?;
+        }
+        Ok(Arc::new(line))
+    }
+
+    /// What an earlier worker has left that this one is to go on with; once.
+    pub fn take_kept(&self) -> Option<Kept> {
+        self.kept.lock().expect("no panic under this lock").take()
+    }
+
+    /// When this worker began to listen.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Whether an earlier worker has left a guest that this one is to go on with.
+    pub fn has_kept(&self) -> bool {
+        self.kept.lock().expect("no panic under this lock").is_some()
+    }
+
+    /// A descriptor that an earlier worker has left, for who has to look at it before all is taken.
+    ///
+    /// # Errors
+    /// When no descriptor is left in this process.
+    pub fn look_at_kept(&self, key: &str) -> io::Result<Option<OwnedFd>> {
+        let kept = self.kept.lock().expect("no panic under this lock");
+        kept.as_ref()
+            .and_then(|kept| kept.descriptor(key))
+            .map(|descriptor| descriptor.try_clone_to_owned())
+            .transpose()
+    }
+
+    /// Waits for what the supervisor says, connections aside. When it is gone, this process ends.
+    ///
+    /// # Errors
+    /// When it says something that is not understood.
+    pub fn hear(&self) -> io::Result<(Order, Vec<OwnedFd>)> {
+        loop {
+            match self.channel.receive()? {
+                Some((Order::Connection { disk, pid }, descriptors)) => {
+                    let entrances = self.entrances.lock().expect("no panic under this lock");
+                    let connection = descriptors.into_iter().next();
+                    if let (Some(entrance), Some(connection)) = (entrances.get(&disk), connection) {
+                        entrance.admit(UnixStream::from(connection), pid);
+                    }
+                }
+                Some(heard) => return Ok(heard),
+                None => {
+                    log::debug!("the supervisor is gone");
+                    std::process::exit(i32::from(crate::exit::FAILED));
+                }
+            }
+        }
+    }
+
+    /// Where connections to a disk are given in from now on.
+    pub fn set_entrance(&self, disk: usize, entrance: Arc<Entrance>) {
+        self.entrances.lock().expect("no panic under this lock").insert(disk, entrance);
+    }
+
+    /// Says something to the supervisor.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn say(&self, said: &Said, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.channel.send(said, descriptors)
+    }
+
+    /// Has the supervisor keep a descriptor for the next worker, or none, only words.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn keep(&self, key: &str, data: &str, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let said = Said::Keep { key: key.to_owned(), data: data.to_owned() };
+        self.say(&said, descriptor.as_slice())
+    }
+}
+
+/// A worker, from the supervisor's side.
+pub struct Worker {
+    /// The line to it.
+    pub channel: Arc<Channel>,
+    process: Child,
+}
+
+impl Worker {
+    /// Starts one of this program ([`own_program`], [`installed_program`]).
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(program: &Path, arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Self> {
+        let (ours, theirs) = Channel::pair().context("making the line to a worker")?;
+        ours.set_patience(LISTENING_PATIENCE).context("bounding the line to a worker")?;
+        let process = Command::new(program)
+            .args(["worker", "--users-mask", &own_files::keep_files_private().as_raw_mode().to_string()])
+            .args(arguments)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .context("starting the worker of a VM (is /proc mounted?)")?;
+        Ok(Worker { channel: Arc::new(ours), process })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends it at once. What it had kept is there for the next one.
+    pub fn kill(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+    }
+
+    /// Waits for its end, which is near: its line has ended, or it was told to end. Says how it ended.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn wait(&mut self) -> io::Result<std::process::ExitStatus> {
+        self.process.wait()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Nobody hears it any more. After its end was seen this does nothing.
+        self.kill();
+        let _ = self.wait();
+    }
+}
+
+/// This very program, whatever is installed in its place by now.
+pub fn own_program() -> PathBuf {
+    PathBuf::from("/proc/self/exe")
+}
+
+/// The program that is installed by now where this one was. Gives its version, too.
+///
+/// # Errors
+/// When there is none, or it cannot go on with what this one's workers leave.
+pub fn installed_program() -> anyhow::Result<(PathBuf, String)> {
+    let own = std::fs::read_link("/proc/self/exe").context("finding out where this program is")?;
+    let text = own.to_string_lossy();
+    let program = text.strip_suffix(" (deleted)").map_or_else(|| own.clone(), PathBuf::from);
+    let output = Command::new(&program).args(["worker", "--state-format"]).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("starting {}", program.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (format, version) = said.trim().split_once(' ').unwrap_or_default();
+    anyhow::ensure!(
+        output.status.success() && format == STATE_FORMAT.to_string(),
+        "{} cannot go on with the guests of this amberlog ({}), and nothing was changed: use 'amberlog detach', and start it",
+        program.display(),
+        env!("CARGO_PKG_VERSION")
+    );
+    Ok((program, version.to_owned()))
+}
+
+/// How a worker ended that should not have, for people.
+pub fn how_it_ended(status: std::process::ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was ended by signal {signal}"),
+        (None, Some(code)) => format!("ended with code {code}"),
+        (None, None) => "ended".to_owned(),
+    }
+}

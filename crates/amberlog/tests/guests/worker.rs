@@ -1,0 +1,190 @@
+//! A data path that dies: `kill -9` of the worker that serves a guest's disks, again and again under load. The guest sees a pause,
+//! and nothing else.
+
+use crate::serve::{Daemon, write_config};
+use crate::support::*;
+use guest_kit::image::ExtRecipe;
+use guest_kit::{Guest, Signal, worker_of};
+use guest_tools::random::Random;
+use rustix::process::{Pid, kill_process};
+use std::time::{Duration, Instant};
+
+fn kill_nine(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Kills the worker of a guest so many times, with pauses in which it gets on with its work. Gives how long each pause was that
+/// followed.
+fn storm(guest: &mut Guest, streams: &[&str], rounds: u64, random: &mut Random) -> Vec<Duration> {
+    let mut pauses = Vec::new();
+    let mut last = None;
+    for round in 0..rounds {
+        std::thread::sleep(Duration::from_millis(random.below(1200)));
+        let worker = (0..200).find_map(|_| {
+            let found = worker_of(guest.process_id()).filter(|pid| Some(*pid) != last);
+            if found.is_none() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            found
+        });
+        let worker = worker.unwrap_or_else(|| panic!("round {round}: there is no worker\n{}", guest.stderr()));
+        last = Some(worker);
+        kill_nine(worker);
+        let killed = Instant::now();
+        for stream in streams {
+            let before = guest.acknowledged(stream).last.unwrap_or(0);
+            if let Err(error) = guest.wait_acknowledged(stream, before + 5, LIMIT) {
+                panic!("round {round}: {error}\n--- amberlog's log\n{}", guest.stderr());
+            }
+        }
+        pauses.push(killed.elapsed());
+    }
+    pauses
+}
+
+fn survives(name: &str, options: &str, mode: &str) {
+    let mut random = Random::of(seed(), 0x7072);
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+    let (appends, overwrites) = (appended(random.below(1 << 20)), overwritten(random.below(1 << 20)));
+    let script = format!(
+        "mount -t ext4 -o data={mode} /dev/vda /mnt || fail mount
+        mkdir /mnt/a /mnt/b
+        {} &
+        {}",
+        record_writer("/mnt/a", "a", &appends, "--forever"),
+        record_writer("/mnt/b", "b", &overwrites, "--forever"),
+    );
+    // More often than it would be forgiven: three times in ten seconds.
+    let often: Vec<std::ffi::OsString> = ["--deaths-max", "1000"].map(Into::into).to_vec();
+    let words = [often, disk_with(&image, options).to_vec()].concat();
+    let mut guest = Guest::start(bench.spec(name, script, words)).unwrap();
+    for stream in ["a", "b"] {
+        guest.wait_acknowledged(stream, 10, LIMIT).unwrap();
+    }
+    let pauses = storm(&mut guest, &["a", "b"], rounds(7), &mut random);
+    eprintln!("{name}: until five more were acknowledged of each, after a kill: {pauses:?}");
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    let reported = kill(&mut guest);
+    bench.assert_area_is_empty();
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &appends, &reported);
+    assert_records(&file_system, "/b", "b", &overwrites, &reported);
+}
+
+#[test]
+fn a_guest_whose_journal_is_held_does_not_notice_that_its_worker_dies() {
+    survives("worker-retain", "", "journal");
+}
+
+#[test]
+fn nor_one_whose_journal_is_copied() {
+    survives("worker-copy", ",placement=copy", "ordered");
+}
+
+#[test]
+fn nor_one_whose_journal_is_on_storage() {
+    survives("worker-storage", ",placement=storage", "ordered");
+}
+
+/// Two VMs, one with a guest that commits for ever; a daemon that is about to end it, or to forget it, and its worker dies first.
+fn dies_first(how: &str, end: impl FnOnce(&Daemon)) {
+    let bench = Bench::new();
+    let [one, two] = ["one.img", "two.img"].map(|name| bench.path(name));
+    let file_system = ExtRecipe::ext4(96, 8).make(&one).unwrap();
+    ExtRecipe::ext4(32, 4).make(&two).unwrap();
+    let path = |image: &std::path::Path| image.to_str().unwrap().to_owned();
+    let config = write_config(&bench, &[("one", path(&one)), ("two", path(&two))]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(5);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let kill_worker = |daemon: &Daemon| {
+        kill_nine(daemon.wait_state("one", "running")["worker_pid"].as_u64().unwrap() as u32);
+    };
+    if how == "forgotten" {
+        write_config(&bench, &[("two", path(&two))]);
+        daemon.signal(Signal::HUP);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    kill_worker(&daemon);
+    end(&daemon);
+    if how == "forgotten" {
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+            panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+        }
+        // Twice: the one that followed is no other.
+        kill_worker(&daemon);
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        guest.wait_acknowledged("a", last + 20, LIMIT).unwrap();
+        guest.kill_qemu().unwrap();
+        guest.wait_end(LIMIT).unwrap();
+    } else {
+        guest.wait_end(LIMIT).unwrap();
+    }
+    let reported = guest.final_report();
+    let deadline = Instant::now() + LIMIT;
+    // What one VM had in tmpfs goes when all of it is home.
+    while std::fs::read_dir(bench.area()).unwrap().flatten().count() > usize::from(how == "forgotten") {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
+#[test]
+fn a_guest_goes_on_whose_vm_is_not_configured_any_more() {
+    dies_first("forgotten", |_| {});
+}
+
+#[test]
+fn a_guest_is_ended_and_brought_home_though_its_worker_died_as_the_daemon_was_told_to_end() {
+    dies_first("stopped", |daemon| daemon.signal(Signal::TERM));
+}
+
+/// The daemon: its status says who serves, and goes on saying it; one VM's worker is not another's.
+#[test]
+fn a_daemon_goes_on_with_the_guests_of_a_worker_that_died() {
+    let bench = Bench::new();
+    let [one, two] = ["one.img", "two.img"].map(|name| bench.path(name));
+    let file_system = ExtRecipe::ext4(96, 8).make(&one).unwrap();
+    ExtRecipe::ext4(32, 4).make(&two).unwrap();
+    let path = |image: &std::path::Path| image.to_str().unwrap().to_owned();
+    let config = write_config(&bench, &[("one", path(&one)), ("two", path(&two))]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(5);
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+        mkdir /mnt/a
+        {}",
+        record_writer("/mnt/a", "a", &layout, "--forever")
+    );
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let pid = |entry: &serde_json::Value, name: &str| entry[name].as_u64().unwrap_or_else(|| panic!("{entry}")) as u32;
+    let other = pid(&daemon.wait_state("two", "waiting"), "worker_pid");
+    let before = daemon.wait_state("one", "running");
+    assert_eq!((pid(&before, "vmm_pid"), &before["restarts"]), (guest.qemu_pid().unwrap(), &0.into()));
+    kill_nine(pid(&before, "worker_pid"));
+    let last = guest.acknowledged("a").last.unwrap_or(0);
+    if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+        panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+    }
+    let after = daemon.wait_state("one", "running");
+    assert_ne!(after["worker_pid"], before["worker_pid"]);
+    assert_eq!((pid(&after, "vmm_pid"), &after["restarts"]), (guest.qemu_pid().unwrap(), &1.into()));
+    assert!(after["disks"][0]["counters"]["blocks_retained_now"].as_u64() > Some(0), "{after}");
+    assert_eq!(pid(&daemon.wait_state("two", "waiting"), "worker_pid"), other);
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}

@@ -1,0 +1,538 @@
+//! The thread of a door: who comes, who is let in, what is passed on.
+
+use crate::callers::{Callers, process_of};
+use crate::message::{GOODBYE, Message};
+use crate::record::Record;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The way to a worker.
+pub trait Admission: Send {
+    /// Gives it its end of a connection, and the number of the VMM's process.
+    ///
+    /// # Errors
+    /// When it is gone, or does not listen.
+    fn admit(&self, connection: OwnedFd, pid: i32) -> io::Result<()>;
+
+    /// It lives, perhaps, and cannot be told what a VMM has said: it is to be ended, so that another one is told.
+    fn give_up(&self);
+}
+
+type Admit = Box<dyn Admission>;
+
+/// How long a worker may take to answer what it is told again.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long it is listened to a worker that has dropped a connection.
+const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a VMM may take for the rest of a message.
+const VMM_PATIENCE: Duration = Duration::from_secs(10);
+
+enum Event {
+    /// A worker takes connections from now on.
+    Worker(Admit),
+    /// It has died.
+    WorkerGone,
+    /// It has let the driver in.
+    Began,
+    /// The door is closed.
+    Close,
+}
+
+/// See the crate. Closed when it is dropped.
+pub struct Door {
+    events: Mutex<Sender<Event>>,
+    signal: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// Opens it: `listener` is where the VMM of disk `name` connects.
+    ///
+    /// # Errors
+    /// When the kernel has no thread or descriptor for it.
+    pub fn open(listener: UnixListener, name: &str) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let signal = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (events, received) = channel();
+        let mut inside = Inside {
+            name: name.to_owned(),
+            listener,
+            signal: Arc::clone(&signal),
+            events: received,
+            admit: None,
+            guest: None,
+        };
+        let thread = std::thread::Builder::new().name(format!("door {name}"));
+        let thread = log_context::spawn(thread, move || inside.run())?;
+        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread) })
+    }
+
+    /// A worker takes connections from now on: it is given those that come and the one that is there.
+    pub fn worker(&self, admission: impl Admission + 'static) {
+        self.tell(Event::Worker(Box::new(admission)));
+    }
+
+    /// The worker has died.
+    pub fn worker_gone(&self) {
+        self.tell(Event::WorkerGone);
+    }
+
+    /// The worker has let the driver in.
+    pub fn began(&self) {
+        self.tell(Event::Began);
+    }
+
+    fn tell(&self, event: Event) {
+        // The thread may have ended.
+        let _ = self.events.lock().expect("no panic under this lock").send(event);
+        let _ = rustix::io::write(&*self.signal, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.tell(Event::Close);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The VMM that is inside.
+struct Guest {
+    connection: UnixStream,
+    pid: i32,
+    record: Record,
+    /// What has no answer yet.
+    unanswered: Option<Arc<Message>>,
+    /// The way to the worker, if one has taken it.
+    worker: Option<UnixStream>,
+}
+
+struct Inside {
+    name: String,
+    listener: UnixListener,
+    signal: Arc<OwnedFd>,
+    events: Receiver<Event>,
+    admit: Option<Admit>,
+    guest: Option<Guest>,
+}
+
+impl Inside {
+    fn run(&mut self) {
+        let mut callers = Callers::new(&self.name);
+        loop {
+            if !self.take_events() {
+                return;
+            }
+            if self.guest.is_none()
+                && let Some(connection) = callers.hear()
+            {
+                self.let_in(connection, &mut callers);
+            }
+            let (mut vmm_speaks, mut worker_speaks, mut somebody_comes) = (PollFlags::empty(), false, false);
+            {
+                let mut list =
+                    vec![PollFd::new(&*self.signal, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+                if let Some(guest) = &self.guest {
+                    // While something is unanswered, or nobody is there to hear it, it waits. Its end is seen all the same.
+                    let listens = guest.worker.is_some() && guest.unanswered.is_none();
+                    let wanted = if listens { PollFlags::IN } else { PollFlags::empty() };
+                    list.push(PollFd::new(&guest.connection, wanted));
+                    list.extend(guest.worker.as_ref().map(|worker| PollFd::new(worker, PollFlags::IN)));
+                } else {
+                    list.extend(callers.descriptors().map(|caller| PollFd::from_borrowed_fd(caller, PollFlags::IN)));
+                }
+                let patience = callers.patience().and_then(|patience| Timespec::try_from(patience).ok());
+                match poll(&mut list, patience.as_ref()) {
+                    Ok(_) => {}
+                    Err(rustix::io::Errno::INTR) => continue,
+                    Err(error) => {
+                        log::error!("disk {}: waiting at its door failed: {error}", self.name);
+                        return;
+                    }
+                }
+                let speaks = |index: usize| list.get(index).is_some_and(|entry| !entry.revents().is_empty());
+                if speaks(0) {
+                    let _ = rustix::io::read(&*self.signal, &mut [0u8; 8]);
+                }
+                somebody_comes |= speaks(1);
+                if self.guest.is_some() {
+                    vmm_speaks = list[2].revents();
+                    worker_speaks |= speaks(3);
+                }
+            }
+            // First what the worker has said: an answer may be the last thing that it said.
+            if worker_speaks {
+                self.worker_speaks();
+            }
+            if !vmm_speaks.is_empty() {
+                self.vmm_speaks(vmm_speaks.intersects(PollFlags::HUP | PollFlags::ERR));
+            }
+            if somebody_comes {
+                self.somebody_comes(&mut callers);
+            }
+        }
+    }
+
+    /// False when the door is closed.
+    fn take_events(&mut self) -> bool {
+        while let Ok(event) = self.events.try_recv() {
+            match event {
+                Event::Worker(admit) => {
+                    self.admit = Some(admit);
+                    self.go_on();
+                }
+                Event::WorkerGone => {
+                    self.admit = None;
+                    if let Some(guest) = &mut self.guest {
+                        guest.worker = None;
+                    }
+                }
+                Event::Began => {
+                    if let Some(guest) = &mut self.guest {
+                        guest.record.began();
+                    }
+                }
+                Event::Close => return false,
+            }
+        }
+        true
+    }
+
+    fn somebody_comes(&mut self, callers: &mut Callers) {
+        match self.listener.accept() {
+            Ok((connection, _)) => match &self.guest {
+                Some(guest) => {
+                    let other = process_of(&connection);
+                    log::warn!(
+                        "disk {}: process {other} is turned away: process {} has this disk",
+                        self.name,
+                        guest.pid
+                    );
+                }
+                None => callers.add(connection),
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                log::error!("disk {}: accepting a connection failed: {error}", self.name);
+                // Out of descriptors, perhaps: not to be tried without a pause.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+
+    fn let_in(&mut self, connection: UnixStream, callers: &mut Callers) {
+        let pid = process_of(&connection);
+        callers.turn_away(pid);
+        // A front-end says a message with one call, and takes what it is told: one that does not must not keep this thread.
+        let _ = connection
+            .set_read_timeout(Some(VMM_PATIENCE))
+            .and_then(|()| connection.set_write_timeout(Some(VMM_PATIENCE)));
+        self.guest = Some(Guest { connection, pid, record: Record::default(), unanswered: None, worker: None });
+        self.go_on();
+    }
+
+    /// Connects the VMM that is there with the worker that is there.
+    fn go_on(&mut self) {
+        let (Some(guest), Some(admit)) = (&mut self.guest, &self.admit) else { return };
+        match guest.go_on(admit.as_ref()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                log::warn!("disk {}: the connection of process {} is dropped: {error}", self.name, guest.pid);
+                self.guest = None;
+            }
+            // It has died again, or does not answer.
+            Err(error) => {
+                log::warn!("disk {}: the worker could not be told what the VMM had said: {error}", self.name);
+                admit.give_up();
+            }
+        }
+    }
+
+    fn vmm_speaks(&mut self, is_gone: bool) {
+        let Some(guest) = &mut self.guest else { return };
+        if guest.worker.is_none() || guest.unanswered.is_some() {
+            // The worker has died since this was asked, or said nothing yet: the message stays where it is until somebody hears it.
+            if is_gone {
+                self.guest = None;
+            }
+            return;
+        }
+        let heard = Message::read(&guest.connection);
+        match heard {
+            Ok(Some(message)) => guest.pass_on(Arc::new(message)),
+            Ok(None) => self.guest = None,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::ConnectionReset {
+                    log::warn!("disk {}: the connection of process {} is dropped: {error}", self.name, guest.pid);
+                }
+                self.guest = None;
+            }
+        }
+    }
+
+    fn worker_speaks(&mut self) {
+        let Some(guest) = &mut self.guest else { return };
+        let Some(worker) = &guest.worker else { return };
+        match Message::read(worker) {
+            Ok(Some(message)) if message.code == GOODBYE => self.guest = None,
+            Ok(Some(answer)) => {
+                if let Some(asked) = guest.unanswered.take() {
+                    guest.record.note(&asked, Some(&answer));
+                }
+                if answer.write(&guest.connection, false).is_err() {
+                    self.guest = None;
+                }
+            }
+            // Without a goodbye: it has died. The next one is told.
+            Ok(None) | Err(_) => guest.worker = None,
+        }
+    }
+}
+
+impl Guest {
+    fn pass_on(&mut self, message: Arc<Message>) {
+        let Some(worker) = &self.worker else { return };
+        if message.write(worker, false).is_err() {
+            // It is not lost: the next one is told.
+            self.worker = None;
+        }
+        if message.is_answered() {
+            self.unanswered = Some(message);
+        } else {
+            self.record.note(&message, None);
+        }
+    }
+
+    fn go_on(&mut self, admit: &dyn Admission) -> io::Result<()> {
+        if self.record.is_positionless() {
+            let refusal = "it has no in-flight region, so no other worker knows where its rings are";
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, refusal));
+        }
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(PATIENCE))?;
+        admit.admit(theirs.into(), self.pid)?;
+        match self.tell_again(&ours) {
+            Ok(()) => {
+                self.worker = Some(ours);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused || !has_said_goodbye(&ours) => Err(error),
+            Err(_) => Err(refusal()),
+        }
+    }
+
+    fn tell_again(&self, ours: &UnixStream) -> io::Result<()> {
+        for message in self.record.told_again() {
+            message.write(ours, true)?;
+            if !message.is_question() {
+                continue;
+            }
+            match Message::read(ours)? {
+                Some(answer) if answer.code == GOODBYE => return Err(refusal()),
+                Some(_) => {}
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        if let Some(message) = &self.unanswered {
+            message.write(ours, false)?;
+        }
+        Ok(())
+    }
+}
+
+fn refusal() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionRefused, "the worker does not go on with what the VMM had said")
+}
+
+/// Whether a worker that does not listen any more has dropped the connection of its own will.
+fn has_said_goodbye(ours: &UnixStream) -> bool {
+    let _ = ours.set_read_timeout(Some(GOODBYE_PATIENCE));
+    while let Ok(Some(message)) = Message::read(ours) {
+        if message.code == GOODBYE {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    struct Given {
+        connections: Mutex<Sender<(UnixStream, i32)>>,
+        given_up: Sender<()>,
+    }
+
+    impl Admission for Given {
+        fn admit(&self, connection: OwnedFd, pid: i32) -> io::Result<()> {
+            let sender = self.connections.lock().expect("no panic under this lock");
+            sender.send((UnixStream::from(connection), pid)).map_err(io::Error::other)
+        }
+
+        fn give_up(&self) {
+            let _ = self.given_up.send(());
+        }
+    }
+
+    fn admission() -> (Given, Receiver<(UnixStream, i32)>) {
+        let (admission, receiver, _) = worker_that_may_be_given_up();
+        (admission, receiver)
+    }
+
+    fn worker_that_may_be_given_up() -> (Given, Receiver<(UnixStream, i32)>, Receiver<()>) {
+        let (sender, receiver) = channel();
+        let (given_up, is_given_up) = channel();
+        (Given { connections: Mutex::new(sender), given_up }, receiver, is_given_up)
+    }
+
+    #[test]
+    fn a_worker_that_does_not_take_what_was_said_is_given_up_or_drops_the_vmm() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        // What is told again begins with questions then.
+        say(&vmm, 3, &[]);
+        say(&vmm, 16, &[0; 8]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, _) = workers.recv().expect("a connection");
+        hear(&first, 3);
+        hear(&first, 16);
+        drop(first);
+        door.worker_gone();
+        // It hears nothing, and is gone.
+        let (admit, workers, is_given_up) = worker_that_may_be_given_up();
+        door.worker(admit);
+        drop(workers.recv().expect("a connection"));
+        is_given_up.recv().expect("given up");
+        // It drops the connection of its own will.
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (third, _) = workers.recv().expect("a connection");
+        say(&third, GOODBYE, &[]);
+        drop(third);
+        assert!(Message::read(&vmm).expect("the end").is_none());
+    }
+
+    fn hear(connection: &UnixStream, code: u32) -> Message {
+        let message = Message::read(connection).expect("read").expect("not the end");
+        assert_eq!(message.code, code);
+        message
+    }
+
+    fn say(connection: &UnixStream, code: u32, payload: &[u8]) {
+        Message::new(code, payload.to_vec()).write(connection, false).expect("written");
+    }
+
+    /// A VMM asks, a worker dies with the question, the next one is told what was said, and answers.
+    #[test]
+    fn a_vmm_does_not_notice_that_its_worker_dies() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 1, &[]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, pid) = workers.recv().expect("a connection");
+        assert_eq!(pid, std::process::id() as i32);
+        hear(&first, 1);
+        say(&first, 1, &[1; 8]);
+        assert_eq!(hear(&vmm, 1).payload, [1; 8]);
+        // Has no answer, and is noted.
+        say(&vmm, 2, &[2; 8]);
+        hear(&first, 2);
+        say(&vmm, 17, &[]);
+        hear(&first, 17);
+        drop(first);
+        door.worker_gone();
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (second, _) = workers.recv().expect("the same connection");
+        hear(&second, 1);
+        say(&second, 1, &[1; 8]);
+        assert_eq!(hear(&second, 2).payload, [2; 8]);
+        hear(&second, 17);
+        say(&second, 17, &[3; 8]);
+        assert_eq!(hear(&vmm, 17).payload, [3; 8], "one answer, and only to what was not answered");
+        // A second VMM is turned away; the first one keeps its place.
+        let mut other = UnixStream::connect(&path).expect("connected");
+        assert_eq!(other.read(&mut [0; 1]).expect("the end"), 0);
+        say(&vmm, 3, &[]);
+        hear(&second, 3);
+        // What the worker drops of its own will is dropped.
+        say(&second, GOODBYE, &[]);
+        assert!(Message::read(&vmm).expect("the end").is_none());
+    }
+
+    /// The worker's end is seen in the same moment as what the VMM says next, again and again.
+    #[test]
+    fn nothing_is_lost_that_is_said_while_a_worker_dies() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        for round in 0..200u32 {
+            let (admit, workers) = admission();
+            door.worker(admit);
+            let (worker, _) = workers.recv().expect("a connection");
+            hear(&worker, 3);
+            // What was noted of an earlier round comes first, if the VMM was not heard meanwhile.
+            worker.set_read_timeout(Some(Duration::from_secs(20))).expect("a bound");
+            while round > 0 && hear(&worker, 13).word(4) != round - 1 {}
+            drop(worker);
+            say(&vmm, 13, &[[0; 4], round.to_ne_bytes()].concat());
+            door.worker_gone();
+        }
+    }
+
+    #[test]
+    fn a_vmm_without_an_in_flight_region_is_not_gone_on_with() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 12, &[0; 8]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, _) = workers.recv().expect("a connection");
+        hear(&first, 12);
+        drop(first);
+        door.worker_gone();
+        door.worker(admission().0);
+        assert!(Message::read(&vmm).expect("the end").is_none());
+    }
+
+    #[test]
+    fn the_next_vmm_begins_anew() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let (admit, workers) = admission();
+        door.worker(admit);
+        for _ in 0..2 {
+            let vmm = UnixStream::connect(&path).expect("connected");
+            say(&vmm, 3, &[]);
+            let (worker, _) = workers.recv().expect("a connection");
+            hear(&worker, 3);
+            drop(vmm);
+            assert!(Message::read(&worker).expect("the end").is_none());
+        }
+        drop(door);
+        let mut late = UnixStream::connect(&path).map_or_else(|_| Vec::new(), |late| vec![late]);
+        assert!(late.iter_mut().all(|late| late.read(&mut [0; 1]).is_ok_and(|bytes| bytes == 0)));
+    }
+}

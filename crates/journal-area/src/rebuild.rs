@@ -1,0 +1,98 @@
+//! A control block rebuilt from what a dead process left, so that another one goes on with the log under its guest.
+//!
+//! Table, pool and retained pages are as the dead process left them: right after every store (`table`). What was only in its memory is
+//! worked out again. Which versions count, and of which blocks they are, the held log itself says: it is read from its tail as it was
+//! when it was written. Where the books have forgotten since, they forget again: a version that is gone and newest was
+//! discarded.
+//!
+//! What is not known any more is taken for the worse: which owed versions the guest has written over at home, past its own
+//! journal (all of them, so the host writes none home by itself until the guest has moved on); which pages are hot, and what was seen that
+//! could not be explained (none). A log whose books were proven wrong, or that somebody has written over, is refused: what was known of it
+//! beside the table is gone.
+
+use crate::error::Error;
+use crate::jcb::{Holding, LogShape, VmJcb};
+use crate::location::Location;
+use crate::pages::Pages;
+use crate::pool::Pool;
+use crate::table::Table;
+use guest_memory::{HostFile, PAGE_BYTES, PageId};
+use jbd2::Superblock;
+use std::ops::Range;
+use std::path::Path;
+
+impl VmJcb {
+    /// Opens table and pool, and goes on with the log in them. The guest's memory has to be mapped as it was.
+    ///
+    /// # Errors
+    /// When they contradict themselves, or name what is not there. Nothing was changed then.
+    pub(crate) fn rebuild(
+        pages: &mut Pages,
+        shape: LogShape,
+        holding: Holding,
+        own_blocks: Vec<Range<u64>>,
+        (table, table_path): (HostFile, &Path),
+        (pool, pool_path): (HostFile, &Path),
+    ) -> Result<Self, Error> {
+        let table = Table::from_file(table, table_path)?;
+        let damaged = |position, what: &str| Error::Table { position, what: what.to_owned() };
+        if (table.block_bytes(), table.log_blocks()) != (shape.block_bytes, shape.log_blocks) {
+            return Err(damaged(0, "is of a log of another size"));
+        }
+        let pool = Pool::from_file(pool, pool_path, shape.block_bytes, shape.log_blocks)?;
+        let mut jcb = VmJcb::new(shape, holding, own_blocks, table, pool);
+        let Some(tail) = jcb.table.tail() else {
+            // It was closed, and perhaps not all of it forgotten.
+            jcb.table.clear();
+            return Ok(jcb);
+        };
+        if jcb.table.is_distrusted() || jcb.table.is_torn() {
+            return Err(damaged(0, "is said to be of a log whose books were proven wrong, or that was written over"));
+        }
+        if tail.position >= shape.log_blocks {
+            return Err(damaged(0, "is said to be followed by a log that begins beyond its end"));
+        }
+        let mut retained: Vec<PageId> = Vec::new();
+        for position in 0..shape.log_blocks {
+            let location = jcb.table.load(position).ok_or_else(|| damaged(position, "has an impossible word"))?;
+            let is_there = match location {
+                Location::Guest(page) => {
+                    let is_whole = pages.memory().page(page).is_some_and(|slice| slice.is_whole_page());
+                    retained.push(page);
+                    is_whole && shape.block_bytes as usize == PAGE_BYTES
+                }
+                Location::Block(slot) => jcb.pool.claim_block(slot),
+                Location::Small(slot) => jcb.pool.claim_small(slot),
+                _ => true,
+            };
+            if !is_there {
+                return Err(damaged(position, "names what is not there, or is named twice"));
+            }
+        }
+        retained.sort_unstable();
+        if retained.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(damaged(0, "has a page that is named twice"));
+        }
+        jcb.pool.go_on();
+        pages.adopt(&retained);
+        jcb.adopt_locations();
+        jcb.reopen_books(tail);
+        let mut block = vec![0; shape.block_bytes as usize];
+        if !jcb.read_held(pages, 0, &mut block) {
+            return Err(damaged(0, "is not held, though the log is open"));
+        }
+        let superblock =
+            Superblock::decode(&block).map_err(|error| Error::Table { position: 0, what: error.to_string() })?;
+        jcb.format = superblock.format().ok();
+        jcb.is_rebuilding = true;
+        jcb.accept(pages);
+        jcb.is_rebuilding = false;
+        jcb.forget_discarded();
+        jcb.counters.transactions = 0;
+        jcb.counters.blocks_committed = 0;
+        jcb.counters.released_superseded = 0;
+        jcb.counters.released_revoked = 0;
+        jcb.note_memory();
+        Ok(jcb)
+    }
+}

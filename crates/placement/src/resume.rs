@@ -1,0 +1,265 @@
+//! A VM whose worker has died, and that goes on in another one: what was held stays held.
+//!
+//! The directory in tmpfs says which logs are held and what was wished of each, the tables where each block is, storage what the marks
+//! and the logs in their own places are. What must never happen: that a log is taken for empty, for closed or for another one while it
+//! owes something. So a log counts as held only if table, description and the mark on storage agree; anything else is refused, and the
+//! VM is left to the recovery that follows its VMM's death. Failure story: nothing is changed on storage before all of that was
+//! compared, and what was not taken up stays described.
+//!
+//! What the books of a log that was held say, and what storage says, mean together (the first row that fits counts; anything else is
+//! refused):
+//!
+//! | row | table | storage | the worker died |
+//! |---|---|---|---|
+//! | 1 | open | this opening's mark | while the log was held |
+//! | 2 | open, says where it was to be handed over | live from just there | at the end of a hand-over: all of it is on storage |
+//! | 3 | open, nothing in it, storage was not seen to say so | no mark of a held log | while it was being opened: its guest was told nothing, and opens it once more |
+//! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described |
+//! | 5 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
+
+use crate::description::{AreaDirectory, Description, LogDescription, WishDescription};
+use crate::disk::PlacementKind;
+use crate::journals::{Journals, JournalsOptions};
+use crate::log::{Log, Marked};
+use crate::mark::MarkKind;
+use crate::scan::FoundLogPlace;
+use crate::stored::{Says, Stored};
+use guest_memory::VmMemory;
+use journal_area::{Adopted, Holding, Opening};
+use own_files::How;
+use std::ffi::OsStr;
+use std::io;
+use std::sync::Arc;
+
+/// What an earlier worker has written down, as far as nobody has taken it up.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    pub logs: Vec<LogDescription>,
+    wishes: Vec<WishDescription>,
+}
+
+/// In the midst of what a worker has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// The log is held, in this opening.
+    Held(Opening),
+    /// It is on storage, where it was handed over with this transaction.
+    HandedOver(u32),
+    /// Its guest was not told that it is open.
+    NotOpened,
+    Closed,
+}
+
+/// The table of this module.
+fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static str> {
+    let is_this = |opening| books.openings.is_some_and(|openings| openings.contains(&opening));
+    match (books.is_open, says, books.handed_over) {
+        (true, Says::Held(opening), _) if is_this(opening) => Ok(Found::Held(opening)),
+        (true, Says::Held(_), _) => Err("its mark on storage is that of another opening"),
+        (true, Says::Live(tail), Some(from)) if tail == from => Ok(Found::HandedOver(from.sequence)),
+        (true, _, None) if books.is_empty && !books.is_marked => Ok(Found::NotOpened),
+        (true, ..) => Err("storage does not say any more that it is held"),
+        (false, Says::Live(tail), Some(from))
+            if jbd2::sequence::is_at_or_after(tail.sequence, from.sequence)
+                && tail.sequence.wrapping_sub(from.sequence) <= log_blocks =>
+        {
+            Ok(Found::HandedOver(from.sequence))
+        }
+        (false, ..) => Ok(Found::Closed),
+    }
+}
+
+fn refused(what: impl Into<String>) -> io::Error {
+    io::Error::other(what.into())
+}
+
+impl Journals {
+    /// Goes on with the journals of a VM whose guest runs. The directory is as an earlier worker of it left it, which has died. None
+    /// of the guest's requests may be taken in, and none of its faults answered, before this returns.
+    ///
+    /// # Errors
+    /// When what was left does not agree with itself or with storage, or lives where it cannot be taken up.
+    pub fn resume(
+        memory: &Arc<VmMemory>,
+        directory: AreaDirectory,
+        description: &Description,
+        options: JournalsOptions,
+    ) -> io::Result<Arc<Self>> {
+        for disk in &options.disks {
+            if matches!(disk.placement, PlacementKind::Nvm | PlacementKind::Remote) {
+                return Err(refused(format!(
+                    "disk {}: a worker that died cannot be followed by another one while its guest runs, where the journal \
+                     has placement {}",
+                    disk.name,
+                    disk.placement.name()
+                )));
+            }
+        }
+        map_memory(memory, &directory, description)?;
+        let journals = Self::set_up(memory, directory, options)?;
+        // Logs that are not held have files, too, which say nothing: they are made anew under other names.
+        let names = journals.directory().directory().names().map_err(io::Error::other)?;
+        let number = |name: &std::ffi::OsString| name.to_str()?.strip_prefix("log-")?.split('.').next()?.parse().ok();
+        let next = names.iter().filter_map(number).max().map_or(0, |last: u64| last + 1);
+        *journals.scanning.lock().expect("no panic under this lock") = next;
+        *journals.left.lock().expect("no panic under this lock") =
+            Left { logs: description.logs.clone(), wishes: description.wishes.clone() };
+        journals.scan_all_left()?;
+        for log in journals.logs() {
+            journals.resume_log(&log, description)?;
+        }
+        journals.describe()?;
+        for disk in journals.disks() {
+            disk.set_started();
+            // What was written since the last flush is not known.
+            disk.set_dirty();
+        }
+        Ok(journals)
+    }
+
+    fn scan_all_left(&self) -> io::Result<()> {
+        self.scan_all()?;
+        let left = self.left.lock().expect("no panic under this lock");
+        match left.logs.first() {
+            None => Ok(()),
+            Some(log) => Err(refused(format!(
+                "the journal of {} that is held as {} is not where it was",
+                log.home_image.display(),
+                log.name
+            ))),
+        }
+    }
+
+    /// What an earlier worker has left of the log at this place: its files, if it was held; where it was wished, and whether it was
+    /// distrusted.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn take_left(
+        &self,
+        place: &FoundLogPlace,
+    ) -> io::Result<(Option<LogDescription>, Option<(PlacementKind, bool)>)> {
+        let mut left = self.left.lock().expect("no panic under this lock");
+        let index = left.logs.iter().position(|log| log.place.is_same_log(place));
+        let log = index.map(|index| left.logs.remove(index));
+        let index = left.wishes.iter().position(|wish| wish.place.is_same_log(place));
+        let wish = index.map(|index| left.wishes.remove(index));
+        let wish = wish.map(|wish| wish.placement.parse().map(|placement| (placement, wish.is_distrusted)));
+        Ok((log, wish.transpose().map_err(|sentence: String| refused(sentence))?))
+    }
+
+    fn resume_log(&self, log: &Arc<Log>, description: &Description) -> io::Result<()> {
+        let was_held = description.logs.iter().any(|left| left.place.is_same_log(&log.place));
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        log.journal.file.read_exact_at(&mut raw, log.place_of(0)?)?;
+        let says = Stored::read(&raw).says;
+        if let Says::NoJournal(error) = says {
+            return Err(refused(format!("a journal superblock on storage: {error}")));
+        }
+        let marked = |opening, kind| Some(Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX });
+        if was_held && log.placement.is_held() {
+            return self.resume_held(log, says, &marked);
+        }
+        match (log.placement, says) {
+            (PlacementKind::Discard, Says::Dropped(opening)) => {
+                log.set_open();
+                log.put_mark_back(marked(opening, MarkKind::Dropped));
+            }
+            // In its own place, as configured or since it was handed over.
+            (placement, Says::Live(tail)) => {
+                if placement != PlacementKind::Storage {
+                    self.put(log, PlacementKind::Storage, Some(tail.sequence));
+                }
+                log.set_open();
+            }
+            (_, Says::Held(_)) => {
+                return Err(refused(format!(
+                    "disk {}: the journal of the file system at byte {} is marked as held, and nothing of it was left",
+                    log.home.options.name, log.place.home_start
+                )));
+            }
+            _ => self.follow_wish(log),
+        }
+        Ok(())
+    }
+
+    /// A log whose table was taken up.
+    fn resume_held(
+        &self,
+        log: &Arc<Log>,
+        says: Says,
+        marked: &dyn Fn(Opening, MarkKind) -> Option<Marked>,
+    ) -> io::Result<()> {
+        let books = self.area.adopted(log.id).ok_or_else(|| refused("a log that was taken up has gone"))?;
+        let owed = self.area.owed(log.id).blocks;
+        let (name, at) = (&log.home.options.name, log.place.home_start);
+        let found = judge(&books, says, log.place.log_blocks).map_err(|why| {
+            refused(format!("disk {name}: the journal of the file system at byte {at} owes {owed} blocks, and {why}"))
+        })?;
+        let how = match found {
+            Found::Held(_) => "is held as before",
+            Found::HandedOver(_) => "is on storage, where it was just handed over",
+            Found::NotOpened => "was being opened, which its guest does once more",
+            Found::Closed => "is not in use",
+        };
+        log::info!("disk {name}: the journal of the file system at byte {at} {how}, {owed} blocks owed");
+        match found {
+            Found::Held(opening) => {
+                self.area.note_opening(log.id, &opening, true);
+                if !books.is_marked {
+                    // Its guest says once more that it opens the log, and is answered at once: storage has to say it for good.
+                    log.journal.file.sync_data()?;
+                    self.area.note_marked(log.id);
+                }
+                self.area.forget_hand_over(log.id);
+                log.put_mark_back(marked(opening, MarkKind::Held));
+                log.set_open();
+                let wanted = log.wanted();
+                if wanted.is_held() && wanted != log.placement {
+                    let holding = if wanted == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
+                    self.area.set_holding(log.id, holding);
+                    self.put(log, wanted, None);
+                }
+            }
+            Found::HandedOver(from) => {
+                // Its superblock may not have been flushed.
+                log.journal.file.sync_data()?;
+                self.put(log, PlacementKind::Storage, Some(from));
+                self.area.close(log.id);
+                log.set_open();
+            }
+            Found::NotOpened => {
+                self.area.close(log.id);
+                self.follow_wish(log);
+            }
+            Found::Closed => {
+                // What the guest wrote home before is to be durable when storage says that no log is needed.
+                log.home.file.sync_data()?;
+                self.follow_wish(log);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps the guest's memory so that its pages have the numbers that the tables know them by.
+fn map_memory(memory: &Arc<VmMemory>, directory: &AreaDirectory, description: &Description) -> io::Result<()> {
+    for ram in &description.ram {
+        let name = ram.path.file_name().unwrap_or(OsStr::new(""));
+        if ram.path.parent() != Some(directory.path()) {
+            // Nothing is retained in it, nor in what comes behind it.
+            break;
+        }
+        let opened = directory.directory().given_file(name, How::Write).or_else(|error| {
+            // It is renamed when the VMM has it.
+            let other = if name == crate::MEMORY { crate::description::MEMORY_TAKEN } else { return Err(error) };
+            directory.directory().given_file(other, How::Write)
+        });
+        let first_page = memory.adopt_file(opened.map_err(io::Error::other)?).map_err(io::Error::other)?;
+        if first_page != ram.first_page {
+            return Err(refused("the guest's memory files are not what they were"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,375 @@
+//! A worker dies in the midst of something, and another one goes on: with the files that were left, as they were at that moment.
+
+use super::*;
+use crate::disk::DiskOptions;
+use crate::hand_over::Change;
+use crate::keeper::{Steps, SuperblockBlock};
+use crate::mark::{self, HeldMark};
+use block_route::RequestId;
+use jbd2::SuperblockEdit;
+use jbd2::build::{LogBuilder, Transaction};
+use journal_area::{Content, LogWrite, Tail};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+const BLOCK: u64 = 4096;
+const OPENING: Opening = Opening { number: *b"sixteen numbers.", count: 3 };
+const OTHER: Opening = Opening { number: *b"others' numbers.", count: 3 };
+const LATER: Opening = Opening { count: 4, ..OPENING };
+const HERE: Tail = Tail { position: 9, sequence: 7 };
+
+fn held() -> Adopted {
+    Adopted { is_open: true, is_empty: false, openings: Some([LATER, OPENING]), is_marked: true, handed_over: None }
+}
+
+#[test]
+fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
+    let judged = |books: Adopted, says| judge(&books, says, 1024).ok();
+    let closed = Adopted { is_open: false, is_empty: true, ..held() };
+    let opening = Adopted { is_empty: true, is_marked: false, ..held() };
+    let leaving = Adopted { handed_over: Some(HERE), ..held() };
+    let left = Adopted { handed_over: Some(HERE), ..closed };
+    let live = |position, sequence| Says::Live(Tail { position, sequence });
+    // Row 1: storage may have said it already, or not yet.
+    assert_eq!(judged(held(), Says::Held(OPENING)), Some(Found::Held(OPENING)));
+    assert_eq!(judged(held(), Says::Held(LATER)), Some(Found::Held(LATER)));
+    assert_eq!(judged(opening, Says::Held(OPENING)), Some(Found::Held(OPENING)));
+    assert_eq!(judged(leaving, Says::Held(OPENING)), Some(Found::Held(OPENING)));
+    for says in [Says::Held(OTHER), Says::Empty, Says::Error, Says::Stale, Says::Dropped(OPENING), live(9, 7)] {
+        assert_eq!(judged(held(), says), None, "{says:?}");
+        // Its guest was told that it is open, and has committed nothing yet.
+        assert_eq!(judged(Adopted { is_empty: true, ..held() }, says), None, "{says:?}");
+    }
+    // Row 2.
+    assert_eq!(judged(leaving, live(9, 7)), Some(Found::HandedOver(7)));
+    for says in [live(9, 8), live(10, 7), Says::Empty] {
+        assert_eq!(judged(leaving, says), None, "{says:?}");
+    }
+    // Row 3: also a journal that a kernel has just replayed in its own place.
+    for says in [Says::Empty, Says::Error, Says::Stale, live(1, 5)] {
+        assert_eq!(judged(opening, says), Some(Found::NotOpened), "{says:?}");
+        assert_eq!(judged(Adopted { is_empty: false, ..opening }, says), None, "{says:?}");
+        assert_eq!(judged(Adopted { handed_over: Some(HERE), ..opening }, says), None, "{says:?}");
+    }
+    assert_eq!(judged(opening, Says::Held(OTHER)), None);
+    assert_eq!(judged(Adopted { openings: None, ..held() }, Says::Held(Opening { number: [0; 16], count: 0 })), None);
+    // Rows 4 and 5.
+    assert_eq!(judged(left, live(9, 7)), Some(Found::HandedOver(7)));
+    assert_eq!(judged(left, live(700, 30)), Some(Found::HandedOver(7)));
+    for (books, says) in [(left, live(5, 6)), (left, Says::Empty), (closed, live(9, 7)), (closed, Says::Held(OPENING))]
+    {
+        assert_eq!(judged(books, says), Some(Found::Closed), "{says:?}");
+    }
+}
+
+/// Files of a VM's directory as they were at some moment.
+type Files = Vec<(PathBuf, Vec<u8>)>;
+
+struct Rig {
+    directory: tempfile::TempDir,
+    image: PathBuf,
+    journals: Arc<Journals>,
+    superblock: Vec<u8>,
+    builder: LogBuilder,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = directory.path().join("image");
+        std::fs::File::create(&image).and_then(|file| file.set_len(4096 * BLOCK)).expect("an image");
+        let made =
+            Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(&image).status();
+        assert!(made.expect("e2fsprogs are installed").success());
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
+        let journals = Journals::new(&VmMemory::new(), area.expect("a directory"), options(&image)).expect("journals");
+        let log = journals.logs().remove(0);
+        let mut superblock = vec![0; BLOCK as usize];
+        log.read_stored(0, &mut superblock).expect("read");
+        let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
+        let builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
+        Rig { directory, image, journals, superblock, builder }
+    }
+
+    fn log(&self) -> Arc<Log> {
+        self.journals.logs().remove(0)
+    }
+
+    fn superblock_from(&self, start: u32, sequence: u32) -> Vec<u8> {
+        let mut block = self.superblock.clone();
+        SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        block
+    }
+
+    /// The superblock with which a kernel opens the log.
+    fn opening(&self) -> Vec<u8> {
+        self.superblock_from(self.builder.position, self.builder.sequence)
+    }
+
+    /// Whether the superblock goes to storage as it is.
+    fn write_superblock(&self, block: &[u8]) -> bool {
+        let superblock = SuperblockBlock { content: block, request: RequestId(0) };
+        self.journals.superblock_written(&self.log(), superblock, &mut Steps::default()).expect("written")
+    }
+
+    fn open(&self) {
+        assert!(!self.write_superblock(&self.opening()) && self.log().is_open());
+    }
+
+    fn commit(&mut self, block: u64) {
+        let transaction = Transaction { blocks: vec![(block, vec![7; BLOCK as usize])], ..Transaction::default() };
+        let mut writes = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| {
+            writes.push(LogWrite { position, content: Content::Bytes(block.to_vec()) });
+        });
+        assert_eq!(self.journals.area.hold(self.log().id, &writes).committed, 1);
+    }
+
+    fn says(&self) -> Says {
+        crate::stored::of(&self.log()).expect("read").says
+    }
+
+    fn store(&self, block: &[u8]) {
+        let log = self.log();
+        log.journal
+            .file
+            .write_all_at(&block[..jbd2::SUPERBLOCK_BYTES], log.place_of(0).expect("it has one"))
+            .expect("written");
+    }
+
+    fn files(&self) -> Files {
+        let directory = self.journals.directory();
+        let names = directory.directory().names().expect("read").into_iter().filter(|name| name != "lock");
+        let paths = names.map(|name| directory.path().join(name));
+        paths.map(|path| (path.clone(), std::fs::read(&path).expect("read"))).collect()
+    }
+
+    /// The worker is killed, and another one goes on with the files as they are, or as they were.
+    fn die(&mut self, files: Option<Files>) -> io::Result<()> {
+        let files = files.unwrap_or_else(|| self.files());
+        let directory = self.journals.directory();
+        let lock = directory.lock_file().try_clone().expect("a descriptor");
+        let path = directory.path().to_owned();
+        for (path, content) in files {
+            std::fs::write(path, content).expect("written");
+        }
+        let (directory, description) =
+            AreaDirectory::adopt(&path, &self.directory.path().join("registry"), lock).expect("it is there");
+        self.journals = Journals::resume(&VmMemory::new(), directory, &description, options(&self.image))?;
+        Ok(())
+    }
+
+    /// Why another one does not go on. What was left stays found by who finishes it after the VMM's end.
+    fn is_refused(&mut self, files: Option<Files>) -> String {
+        let before = self.journals.directory().description().expect("read").expect("it is there").logs;
+        let error = self.die(files).expect_err("it cannot go on").to_string();
+        let after = self.journals.directory().description().expect("read").expect("it is there").logs;
+        assert_eq!(before, after);
+        error
+    }
+}
+
+fn options(image: &std::path::Path) -> JournalsOptions {
+    let disk = DiskOptions {
+        name: "disk".to_owned(),
+        path: image.to_owned(),
+        placement: PlacementKind::Copy,
+        honour_flush: false,
+        read_only: false,
+        nvm: None,
+        remote: None,
+        write_log: None,
+    };
+    JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None }
+}
+
+#[test]
+fn a_held_log_goes_on_again_and_again() {
+    let mut rig = Rig::new();
+    rig.open();
+    for block in 2000..2010 {
+        rig.commit(block);
+        // Something went home: the mark counts on.
+        crate::disk::DiskCounters::add(&rig.log().home.counters.home_bytes_to_storage, 1);
+        rig.journals.tick();
+        rig.die(None).expect("it goes on");
+        let log = rig.log();
+        assert!(log.is_held_open() && matches!(rig.says(), Says::Held(_)));
+        assert_eq!(rig.journals.area.owed(log.id).blocks, block - 1999);
+    }
+    let block = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&block), "and is closed as any");
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().is_open());
+}
+
+#[test]
+fn one_that_was_being_opened_is_opened_once_more() {
+    let mut rig = Rig::new();
+    // Its table is open, and storage does not say so yet.
+    rig.journals.area.superblock_written(rig.log().id, &rig.opening()).expect("there is room");
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().is_open() && !rig.journals.area.is_open(rig.log().id));
+    // Storage says so, and nobody has noted that.
+    let block = rig.opening();
+    rig.journals.area.superblock_written(rig.log().id, &block).expect("there is room");
+    rig.journals.area.note_opening(rig.log().id, &OPENING, false);
+    rig.store(&mark::marked(&block, MarkKind::Held, &OPENING).expect("a superblock"));
+    rig.die(None).expect("it goes on");
+    assert!(rig.log().is_held_open());
+    assert!(!rig.write_superblock(&block), "the guest, which was not answered, says it again");
+    rig.commit(2000);
+    rig.die(None).expect("it goes on");
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
+}
+
+#[test]
+fn one_that_was_being_closed_is_closed_once_more() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let block = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&block), "it is not on storage yet");
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().is_open() && matches!(rig.says(), Says::Held(_)));
+    assert!(rig.write_superblock(&block));
+    rig.store(&block);
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().is_open() && rig.says() == Says::Empty);
+}
+
+#[test]
+fn one_whose_mark_is_not_there_any_more_is_refused() {
+    for commits in 0..2 {
+        let mut rig = Rig::new();
+        rig.open();
+        (0..commits).for_each(|index| rig.commit(2000 + index));
+        let clean = rig.superblock.clone();
+        rig.store(&clean);
+        let why = rig.is_refused(None);
+        assert!(why.contains("storage does not say any more that it is held"), "{why}");
+        rig.store(&mark::marked(&clean, MarkKind::Held, &OTHER).expect("a superblock"));
+        assert!(rig.is_refused(None).contains("another opening"));
+    }
+}
+
+#[test]
+fn one_that_was_handed_over_is_on_storage() {
+    for moment in ["noted", "said", "closed"] {
+        let mut rig = Rig::new();
+        rig.open();
+        rig.commit(2000);
+        let id = rig.log().id;
+        let from = Tail { position: rig.builder.position, sequence: rig.builder.sequence };
+        let before = rig.files();
+        rig.journals.area.look(id, |held| held.note_hand_over(Some(from)));
+        let noted = rig.files();
+        if moment == "noted" {
+            rig.die(Some(noted)).expect("it goes on");
+            assert!(rig.log().is_held_open(), "storage has not said so");
+            assert_eq!(rig.journals.area.adopted(rig.log().id).expect("there").handed_over, None);
+            continue;
+        }
+        assert!(rig.journals.hand_over(rig.log().index).expect("handed over"));
+        assert_eq!(rig.says(), Says::Live(from));
+        let files = if moment == "said" {
+            noted
+        } else {
+            // The description says still that it is held.
+            let is_description = |path: &PathBuf| path.ends_with("area.json");
+            let described = before.into_iter().filter(|(path, _)| is_description(path));
+            rig.files().into_iter().filter(|(path, _)| !is_description(path)).chain(described).collect()
+        };
+        rig.die(Some(files)).expect("it goes on");
+        let log = rig.log();
+        assert!(log.is_open() && log.placement == PlacementKind::Storage, "{moment}");
+        assert!(!rig.journals.area.is_open(log.id));
+        // A superblock that says less than storage does stays away from there.
+        assert!(!rig.write_superblock(&rig.superblock_from(from.position - 3, from.sequence - 1)), "{moment}");
+        assert!(rig.write_superblock(&rig.superblock_from(from.position, from.sequence)), "{moment}");
+        rig.die(None).expect("it goes on");
+        assert!(rig.log().is_open() && rig.log().placement == PlacementKind::Storage);
+    }
+}
+
+#[test]
+fn what_was_wished_is_not_forgotten() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let change = rig.journals.change_placement(rig.log().index, PlacementKind::Storage).expect("possible");
+    assert_eq!(change, Change::HandOver);
+    rig.die(None).expect("it goes on");
+    assert!(rig.log().is_held_open() && rig.log().wanted() == PlacementKind::Storage);
+    assert!(rig.journals.hand_over(rig.log().index).expect("handed over"));
+    rig.die(None).expect("it goes on");
+    let block = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&block));
+    rig.store(&block);
+    for _ in 0..2 {
+        rig.die(None).expect("it goes on");
+        assert!(!rig.log().is_open() && rig.log().placement == PlacementKind::Storage);
+    }
+    rig.log().distrust();
+    rig.journals.describe_or_complain();
+    rig.die(None).expect("it goes on");
+    assert!(rig.log().is_distrusted());
+    rig.journals.change_placement(rig.log().index, PlacementKind::Copy).expect_err("it stays on storage");
+}
+
+#[test]
+fn one_that_is_not_found_any_more_is_refused_and_stays_described() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let image = std::fs::File::options().write(true).open(&rig.image).expect("the image");
+    image.write_all_at(&[0; 1024], extfs::SUPERBLOCK_OFFSET).expect("written");
+    let why = rig.is_refused(None);
+    assert!(why.contains("is not where it was"), "{why}");
+}
+
+#[test]
+fn what_was_brought_into_a_closed_log_is_remembered() {
+    let mut rig = Rig::new();
+    rig.journals.area.set_foreign(rig.log().id, true);
+    rig.die(None).expect("it goes on");
+    let block = rig.opening();
+    assert!(rig.write_superblock(&block) && !rig.log().is_open(), "it stays on storage");
+    rig.store(&block);
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().is_open() && rig.log().placement == PlacementKind::Copy);
+    let block = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&block));
+    rig.store(&block);
+    rig.die(None).expect("it goes on");
+    rig.open();
+    assert!(matches!(HeldMark::read(&stored_bytes(&rig)), HeldMark::Ours(MarkKind::Held, _)));
+}
+
+fn stored_bytes(rig: &Rig) -> Vec<u8> {
+    let log = rig.log();
+    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    log.journal.file.read_exact_at(&mut raw, log.place_of(0).expect("it has one")).expect("read");
+    raw
+}
+
+#[test]
+fn one_that_somebody_wrote_over_is_refused() {
+    let mut rig = Rig::new();
+    rig.open();
+    let first = rig.builder.position;
+    rig.commit(2000);
+    rig.commit(2001);
+    let over = LogWrite { position: first + 1, content: Content::Bytes(vec![9; BLOCK as usize]) };
+    rig.journals.area.hold(rig.log().id, &[over]);
+    let why = rig.is_refused(None);
+    assert!(why.contains("written over"), "{why}");
+    // Its guest closes it, and opens another one.
+    let block = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&block));
+    rig.store(&block);
+    rig.open();
+    rig.die(None).expect("it goes on");
+    assert!(rig.log().is_held_open());
+}

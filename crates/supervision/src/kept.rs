@@ -1,0 +1,117 @@
+//! What is kept for a VM while its worker may die.
+
+use crate::channel::Channel;
+use crate::{Order, Said};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Entries kept for one VM: a few for it, a few for each of its disks.
+const ENTRIES_MAX: usize = 4096;
+
+/// Descriptors, by name, with what belongs to them.
+#[derive(Debug, Default)]
+pub struct Kept {
+    entries: BTreeMap<String, (String, Vec<OwnedFd>)>,
+}
+
+impl Kept {
+    /// Takes in what a supervisor says that an earlier worker had kept.
+    pub fn take_in(&mut self, key: String, data: String, descriptors: Vec<OwnedFd>) {
+        self.entries.insert(key, (data, descriptors));
+    }
+
+    /// Does what a worker has said. False if that was something else.
+    ///
+    /// # Errors
+    /// When it wants more kept than can be.
+    pub fn heard(&mut self, said: &Said, descriptors: Vec<OwnedFd>) -> io::Result<bool> {
+        match said {
+            Said::Keep { key, data } => {
+                if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(key) {
+                    return Err(io::Error::other(format!("more than {ENTRIES_MAX} things are to be kept for one VM")));
+                }
+                self.entries.insert(key.clone(), (data.clone(), descriptors));
+            }
+            Said::Clear => self.entries.clear(),
+            Said::Ready | Said::Door { .. } | Said::Open { .. } | Said::Began { .. } => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Tells a new worker all of it, and that it was all.
+    ///
+    /// # Errors
+    /// When the worker is gone.
+    pub fn tell(&self, worker: &Channel) -> io::Result<()> {
+        for (key, (data, descriptors)) in &self.entries {
+            let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            worker.send(&Order::Kept { key: key.clone(), data: data.clone() }, &borrowed)?;
+        }
+        worker.send(&Order::Begin, &[])
+    }
+
+    /// Lets go of everything.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What belongs to a key.
+    pub fn data(&self, key: &str) -> Option<&str> {
+        self.entries.get(key).map(|(data, _)| data.as_str())
+    }
+
+    /// The one descriptor of a key.
+    pub fn descriptor(&self, key: &str) -> Option<BorrowedFd<'_>> {
+        self.entries.get(key)?.1.first().map(AsFd::as_fd)
+    }
+
+    /// Takes the one descriptor of a key, with what belongs to it.
+    pub fn take(&mut self, key: &str) -> Option<(String, OwnedFd)> {
+        let (data, descriptors) = self.entries.remove(key)?;
+        Some((data, descriptors.into_iter().next()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keep(kept: &mut Kept, key: &str, data: &str, descriptors: usize) -> io::Result<bool> {
+        let file = || rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+        let descriptors = (0..descriptors).map(|_| file()).collect();
+        kept.heard(&Said::Keep { key: key.into(), data: data.into() }, descriptors)
+    }
+
+    #[test]
+    fn the_next_worker_is_told_what_the_last_one_said_last() {
+        let mut kept = Kept::default();
+        assert!(keep(&mut kept, "a", "1", 1).expect("kept"));
+        assert!(keep(&mut kept, "b", "1", 0).expect("kept"));
+        assert!(keep(&mut kept, "a", "2", 2).expect("kept"));
+        assert!(!kept.heard(&Said::Ready, Vec::new()).expect("nothing to keep"));
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        kept.tell(&ours).expect("told");
+        let theirs = Channel::from(theirs);
+        let (order, descriptors) = theirs.receive::<Order>().expect("read").expect("one");
+        assert_eq!((order, descriptors.len()), (Order::Kept { key: "a".into(), data: "2".into() }, 2));
+        assert_eq!(theirs.receive::<Order>().expect("read").expect("another").1.len(), 0);
+        assert_eq!(theirs.receive::<Order>().expect("read").expect("the end").0, Order::Begin);
+        assert!(kept.heard(&Said::Clear, Vec::new()).expect("let go") && kept.is_empty());
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let mut kept = Kept::default();
+        for number in 0..ENTRIES_MAX {
+            keep(&mut kept, &number.to_string(), "", 0).expect("kept");
+        }
+        keep(&mut kept, "one more", "", 0).expect_err("too many");
+        keep(&mut kept, "7", "again", 0).expect("in its own place");
+    }
+}

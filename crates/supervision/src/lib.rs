@@ -1,0 +1,78 @@
+//! A supervisor and its workers. A *worker* is a process that serves one VM and takes in what its guest says; it may die at any
+//! instant. The *supervisor* starts it, watches it, and keeps what must not be closed when it does: descriptors, each with a name
+//! and a few words that only workers understand.
+//!
+//! What it must never do: look at anything of a guest's. Failure story: a worker that is gone is an end of file here; what it had
+//! said before is kept as it was said, message by message, and given to the next one in full.
+
+#![forbid(unsafe_code)]
+
+mod channel;
+mod deaths;
+mod kept;
+
+pub use channel::{Channel, DESCRIPTORS_MAX};
+pub use deaths::{DEATHS_MAX, Deaths, Next};
+pub use kept::Kept;
+
+use serde::{Deserialize, Serialize};
+
+/// What a supervisor says to a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "kebab-case")]
+pub enum Order {
+    /// Somebody asks something over the stream that comes along: a line of JSON each way.
+    Ask,
+    /// What a worker before had kept under this key, with its descriptors.
+    Kept {
+        /// Its name.
+        key: String,
+        /// What belongs to it.
+        data: String,
+    },
+    /// That was all: begin.
+    Begin,
+    /// A connection of a VMM to a disk comes along.
+    Connection {
+        /// Which disk.
+        disk: usize,
+        /// The VMM's process.
+        pid: i32,
+    },
+    /// The VMM has ended: finish.
+    Ended,
+}
+
+/// What a worker says to its supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "said", rename_all = "kebab-case")]
+pub enum Said {
+    /// The disks are served; what the VMM needs comes along.
+    Ready,
+    /// Keep the descriptors that come along under this key, in the place of what was there.
+    Keep {
+        /// Its name.
+        key: String,
+        /// What belongs to them.
+        data: String,
+    },
+    /// Listen at the socket that comes along, keep whoever connects, and give the connections in.
+    Door {
+        /// Of which disk.
+        disk: usize,
+        /// What log lines call it.
+        name: String,
+    },
+    /// Give in the connections of a door that an earlier worker has named.
+    Open {
+        /// Of which disk.
+        disk: usize,
+    },
+    /// The driver of a disk has been let in.
+    Began {
+        /// Which disk.
+        disk: usize,
+    },
+    /// Let go of all that is kept, and close the doors: the VMM has ended, and what it was owed is home.
+    Clear,
+}
