@@ -34,7 +34,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(sentence) = qemu::contradiction(&args.vmm) {
         return Err(exit::usage(sentence));
     }
-    super::refuse_images_as_outputs(&args)?;
+    super::refuse_images_as_outputs(args)?;
     let _entered = log_context::enter(log_context::Context::vm(&args.name));
     die_of_panics(
         "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept".to_owned(),

@@ -104,15 +104,25 @@ fn look_after_it_as_a_boot_does(stand: &mut Stand, contender: &Contender, death:
     let backing = stand.backing();
     stand.storage = None;
     if contender.file_system == FileSystem::Ext4TmpfsJournal && death == Death::Host {
+        // Neither tune2fs nor e2fsck gives up a journal that is to be replayed and is not there.
+        program::run(program::command("debugfs")?.args(["-w", "-R", "feature -needs_recovery"]).arg(&backing), &[0])?;
         program::run(program::command("tune2fs")?.args(["-f", "-O", "^has_journal"]).arg(&backing), &[0])?;
         words.push("its journal was lost".to_owned());
     }
-    let mut check = program::command("e2fsck")?;
-    check.arg("-fy");
-    if contender.file_system == FileSystem::Ext4TmpfsJournal && death != Death::Host {
-        check.arg("-j").arg(stand.journal());
+    let check = |allowed: &[i32]| {
+        let mut check = program::command("e2fsck")?;
+        check.arg("-fy");
+        if contender.file_system == FileSystem::Ext4TmpfsJournal && death != Death::Host {
+            check.arg("-j").arg(stand.journal());
+        }
+        program::run(check.arg(&backing), allowed)
+    };
+    let mut output = check(&[0, 1, 2, 4, 8, 12])?;
+    if output.status.code().is_some_and(|code| code >= 4) {
+        // As e2fsck 1.47.0 does after every replay of a fast commit: a boot stops here, and somebody runs it again.
+        words.push("e2fsck fails and has to be run again by hand".to_owned());
+        output = check(&[0, 1, 2])?;
     }
-    let output = program::run(check.arg(&backing), &[0, 1, 2])?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let repairs = text.lines().filter(|line| line.contains("? yes") || line.trim_end().ends_with("yes")).count();
     if repairs > 0 {
