@@ -104,6 +104,7 @@ impl Chain {
                 self.table.clear();
                 table
                     .slices_in(address, len, &mut self.table, &mut self.regions)
+                    .and_then(|()| self.table.iter().try_for_each(|piece| table.prepare_read(piece)))
                     .map_err(|_| ChainError::Table(address))?;
                 index = 0;
                 inside_indirect = true;

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use test_frontend::{FrontEndOptions, STATUS_IO_ERROR, STATUS_OK, Transfer};
+use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_IO_ERROR, STATUS_OK, TestDisk, Transfer};
 
 /// A mounted file system or attached device, taken down when dropped.
 struct Undo(Command);
@@ -76,6 +76,48 @@ fn a_full_file_system_is_an_io_error_and_then_none() {
     assert_eq!(disk.request(0, &Transfer::Discard(vec![(0, 1024, 0)])).unwrap(), STATUS_OK);
     assert_eq!(disk.write(32 * MIB, &pattern(0, 65536, 2)).unwrap(), STATUS_OK);
     assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    drop(disk);
+    device.stop().unwrap();
+}
+
+/// The tmpfs with the guest's memory is full, and the guest names pages that it has never touched: an access to one would raise
+/// SIGBUS. The requests wait, and go on when there is room.
+#[test]
+fn memory_that_there_is_no_room_for_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let Some(_) = attempt(&["mount", "-t", "tmpfs", "-o", "size=4m", "none", path]) else { return };
+    let _mounted = Undo(command(&["umount", "-l", path]));
+    let place = Place::new(8 * MIB);
+    let (device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let ram = GuestRam::in_directory(directory.path(), &[(0, 64 * MIB)]).unwrap();
+    let mut front_end = FrontEnd::connect(&place.socket(), ram.clone(), FrontEndOptions::default()).unwrap();
+    front_end.start().unwrap();
+    let mut disk = TestDisk::new(front_end);
+    let bytes = pattern(0, 65536, 8);
+    assert_eq!(disk.write(0, &bytes).unwrap(), STATUS_OK);
+    // What requests need of their own is there: only the pages with the data will not be.
+    let (read_to, write_from) = (ram.take(65536, 4096), ram.take(65536, 4096));
+    let filler = directory.path().join("filler");
+    let fill = |room: usize| {
+        let _ = std::fs::remove_file(&filler);
+        let mut file = std::fs::File::create(&filler).unwrap();
+        while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+        let len = file.metadata().unwrap().len();
+        file.set_len(len - room as u64).unwrap();
+    };
+    disk.submit(0, 0, &Transfer::Read(vec![(read_to, 65536)])).unwrap();
+    disk.submit(0, 4096, &Transfer::Write(vec![(write_from, 65536)])).unwrap();
+    fill(0);
+    disk.kick(0).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(device.handle().counters().failed_requests, 0, "they wait");
+    fill(512 << 10);
+    let answers = disk.wait_all(0).unwrap();
+    assert_eq!(answers.len(), 2);
+    assert!(answers.iter().all(|answer| answer.status == STATUS_OK), "{answers:?}");
+    assert!(ram.read(read_to, 65536) == bytes);
+    assert_eq!(disk.read(4096 * 512, 65536).unwrap(), (STATUS_OK, vec![0; 65536]), "what was never written is zeros");
     drop(disk);
     device.stop().unwrap();
 }

@@ -35,6 +35,12 @@ pub enum Error {
         /// The page's number within its VM.
         page: u32,
     },
+    /// Nobody has touched a page yet, and there is no memory for it.
+    #[error("there is no memory for guest page {page}: make room in the tmpfs that the guest's memory is in")]
+    NoRoom {
+        /// The page's number within its VM.
+        page: u32,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     System {

@@ -6,6 +6,7 @@ use crate::region_set::RegionSet;
 use crate::slice::{MemorySlice, PAGE_BYTES, PageId};
 use crate::userfault::UserFault;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -89,9 +90,38 @@ pub(crate) struct RamFile {
     pub(crate) page_count: u32,
     /// One bit a page: retained, so this process must not write to it before it has been copied out.
     retained: Box<[AtomicU64]>,
+    /// One bit a page: it was touched by this process, so that its file has it. A page that nobody has touched is a hole in its file.
+    touched: Box<[AtomicU64]>,
 }
 
 impl RamFile {
+    fn is_touched(&self, page: u32) -> bool {
+        let index = (page - self.first_page) as usize;
+        self.touched[index / 64].load(Ordering::Relaxed) & (1 << (index % 64)) != 0
+    }
+
+    /// Touches pages in a way that can fail: an access to a hole that there is no memory for raises SIGBUS.
+    fn touch(&self, pages: Range<u32>) -> Result<(), Error> {
+        let at = self.mapping.at((pages.start - self.first_page) as usize * PAGE_BYTES);
+        let len = (pages.end - pages.start) as usize * PAGE_BYTES;
+        loop {
+            // SAFETY: whole pages of the mapping, checked by `at`; no content is changed.
+            let result = unsafe { libc::madvise(at.cast(), len, libc::MADV_POPULATE_WRITE) };
+            let error = std::io::Error::last_os_error();
+            match (result, error.raw_os_error()) {
+                (0, _) => break,
+                (_, Some(libc::EINTR | libc::EAGAIN)) => continue,
+                // Before Linux 5.14, where nothing is protected either.
+                (_, Some(libc::EINVAL)) => break,
+                _ => return Err(Error::NoRoom { page: pages.start }),
+            }
+        }
+        for index in pages.map(|page| (page - self.first_page) as usize) {
+            self.touched[index / 64].fetch_or(1 << (index % 64), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     fn word(&self, page: PageId) -> (&AtomicU64, u64) {
         let index = (page.0 - self.first_page) as usize;
         (&self.retained[index / 64], 1 << (index % 64))
@@ -224,6 +254,7 @@ impl VmMemory {
             first_page,
             page_count,
             retained: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            touched: (0..words).map(|_| AtomicU64::new(0)).collect(),
         });
         files.push(Arc::clone(&ram_file));
         Ok(ram_file)
@@ -504,13 +535,36 @@ impl MemoryTable {
     ///
     /// # Errors
     /// [`Error::Retained`] when there is no memory to copy one to. Nothing may be written then: what is committed is there and
-    /// nowhere else. The page is let go as soon as there is room, so whoever can wait asks again.
+    /// nowhere else. The page is let go as soon as there is room, so whoever can wait asks again. [`Error::NoRoom`] when there is no
+    /// memory for a page that nobody has touched yet.
     pub fn prepare_write(&self, slice: &MemorySlice) -> Result<(), Error> {
         for page in slice.pages() {
             let page = PageId(page);
             let is_free = !self.vm.is_retained(page) || self.vm.copy_on_write().is_some_and(|area| area.copy_out(page));
             if !is_free {
                 return Err(Error::Retained { page: page.0 });
+            }
+        }
+        self.prepare_read(slice)
+    }
+
+    /// Must be called before this process reads guest memory that its guest may never have touched.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] when there is no memory for a page that nobody has touched yet: reading it would be the end of this process.
+    pub fn prepare_read(&self, slice: &MemorySlice) -> Result<(), Error> {
+        let pages = slice.pages();
+        let Some(file) = self.vm.file_of(PageId(pages.start)).filter(|_| !pages.is_empty()) else { return Ok(()) };
+        let mut page = pages.start;
+        while page < pages.end {
+            let start = page;
+            while page < pages.end && !file.is_touched(page) {
+                page += 1;
+            }
+            if start < page {
+                file.touch(start..page)?;
+            } else {
+                page += 1;
             }
         }
         Ok(())

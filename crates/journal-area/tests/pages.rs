@@ -283,3 +283,23 @@ fn accepted_transactions_are_told_to_who_asks() {
     rig.commit(&[(13, pages[0])]);
     assert_eq!(rig.told, []);
 }
+
+/// Somebody writes over a transaction of the live log: it and what comes after it count no more, and the host writes nothing home,
+/// because whoever does that is about to put something else in the file system's place.
+#[test]
+fn a_live_log_that_is_written_over_ends_there() {
+    let mut rig = Rig::new();
+    for (index, block) in [10, 11, 12].into_iter().enumerate() {
+        let page = PageId(index as u32);
+        rig.fill(page, block as u8);
+        rig.commit(&[(block, page)]);
+    }
+    assert_eq!(rig.area.owed(rig.log).blocks, 3);
+    let tail = rig.area.tail(rig.log).expect("a tail").position;
+    // A transaction of one block takes three log blocks: this is the second one's descriptor.
+    let content = Content::Bytes(vec![0x77; BLOCK]);
+    rig.area.hold(rig.log, &[LogWrite { position: tail + 3, content }]);
+    rig.area.check().expect("the books are right");
+    assert_eq!(rig.area.owed(rig.log).blocks, 1, "the first transaction counts");
+    assert!(rig.area.host_writes(rig.log, 8, false).is_empty(), "the host writes into what somebody else writes");
+}

@@ -12,7 +12,9 @@
 //!   somebody above us, and every flush is passed on.
 //! * Nobody here replays that log, now or after the VM's end. The guest's own kernel does at the next mount: it knows where its
 //!   blocks are. The report says so, and that a contradiction was found.
-//! * It stays so for as long as the VM lives, mounts and resets included.
+//! * It stays so for as long as the VM lives, mounts and resets included, and after it: the journal superblock on storage says so
+//!   when the VM has ended (`mark.rs`), for the next run and for `recover`. A run that ends before it can write that begins
+//!   with trust, and finds out again.
 //!
 //! Failure story: the area has marked the log's table before anything else happened, so that whoever finds it after a kill
 //! brings it to its place in the same way, and replays nothing. Where storage fails, the log stays held, block for block.
@@ -22,10 +24,15 @@ use crate::finish::write_in_place;
 use crate::journals::Journals;
 use crate::keeper::Finished;
 use crate::log::Log;
+use crate::mark;
+use crate::scan::FoundLogPlace;
+use crate::stored::Stored;
 use block_route::LogIndex;
+use jbd2::SUPERBLOCK_BYTES;
 use journal_area::JournalArea;
 use recovery::{Report, Status};
 use std::io;
+use write_log::LoggedFile;
 
 /// What a report says of a log that nobody here replays.
 pub(crate) const LEFT_TO_THE_GUEST: &str = "the journal was not what it seemed, so it was not replayed: the guest's own kernel \
@@ -85,6 +92,28 @@ impl Journals {
         log.end_emptying(None);
         Ok(true)
     }
+
+    /// Whether an earlier run found a journal not to be what it seemed. Its guest is about to start.
+    pub(crate) fn was_distrusted(&self, place: &FoundLogPlace) -> io::Result<bool> {
+        let mut raw = [0; SUPERBLOCK_BYTES];
+        let Some(offset) = place.offset_of(0) else { return Ok(false) };
+        self.disk(place.journal_disk).file.read_exact_at(&mut raw, offset)?;
+        if !Stored::read(&raw).is_distrusted {
+            return Ok(false);
+        }
+        let disk = self.disk(place.home_disk);
+        let sentence = format!(
+            "the journal of the file system at byte {} was not what it seemed when amberlog served it before: it stays on storage \
+             and is left to the guest; give the disk placement=storage, or, where nothing lies between that file system \
+             and this disk any more, give the file system a new journal (tune2fs -O ^has_journal, then -j)",
+            place.home_start
+        );
+        log::warn!("disk {}: {sentence}", disk.options.name);
+        if disk.options.placement != PlacementKind::Storage {
+            disk.note_fault(&sentence);
+        }
+        Ok(true)
+    }
 }
 
 /// Says that a log is distrusted, and why; it stays on storage from now on.
@@ -116,5 +145,32 @@ pub(crate) fn left_to_guest(log: &Log, is_vm_gone: bool) -> Finished {
     if !is_vm_gone {
         return Finished::Nothing;
     }
+    remember_or_complain(log);
     Finished::Left(Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST))
+}
+
+/// The next run, too, has to leave the journal to its guest.
+pub(crate) fn remember_or_complain(log: &Log) {
+    if let Err(error) = remember(&log.place, &log.journal.file) {
+        log::error!(
+            "disk {}: writing down that the journal is not what it seemed failed: {error}; give the disk placement=storage",
+            log.home.options.name
+        );
+    }
+}
+
+/// Has the journal superblock on storage say that its journal was not what it seemed, and nothing else.
+pub(crate) fn remember(place: &FoundLogPlace, journal: &LoggedFile) -> io::Result<()> {
+    let offset =
+        place.offset_of(0).ok_or_else(|| io::Error::other("the journal's superblock has no place on its disk"))?;
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    journal.read_exact_at(&mut raw, offset)?;
+    // Where the guest has put something else, there is no such journal any more.
+    if let Ok(distrusted) = mark::distrusted(&raw)
+        && distrusted != raw
+    {
+        journal.write_all_at(&distrusted, offset)?;
+        journal.sync_data()?;
+    }
+    Ok(())
 }

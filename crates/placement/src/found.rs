@@ -11,6 +11,7 @@
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key};
 use crate::earlier::open_left;
 use crate::finish::{finish, finish_stored};
+use crate::registry::own_places;
 use crate::scan::offset_of;
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
 use guest_memory::{HostFile, PAGE_BYTES};
@@ -268,16 +269,29 @@ pub fn sweep(base: &Path, registry: &Path) {
         {
             continue;
         }
-        let Ok(directory) = AreaDirectory::take_over(&path, registry) else { continue };
-        let is_owed_nothing = match open_logs(&directory) {
-            Ok(None) => true,
-            Ok(Some(left)) => left.logs.iter().all(|(_, found)| !found.is_open()),
-            Err(_) => false,
-        };
-        if is_owed_nothing {
-            log::info!("{}: nothing in it is owed to anybody, and its process is gone: removed", path.display());
-            directory.remove();
+        remove_if_nothing_is_owed(&path, registry);
+    }
+}
+
+/// The same for what was left by whoever served `image`, which was recovered from elsewhere: the guest's memory would stay in tmpfs.
+pub fn sweep_after(image: &Path) {
+    for registry in own_places() {
+        if let Ok(Some(area)) = AreaDirectory::find(&registry, image) {
+            remove_if_nothing_is_owed(&area, &registry);
         }
+    }
+}
+
+fn remove_if_nothing_is_owed(path: &Path, registry: &Path) {
+    let Ok(directory) = AreaDirectory::take_over(path, registry) else { return };
+    let is_owed_nothing = match open_logs(&directory) {
+        Ok(None) => true,
+        Ok(Some(left)) => left.logs.iter().all(|(_, found)| !found.is_open()),
+        Err(_) => false,
+    };
+    if is_owed_nothing {
+        log::info!("{}: nothing in it is owed to anybody, and its process is gone: removed", path.display());
+        directory.remove();
     }
 }
 
@@ -331,6 +345,12 @@ fn finish_log(
         }
         Verdict::HandedOver => finish_stored(&log.place, &logged_home, &logged_journal)?,
     };
+    if found.log().is_distrusted() {
+        let failed = |error| {
+            FinishError::Failed(format!("writing the journal superblock of {}: {error}", places.home.display()))
+        };
+        crate::distrust::remember(&log.place, &logged_journal).map_err(failed)?;
+    }
     found.close();
     Ok((home.path().to_owned(), report))
 }

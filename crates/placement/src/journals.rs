@@ -7,6 +7,7 @@
 
 use crate::description::{AreaDirectory, LogDescription, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
+use crate::distrust;
 use crate::keeper::{Finished, Keeper, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
 use crate::layout::DiskLayout;
@@ -381,6 +382,10 @@ impl Journals {
         if left.is_none() {
             self.refuse_marked(&place)?;
         }
+        // Not where nothing is ever written home, nor where another worker goes on.
+        let is_news = placement != PlacementKind::Discard && left.is_none();
+        let is_distrusted = is_news && self.was_distrusted(&place)?;
+        let placement = if is_distrusted { PlacementKind::Storage } else { placement };
         let shape =
             LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
         let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
@@ -410,7 +415,7 @@ impl Journals {
             storage_from: None,
             state,
         });
-        if wish.is_some_and(|(_, is_distrusted)| is_distrusted) {
+        if is_distrusted || wish.is_some_and(|(_, was_distrusted)| was_distrusted) {
             log.distrust();
         }
         logs.push(Some(Arc::clone(&log)));
@@ -447,7 +452,7 @@ impl Journals {
         Ok(Some(Arc::new(Shipped::new(remote, Arc::clone(&self.area)))))
     }
 
-    /// A log whose live part is on a journal server is not to be taken for an empty one.
+    /// A log whose live part is on a journal server or in a region of NVM is not to be taken for an empty one.
     fn refuse_marked(&self, place: &FoundLogPlace) -> io::Result<()> {
         let Some(offset) = place.offset_of(0) else { return Ok(()) };
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
@@ -458,6 +463,13 @@ impl Journals {
                 "the journal of {path} is on a journal server (epoch {}): run 'amberlog recover --disk IMAGE --remote \
                  HOST:PORT/NAME' first, or give the disk placement=remote=HOST:PORT/NAME",
                 mark.epoch
+            ))),
+            // While a guest runs, it is one that the guest itself has put there: its kernel will say that an error happened.
+            Says::Nvm(_) if self.disks[place.home_disk].was_started() => Ok(()),
+            Says::Nvm(_) => Err(io::Error::other(format!(
+                "the journal of {path} is in a region of NVM: give the disk placement=nvm=PATH with the region that it was used \
+                 with, or, if that is gone, run e2fsck -fy on the file system at byte {} to give the journal up",
+                place.home_start
             ))),
             Says::Damaged => Err(io::Error::other(format!(
                 "the journal superblock of {path} has a damaged mark of a journal server: its live log may be there, and \
@@ -482,7 +494,7 @@ impl Journals {
                 );
                 Ok(())
             }
-            Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::Error => Ok(()),
+            Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::LeftToGuest(_) | Says::Error => Ok(()),
         }
     }
 
@@ -584,6 +596,9 @@ impl Journals {
             // It stays on storage for the guest's next kernel, too.
             let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
             self.put(log, PlacementKind::Storage, None);
+            if is_vm_gone {
+                distrust::remember_or_complain(log);
+            }
         }
         match finished {
             Finished::Nothing => {}

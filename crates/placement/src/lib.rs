@@ -48,12 +48,14 @@ pub use description::{
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;
 pub use earlier::{Brought, finish_earlier};
-pub use found::{FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep};
+pub use found::{
+    FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep, sweep_after,
+};
 pub use hand_over::Change;
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use log::Log;
 pub use mark::{HeldMark, MarkKind};
-pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, recover_image};
+pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, is_mark, recover_image};
 pub use owed::{LostLog, Owed, area_of_marked, held_by_another, owed};
 pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{

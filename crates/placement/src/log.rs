@@ -158,7 +158,7 @@ impl Log {
     }
 
     /// Somebody waits until it owes nothing. Gives how often that was seen, and how often it failed, until now.
-    pub(crate) fn begin_emptying(&self) -> (u64, u64) {
+    pub fn begin_emptying(&self) -> (u64, u64) {
         let mut inner = self.inner();
         if inner.phase == Phase::Open {
             inner.phase = Phase::Emptying;
@@ -261,6 +261,13 @@ impl Log {
 
     pub(crate) fn read_home(&self, block: u64, content: &mut [u8]) -> io::Result<()> {
         self.home.file.read_exact_at(content, self.home_offset(block))
+    }
+
+    /// Reads the journal's superblock at its own place.
+    pub(crate) fn stored_superblock(&self) -> io::Result<[u8; jbd2::SUPERBLOCK_BYTES]> {
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        self.read_stored(0, &mut raw)?;
+        Ok(raw)
     }
 
     /// Reads a log block at its own place.

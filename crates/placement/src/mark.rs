@@ -9,6 +9,9 @@
 //!
 //! Kernels keep the padding when they write the superblock. So the mark says for which `s_sequence` it was written, and
 //! counts only beside an error number in an empty log.
+//!
+//! A journal that was not what it seemed ([`crate::distrust`]) has another mark in the same place, which counts whatever the log is. It goes
+//! with the journal: mke2fs and `tune2fs -O ^has_journal` remove it.
 
 use crate::remote::RemoteMark;
 use crate::stored::{MARK_ERRNO, Says, Stored};
@@ -19,6 +22,7 @@ use std::io;
 const OFFSET: usize = 0x80;
 const MAGIC: &[u8; 8] = b"AMBHELD1";
 const BYTES: usize = 8 + 4 + 16 + 8 + 4 + 4;
+const DISTRUSTED: &[u8; 8] = b"AMBDIST1";
 
 /// What was meant by a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +31,8 @@ pub enum MarkKind {
     Held,
     /// The log is dropped.
     Dropped,
+    /// The log is in a region of persistent memory, which knows this mark (`nvm/mark.rs`).
+    Nvm,
 }
 
 /// What a journal superblock on storage says of a log that is not there.
@@ -34,10 +40,12 @@ pub enum MarkKind {
 pub enum HeldMark {
     /// Nothing: what is on storage is all there is.
     None,
-    /// An empty log, and an error: an earlier amberlog's mark, one that a region of NVM knows of, or something else.
+    /// An empty log, and an error: an earlier amberlog's mark, or something else.
     Plain,
     /// Ours.
     Ours(MarkKind, Opening),
+    /// A log that is on storage, and that nobody but its guest's own kernel may replay: the books were proven wrong.
+    LeftToGuest,
 }
 
 /// The superblock that goes to storage: an empty log that an error happened to, and a mark.
@@ -51,6 +59,7 @@ pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Res
     mark.extend_from_slice(&u32::to_le_bytes(match kind {
         MarkKind::Held => 1,
         MarkKind::Dropped => 2,
+        MarkKind::Nvm => 3,
     }));
     mark.extend_from_slice(&opening.number);
     mark.extend_from_slice(&opening.count.to_le_bytes());
@@ -67,6 +76,39 @@ pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Res
     Ok(bytes)
 }
 
+/// A marked superblock without its mark: an empty log that an error happened to, and nobody has it.
+///
+/// # Errors
+/// When `block` is no journal superblock.
+pub(crate) fn given_up(block: &[u8]) -> io::Result<Vec<u8>> {
+    let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
+    Superblock::decode(&bytes).map_err(io::Error::other)?;
+    bytes[OFFSET..OFFSET + BYTES].fill(0);
+    SuperblockEdit::new(&mut bytes).map_err(io::Error::other)?.seal();
+    Ok(bytes)
+}
+
+/// A journal superblock that says that its journal was not what it seemed.
+///
+/// # Errors
+/// When `block` is no journal superblock.
+pub(crate) fn distrusted(block: &[u8]) -> io::Result<Vec<u8>> {
+    let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
+    Superblock::decode(&bytes).map_err(io::Error::other)?;
+    bytes[OFFSET..OFFSET + BYTES].fill(0);
+    bytes[OFFSET..OFFSET + 8].copy_from_slice(DISTRUSTED);
+    let crc = jbd2::crc32c(!0, DISTRUSTED);
+    bytes[OFFSET + 8..OFFSET + 12].copy_from_slice(&crc.to_le_bytes());
+    SuperblockEdit::new(&mut bytes).map_err(io::Error::other)?.seal();
+    Ok(bytes)
+}
+
+/// Whether a journal superblock says so.
+pub(crate) fn is_distrusted(block: &[u8]) -> bool {
+    let crc = jbd2::crc32c(!0, DISTRUSTED).to_le_bytes();
+    block.get(OFFSET..OFFSET + 12).is_some_and(|mark| mark.starts_with(DISTRUSTED) && mark[8..] == crc)
+}
+
 impl HeldMark {
     /// What a superblock from storage says of memory: a column of the table in `stored`.
     pub fn read(block: &[u8]) -> HeldMark {
@@ -74,6 +116,8 @@ impl HeldMark {
         match (stored.says, stored.superblock) {
             (Says::Held(opening), _) => HeldMark::Ours(MarkKind::Held, opening),
             (Says::Dropped(opening), _) => HeldMark::Ours(MarkKind::Dropped, opening),
+            (Says::Nvm(opening), _) => HeldMark::Ours(MarkKind::Nvm, opening),
+            (Says::LeftToGuest(_), _) => HeldMark::LeftToGuest,
             (_, Some(superblock)) if superblock.is_empty() && superblock.errno != 0 => HeldMark::Plain,
             _ => HeldMark::None,
         }
@@ -87,6 +131,7 @@ pub(crate) fn of_this_sequence(block: &[u8], superblock: &Superblock) -> Option<
     let kind = match word(8) {
         1 => MarkKind::Held,
         2 => MarkKind::Dropped,
+        3 => MarkKind::Nvm,
         _ => return None,
     };
     let is_whole = head.starts_with(MAGIC) && jbd2::crc32c(!0, head).to_le_bytes() == crc;
@@ -113,7 +158,7 @@ mod tests {
     #[test]
     fn a_mark_is_read_as_it_was_written_and_only_where_it_counts() {
         let opening = Opening { number: *b"sixteen numbers.", count: 1 << 40 };
-        for kind in [MarkKind::Held, MarkKind::Dropped] {
+        for kind in [MarkKind::Held, MarkKind::Dropped, MarkKind::Nvm] {
             let marked = marked(&superblock(), kind, &opening).expect("a superblock");
             assert_eq!(HeldMark::read(&marked), HeldMark::Ours(kind, opening));
             assert_eq!(crate::remote::RemoteMark::read(&marked), crate::remote::MarkFound::None, "it is no server's");
@@ -133,6 +178,13 @@ mod tests {
             assert_eq!(edited(|mut edit| edit.start(3).seal()), HeldMark::None, "its log is on storage");
             assert_eq!(edited(|mut edit| edit.sequence(78).seal()), HeldMark::Plain, "it was used since");
         }
+        let distrusted = distrusted(&superblock()).expect("a superblock");
+        assert!(is_distrusted(&distrusted) && !is_distrusted(&superblock()));
+        assert_eq!(HeldMark::read(&distrusted), HeldMark::LeftToGuest);
+        assert_eq!(crate::remote::RemoteMark::read(&distrusted), crate::remote::MarkFound::None, "it is no server's");
+        let mut empty = distrusted.clone();
+        SuperblockEdit::new(&mut empty).expect("a superblock").start(0).seal();
+        assert!(is_distrusted(&empty) && HeldMark::read(&empty) == HeldMark::None, "there is nothing to replay");
         assert_eq!(HeldMark::read(&superblock()), HeldMark::None);
         assert_eq!(HeldMark::read(b"short"), HeldMark::None);
     }

@@ -86,9 +86,15 @@ fn is_on_storage_still(log: &Log, marked: &Marked) -> io::Result<bool> {
 
 /// Writes a mark to storage, and flushes.
 pub(crate) fn write_mark_bytes(log: &Log, mark: &[u8]) -> io::Result<()> {
+    write_mark_unflushed(log, mark)?;
+    log.journal.file.sync_data()
+}
+
+/// The same; the next flush makes it durable.
+pub(crate) fn write_mark_unflushed(log: &Log, mark: &[u8]) -> io::Result<()> {
     write_superblock_bytes(log, mark)?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, mark.len() as u64);
-    log.journal.file.sync_data()
+    Ok(())
 }
 
 fn write_superblock_bytes(log: &Log, mark: &[u8]) -> io::Result<()> {

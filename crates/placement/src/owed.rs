@@ -225,6 +225,16 @@ impl LostLog {
                         "If the host has lost power or was started anew since, what was committed last is lost: {check}"
                     )
             }
+            HeldMark::Ours(MarkKind::Nvm, _) => format!(
+                "the journal of the file system at byte {offset} is in a region of NVM, and its transactions are not all on this \
+                 image; nothing was changed: give the region that it was used with (--nvm PATH, or placement nvm=PATH). If that \
+                 is gone, {check}"
+            ),
+            HeldMark::LeftToGuest => format!(
+                "the journal of the file system at byte {offset} was found not to be what it seemed, by an amberlog that served it: \
+                 something lies between that file system and this disk (device mapper, md, a cache), so only the guest's own \
+                 kernel can replay it; nothing was changed: start the guest (placement=storage)"
+            ),
             HeldMark::Plain | HeldMark::None => format!(
                 "the journal of the file system at byte {offset} is empty and has an error number ({}), as when an amberlog held \
                  it elsewhere: in a region of NVM (then give --nvm PATH), or in memory that is gone; nothing was changed. If \

@@ -164,7 +164,7 @@ impl Journals {
                 log.put_mark_back(marked(opening, MarkKind::Dropped));
             }
             // In its own place, as configured or since it was handed over.
-            (placement, Says::Live(tail)) => {
+            (placement, Says::Live(tail) | Says::LeftToGuest(tail)) => {
                 if placement != PlacementKind::Storage {
                     self.put(log, PlacementKind::Storage, Some(tail.sequence));
                 }

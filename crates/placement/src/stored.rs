@@ -6,8 +6,9 @@
 //! |---|---|---|---|---|---|---|
 //! | 1 | none | | | begins with its magic number | | [`Says::Damaged`] |
 //! | 2 | none | | | | | [`Says::NoJournal`] |
-//! | 3 | whole | not 0 | | | | [`Says::Live`] |
-//! | 4 | whole | 0 | not 0 | | whole, of this `s_sequence` | [`Says::Held`], [`Says::Dropped`] |
+//! | 3 | whole | not 0 | | | not that of distrust | [`Says::Live`] |
+//! | 3a | whole | not 0 | | | that of distrust | [`Says::LeftToGuest`] |
+//! | 4 | whole | 0 | not 0 | | whole, of this `s_sequence` | [`Says::Held`], [`Says::Dropped`], [`Says::Nvm`] |
 //! | 5 | whole | 0 | | not zeros, and the superblock's checksum is wrong | | [`Says::Damaged`] |
 //! | 6 | whole | 0 | 0 | not zeros | | [`Says::Stale`] |
 //! | 7 | whole | 0 | not 0 | not zeros, not whole | | [`Says::Damaged`] |
@@ -19,7 +20,10 @@
 //! Why row 4 stands before those of the server: the mark of memory lies where the lineage of a server's logs does
 //! ([`crate::remote`]), which is written with every mark of a server. A whole mark of memory is therefore the later one.
 //!
-//! A log in a region of NVM has no mark of its own kind: storage says *error* (row 11), and the region knows the very bytes.
+//! Storage says of a log in a region of NVM that it is there ([`Says::Nvm`]); an earlier amberlog wrote no mark beside the error (row
+//! 11). Either way the region knows the very bytes.
+//!
+//! Beside all that, [`Stored::is_distrusted`]: the journal was not what it seemed ([`crate::distrust`]), live or not.
 //!
 //! Then what it means to somebody who holds a log of this journal: [`HeldBooks::judge`] (memory) and [`RegionBooks::judge`]
 //! (a region), each with a table of its own.
@@ -28,6 +32,7 @@
 
 use crate::log::Log;
 use crate::mark::{self, MarkKind};
+use crate::nvm::{Standing, standing};
 use crate::remote::{MarkPlace, RemoteMark, mark_place};
 use jbd2::{Features, Superblock, SuperblockError};
 use journal_area::{Opening, Tail};
@@ -49,9 +54,14 @@ pub enum Says {
     Held(Opening),
     /// The log was dropped (placement `discard`): what was committed is lost.
     Dropped(Opening),
+    /// The log is in a region of NVM: which opening of it.
+    Nvm(Opening),
+    /// The log is in its own place, begins there, and nobody but its guest's own kernel may replay it.
+    LeftToGuest(Tail),
     /// The log is on a journal server.
     Remote(RemoteMark),
-    /// The log is empty and an error happened: a region of NVM has it, an earlier amberlog held it, or its guest's kernel gave up.
+    /// The log is empty and an error happened: an earlier amberlog's region of NVM has it, or an earlier amberlog held it, or its
+    /// guest's kernel gave up.
     Error,
     /// The log was on a server, but the file system was used or repaired since by something that does not know of that.
     Stale,
@@ -70,18 +80,25 @@ pub struct Stored {
     pub superblock: Option<Superblock>,
     /// What it says of the log.
     pub says: Says,
+    /// An earlier run found that the journal is not what it seems.
+    pub is_distrusted: bool,
 }
 
 impl Stored {
     /// Reads the table of this module.
     pub fn read(raw: &[u8]) -> Self {
         match Superblock::decode(raw) {
-            Ok(superblock) => Stored { superblock: Some(superblock), says: says(raw, &superblock) },
+            Ok(superblock) => Stored {
+                superblock: Some(superblock),
+                says: says(raw, &superblock),
+                is_distrusted: mark::is_distrusted(raw),
+            },
             // Garbage all over is no journal, and the guest is told so by its own kernel; a mark in what was one is
             // another matter.
             Err(error) => {
                 let is_torn = mark_place(raw, None) == MarkPlace::Damaged;
-                Stored { superblock: None, says: if is_torn { Says::Damaged } else { Says::NoJournal(error) } }
+                let says = if is_torn { Says::Damaged } else { Says::NoJournal(error) };
+                Stored { superblock: None, says, is_distrusted: false }
             }
         }
     }
@@ -92,7 +109,7 @@ impl Stored {
     /// Where it may be elsewhere, or where nothing can be said.
     pub fn live_from(&self) -> Result<Option<Tail>, Elsewhere> {
         match (self.says, self.superblock) {
-            (Says::Live(tail), _) => Ok(Some(tail)),
+            (Says::Live(tail) | Says::LeftToGuest(tail), _) => Ok(Some(tail)),
             (Says::Empty, _) => Ok(None),
             // The error number tells: whoever used it since has cleared that.
             (Says::Stale, Some(superblock)) if superblock.errno == 0 => Ok(None),
@@ -113,13 +130,15 @@ pub(crate) fn of(log: &Log) -> io::Result<Stored> {
 
 fn says(raw: &[u8], superblock: &Superblock) -> Says {
     if !superblock.is_empty() {
-        return Says::Live(Tail { position: superblock.start, sequence: superblock.sequence });
+        let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        return if mark::is_distrusted(raw) { Says::LeftToGuest(tail) } else { Says::Live(tail) };
     }
     let has_error = superblock.errno != 0;
     if has_error {
         match mark::of_this_sequence(raw, superblock) {
             Some((MarkKind::Held, opening)) => return Says::Held(opening),
             Some((MarkKind::Dropped, opening)) => return Says::Dropped(opening),
+            Some((MarkKind::Nvm, opening)) => return Says::Nvm(opening),
             None => {}
         }
     }
@@ -250,7 +269,7 @@ impl HeldBooks<'_> {
             && superblock.sequence.wrapping_sub(tail) <= self.log_blocks;
         match stored.says {
             _ if is_emptied => Ok(Verdict::Emptied),
-            Says::Live(tail) if self.handed_over == Some(tail) => Ok(Verdict::HandedOver),
+            Says::Live(tail) | Says::LeftToGuest(tail) if self.handed_over == Some(tail) => Ok(Verdict::HandedOver),
             _ => Err(Why::UsedSince),
         }
     }
@@ -261,7 +280,7 @@ impl HeldBooks<'_> {
 pub(crate) struct RegionBooks {
     /// The journal's UUID.
     pub journal: [u8; 16],
-    /// CRC-32C of the superblock that storage carries while the region has the log.
+    /// What it knows the mark by that storage carries while the region has the log ([`crate::nvm::mark`]).
     pub mark_checksum: u32,
     /// Whether it holds a block that is not at home.
     pub owes: bool,
@@ -272,12 +291,23 @@ pub(crate) struct RegionBooks {
 /// What storage means to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionVerdict {
-    /// It is as it was made when the log was opened: the region's blocks belong onto this disk.
+    /// It is as the region knows it: the region's blocks belong onto this disk.
     Marked,
     /// The region holds nothing that is not at home.
     OwesNothing,
     /// It is as a recovery from this region leaves it.
     Emptied,
+}
+
+/// Why what a region holds does not belong onto a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegionWhy {
+    /// The image is an older copy: what left the region since is not on it.
+    OlderImage,
+    /// The region is an older copy: the image has what left the true one since.
+    OlderRegion,
+    /// The log is in another region.
+    OtherRegion,
     /// It is another journal.
     OtherJournal,
     /// It was used since.
@@ -289,27 +319,42 @@ impl RegionBooks {
     ///
     /// | row | storage | verdict |
     /// |---|---|---|
-    /// | 1 | the very superblock that was written when the region got the log | marked |
-    /// | 2 | anything, and the region holds nothing that is not at home | owes nothing |
-    /// | 3 | another UUID | other journal |
-    /// | 4 | empty without an error, two past the region's last transaction | emptied: a recovery was cut off after its last write |
-    /// | 5 | anything else | other epoch |
-    pub fn judge(&self, raw: &[u8], superblock: &Superblock) -> RegionVerdict {
+    /// | 1 | its journal, with the mark that the region knows, or one of two that it is between | marked |
+    /// | 2 | its journal, with an earlier mark of that opening | refused: an older image |
+    /// | 3 | its journal, with a later mark of that opening | refused: an older region |
+    /// | 4 | in a region, by any other mark | refused: another region |
+    /// | 5 | anything else, and the region holds nothing that is not at home | owes nothing |
+    /// | 6 | another UUID | refused: another journal |
+    /// | 7 | empty without an error, two past the region's last transaction | emptied: a recovery was cut off after its last write |
+    /// | 8 | anything else | refused: another epoch |
+    ///
+    /// # Errors
+    /// Why what the region holds does not belong there.
+    pub fn judge(&self, raw: &[u8], superblock: &Superblock) -> Result<RegionVerdict, RegionWhy> {
         let is_its = superblock.uuid == self.journal;
-        if is_its && crc32c::crc32c(raw) == self.mark_checksum {
-            return RegionVerdict::Marked;
+        let standing = match raw.first_chunk() {
+            Some(raw) if is_its => standing(raw, self.mark_checksum),
+            _ => Standing::Other,
+        };
+        let stored = Stored::read(raw);
+        match standing {
+            Standing::Same => return Ok(RegionVerdict::Marked),
+            Standing::Older => return Err(RegionWhy::OlderImage),
+            Standing::Newer => return Err(RegionWhy::OlderRegion),
+            Standing::Other if matches!(stored.says, Says::Nvm(_)) => return Err(RegionWhy::OtherRegion),
+            Standing::Other => {}
         }
         if !self.owes {
-            return RegionVerdict::OwesNothing;
+            return Ok(RegionVerdict::OwesNothing);
         }
         if !is_its {
-            return RegionVerdict::OtherJournal;
+            return Err(RegionWhy::OtherJournal);
         }
-        let is_emptied = matches!(Stored::read(raw).live_from(), Ok(None));
+        let is_emptied = matches!(stored.live_from(), Ok(None));
         if is_emptied && superblock.sequence == self.sequence.wrapping_add(2) {
-            return RegionVerdict::Emptied;
+            return Ok(RegionVerdict::Emptied);
         }
-        RegionVerdict::OtherEpoch
+        Err(RegionWhy::OtherEpoch)
     }
 }
 

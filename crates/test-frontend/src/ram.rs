@@ -1,6 +1,7 @@
 //! Guest memory in named files of a tmpfs, as amberlog wants it, shared with the device.
 
 use crate::Result;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vhost::VhostUserMemoryRegionInfo;
@@ -29,10 +30,18 @@ impl GuestRam {
     /// # Errors
     /// When they overlap or there is no memory.
     pub fn with_regions(regions: &[(u64, u64)]) -> Result<Self> {
+        Self::in_directory(Path::new("/dev/shm"), regions)
+    }
+
+    /// The same, with the memory files in this directory.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn in_directory(directory: &Path, regions: &[(u64, u64)]) -> Result<Self> {
         let mut ranges = Vec::new();
         let mut names = Vec::new();
         for (address, bytes) in regions {
-            let (file, name) = tempfile::Builder::new().prefix("guest-ram-").tempfile_in("/dev/shm")?.into_parts();
+            let (file, name) = tempfile::Builder::new().prefix("guest-ram-").tempfile_in(directory)?.into_parts();
             file.set_len(*bytes)?;
             names.push(name);
             ranges.push((GuestAddress(*address), usize::try_from(*bytes)?, Some(FileOffset::new(file, 0))));

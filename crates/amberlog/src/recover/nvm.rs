@@ -13,6 +13,9 @@ pub fn run(args: &RecoverArgs, disk: &Path, nvm: &Path) -> ExitCode {
     let (dry_run, as_json) = (args.dry_run, args.json);
     match recover(args, disk, nvm) {
         Ok(report) => {
+            if !dry_run {
+                placement::sweep_after(disk);
+            }
             for note in &report.notes {
                 eprintln!("amberlog recover: {}: {note}", disk.display());
             }

@@ -13,6 +13,9 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
     let (dry_run, as_json) = (args.dry_run, args.json);
     match recover(args, disk, remote) {
         Ok(recovered) => {
+            if !dry_run {
+                placement::sweep_after(disk);
+            }
             let mut total = Report::default();
             for one in &recovered {
                 total.add(&one.report);

@@ -78,7 +78,8 @@ fn what_was_acknowledged_survives_a_killed_qemu() {
         assert!(nvm(&report, name) > 0, "{name}: {}", report.disk(0)["nvm"]);
     }
     assert!(nvm(&report, "bytes_to_nvm") < nvm(&report, "bytes_committed"), "differences are smaller than blocks");
-    assert!((1..=4096).contains(&report.counter(0, "journal_bytes_to_storage")));
+    // The mark, now and then.
+    assert!((1..=128 << 10).contains(&report.counter(0, "journal_bytes_to_storage")));
     assert_eq!(journal_superblock(&image).errno, 0);
     assert_eq!(inspect(&region)["owner"], Value::Null, "the region is free");
 }
@@ -304,4 +305,69 @@ fn disks_share_a_file_and_a_small_region_is_refused() {
     for disk in 0..2 {
         assert!(report.disk(disk)["nvm"]["transactions"].as_u64() > Some(20), "{}", report.disk(disk));
     }
+}
+
+/// An image and a region that are of two moments: one of them was copied while the guest ran, and is used with the other as it was
+/// left at the end. Each is refused, nothing is changed, and the two that belong together are still recovered.
+#[test]
+fn an_image_and_a_region_of_two_moments_are_refused() {
+    let bench = Bench::new();
+    let (image, region) = (bench.path("image"), bench.area().join("region"));
+    let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+    let load = Workload::new(91).without_postmark();
+    let options = ",nvm-size=8,nvm-checkpoint=2";
+    let mut guest = Guest::start(bench.spec("moments", load.script(), on_nvm(&image, &region, options))).unwrap();
+    for stream in STREAMS {
+        guest.wait_acknowledged(stream, 10, LIMIT).unwrap();
+    }
+    guest.signal(Signal::STOP).unwrap();
+    let (older, older_region) = (bench.path("older"), bench.area().join("older"));
+    copy_image(&image, &older).unwrap();
+    std::fs::copy(&region, &older_region).unwrap();
+    guest.signal(Signal::CONT).unwrap();
+    // Until something has left the region twice: then neither is the other's any more.
+    let mark = |path: &Path| journal_superblock_bytes(path);
+    let deadline = std::time::Instant::now() + LIMIT;
+    let mut last = mark(&older);
+    for _ in 0..2 {
+        while mark(&image) == last {
+            assert!(std::time::Instant::now() < deadline, "nothing leaves the region");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        last = mark(&image);
+    }
+    assert_eq!(guest.kill_all().unwrap().code(), None);
+    let reported = guest.final_report();
+    drop(guest);
+    for (disk, of, words) in
+        [(&older, &region, "this image is an older copy"), (&image, &older_region, "the region is an older copy")]
+    {
+        let before = [disk, of].map(|path| std::fs::read(path).unwrap());
+        for more in [&["--dry-run"][..], &[]] {
+            let (code, _, stderr) = recover(disk, of, more);
+            assert!(code == 3 && stderr.contains(words) && stderr.contains("nothing was changed"), "{code}: {stderr}");
+        }
+        let words_of_run = [&on_nvm(disk, of, "")[..], &["--".into(), "true".into()][..]].concat();
+        let refused = amberlog_with([OsString::from("run")].into_iter().chain(words_of_run));
+        assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
+        assert!(text(&refused.stderr).contains(words), "{}", text(&refused.stderr));
+        assert!([disk, of].map(|path| std::fs::read(path).unwrap()) == before, "nothing is changed");
+    }
+    // Nor does a disk begin anew whose region is gone, is empty, or is another one.
+    let before = std::fs::read(&image).unwrap();
+    for (name, bytes) in [("gone", None), ("empty", Some(vec![0; 8 << 20])), ("short", Some(before[..4096].to_vec()))] {
+        let other = bench.area().join(name);
+        if let Some(bytes) = &bytes {
+            std::fs::write(&other, bytes).unwrap();
+        }
+        let words_of_run = [&on_nvm(&image, &other, ",nvm-size=8")[..], &["--".into(), "true".into()][..]].concat();
+        let refused = amberlog_with([OsString::from("run")].into_iter().chain(words_of_run));
+        assert_eq!(refused.status.code(), Some(3), "{name}: {}", text(&refused.stderr));
+        assert!(std::fs::read(&image).unwrap() == before, "{name}: the image was changed");
+    }
+    let (code, _, stderr) = recover(&image, &region, &[]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_consistent(&file_system);
+    let evidence = load.check(&file_system, &reported).unwrap();
+    assert!(evidence.faults.is_empty(), "{:?}", evidence.faults);
 }

@@ -222,6 +222,11 @@ pub fn assert_records(
 
 /// The journal superblock on storage of the first file system of an image, of an internal journal.
 pub fn journal_superblock(image: &Path) -> jbd2::Superblock {
+    jbd2::Superblock::decode(&journal_superblock_bytes(image)).expect("it is a journal superblock")
+}
+
+/// The same, as it is.
+pub fn journal_superblock_bytes(image: &Path) -> Vec<u8> {
     let bytes = std::fs::read(image).expect("the image can be read");
     let file_systems = extfs::discover(&bytes).expect("the image can be looked at");
     let file_system = file_systems.first().expect("there is a file system");
@@ -230,7 +235,7 @@ pub fn journal_superblock(image: &Path) -> jbd2::Superblock {
     };
     let at = file_system.offset + extents[0].physical * u64::from(file_system.superblock.block_size);
     let at = usize::try_from(at).expect("an image in memory");
-    jbd2::Superblock::decode(&bytes[at..at + 1024]).expect("it is a journal superblock")
+    bytes[at..at + 1024].to_vec()
 }
 
 /// How many rounds a loop makes: `AMBERLOG_ROUNDS`, or a few.

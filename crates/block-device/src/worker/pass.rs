@@ -87,10 +87,13 @@ impl<R: Route + ?Sized> Worker<R> {
                 return Err(RingError::Chain(head, error));
             }
         };
-        // The pages that are written to for this request, asked for before anything is done for it: here it can wait.
-        let is_in_the_way = |slice: &MemorySlice| running.table.prepare_write(slice).is_err();
-        if self.chain.writable.iter().any(is_in_the_way) || is_in_the_way(&status_place.byte) {
-            self.wait_for_room(index, epoch, head);
+        // The pages that are used for this request, asked for before anything is done for it: here it can wait.
+        let (table, chain) = (&running.table, &self.chain);
+        let prepared =
+            chain.writable.iter().chain([&status_place.byte]).try_for_each(|slice| table.prepare_write(slice));
+        let prepared = prepared.and_then(|()| chain.readable.iter().try_for_each(|slice| table.prepare_read(slice)));
+        if let Err(reason) = prepared {
+            self.wait_for_room(index, epoch, head, &reason);
             return Ok(());
         }
         if let Some(address) = self.chain.unreachable {

@@ -5,6 +5,8 @@
 //! full), the request waits: writing would lose the block, and failing would be an I/O error on a disk that has none. It does not
 //! wait in vain: the journal area has blocks written home, with requests of the host's own, and lets the page go after that.
 //!
+//! So does one with a page that nobody has touched yet, while there is no memory for it: touching it would raise SIGBUS.
+//!
 //! Nothing that has been begun waits here: what goes wrong later is an I/O error, or ends the ring.
 
 use super::Worker;
@@ -31,15 +33,11 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     /// A chain that was taken from its ring waits.
-    pub(super) fn wait_for_room(&mut self, index: u16, epoch: u32, head: u16) {
+    pub(super) fn wait_for_room(&mut self, index: u16, epoch: u32, head: u16, reason: &guest_memory::Error) {
         if !self.has_patient()
             && let Some(count) = self.log_limit.next()
         {
-            log::error!(
-                "disk {}: a request waits: the guest's page for it holds a committed block, and there is no memory to copy that to; \
-                 make room in the tmpfs of the memory area ({count} such messages so far)",
-                self.name
-            );
+            log::error!("disk {}: a request waits: {reason} ({count} such messages so far)", self.name);
         }
         self.patient.chains.push((index, epoch, head));
     }

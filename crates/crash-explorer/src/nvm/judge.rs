@@ -305,7 +305,7 @@ impl Judge {
         let mark = found.owner.as_ref().map(|owner| owner.mark_checksum);
         let superblock = Superblock::decode(&raw).map_err(|error| error.to_string())?;
         let is_marked = superblock.is_empty() && superblock.errno != 0;
-        if mark == Some(crc32c::crc32c(&raw)) && is_marked {
+        if mark.is_some_and(|mark| placement::is_mark(&raw, mark)) && is_marked {
             return Ok(());
         }
         Err("the region owes blocks, and the journal superblock on storage does not carry its mark".to_owned())

@@ -42,7 +42,7 @@ impl Keeper for Region {
         let Some(report) = recovered else { return finish_on_storage(log, is_vm_gone) };
         log.set_closed();
         let mut reports = vec![report];
-        if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_)) {
+        if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_) | Says::LeftToGuest(_)) {
             // It was about to leave the region, which owed nothing any more.
             if let Finished::Recovered(more) = replay(log)? {
                 reports.extend(more);

@@ -2,6 +2,7 @@
 
 use super::Region;
 use super::log_stream::{LogStream, Tail, TailMove, Transaction};
+use super::mark::Mark;
 use super::view::CommittedView;
 use crate::log::Log;
 use extfs::Allocation;
@@ -11,6 +12,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a block's home holds, as the guest sees it, while a version of it is in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,11 @@ pub(super) struct Captured {
     pub journal: Journal<Region>,
     pub owner: Owner,
     /// What the journal's superblock on storage is meanwhile.
-    pub mark: [u8; jbd2::SUPERBLOCK_BYTES],
+    pub mark: Mark,
+    /// The next one, where it was written and the region was not told yet.
+    pub next_mark: Option<Mark>,
+    /// When the mark was last written anew.
+    pub marked: Instant,
     pub homes: HashMap<u64, Held>,
     pub at_home: HashMap<u64, AtHome>,
     pub allocation: Allocation,

@@ -129,6 +129,13 @@ impl NvmRoute {
             return;
         }
         checkpoint.flushing = Some(std::mem::take(&mut checkpoint.written));
+        if let Err(error) = self.begin_mark(captured) {
+            // What is in the region stays there.
+            log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
+            if let Some(checkpoint) = &mut self.checkpoint {
+                checkpoint.has_failed = true;
+            }
+        }
         let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
         self.flush_for(Errand::CheckpointFlush(covered), None, plan);
     }
@@ -182,10 +189,13 @@ impl NvmRoute {
     pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
         let Some(checkpoint) = &mut self.checkpoint else { return };
         let Some(flushed) = checkpoint.flushing.take() else { return };
-        if is_ok {
-            self.release_home(captured, &flushed);
-        } else {
+        if !is_ok || checkpoint.has_failed {
             checkpoint.has_failed = true;
+        } else if let Err(error) = self.end_mark(captured) {
+            log::error!("disk {}: {error}", self.name());
+            captured.has_failed = true;
+        } else {
+            self.release_home(captured, &flushed);
         }
         self.drive_checkpoint(captured, plan);
     }

@@ -216,14 +216,27 @@ impl NvmRoute {
             return;
         }
         commit.stage = Stage::Flush;
+        // What went home may lie where something was freed that an older copy of the region still refers to.
+        if let Err(error) = self.begin_mark(captured) {
+            log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
+            if let Some(commit) = &mut self.commit {
+                commit.has_failed = true;
+            }
+            self.end_commit(captured);
+            return;
+        }
         let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
         self.flush_for(Errand::CommitFlush(covered), None, plan);
     }
 
     /// The appends are durable.
     pub(super) fn commit_flushed(&mut self, captured: &mut Captured, is_ok: bool) {
+        if self.commit.is_none() {
+            return;
+        }
+        let is_told = is_ok && self.end_mark(captured).is_ok();
         if let Some(commit) = &mut self.commit {
-            commit.has_failed |= !is_ok;
+            commit.has_failed |= !is_told;
             self.end_commit(captured);
         }
     }

@@ -10,18 +10,21 @@
 //! It must never: bring a version of the old log onto the new file system; take a block that was written there for one that is
 //! not.
 //!
-//! Failure story: where the superblock of the log is not replaced, the mark stays on storage: an empty log that an error happened
-//! to (rule 4 of ARCHITECTURE.md). What cannot be written to its place fails the guest's write.
+//! Failure story: where the superblock of the log is not replaced, storage goes on to say that an error happened to an empty log
+//! (rule 4 of ARCHITECTURE.md), and no longer that a region has it. What cannot be written to its place fails the guest's write.
 
 use super::State;
 use super::captured::{Captured, HomeState};
 use super::log_stream::Tail;
+use super::mark::is_mark;
 use super::route::{NvmRoute, Waiting};
 use super::superblock::Closing;
 use crate::disk::DiskCounters;
 use crate::foreign::is_something;
 use crate::layout::LogRange;
 use crate::log::Log;
+use crate::mark::given_up;
+use crate::opening::write_mark_bytes;
 use block_route::{Plan, RequestKind, segments};
 use guest_memory::MemorySlice;
 use jbd2::{Superblock, SuperblockEdit};
@@ -161,9 +164,13 @@ impl NvmRoute {
                 bytes += block.len() as u64;
             }
         }
-        if let Some(Closing { foreign: Some(Foreign::Superblock(block)), .. }) = &self.closing {
-            log.journal.file.write_all_at(block, log.place_of(0)?)?;
-            bytes += block.len() as u64;
+        match self.closing.as_ref().and_then(|closing| closing.foreign.as_ref()) {
+            Some(Foreign::Superblock(block)) => {
+                log.journal.file.write_all_at(block, log.place_of(0)?)?;
+                bytes += block.len() as u64;
+            }
+            Some(Foreign::Live(_)) => give_up_mark(captured)?,
+            None => {}
         }
         if bytes > 0 {
             log.journal.set_dirty();
@@ -171,6 +178,15 @@ impl NvmRoute {
         }
         Ok(())
     }
+}
+
+/// The region will not have the log any more: storage says so, and still that an error happened to it.
+pub(super) fn give_up_mark(captured: &Captured) -> io::Result<()> {
+    let log = &captured.log;
+    if is_mark(&log.stored_superblock()?, captured.owner.mark_checksum) {
+        write_mark_bytes(log, &given_up(&captured.mark)?)?;
+    }
+    Ok(())
 }
 
 /// A log block as it was written last, as far as that is known.

@@ -28,12 +28,17 @@ mod home;
 mod inflight;
 mod leaving;
 mod log_stream;
+mod mark;
 mod recover;
 mod report;
 mod route;
 mod superblock;
 mod view;
 
+#[cfg(test)]
+pub(crate) use mark::checksum as mark_checksum;
+pub use mark::is_mark;
+pub(crate) use mark::{Standing, standing};
 pub use recover::{NvmFinished, recover_image};
 pub use report::NvmReport;
 pub use route::NvmRoute;
@@ -44,8 +49,6 @@ use block_route::LogIndex;
 use captured::Captured;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};
-#[cfg(test)]
-pub(crate) use recover::mark_of;
 use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
 use std::hash::{BuildHasher, RandomState};
@@ -236,7 +239,13 @@ impl NvmDisk {
     /// [`Error::Refused`] when the region holds blocks of something else, or is damaged.
     pub fn finish_earlier(&self, image: &Image) -> Result<Option<NvmFinished>, Error> {
         match &mut *self.lock() {
-            State::Idle(medium) => recover::recover_medium(medium, &self.options.path, &recover::unlogged(image)?),
+            State::Idle(medium) => {
+                let home = recover::unlogged(image)?;
+                match recover::recover_medium(medium, &self.options.path, &home)? {
+                    None => recover::refuse_without_region(&self.options.path, &home),
+                    finished => Ok(finished),
+                }
+            }
             State::Held(_) | State::Failed => Ok(None),
         }
     }

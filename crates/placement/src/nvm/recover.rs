@@ -5,12 +5,12 @@
 //! that holds the superblock, if the region has a version of it; and last the region is given back. Cut off anywhere and
 //! run again, the outcome is the same.
 
+use super::mark;
 use super::{Region, region_error};
 use crate::finish::ImagePart;
-use crate::remote::RemoteMark;
 use crate::scan::offset_of;
 use crate::scan::{FoundLogPlace, internal_place};
-use crate::stored::{MARK_ERRNO, RegionBooks, RegionVerdict};
+use crate::stored::{RegionBooks, RegionVerdict, RegionWhy};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
@@ -56,10 +56,13 @@ pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Res
         if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
             return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
         }
-        return recover_medium(&mut medium, &path, &unlogged(image)?);
+        let home = unlogged(image)?;
+        let finished = recover_medium(&mut medium, &path, &home)?;
+        return if finished.is_some() { Ok(finished) } else { refuse_without_region(&path, &home) };
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
-    let Some(judged) = Judged::new(view.bytes(), &path, &unlogged(image)?)? else { return Ok(None) };
+    let home = unlogged(image)?;
+    let Some(judged) = Judged::new(view.bytes(), &path, &home)? else { return refuse_without_region(&path, &home) };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
 }
 
@@ -90,6 +93,28 @@ pub(crate) fn recover_medium(
     nvm_journal::forget(medium).map_err(region_error(path))?;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: report }))
+}
+
+/// Where a region holds nothing, the disk must not say that its journal is in one: that is another, or it was lost.
+///
+/// # Errors
+/// When it does.
+pub(super) fn refuse_without_region(path: &Path, home: &LoggedFile) -> Result<Option<NvmFinished>, Error> {
+    let failed = |source| Error::Failed { what: "looking for file systems on the disk".to_owned(), source };
+    let size =
+        rustix::fs::seek(home.for_reading(), rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
+    for file_system in extfs::discover(&WholeDisk { file: home, size }).map_err(failed)? {
+        let Some(place) = internal_place(0, &file_system) else { continue };
+        if mark::is_on_nvm(&read_superblock(home, &place)?) {
+            return Err(Error::Refused(format!(
+                "the journal of the file system at byte {} of the disk is in an NVM region, and {} holds nothing: give the \
+                 region that it was used with, or run e2fsck -fy to give the journal up; nothing was changed",
+                place.home_start,
+                path.display()
+            )));
+        }
+    }
+    Ok(None)
 }
 
 /// A region and a disk that belong together.
@@ -335,17 +360,36 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
         sequence: found.sequence,
     };
     match books.judge(raw, &on_storage) {
-        RegionVerdict::Marked => return Ok(Stored::Marked),
-        RegionVerdict::OwesNothing => {
+        Ok(RegionVerdict::Marked) => return Ok(Stored::Marked),
+        Ok(RegionVerdict::OwesNothing) => {
             return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
         }
-        RegionVerdict::Emptied => {
+        Ok(RegionVerdict::Emptied) => {
             return Ok(Stored::NothingOwed("an earlier recovery from the region was cut off after its last write"));
         }
-        RegionVerdict::OtherJournal => {
+        Err(RegionWhy::OlderImage) => {
+            return Err("this image is an older copy, a snapshot or a backup, of the disk that the region belongs to: what left \
+                        the region since is not on it, so what the region holds must not be brought home to it: give the true \
+                        image, or have e2fsck -f look at all of this one before anybody uses it"
+                .to_owned());
+        }
+        Err(RegionWhy::OlderRegion) => {
+            return Err(
+                "the region is an older copy of the one that this disk was used with last: what it holds must not be \
+                        brought home over what came after; give the true region"
+                    .to_owned(),
+            );
+        }
+        Err(RegionWhy::OtherRegion) => {
+            return Err(
+                "the journal of this disk is in another region, or was when the disk was copied; give that one"
+                    .to_owned(),
+            );
+        }
+        Err(RegionWhy::OtherJournal) => {
             return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
         }
-        RegionVerdict::OtherEpoch => {}
+        Err(RegionWhy::OtherEpoch) => {}
     }
     Err(format!(
         "the region is of another epoch: it was taken when the journal stood at transaction {}, and the journal on the disk \
@@ -354,14 +398,4 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
         on_storage.sequence,
         if on_storage.is_empty() { "empty" } else { "not empty" }
     ))
-}
-
-/// The journal superblock that storage carries while the region has the log: empty, and with an error.
-pub(crate) fn mark_of(superblock: &[u8]) -> Result<[u8; jbd2::SUPERBLOCK_BYTES], jbd2::SuperblockError> {
-    let mut mark = superblock.to_vec();
-    let errno = Superblock::decode(&mark)?.errno;
-    // One that a server left counts again beside our error number, if nobody has committed since.
-    RemoteMark::remove_from(&mut mark);
-    SuperblockEdit::new(&mut mark)?.start(0).errno(if errno == 0 { MARK_ERRNO } else { errno }).seal();
-    Ok(*mark.first_chunk().expect("a journal superblock was decoded from it"))
 }

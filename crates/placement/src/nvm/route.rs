@@ -4,7 +4,7 @@ use super::captured::Written;
 use super::checkpoint::Checkpoint;
 use super::commit::Commit;
 use super::early::Early;
-use super::foreign::Foreign;
+use super::foreign::{Foreign, give_up_mark};
 use super::inflight::InFlight;
 use super::leaving::{Leaving, Left};
 use super::superblock::Closing;
@@ -233,7 +233,11 @@ impl NvmRoute {
             captured.log.place.home_start,
             captured.journal.len()
         );
-        if let Err(error) = self.put_in_place(&captured).and_then(|()| self.bring_seen_home(&captured)) {
+        if let Err(error) = self
+            .put_in_place(&captured)
+            .and_then(|()| give_up_mark(&captured))
+            .and_then(|()| self.bring_seen_home(&captured))
+        {
             log::error!(
                 "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
                 self.name()
@@ -651,7 +655,11 @@ impl NvmRoute {
                 if is_ok {
                     disk.set_flushed(covered);
                     if let Some(captured) = captured.filter(|_| !settled.is_empty()) {
-                        self.release_home(captured, &settled);
+                        match self.renew_old_mark(captured) {
+                            Ok(()) => self.release_home(captured, &settled),
+                            // They stay there.
+                            Err(error) => log::error!("disk {}: {error}", self.name()),
+                        }
                     }
                 }
             }

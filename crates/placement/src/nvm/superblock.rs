@@ -3,7 +3,7 @@
 use super::captured::Captured;
 use super::foreign::Foreign;
 use super::log_stream::{LogStream, Tail, TailMove};
-use super::recover::mark_of;
+use super::mark;
 use super::route::{Errand, NvmRoute, Waiting};
 use super::{Region, State};
 use crate::foreign::is_brought;
@@ -17,6 +17,7 @@ use nvm_journal::{ATTACHMENT_BYTES, Journal, Owner};
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Fields of a journal superblock that change as its log goes on, and mean nothing to recovery: `s_sequence`, `s_start`,
 /// `s_head` and the checksum. Offset and length.
@@ -164,6 +165,8 @@ impl NvmRoute {
         if passed == TailMove::Anew && (self.commit.is_some() || !self.may_commit()) {
             return Err(io::Error::other("the guest began its journal anew while it committed"));
         }
+        // What the tail has passed is at home, and leaves the region.
+        self.renew_old_mark(captured)?;
         let before = captured.homes.len();
         let in_flight = &self.in_flight;
         captured.tail_moved(passed, &|block| in_flight.touches(block))?;
@@ -212,13 +215,13 @@ impl NvmRoute {
             self.kept_on_storage(log, &reason);
             return Ok(false);
         }
-        let mark = mark_of(block).map_err(io::Error::other)?;
+        let mark = mark::first(block)?;
         let owner = Owner {
             file_system: place.file_system_uuid,
             journal: superblock.uuid,
             home_start: place.home_start,
             home_blocks: place.home_blocks,
-            mark_checksum: crc32c::crc32c(&mark),
+            mark_checksum: mark::checksum(&mark),
             attachment: *block.first_chunk().ok_or_else(|| io::Error::other("the superblock is cut short"))?,
         };
         let State::Idle(medium) = std::mem::replace(state, State::Failed) else { return Ok(false) };
@@ -247,6 +250,8 @@ impl NvmRoute {
             journal,
             owner,
             mark,
+            next_mark: None,
+            marked: Instant::now(),
             homes: HashMap::new(),
             at_home: HashMap::new(),
             allocation: Allocation::default(),

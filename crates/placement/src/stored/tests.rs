@@ -1,10 +1,12 @@
 //! The tables, row by row: every combination of what decides is made, and each has to fall into the row that the table names.
 
 use super::*;
-use crate::mark::{MarkKind, marked};
+use crate::mark::{MarkKind, distrusted, marked};
 use jbd2::SuperblockEdit;
 
 const SEQUENCE: u32 = 77;
+/// Row 3a.
+const LEFT: u32 = 12;
 const OPENING: Opening = Opening { number: *b"sixteen numbers.", count: 5 };
 const SERVER: RemoteMark = RemoteMark { epoch: 9, nonce: [3; 16] };
 const CHECKSUM_AT: usize = 0xfc;
@@ -41,7 +43,19 @@ enum Memorys {
     OtherSequence,
     Held,
     Dropped,
+    Nvm,
+    Distrust,
 }
+
+const MEMORYS: [Memorys; 7] = [
+    Memorys::None,
+    Memorys::Torn,
+    Memorys::OtherSequence,
+    Memorys::Held,
+    Memorys::Dropped,
+    Memorys::Nvm,
+    Memorys::Distrust,
+];
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -60,9 +74,7 @@ fn cases() -> Vec<Case> {
         for start in [0, 1, 500] {
             for errno in [0, MARK_ERRNO, -30] {
                 for servers in [Servers::Zeros, Servers::Torn, Servers::OtherSequence, Servers::Whole] {
-                    for memorys in
-                        [Memorys::None, Memorys::Torn, Memorys::OtherSequence, Memorys::Held, Memorys::Dropped]
-                    {
+                    for memorys in MEMORYS {
                         cases.push(Case {
                             is_superblock: bits & 1 == 0,
                             has_checksum: bits & 2 != 0,
@@ -101,9 +113,17 @@ impl Case {
             }
         }
         if self.memorys != Memorys::None {
-            let kind = if self.memorys == Memorys::Dropped { MarkKind::Dropped } else { MarkKind::Held };
+            let kind = match self.memorys {
+                Memorys::Dropped => MarkKind::Dropped,
+                Memorys::Nvm => MarkKind::Nvm,
+                _ => MarkKind::Held,
+            };
             let (mark, _) = marks(sequence(self.memorys == Memorys::OtherSequence), kind);
             block[MEMORYS_MARK].copy_from_slice(&mark);
+            if self.memorys == Memorys::Distrust {
+                block[MEMORYS_MARK]
+                    .copy_from_slice(&distrusted(&superblock(false)).expect("a superblock")[MEMORYS_MARK]);
+            }
             if self.memorys == Memorys::Torn {
                 block[MEMORYS_MARK.start + 20] ^= 0xff;
             }
@@ -125,12 +145,19 @@ impl Case {
         match (self.is_superblock, self.start, self.errno) {
             (false, ..) if has_servers => (1, |says| *says == Says::Damaged),
             (false, ..) => (2, |says| matches!(says, Says::NoJournal(SuperblockError::Magic))),
+            (true, 1, _) if self.memorys == Memorys::Distrust => {
+                (LEFT, |says| *says == Says::LeftToGuest(Tail { position: 1, sequence: SEQUENCE }))
+            }
+            (true, 500, _) if self.memorys == Memorys::Distrust => {
+                (LEFT, |says| *says == Says::LeftToGuest(Tail { position: 500, sequence: SEQUENCE }))
+            }
             (true, 1, _) => (3, |says| *says == Says::Live(Tail { position: 1, sequence: SEQUENCE })),
             (true, 500, _) => (3, |says| *says == Says::Live(Tail { position: 500, sequence: SEQUENCE })),
             (true, _, errno) if errno != 0 && self.memorys == Memorys::Held => (4, |says| *says == Says::Held(OPENING)),
             (true, _, errno) if errno != 0 && self.memorys == Memorys::Dropped => {
                 (4, |says| *says == Says::Dropped(OPENING))
             }
+            (true, _, errno) if errno != 0 && self.memorys == Memorys::Nvm => (4, |says| *says == Says::Nvm(OPENING)),
             _ if has_servers && is_checksum_wrong => (5, |says| *says == Says::Damaged),
             (true, _, 0) if has_servers => (6, |says| *says == Says::Stale),
             _ if self.servers == Servers::Torn => (7, |says| *says == Says::Damaged),
@@ -150,16 +177,17 @@ fn every_combination_falls_into_its_row() {
         let (row, is_right) = case.row();
         assert!(is_right(&stored.says), "row {row}: {case:?} gave {stored:?}");
         assert_eq!(stored.superblock.is_some(), case.is_superblock, "{case:?}");
+        assert_eq!(stored.is_distrusted, case.is_superblock && case.memorys == Memorys::Distrust, "{case:?}");
         // What follows from it: somebody who has nothing of the log may take it as it is there only where nothing else may.
         let may_go_on = stored.live_from();
         match row {
-            3 => assert!(matches!(may_go_on, Ok(Some(_))), "{case:?}"),
+            3 | LEFT => assert!(matches!(may_go_on, Ok(Some(_))), "{case:?}"),
             6 | 10 => assert_eq!(may_go_on, Ok(None), "{case:?}"),
             _ => assert_eq!(may_go_on, Err(Elsewhere), "{case:?}"),
         }
         *rows.entry(row).or_default() += 1;
     }
-    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=11).collect::<Vec<_>>(), "{rows:?}");
+    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=LEFT).collect::<Vec<_>>(), "{rows:?}");
 }
 
 #[test]
@@ -189,8 +217,8 @@ fn a_mark_that_a_server_left_does_not_come_back_with_ours() {
     damaged[MEMORYS_MARK.start] ^= 1;
     SuperblockEdit::new(&mut damaged).expect("a superblock").seal();
     assert_eq!(Stored::read(&damaged).says, Says::Error);
-    let in_region = crate::nvm::mark_of(&repaired).expect("a superblock");
-    assert_eq!(Stored::read(&in_region).says, Says::Error);
+    let in_region = marked(&repaired, MarkKind::Nvm, &OPENING).expect("a superblock");
+    assert_eq!(Stored::read(&in_region).says, Says::Nvm(OPENING));
 }
 
 fn books(raw: &[u8]) -> HeldBooks<'_> {
@@ -300,8 +328,12 @@ fn storage_is_judged_by_what_is_held() {
 #[test]
 fn storage_is_judged_by_what_a_region_has() {
     let before = superblock(true);
-    let mark = crate::nvm::mark_of(&before).expect("a superblock");
-    let books = RegionBooks { journal: [7; 16], mark_checksum: crc32c::crc32c(&mark), owes: true, sequence: 90 };
+    let with_mark = |opening: Opening| marked(&before, MarkKind::Nvm, &opening).expect("a superblock");
+    let count = |count: u64| with_mark(Opening { count, ..OPENING });
+    let mark = with_mark(OPENING);
+    let mark_checksum = crate::nvm::mark_checksum(mark.first_chunk().expect("a block"));
+    let books = RegionBooks { journal: [7; 16], mark_checksum, owes: true, sequence: 90 };
+    let nothing = RegionBooks { owes: false, ..books };
     let judge = |books: &RegionBooks, raw: &[u8]| {
         let raw = &raw[..jbd2::SUPERBLOCK_BYTES];
         books.judge(raw, &Superblock::decode(raw).expect("a superblock"))
@@ -313,18 +345,43 @@ fn storage_is_judged_by_what_a_region_has() {
     };
     let mut other = before.clone();
     other[0x30] = 8;
-    assert_eq!(judge(&books, &mark), RegionVerdict::Marked);
-    for raw in [&before, &other, &emptied(92, 0), &emptied(92, -5)] {
-        let nothing = RegionBooks { owes: false, ..books };
-        assert_eq!(judge(&nothing, raw), RegionVerdict::OwesNothing);
+    // Rows 1 to 4, whether anything is owed or not: storage says that the log is in a region.
+    for books in [&books, &nothing] {
+        for (raw, verdict) in [
+            (&mark, Ok(RegionVerdict::Marked)),
+            (&count(OPENING.count + 1), Ok(RegionVerdict::Marked)),
+            (&count(OPENING.count - 1), Ok(RegionVerdict::Marked)),
+            (&count(OPENING.count - 2), Err(RegionWhy::OlderImage)),
+            (&count(0), Err(RegionWhy::OlderImage)),
+            (&count(OPENING.count + 2), Err(RegionWhy::OlderRegion)),
+            (&count(OPENING.count + 1000), Err(RegionWhy::OlderRegion)),
+            (&count(1 << 40), Err(RegionWhy::OtherRegion)),
+            (&with_mark(Opening { number: [1; 16], ..OPENING }), Err(RegionWhy::OtherRegion)),
+            (&marked(&other, MarkKind::Nvm, &OPENING).expect("a superblock"), Err(RegionWhy::OtherRegion)),
+        ] {
+            assert_eq!(judge(books, raw), verdict);
+        }
     }
-    assert_eq!(judge(&books, &other), RegionVerdict::OtherJournal);
-    assert_eq!(judge(&books, &emptied(92, 0)), RegionVerdict::Emptied);
-    for raw in [&emptied(91, 0), &emptied(93, 0), &emptied(92, -5), &before] {
-        assert_eq!(judge(&books, raw), RegionVerdict::OtherEpoch);
+    // Row 5.
+    let dropped = marked(&before, MarkKind::Dropped, &OPENING).expect("a superblock");
+    for raw in [&before, &other, &emptied(92, 0), &emptied(92, -5), &dropped] {
+        assert_eq!(judge(&nothing, raw), Ok(RegionVerdict::OwesNothing));
+    }
+    // Row 6 to 8.
+    assert_eq!(judge(&books, &other), Err(RegionWhy::OtherJournal));
+    assert_eq!(judge(&books, &emptied(92, 0)), Ok(RegionVerdict::Emptied));
+    for raw in [&emptied(91, 0), &emptied(93, 0), &emptied(92, -5), &before, &dropped] {
+        assert_eq!(judge(&books, raw), Err(RegionWhy::OtherEpoch));
     }
     let live = edited(&before, |edit| {
         edit.start(1).sequence(92);
     });
-    assert_eq!(judge(&books, &live), RegionVerdict::OtherEpoch);
+    assert_eq!(judge(&books, &live), Err(RegionWhy::OtherEpoch));
+    // A region of an earlier amberlog, whose mark has no number.
+    let plain = edited(&before, |edit| {
+        edit.errno(MARK_ERRNO);
+    });
+    let earlier = RegionBooks { mark_checksum: crc32c::crc32c(&plain[..jbd2::SUPERBLOCK_BYTES]), ..books };
+    assert_eq!(judge(&earlier, &plain), Ok(RegionVerdict::Marked));
+    assert_eq!(judge(&books, &plain), Err(RegionWhy::OtherEpoch));
 }

@@ -52,6 +52,21 @@ impl Rig {
         }
         assert!(!self.stored_superblock().is_empty(), "the log is live");
     }
+
+    /// Whoever looks at the image, to recover it, say, is told.
+    #[track_caller]
+    fn assert_owed_to_the_guest(&self) {
+        let owed = placement::owed(&self.image, None).expect("looked at").sentence(&self.image);
+        assert!(owed.as_deref().is_some_and(|owed| owed.contains("only the guest's own kernel")), "{owed:?}");
+    }
+
+    /// Another amberlog serves the image.
+    fn next_run(self, placement: PlacementKind) -> Self {
+        let Rig { directory, image, journals, device, disk, .. } = self;
+        drop((journals, device, disk));
+        std::fs::remove_dir_all(directory.path().join("vms")).expect("removed");
+        Self::attach(directory, image, placement, true)
+    }
 }
 
 #[test]
@@ -183,6 +198,7 @@ fn a_kill_in_the_next_instant_replays_nothing() {
             assert_eq!(rig.report().disks[0].recovery.status, recovery::Status::Materialised);
             assert!(rig.fault().is_some());
         }
+        rig.assert_owed_to_the_guest();
         assert_eq!(rig.stored_superblock().start, start);
         assert!(rig.home(first) != content(1) && rig.home(first + 1) != content(2), "nothing was written home");
         assert!(rig.stored_block(rig.builder.position - 2) == content(2), "the log was, block for block");
@@ -232,4 +248,59 @@ fn guests_that_only_look_so() {
     rig.die_and_recover();
     assert!(rig.home(first) == content(50));
     assert_eq!(rig.fault(), None);
+}
+
+/// The next run knows that the journal is not what it seems, whatever placement it is given, and so does whoever looks at the image;
+/// until the file system gets a new journal.
+#[test]
+fn the_next_run_remembers() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    rig.commit(&[(u64::from(u32::MAX) - 1, content(1))]);
+    assert!(rig.fault().is_some());
+    rig.commit(&[(first, content(2))]);
+    let (position, sequence) = (rig.builder.position, rig.builder.sequence);
+    rig.die_and_recover();
+    let placements = [PlacementKind::Retain, PlacementKind::Storage, PlacementKind::Copy];
+    for (round, placement) in placements.into_iter().enumerate() {
+        rig = rig.next_run(placement);
+        (rig.builder.position, rig.builder.sequence) = (position + 10 * round as u32, sequence + round as u32);
+        let block = first + 20 + round as u64;
+        rig.open();
+        let at = rig.builder.position;
+        rig.commit(&[(block, content(3))]);
+        assert_eq!(rig.report().disks[0].placement, "storage");
+        assert_eq!(rig.fault().is_some(), placement != PlacementKind::Storage, "{placement:?}");
+        assert!(rig.stored_block(at + 1) == content(3), "its log is on storage");
+        rig.die_and_recover();
+        assert!(rig.home(block) != content(3), "{placement:?}: nobody here replays it");
+        rig.assert_owed_to_the_guest();
+    }
+    make_image(&rig.image, &[]);
+    rig = rig.next_run(PlacementKind::Retain);
+    rig.open();
+    rig.commit(&[(first, content(4))]);
+    assert_eq!((rig.report().disks[0].placement, rig.fault()), ("retain", None));
+    rig.die_and_recover();
+    assert!(rig.home(first) == content(4));
+}
+
+/// It is for good: the guest unmounts and mounts again under the same amberlog, and its journal stays on storage.
+#[test]
+fn it_stays_on_storage_when_the_guest_mounts_again() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    rig.open();
+    rig.commit(&[(u64::from(u32::MAX) - 1, content(1))]);
+    assert!(rig.fault().is_some());
+    for round in 0..3 {
+        rig.commit(&[(rig.free_block + round, content(2))]);
+        assert_eq!(rig.write_superblock(0, rig.builder.sequence), STATUS_OK, "unmounted");
+        rig.builder.sequence += 1;
+        rig.open();
+        let at = rig.builder.position;
+        rig.commit(&[(rig.free_block + 10 + round, content(3))]);
+        assert_eq!(rig.report().disks[0].placement, "storage");
+        assert!(rig.stored_block(at + 1) == content(3), "its log is on storage");
+    }
 }

@@ -13,6 +13,7 @@ use placement::{
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -215,6 +216,16 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(_kind: Kind, image: &[u8], placement: PlacementKind, seed: u64) -> Self {
+        Self::with_region(image, placement, None, seed)
+    }
+
+    /// The same with a region in a file, which takes whatever is committed.
+    #[allow(dead_code, reason = "not every test that has this guest has a region")]
+    pub fn on_region(image: &[u8], region: &Path, seed: u64) -> Self {
+        Self::with_region(image, PlacementKind::Nvm, Some(region), seed)
+    }
+
+    fn with_region(image: &[u8], placement: PlacementKind, region_file: Option<&Path>, seed: u64) -> Self {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d);
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let path = directory.path().join("image");
@@ -229,6 +240,11 @@ impl Guest {
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
             .expect("a directory");
         let nvm = (placement == PlacementKind::Nvm).then(|| {
+            if let Some(region) = region_file {
+                let mut options = NvmOptions::new(region);
+                options.create_bytes = REGION_BYTES as u64;
+                return Arc::new(NvmDisk::open(options).expect("a region can be made"));
+            }
             let mut options = NvmOptions::new("the simulated region");
             options.append_home_bytes_min = if random.below(3) == 0 { 3 * 4096 } else { 0 };
             options.delayed_checkpoint = random.below(6) != 0;
@@ -390,12 +406,43 @@ impl Guest {
         {
             nvm.request_checkpoint();
         }
+        if self.random.below(3) == 0 {
+            // Somebody wants to have everything home.
+            self.journals.logs().iter().for_each(|log| {
+                log.begin_emptying();
+            });
+        }
         let mut plan = Plan::default();
         self.route.woken(&mut plan);
         self.carry_out(plan);
         while !self.late.is_empty() && self.random.below(4) != 0 {
             self.storage_works();
         }
+    }
+
+    /// Everything in the region goes home, and leaves it.
+    #[allow(dead_code, reason = "not every test that has this guest has a region")]
+    pub fn empty_region(&mut self) {
+        self.nvm.iter().for_each(|nvm| nvm.request_checkpoint());
+        let mut plan = Plan::default();
+        self.route.woken(&mut plan);
+        self.carry_out(plan);
+        while !self.late.is_empty() {
+            self.storage_works();
+        }
+    }
+
+    /// The image as it is on storage, and what a replay of the complete log leaves in each block that the guest journals.
+    #[allow(dead_code, reason = "not every test that has this guest has a region")]
+    pub fn stored(&self) -> (Vec<u8>, BTreeMap<u64, Vec<u8>>) {
+        let mut image = vec![0; DISK_BYTES];
+        self.file.read_exact_at(&mut image, 0).expect("the image");
+        let (replayed, ..) = self.ideal_replay();
+        let block_bytes = self.layout.block_bytes;
+        let ideal = |home: &u64| self.ideal[*home as usize * block_bytes..][..block_bytes].to_vec();
+        let homes = self.layout.homes[1..].iter().filter(|home| !self.free.contains(home));
+        let expected = homes.map(|home| (*home, replayed.get(home).cloned().unwrap_or_else(|| ideal(home)))).collect();
+        (image, expected)
     }
 
     fn content(&mut self) -> Vec<u8> {
