@@ -24,6 +24,7 @@ pub enum Mood {
 struct State {
     mood: Mood,
     open: Vec<TcpStream>,
+    is_over: bool,
 }
 
 /// The link.
@@ -38,10 +39,15 @@ impl Link {
     pub fn start(to: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound").to_string();
-        let state = Arc::new(Mutex::new(State { mood: Mood::Good, open: Vec::new() }));
+        let state = Arc::new(Mutex::new(State { mood: Mood::Good, open: Vec::new(), is_over: false }));
         let (of_link, to) = (Arc::clone(&state), to.to_owned());
         std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
+            for near in listener.incoming() {
+                // Without descriptors it would come round here for ever.
+                let near = near.expect("a connection");
+                if of_link.lock().expect("no panic").is_over {
+                    return;
+                }
                 let Ok(far) = TcpStream::connect(&to) else { continue };
                 let clone = |stream: &TcpStream| stream.try_clone().expect("cloned");
                 of_link.lock().expect("no panic").open.extend([clone(&near), clone(&far)]);
@@ -69,6 +75,16 @@ impl Link {
     }
 }
 
+/// A long run has thousands of links: each takes its streams and its thread along.
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.cut();
+        self.state.lock().expect("no panic").is_over = true;
+        // Wakes whoever waits for a connection.
+        let _ = TcpStream::connect(&self.address);
+    }
+}
+
 fn pass_on(mut from: TcpStream, mut to: TcpStream, is_answer: bool, state: &Mutex<State>) {
     let mut bytes = vec![0; 16 << 10];
     loop {
@@ -92,6 +108,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, is_answer: bool, state: &Mute
         };
         // A stream with a gap would be another stream: what is lost once is lost to its end.
         if is_lost {
+            // Until the link is over.
             while matches!(from.read(&mut bytes), Ok(1..)) {}
             return;
         }
