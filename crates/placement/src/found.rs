@@ -275,7 +275,7 @@ pub fn sweep(base: &Path, registry: &Path) {
 
 /// The same for what was left by whoever served `image`, which was recovered from elsewhere: the guest's memory would stay in tmpfs.
 pub fn sweep_after(image: &Path) {
-    for registry in own_places() {
+    for registry in own_places().unwrap_or_default() {
         if let Ok(Some(area)) = AreaDirectory::find(&registry, image) {
             remove_if_nothing_is_owed(&area, &registry);
         }
