@@ -34,11 +34,20 @@ impl Charge {
         self.kept.data(crate::worker::SERVED).is_some()
     }
 
+    /// The VMM that has connected, and when it was started.
+    fn vmm(&self) -> Option<(i32, u64)> {
+        let (pid, started) = self.kept.data("vmm")?.split_once(' ')?;
+        Some((pid.parse().ok()?, started.parse().ok()?))
+    }
+
     /// Whether the VMM that had connected is gone.
     pub fn vmm_has_ended(&self) -> bool {
-        let vmm = self.kept.data("vmm").and_then(|text| text.split_once(' '));
-        let vmm = vmm.and_then(|(pid, started)| Some((pid.parse::<i32>().ok()?, started.parse::<u64>().ok()?)));
-        vmm.is_some_and(|(pid, started)| placement::process_started_at(pid) != Some(started))
+        self.vmm().is_some() && self.living_vmm().is_none()
+    }
+
+    /// The process of the VMM that has connected, if it lives.
+    pub fn living_vmm(&self) -> Option<i32> {
+        self.vmm().filter(|(pid, started)| placement::process_started_at(*pid) == Some(*started)).map(|(pid, _)| pid)
     }
 
     /// Does what the worker at the other end of `channel` has said.

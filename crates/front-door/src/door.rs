@@ -268,7 +268,18 @@ impl Inside {
         }
         let heard = Message::read(&guest.connection);
         match heard {
-            Ok(Some(message)) => guest.pass_on(Arc::new(message)),
+            Ok(Some(message)) if message.is_modest() => guest.pass_on(Arc::new(message)),
+            Ok(Some(message)) => {
+                // They are kept, and there is a bound on what this process can keep for all.
+                log::warn!(
+                    "disk {}: the connection of process {} is dropped: {} descriptors came with its message {}",
+                    self.name,
+                    guest.pid,
+                    message.descriptors.len(),
+                    message.code
+                );
+                self.guest = None;
+            }
             Ok(None) => self.guest = None,
             Err(error) => {
                 if error.kind() != io::ErrorKind::ConnectionReset {

@@ -57,6 +57,12 @@ impl Message {
         ANSWERED.contains(&self.code)
     }
 
+    /// Whether no more descriptors came along than such a message has.
+    pub fn is_modest(&self) -> bool {
+        // SET_MEM_TABLE has one for each region.
+        self.descriptors.len() <= if self.code == 5 { 8 } else { 1 }
+    }
+
     /// The `u32` at an offset of the payload; 0 if it is not there.
     pub fn word(&self, at: usize) -> u32 {
         let bytes = self.payload.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());

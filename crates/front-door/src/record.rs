@@ -36,9 +36,9 @@ const OF_DEVICE: [u32; 6] =
 const OF_RING: [u32; 7] =
     [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_ERR, SET_VRING_CALL, SET_VRING_KICK, SET_VRING_ENABLE];
 /// The most rings that are noted.
-const RINGS_MAX: u32 = 256;
+const RINGS_MAX: u32 = 64;
 /// The most regions of memory.
-const REGIONS_MAX: usize = 512;
+const REGIONS_MAX: usize = 128;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]

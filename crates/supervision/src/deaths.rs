@@ -1,6 +1,8 @@
 //! How often a worker may die before it is not started again by itself.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// So many deaths …
@@ -8,13 +10,41 @@ pub const DEATHS_MAX: usize = 3;
 /// … in so long are too many.
 pub const WITHIN: Duration = Duration::from_secs(10);
 
+/// What its owner wants of a VM whose worker dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnCrash {
+    /// Another one goes on, unless they die again and again.
+    #[default]
+    Restart,
+    /// None goes on: the guest waits until somebody has looked.
+    Hold,
+    /// The VMM is ended, and what it was owed goes home.
+    KillVmm,
+}
+
+impl FromStr for OnCrash {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "restart" => Ok(OnCrash::Restart),
+            "hold" => Ok(OnCrash::Hold),
+            "kill-vmm" => Ok(OnCrash::KillVmm),
+            other => Err(format!("'{other}' is none of restart, hold, kill-vmm")),
+        }
+    }
+}
+
 /// What to do after a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Start another worker.
     Restart,
-    /// It dies again and again: hold the VM as it is, and say so.
+    /// It dies again and again, or nobody wants another one: hold the VM as it is, and say so.
     Hold,
+    /// End the VMM.
+    EndVmm,
 }
 
 /// The deaths of one VM's workers.
@@ -38,13 +68,17 @@ impl Deaths {
     }
 
     /// A worker has died. Says what to do.
-    pub fn died(&mut self, now: Instant) -> Next {
+    pub fn died(&mut self, now: Instant, wanted: OnCrash) -> Next {
         self.total += 1;
         self.recent.push_back(now);
         while self.recent.front().is_some_and(|earliest| now.saturating_duration_since(*earliest) >= WITHIN) {
             self.recent.pop_front();
         }
-        if self.recent.len() >= self.most { Next::Hold } else { Next::Restart }
+        match wanted {
+            OnCrash::KillVmm => Next::EndVmm,
+            OnCrash::Restart if self.recent.len() < self.most => Next::Restart,
+            OnCrash::Restart | OnCrash::Hold => Next::Hold,
+        }
     }
 
     /// Somebody wants it tried again.
@@ -68,12 +102,22 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut deaths = Deaths::default();
         for seconds in [0, 5, 10, 15, 20] {
-            assert_eq!(deaths.died(at(seconds)), Next::Restart, "{seconds}");
+            assert_eq!(deaths.died(at(seconds), OnCrash::Restart), Next::Restart, "{seconds}");
         }
-        assert_eq!(deaths.died(at(21)), Next::Hold);
+        assert_eq!(deaths.died(at(21), OnCrash::Restart), Next::Hold);
         assert_eq!(deaths.total(), 6);
         deaths.forgive();
-        assert_eq!(deaths.died(at(22)), Next::Restart);
+        assert_eq!(deaths.died(at(22), OnCrash::Restart), Next::Restart);
         assert_eq!(deaths.total(), 7);
+    }
+
+    #[test]
+    fn an_owner_may_want_something_else() {
+        let mut deaths = Deaths::default();
+        for (name, next) in [("hold", Next::Hold), ("kill-vmm", Next::EndVmm), ("restart", Next::Hold)] {
+            let wanted = name.parse().expect("a policy");
+            assert_eq!(deaths.died(Instant::now(), wanted), next, "{name}");
+        }
+        "again".parse::<OnCrash>().expect_err("no policy");
     }
 }

@@ -12,7 +12,7 @@ mod deaths;
 mod kept;
 
 pub use channel::{Channel, DESCRIPTORS_MAX};
-pub use deaths::{DEATHS_MAX, Deaths, Next};
+pub use deaths::{DEATHS_MAX, Deaths, Next, OnCrash};
 pub use kept::Kept;
 
 use serde::{Deserialize, Serialize};

@@ -60,6 +60,10 @@ pub struct RunArgs {
     /// As it is anyway: how it was said before it was the default.
     #[arg(long, hide = true, conflicts_with = "no_sandbox")]
     sandbox: bool,
+    /// What becomes of the VM when the process that serves its disks dies: another one goes on (restart), unless they die again and
+    /// again, then the VMM is ended; the guest waits until it is ended (hold); or the VMM is ended at once (kill-vmm).
+    #[arg(long, value_name = "restart|hold|kill-vmm", default_value = "restart")]
+    on_crash: supervision::OnCrash,
     /// So many deaths of the worker in ten seconds are too many: for tests that kill it.
     #[arg(long, hide = true, value_name = "N", default_value_t = supervision::DEATHS_MAX)]
     deaths_max: usize,

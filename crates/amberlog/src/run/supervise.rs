@@ -20,10 +20,13 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use supervision::{Channel, Deaths, Next, Order, Said};
+use supervision::{Channel, Deaths, Next, OnCrash, Order, Said};
 
 /// What is left of a VM's patience when it is told to end.
 const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether a VM that is held has ended.
+const HOLDING: Duration = Duration::from_millis(100);
 
 /// Runs the VM to its end.
 pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -40,7 +43,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
         "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept".to_owned(),
     );
     let users_mask = own_files::keep_files_private();
-    let mut workers = Workers::start(args.deaths_max)?;
+    let mut workers = Workers::start(args.deaths_max, args.on_crash)?;
     let Some((needed, lock)) = workers.wait_until_ready()? else {
         // It has said why.
         return worker_code(workers.worker.wait()?).map(ExitCode::from);
@@ -93,13 +96,14 @@ struct Workers {
     worker: Worker,
     charge: Charge,
     deaths: Deaths,
+    on_crash: OnCrash,
 }
 
 impl Workers {
-    fn start(deaths_max: usize) -> anyhow::Result<Self> {
+    fn start(deaths_max: usize, on_crash: OnCrash) -> anyhow::Result<Self> {
         let charge = Charge::default();
         let worker = start_worker(&charge)?;
-        Ok(Workers { worker, charge, deaths: Deaths::at_most(deaths_max) })
+        Ok(Workers { worker, charge, deaths: Deaths::at_most(deaths_max), on_crash })
     }
 
     /// What the VMM needs, and the lock that it inherits. Nothing if the worker has ended.
@@ -128,8 +132,18 @@ impl Workers {
             if is_done || has_ended && status.code().is_some() {
                 return Ok(status);
             }
-            let is_too_often = self.deaths.died(Instant::now()) == Next::Hold;
-            if is_too_often || !self.charge.is_served() {
+            let next = self.deaths.died(Instant::now(), self.on_crash);
+            if self.on_crash == OnCrash::Hold && self.charge.is_served() {
+                log::error!(
+                    "the worker that serves the disks {}; the guest waits until its VMM is ended",
+                    how_it_ended(status)
+                );
+                while !current.lock().expect("no panic under this lock").has_ended {
+                    std::thread::sleep(HOLDING);
+                }
+                return Ok(status);
+            }
+            if next != Next::Restart || !self.charge.is_served() {
                 log::error!("the worker that serves the disks {}; the VMM is ended", how_it_ended(status));
                 end(vmm_pid);
                 return Ok(status);

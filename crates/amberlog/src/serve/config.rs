@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use supervision::OnCrash;
 
 /// Bytes of a configuration file.
 const BYTES_MAX: u64 = 1 << 20;
@@ -68,6 +69,8 @@ struct VmEntry {
     memory_budget_mib: u64,
     remote: Option<RemoteTrust>,
     sockets: Option<AccessEntry>,
+    #[serde(default, rename = "on-crash")]
+    on_crash: OnCrash,
 }
 
 fn default_budget() -> u64 {
@@ -87,6 +90,8 @@ pub struct VmConfig {
     pub access: Access,
     /// Where its report goes when its VMM has ended.
     pub report: Option<PathBuf>,
+    /// What becomes of it when its worker dies. In effect at once.
+    pub on_crash: OnCrash,
     /// What the file says of it, for a comparison.
     text: String,
     /// The whole file, for whoever goes on with it.
@@ -245,7 +250,8 @@ impl VmEntry {
         let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
-        Ok(VmConfig { options, run: file.run.clone(), sockets, access, report, text, source: Arc::from("") })
+        let (run, on_crash) = (file.run.clone(), self.on_crash);
+        Ok(VmConfig { options, run, sockets, access, report, on_crash, text, source: Arc::from("") })
     }
 }
 

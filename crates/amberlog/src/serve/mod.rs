@@ -231,7 +231,8 @@ impl Vms {
         // Nobody waits for this lock while a worker is told something.
         let known = self.slots.lock().expect("no panic under this lock").clone();
         for (name, slot) in known.iter().filter(|(_, slot)| !slot.is_over()) {
-            slot.want(if config.vms.contains_key(name) { Wish::Serve(Arc::clone(text)) } else { Wish::Gone });
+            let wish = config.vms.get(name).map_or(Wish::Gone, |vm| Wish::Serve(Arc::clone(text), vm.on_crash));
+            slot.want(wish);
         }
         let mut slots = self.slots.lock().expect("no panic under this lock");
         // Those that have ended since they were taken out.
@@ -242,11 +243,11 @@ impl Vms {
                 let _ = thread.join();
             }
         }
-        for name in config.vms.keys() {
+        for (name, vm) in &config.vms {
             if slots.contains_key(name) {
                 continue;
             }
-            let slot = Supervised::new(name, Arc::clone(text), self.no_sandbox);
+            let slot = Supervised::new(name, Arc::clone(text), vm.on_crash, self.no_sandbox);
             let thread = Arc::clone(&slot);
             let handle = std::thread::Builder::new()
                 .name(format!("vm {name}"))

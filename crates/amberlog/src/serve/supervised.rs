@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use supervision::{Channel, Deaths, Next, Order};
+use supervision::{Channel, Deaths, Next, OnCrash, Order};
 
 /// How long a worker may take beyond what was asked for.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// How long another program's worker may take until it serves.
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a VMM that is killed may take to end.
+const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause after a worker that could not even be started.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -32,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wish {
     /// It is served, as this configuration says.
-    Serve(Arc<str>),
+    Serve(Arc<str>, OnCrash),
     /// It is not in the configuration any more.
     Gone,
     /// The daemon ends, and its VMM with it.
@@ -44,7 +46,7 @@ pub enum Wish {
 impl Wish {
     fn question(&self) -> Asked {
         let (wanted, config) = match self {
-            Wish::Serve(config) => (WantedName::Serve, Some(config.to_string())),
+            Wish::Serve(config, _) => (WantedName::Serve, Some(config.to_string())),
             Wish::Gone => (WantedName::Gone, None),
             Wish::Stop => (WantedName::Stop, None),
             Wish::Leave => (WantedName::Leave, None),
@@ -72,6 +74,8 @@ struct Running {
 
 struct Inner {
     wish: Wish,
+    /// As it was wished last.
+    on_crash: OnCrash,
     worker: Option<Running>,
     deaths: Deaths,
     /// Why no worker is there, and none is started.
@@ -95,12 +99,13 @@ pub struct Supervised {
 
 impl Supervised {
     /// A VM that is to be served so.
-    pub fn new(name: &str, config: Arc<str>, no_sandbox: bool) -> Arc<Self> {
+    pub fn new(name: &str, config: Arc<str>, on_crash: OnCrash, no_sandbox: bool) -> Arc<Self> {
         Arc::new(Supervised {
             name: name.to_owned(),
             no_sandbox,
             inner: Mutex::new(Inner {
-                wish: Wish::Serve(config),
+                wish: Wish::Serve(config, on_crash),
+                on_crash,
                 worker: None,
                 deaths: Deaths::default(),
                 is_held: false,
@@ -121,6 +126,9 @@ impl Supervised {
     pub fn want(&self, wish: Wish) {
         {
             let mut inner = self.lock();
+            if let Wish::Serve(_, on_crash) = &wish {
+                inner.on_crash = *on_crash;
+            }
             if !matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 inner.wish = wish;
             }
@@ -196,7 +204,7 @@ impl Supervised {
                 inner = self.changed.wait_timeout(inner, PAUSE).expect("no panic under this lock").0;
             }
         }
-        let is_wanted = matches!(inner.wish, Wish::Serve(_)) || charge.is_served() && !inner.is_held;
+        let is_wanted = matches!(inner.wish, Wish::Serve(..)) || charge.is_served() && !inner.is_held;
         inner.is_over = !is_wanted;
         is_wanted
     }
@@ -238,19 +246,45 @@ impl Supervised {
             return Ok(());
         }
         let how = how_it_ended(status);
-        if inner.deaths.died(Instant::now()) == Next::Hold {
-            inner.is_held = true;
-            log::error!(
-                "vm {}: its worker {how}, again and again ({} times so far): none is started any more. What was committed is \
-                 kept; see the log for why, mend that, and reload the configuration (SIGHUP)",
-                self.name,
-                inner.deaths.total()
-            );
-        } else {
-            log::error!("vm {}: its worker {how}; another one is started", self.name);
+        let wanted = if charge.is_served() { inner.on_crash } else { OnCrash::Restart };
+        let next = inner.deaths.died(Instant::now(), wanted);
+        match next {
+            Next::Hold => {
+                inner.is_held = true;
+                log::error!(
+                    "vm {}: its worker {how} ({} times so far), and none is started any more. What was committed is kept; see the \
+                     log for why, mend that, and reload the configuration (SIGHUP)",
+                    self.name,
+                    inner.deaths.total()
+                );
+            }
+            Next::Restart => log::error!("vm {}: its worker {how}; another one is started", self.name),
+            Next::EndVmm => {
+                log::error!("vm {}: its worker {how}; its VMM is ended, as configured (on-crash)", self.name)
+            }
         }
         inner.last_death = Some(how);
+        drop(inner);
+        if next == Next::EndVmm {
+            self.end_vmm(charge);
+        }
         Ok(())
+    }
+
+    /// Ends the VMM, which has no worker. What it was owed is brought home from its files.
+    fn end_vmm(&self, charge: &mut Charge) {
+        if let Some(watched) = charge.living_vmm().and_then(Watched::new) {
+            watched.signal(rustix::process::Signal::KILL);
+            watched.wait(ENDING_PATIENCE);
+        }
+        match charge.living_vmm() {
+            None => charge.clear(),
+            Some(pid) => {
+                // Another user's, perhaps: as if nothing else had been wanted.
+                self.lock().is_held = true;
+                log::error!("vm {}: its VMM (process {pid}) cannot be ended: end it", self.name);
+            }
+        }
     }
 
     /// Has a worker of another program go on, and waits until it serves.
