@@ -66,6 +66,13 @@ impl Kept {
         self.entries.get(key).map(|(data, _)| data.as_str())
     }
 
+    /// What belongs to the keys that begin so, each without that beginning.
+    pub fn all(&self, beginning: &str) -> Vec<(String, String)> {
+        let of =
+            |(key, (data, _)): (&String, &(String, _))| Some((key.strip_prefix(beginning)?.to_owned(), data.clone()));
+        self.entries.iter().filter_map(of).collect()
+    }
+
     /// The one descriptor of a key.
     pub fn descriptor(&self, key: &str) -> Option<BorrowedFd<'_>> {
         self.entries.get(key)?.1.first().map(AsFd::as_fd)
@@ -95,6 +102,9 @@ mod tests {
         assert!(keep(&mut kept, "b", "1", 0).expect("kept"));
         assert!(keep(&mut kept, "a", "2", 2).expect("kept"));
         assert!(!kept.heard(&Said::Ready, Vec::new()).expect("nothing to keep"));
+        assert!(keep(&mut kept, "c d", "3", 0).expect("kept"));
+        assert_eq!(kept.all("c "), [("d".to_owned(), "3".to_owned())]);
+        kept.entries.remove("c d");
         let (ours, theirs) = Channel::pair().expect("a pair");
         kept.tell(&ours).expect("told");
         let theirs = Channel::from(theirs);

@@ -8,7 +8,7 @@ use super::config::{Config, VmConfig};
 use super::left::{self, Left};
 use super::power;
 use crate::raw::KnownRaw;
-use crate::vm::{Serving, Starter, Vm, VmObserver};
+use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::DeviceHandle;
@@ -209,9 +209,18 @@ impl Slot {
     fn go_on(&self, kept: Kept) -> anyhow::Result<()> {
         let config = self.as_begun.clone();
         self.lock().as_served = Some(config.clone());
+        let bounds = kept.all(THROTTLE);
         let vm = Vm::resume(&config.options, kept, &self.line)?;
         vm.note_raw(&mut self.lock().served);
         let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
+        for (index, handle) in serving.handles().iter().enumerate() {
+            let disk = &vm.journals.disk(index).options.name;
+            let said = bounds.iter().find(|(name, _)| name == disk);
+            let bounds = said.and_then(|(_, text)| serde_json::from_str::<Bounds>(text).ok()?.limits().ok());
+            if let Some(limits) = bounds {
+                super::disks::throttle(disk, handle, limits)?;
+            }
+        }
         self.serve_to_the_end(&config, vm, serving)
     }
 
@@ -494,9 +503,13 @@ impl Slot {
     ///
     /// # Errors
     /// When the VM is not served, or has no such disk.
-    pub fn throttle(&self, disk: &str, limits: throttle::Limits) -> anyhow::Result<()> {
+    pub fn throttle(&self, disk: &str, bounds: Bounds) -> anyhow::Result<throttle::Limits> {
         let _entered = self.enter();
-        super::disks::throttle(disk, &self.device(disk)?, limits)
+        let limits = bounds.limits().map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
+        super::disks::throttle(disk, &self.device(disk)?, limits)?;
+        // The next worker of this guest bounds it so, too.
+        self.line.keep(&format!("{THROTTLE}{disk}"), &serde_json::to_string(&bounds)?, None)?;
+        Ok(limits)
     }
 
     /// Writes home what the VM is owed. Gives the number of blocks.
@@ -643,6 +656,9 @@ pub fn served_before(line: &Line, name: &str) -> anyhow::Result<Option<VmConfig>
     let vm = served.vms.remove(name).context("the VM is not in the configuration that it was served with")?;
     Ok(Some(vm))
 }
+
+/// The keys of what disks were bounded to, without the disk's name.
+const THROTTLE: &str = "throttle ";
 
 /// The key of a configuration that is kept.
 const CONFIG: &str = "configuration";

@@ -232,8 +232,7 @@ impl Served {
                 Ok(json!({"schema": 1, "vm": vm, "disk": disk, "size_bytes": is}))
             }
             Asked::Throttle { disk, bounds } => {
-                let limits = bounds.limits().map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
-                self.slot()?.throttle(&disk, limits)?;
+                let limits = self.slot()?.throttle(&disk, bounds)?;
                 Ok(json!({"schema": 1, "vm": vm, "disk": disk, "limits": super::disks::limits(limits)}))
             }
             Asked::CheckLeft { with_paused } => {

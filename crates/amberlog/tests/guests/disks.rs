@@ -2,6 +2,7 @@
 
 use crate::serve::{Daemon, write_config};
 use crate::support::*;
+use crate::worker::kill_nine;
 use guest_kit::Guest;
 use guest_kit::image::ExtRecipe;
 use serde_json::Value;
@@ -63,6 +64,11 @@ fn a_disk_grows_and_is_bounded_under_its_guest() {
     let output = daemon.ask(&["disk", "throttle", "db", "root", "--iops", "20", "--iops-burst", "2"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("20 operations a second (2 at once), any number of bytes"));
+    // So it stays when another worker goes on.
+    let entry = daemon.wait_state("db", "running");
+    kill_nine(entry["worker_pid"].as_u64().unwrap() as u32);
+    while daemon.wait_state("db", "running")["worker_pid"] == entry["worker_pid"] {}
+    guest.wait_acknowledged("records", guest.acknowledged("records").count + 2, LIMIT).unwrap();
     let before = requests(&daemon);
     let began = Instant::now();
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 3, LIMIT).unwrap();

@@ -9,7 +9,7 @@ use guest_tools::random::Random;
 use rustix::process::{Pid, kill_process};
 use std::time::{Duration, Instant};
 
-fn kill_nine(pid: u32) {
+pub(super) fn kill_nine(pid: u32) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
 }
 
@@ -146,6 +146,43 @@ fn a_guest_goes_on_whose_vm_is_not_configured_any_more() {
 #[test]
 fn a_guest_is_ended_and_brought_home_though_its_worker_died_as_the_daemon_was_told_to_end() {
     dies_first("stopped", |daemon| daemon.signal(Signal::TERM));
+}
+
+/// What its owner wants of a VM whose worker dies: `kill-vmm` ends it and brings all home, `hold` waits for a reload, and the guest goes on.
+#[test]
+fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
+    for policy in ["kill-vmm", "hold"] {
+        let bench = Bench::new();
+        let image = bench.path("one.img");
+        let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+        let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+        let text = std::fs::read_to_string(&config).unwrap() + &format!("on-crash = {policy:?}\n");
+        std::fs::write(&config, text).unwrap();
+        let daemon = Daemon::start(&bench, &config);
+        let layout = overwritten(6);
+        let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+        let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+        let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+        guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+        kill_nine(daemon.wait_state("one", "running")["worker_pid"].as_u64().unwrap() as u32);
+        if policy == "hold" {
+            daemon.wait_state("one", "held");
+            std::thread::sleep(Duration::from_secs(1));
+            let entry = daemon.wait_state("one", "held");
+            assert!(entry["worker_pid"].is_null() && entry["restarts"] == 1, "{entry}");
+            let last = guest.acknowledged("a").last.unwrap_or(0);
+            daemon.signal(Signal::HUP);
+            if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+                panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+            }
+            guest.kill_qemu().unwrap();
+        }
+        guest.wait_end(LIMIT).unwrap();
+        let reported = guest.final_report();
+        daemon.wait_state("one", "waiting");
+        assert_consistent(&file_system);
+        assert_records(&file_system, "/a", "a", &layout, &reported);
+    }
 }
 
 /// The daemon: its status says who serves, and goes on saying it; one VM's worker is not another's.

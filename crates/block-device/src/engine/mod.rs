@@ -137,9 +137,10 @@ impl Engine {
         self.table = Some(table);
     }
 
-    /// Operations that are not done: in the kernel, waiting, or under way in the disk model.
+    /// Operations whose end nobody was told: in the kernel, waiting, under way in the disk model, or done and not reaped yet.
     pub(crate) fn pending(&self) -> usize {
-        self.in_kernel
+        let done = self.ready.iter().filter(|event| matches!(event, Event::Done { .. })).count();
+        done + self.in_kernel
             + self.waiting.len()
             + self.flushes_waiting.len()
             + self.modelled.as_ref().map_or(0, Modelled::under_way)
@@ -517,5 +518,42 @@ fn build_ring() -> io::Result<IoUring> {
     match best().setup_coop_taskrun().setup_taskrun_flag().build(RING_ENTRIES) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => best().build(RING_ENTRIES),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::ImageOptions;
+    use block_route::Buffer;
+
+    /// Whoever ends, or starts anew, when nothing is pending must have heard of every end: a route that was not told waits for it.
+    #[test]
+    fn what_is_done_is_pending_until_somebody_has_heard_of_it() {
+        const COUNT: usize = 20;
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(1 << 20).expect("a length");
+        let image = Arc::new(Image::open(file.path(), ImageOptions::default()).expect("an image"));
+        let mut engine = Engine::new(image, Arc::new(Counters::default()), None, None).expect("an io_uring");
+        for index in 0..COUNT as u64 {
+            let buffers = vec![Buffer::Bytes(Arc::from(vec![7; 4096]))];
+            engine.submit(DiskOperation {
+                request: None,
+                ticket: None,
+                operation: Operation::Write,
+                offset: index * 4096,
+                len: 4096,
+                buffers,
+            });
+        }
+        while engine.in_kernel + engine.waiting.len() > 0 {
+            engine.enter(false, None);
+            engine.collect();
+        }
+        for left in (0..COUNT).rev() {
+            assert_eq!(engine.pending(), left + 1);
+            assert!(matches!(engine.reap(), Some(Event::Done { result: Ok(()), .. })));
+        }
+        assert_eq!(engine.pending(), 0);
     }
 }

@@ -165,8 +165,11 @@ impl Round {
             outcome.recoveries_cut_off = cut_off;
             outcome.faults.extend(faults);
         } else if !is_plain {
-            let left = left_in(area).into_iter();
-            outcome.faults.extend(left.map(|path| format!("{} is left in the area", path.display())));
+            let left = left_in(area);
+            outcome.faults.extend(left.iter().map(|path| format!("{} is left in the area", path.display())));
+            if !left.is_empty() {
+                outcome.faults.push(format!("amberlog said:\n{}", guest.stderr()));
+            }
         }
         if is_plain {
             judge::replay_with_e2fsck(&FileSystem::whole(image))?;
