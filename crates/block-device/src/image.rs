@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use write_log::WriteLog;
 
@@ -113,10 +113,11 @@ impl Image {
             attempt += 1;
         };
         lock(&file, path, options.read_only)?;
-        Self::locked(file, kind, path, options)
+        Self::locked(LockedFile { file, is_ours: true.into() }, kind, path, options)
     }
 
     /// The same of an image that another process has opened and locked so, and that goes on with it: `file` is its descriptor.
+    /// Dropping it leaves the locks to whoever else has that descriptor, until [`Image::own_locks`].
     ///
     /// # Errors
     /// As [`Image::open`].
@@ -124,14 +125,20 @@ impl Image {
         let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
         let metadata = file.metadata().map_err(|e| refuse(e.to_string()))?;
         let kind = if metadata.file_type().is_file() { ImageKind::File } else { ImageKind::BlockDevice };
-        Self::locked(file, kind, path, ImageOptions { is_raw: true, ..options })
+        // The same locks of the same open file: this says that they are there.
+        lock(&file, path, options.read_only)?;
+        Self::locked(LockedFile { file, is_ours: false.into() }, kind, path, ImageOptions { is_raw: true, ..options })
     }
 
-    fn locked(file: File, kind: ImageKind, path: &Path, options: ImageOptions) -> Result<Self, Error> {
+    /// From now on the locks go when this is dropped: nobody goes on with the image.
+    pub fn own_locks(&self) {
+        self.file.is_ours.store(true, Ordering::Relaxed);
+    }
+
+    fn locked(file: LockedFile, kind: ImageKind, path: &Path, options: ImageOptions) -> Result<Self, Error> {
         let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
-        let file = LockedFile(file);
         if !options.is_raw {
-            let format = image_file::probe(&file.0).map_err(|e| refuse(format!("it cannot be read: {e}")))?;
+            let format = image_file::probe(&file.file).map_err(|e| refuse(format!("it cannot be read: {e}")))?;
             if let Some(format) = format {
                 return Err(OtherFormat { path: path.to_owned(), format }.into());
             }
@@ -140,9 +147,9 @@ impl Image {
         let (logical_block_bytes, physical_block_bytes) = match kind {
             ImageKind::File => (SECTOR_BYTES as u32, FILE_PHYSICAL_BLOCK_BYTES),
             ImageKind::BlockDevice => {
-                let logical = rustix::fs::ioctl_blksszget(&file.0)
+                let logical = rustix::fs::ioctl_blksszget(&file.file)
                     .map_err(|e| refuse(format!("its block size cannot be read: {e}")))?;
-                (logical, rustix::fs::ioctl_blkpbszget(&file.0).unwrap_or(logical).max(logical))
+                (logical, rustix::fs::ioctl_blkpbszget(&file.file).unwrap_or(logical).max(logical))
             }
         };
         let sane = |bytes: u32| bytes.is_power_of_two() && (512..=ALIGNMENT_BYTES_MAX as u32).contains(&bytes);
@@ -153,7 +160,7 @@ impl Image {
         }
         let direct = match options.cache {
             CacheMode::Buffered => None,
-            CacheMode::Auto | CacheMode::Direct => probe_direct(&file.0),
+            CacheMode::Auto | CacheMode::Direct => probe_direct(&file.file),
         };
         if direct.is_none() && options.cache == CacheMode::Direct {
             return Err(refuse("its file system does not do direct I/O; allow it to be cached".to_owned()));
@@ -171,7 +178,7 @@ impl Image {
             write_log: None,
         };
         let size_bytes = image.measure()?;
-        let discard = !options.read_only && probe_discard(&image.file.0, kind, size_bytes);
+        let discard = !options.read_only && probe_discard(&image.file.file, kind, size_bytes);
         Ok(Image { discard, ..image })
     }
 
@@ -194,9 +201,9 @@ impl Image {
         let refuse = |reason: String| Error::Image { path: self.path.clone(), reason };
         let real = match self.kind {
             ImageKind::File => {
-                self.file.0.metadata().map_err(|e| refuse(format!("its size cannot be read: {e}")))?.len()
+                self.file.file.metadata().map_err(|e| refuse(format!("its size cannot be read: {e}")))?.len()
             }
-            ImageKind::BlockDevice => rustix::fs::seek(&self.file.0, rustix::fs::SeekFrom::End(0))
+            ImageKind::BlockDevice => rustix::fs::seek(&self.file.file, rustix::fs::SeekFrom::End(0))
                 .map_err(|e| refuse(format!("its size cannot be read: {e}")))?,
         };
         let size_bytes = real - real % u64::from(self.logical_block_bytes);
@@ -219,7 +226,7 @@ impl Image {
 
     /// The open file that the disk engine uses. It is O_DIRECT where [`Image::direct`] says so.
     pub fn file(&self) -> &File {
-        &self.file.0
+        &self.file.file
     }
 
     /// The same file opened anew, through the page cache and at no lock of its own: for readers of few, unaligned bytes.
@@ -227,7 +234,7 @@ impl Image {
     /// # Errors
     /// When the kernel refuses (no /proc, no permission).
     pub fn reopen_buffered(&self) -> std::io::Result<File> {
-        let name = format!("/proc/self/fd/{}", self.file.0.as_raw_fd());
+        let name = format!("/proc/self/fd/{}", self.file.file.as_raw_fd());
         OpenOptions::new().read(true).write(!self.read_only).open(name)
     }
 
@@ -269,14 +276,21 @@ impl Image {
 
 /// A file whose locks go when it is dropped, at once: an io_uring that had it registered keeps it open for a while.
 #[derive(Debug)]
-struct LockedFile(File);
+struct LockedFile {
+    file: File,
+    /// Locks belong to the open file, which other processes may have, too: who goes on with an image and fails leaves them alone.
+    is_ours: AtomicBool,
+}
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::NonBlockingUnlock) {
+        if !self.is_ours.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::NonBlockingUnlock) {
             log::debug!("unlocking an image failed: {error}");
         }
-        if let Err(error) = QemuLock::release(&self.0) {
+        if let Err(error) = QemuLock::release(&self.file) {
             log::debug!("unlocking an image failed: {error}");
         }
     }
@@ -404,6 +418,25 @@ mod tests {
         assert_eq!(image.size_bytes(), 1 << 20);
         file.as_file().set_len(2 << 20).expect("grows");
         assert_eq!(image.measure().expect("measures"), 2 << 20);
+    }
+
+    #[test]
+    fn who_goes_on_with_an_image_and_fails_leaves_its_locks() {
+        let file = image_file(1 << 20);
+        let first = Image::open(file.path(), ImageOptions::default()).expect("opens");
+        let kept = first.file().try_clone().expect("a descriptor");
+        // The worker that had it is killed: nothing of it is dropped, but closed.
+        std::mem::forget(first);
+        for is_at_its_end in [false, true] {
+            let descriptor = kept.try_clone().expect("a descriptor");
+            let image = Image::adopt(descriptor, file.path(), ImageOptions::default()).expect("taken");
+            Image::open(file.path(), ImageOptions::default()).expect_err("is locked");
+            if is_at_its_end {
+                image.own_locks();
+            }
+            drop(image);
+            assert_eq!(Image::open(file.path(), ImageOptions::default()).is_ok(), is_at_its_end);
+        }
     }
 
     #[test]

@@ -265,7 +265,9 @@ impl JournalArea {
         let (_, jcb) = inner.log(id)?;
         Some(Adopted {
             is_open: jcb.is_open(),
-            is_empty: (1..jcb.shape.log_blocks).all(|position| jcb.location(position) == Location::None),
+            // The words of a closed log are holes in the table: with a tmpfs that is full they must not be touched.
+            is_empty: !jcb.is_open()
+                || (1..jcb.shape.log_blocks).all(|position| jcb.location(position) == Location::None),
             openings: jcb.table.opening(),
             is_marked: jcb.table.is_marked(),
             handed_over: jcb.table.handed_over(),

@@ -466,6 +466,11 @@ impl Journals {
             ))),
             // While a guest runs, it is one that the guest itself has put there: its kernel will say that an error happened.
             Says::Nvm(_) if self.disks[place.home_disk].was_started() => Ok(()),
+            // Nothing is ever written to it, and a region cannot be given to it: what is on it can be looked at.
+            Says::Nvm(_) if self.disks[place.home_disk].options.read_only => {
+                log::warn!("{path}: its journal is in a region of NVM, so what was committed last is not on it");
+                Ok(())
+            }
             Says::Nvm(_) => Err(io::Error::other(format!(
                 "the journal of {path} is in a region of NVM: give the disk placement=nvm=PATH with the region that it was used \
                  with, or, if that is gone, run e2fsck -fy on the file system at byte {} to give the journal up",

@@ -190,7 +190,7 @@ impl Log {
     }
 
     /// Whether what the guest did proved that it is not what it seemed.
-    pub(crate) fn is_distrusted(&self) -> bool {
+    pub fn is_distrusted(&self) -> bool {
         self.inner().trust != Trust::Whole
     }
 

@@ -72,7 +72,7 @@ pub(crate) fn count_on(log: &Log, area: &JournalArea) {
 
 /// Whether a log's superblock shares no page of the host's cache with anything else: a write to it from here would bring along
 /// what the page held of its neighbours, and those are written past the cache.
-fn is_alone_in_its_page(log: &Log) -> bool {
+pub(crate) fn is_alone_in_its_page(log: &Log) -> bool {
     const PAGE: u64 = 4096;
     u64::from(log.place.block_bytes) >= PAGE && log.offset_of(0).is_some_and(|offset| offset.is_multiple_of(PAGE))
 }

@@ -9,7 +9,7 @@ use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish::dry_run_held;
 use crate::found::{FinishError, area_opened_as, open_logs};
 use crate::mark::{HeldMark, MarkKind};
-use crate::registry::{foreign_entries, own_places};
+use crate::registry::{foreign_entries, has_opening, own_places};
 use crate::scan;
 use crate::scan::offset_of;
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
@@ -73,7 +73,8 @@ pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
         }
     }
     let keys: Vec<String> = images.iter().filter_map(|path| image_key(path).ok()).collect();
-    let others = keys.iter().flat_map(|key| foreign_entries(key)).collect::<Vec<_>>();
+    let others = keys.iter().flat_map(|key| foreign_entries(key));
+    let others = others.map(|(place, user, _)| (place, user)).collect::<Vec<_>>();
     let lost: Vec<LostLog> = lost.into_iter().map(|log| LostLog { others: others.clone(), ..log }).collect();
     Ok(if lost.is_empty() { Owed::Nothing } else { Owed::Lost(lost) })
 }
@@ -90,7 +91,7 @@ pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBu
 }
 
 /// Why an image is not to be used although nothing of this user's holds anything for it: its journal was held in memory, and
-/// another user of this host says that he has it. Nothing if nobody does.
+/// another user of this host has the very log. Nothing if nobody does; that somebody only says so does not count.
 ///
 /// # Errors
 /// When the image cannot be read.
@@ -100,8 +101,17 @@ pub fn held_by_another(image: &Path) -> io::Result<Option<String>> {
     if others.is_empty() {
         return Ok(None);
     }
-    let held = marks(&[image])?.into_iter().find(|log| matches!(log.mark, HeldMark::Ours(MarkKind::Held, _)));
-    Ok(held.map(|log| LostLog { others, ..log }.sentence(&image.display().to_string())))
+    for log in marks(&[image])? {
+        let HeldMark::Ours(MarkKind::Held, opening) = log.mark else { continue };
+        let has_it = |(_, user, area): &&(PathBuf, u32, Option<PathBuf>)| {
+            area.as_deref().is_some_and(|area| has_opening(area, *user, &opening.number))
+        };
+        if let Some((place, user, _)) = others.iter().find(has_it) {
+            let others = vec![(place.clone(), *user)];
+            return Ok(Some(LostLog { others, ..log }.sentence(&image.display().to_string())));
+        }
+    }
+    Ok(None)
 }
 
 /// What an area holds for an image.

@@ -9,7 +9,7 @@
 
 use crate::description::{DirectoryError, THROUGH};
 use own_files::{How, OwnDirectory};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 use std::hash::{BuildHasher, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 const SHARED: &str = "/dev/shm";
 const BY_IMAGE: &str = "by-image";
 const ENTRY_BYTES_MAX: u64 = 64 << 10;
+/// No more names of another user's directory are looked at.
+const NAMES_MAX: usize = 10_000;
 
 #[derive(Serialize, Deserialize)]
 struct Entry {
@@ -132,21 +134,48 @@ pub(crate) fn forget_area(registry: &Path, area: &Path) {
     }
 }
 
-/// Places of other users that have an entry for the image with this key, and whose they are: for a sentence, nothing in them is
-/// believed. Only root sees any.
-pub(crate) fn foreign_entries(key: &str) -> Vec<(PathBuf, u32)> {
+/// Places of other users that have an entry for the image with this key, whose they are, and the area that the entry names, if it
+/// can be read. Anybody can make such an entry: nothing of it is believed.
+pub(crate) fn foreign_entries(key: &str) -> Vec<(PathBuf, u32, Option<PathBuf>)> {
     let us = rustix::process::geteuid().as_raw();
     let entries = std::fs::read_dir(SHARED).into_iter().flatten().flatten();
     let places = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("amberlog-")));
-    let mut found: Vec<(PathBuf, u32)> = places
+    let mut found: Vec<_> = places
         .filter_map(|entry| {
             let metadata = entry.path().symlink_metadata().ok().filter(|metadata| metadata.is_dir())?;
-            let has_entry = entry.path().join(BY_IMAGE).join(key).symlink_metadata().is_ok();
-            (metadata.uid() != us && has_entry).then(|| (entry.path(), metadata.uid()))
+            let path = entry.path().join(BY_IMAGE).join(key);
+            let has_entry = path.symlink_metadata().is_ok();
+            (metadata.uid() != us && has_entry).then(|| (entry.path(), metadata.uid(), area_of_another(&path)))
         })
         .collect();
     found.sort();
     found
+}
+
+fn area_of_another(path: &Path) -> Option<PathBuf> {
+    let mut text = String::new();
+    let file = open_of_another(path)?;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, ENTRY_BYTES_MAX), &mut text).ok()?;
+    serde_json::from_str(&text).ok().filter(|entry: &Entry| entry.schema == 1).map(|entry| entry.area)
+}
+
+/// A file that another user may have put there: read, if it is one, and never waited for.
+fn open_of_another(path: &Path) -> Option<std::fs::File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty()).ok()?);
+    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
+}
+
+/// Whether another user's area has a log that was opened under this number.
+pub(crate) fn has_opening(area: &Path, user: u32, number: &[u8; 16]) -> bool {
+    let is_theirs = area.symlink_metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);
+    let mut names = std::fs::read_dir(area).into_iter().flatten().flatten().take(NAMES_MAX);
+    is_theirs
+        && names.any(|entry| {
+            let is_table = entry.path().extension().is_some_and(|ending| ending == "table");
+            let table = is_table.then(|| open_of_another(&entry.path())).flatten();
+            table.and_then(|table| journal_area::opening_number_of(&table)).as_ref() == Some(number)
+        })
 }
 
 /// Whether anything in a registry names this area.

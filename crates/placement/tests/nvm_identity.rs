@@ -99,6 +99,10 @@ fn an_image_and_a_region_of_two_moments_are_told_apart() {
                     assert_recovered(of_image);
                     continue;
                 }
+                if matches!(kind, Kind::SmallBlocks) {
+                    // The superblock shares its page of the host's cache with other blocks: the mark is not counted on there.
+                    continue;
+                }
                 let is_restored_image = at < other;
                 let why = if is_restored_image { "this image is an older copy" } else { "the region is an older copy" };
                 assert_refused(&of_image.image, &of_region.region, why);

@@ -700,6 +700,38 @@ fn what_others_pass_through_is_found_and_finished_and_swept() {
     }
 }
 
+/// Another user's word that he holds an image's log keeps nobody from it; that he has the log does.
+#[test]
+fn another_user_who_has_the_log_keeps_an_image_from_being_used() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: a second user can only be played by root");
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let (image, left) = rig.die();
+    let theirs = tempfile::Builder::new().prefix("amberlog-").tempdir_in("/dev/shm").expect("tmpfs");
+    let (by_image, area) = (theirs.path().join("by-image"), theirs.path().join("vm-1-0"));
+    std::fs::create_dir(&by_image).expect("made");
+    let key =
+        std::fs::metadata(&image).map(|image| format!("file-{:x}-{:x}", image.dev(), image.ino())).expect("a key");
+    let entry = serde_json::json!({"schema": 1, "area": area}).to_string();
+    let give = |path: &Path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("given");
+    for (text, has_area, is_held) in [("x", false, false), (&entry, false, false), (&entry, true, true)] {
+        std::fs::write(by_image.join(&key), text).expect("written");
+        if has_area {
+            std::fs::create_dir(&area).expect("made");
+            std::fs::copy(left.path().join("log-0.table"), area.join("log-0.table")).expect("copied");
+            give(&area);
+        }
+        give(theirs.path());
+        let sentence = placement::held_by_another(&image).expect("looked");
+        assert_eq!(sentence.as_ref().is_some_and(|sentence| sentence.contains("User 65534")), is_held, "{sentence:?}");
+    }
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
 /// What is held for an image that was made anew is refused, with a way out that is one.
 #[test]
 fn what_is_of_no_use_any_more_can_be_given_up() {

@@ -83,6 +83,10 @@ pub fn snapshot(live: &Live, index: usize, out: &Path, time: Duration, may_wait:
             "the journal of disk {name} has placement {}: put it on storage first (amberlog placement)",
             log.placement.name()
         );
+        ensure!(
+            !log.is_distrusted(),
+            "the journal of disk {name} is not what it seemed, and cannot be replayed: make the copy when its VM has ended"
+        );
     }
     let of = || format!("making the image {}", out.display());
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(out).with_context(of)?;

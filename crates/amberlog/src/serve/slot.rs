@@ -586,6 +586,13 @@ impl Slot {
                 live.journals.disk(log.home_disk()).options.name,
                 log.placement.name()
             );
+            anyhow::ensure!(
+                !log.is_distrusted(),
+                "vm {}: the journal of disk {} is not what it seemed, and must not be replayed by amberlog, which the next daemon \
+                 would not know: end that VM first",
+                self.name,
+                live.journals.disk(log.home_disk()).options.name
+            );
         }
         Ok(())
     }

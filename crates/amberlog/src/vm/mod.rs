@@ -702,6 +702,8 @@ impl Vm {
     /// When what is owed cannot be written: it stays, and the sentence says where.
     pub fn finish(mut self, report: Option<&Path>) -> anyhow::Result<()> {
         drop((self.samples.take(), self.marks.take()));
+        // Its guest is no more: nobody goes on with its images.
+        self.images.iter().for_each(|image| image.own_locks());
         self.journals.give_back_memory();
         let recovered = self.journals.recover_all();
         let mut written = self.trace.take().map_or(Ok(()), |trace| trace.finish());

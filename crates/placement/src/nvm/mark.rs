@@ -12,7 +12,7 @@
 use super::captured::Captured;
 use super::route::NvmRoute;
 use crate::mark::{MarkKind, marked};
-use crate::opening::{write_mark_bytes, write_mark_unflushed};
+use crate::opening::{is_alone_in_its_page, write_mark_bytes, write_mark_unflushed};
 use crate::stored::{Says, Stored};
 use jbd2::SUPERBLOCK_BYTES;
 use journal_area::Opening;
@@ -127,7 +127,7 @@ impl NvmRoute {
 
     /// Writes the next mark, which the next flush makes durable.
     pub(super) fn begin_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
-        if !self.has_mark() || captured.next_mark.is_some() {
+        if !self.has_mark() || captured.next_mark.is_some() || !is_alone_in_its_page(&captured.log) {
             return Ok(());
         }
         self.expect_mark(captured)?;
@@ -159,7 +159,8 @@ impl NvmRoute {
 
     /// Both at once, where the last one is too old.
     pub(super) fn renew_old_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
-        if captured.marked.elapsed() < AGE || !self.has_mark() || captured.journal.is_empty() {
+        let is_young = captured.marked.elapsed() < AGE;
+        if is_young || !self.has_mark() || captured.journal.is_empty() || !is_alone_in_its_page(&captured.log) {
             return Ok(());
         }
         let mark = match captured.next_mark {

@@ -335,6 +335,10 @@ impl NvmRoute {
             }
             self.journals.follow_wish(&captured.log);
             self.nvm.counters.add_journal(&captured.journal.counters());
+            // Before the region is nobody's: a mark on storage without a region is refused by every later start.
+            if let Err(error) = captured.log.journal.file.sync_data() {
+                log::error!("disk {}: flushing the superblock of a closed journal failed: {error}", self.name());
+            }
             match captured.journal.give_back() {
                 Ok(medium) => *state = State::Idle(medium),
                 Err(error) => log::error!("disk {}: giving the NVM region back failed: {error}", self.name()),
