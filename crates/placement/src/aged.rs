@@ -47,8 +47,7 @@ pub(crate) fn finish_aged(
     home: &LoggedFile,
     journal: &LoggedFile,
 ) -> Result<Report, Error> {
-    let superblock_at =
-        place.offset_of(0).ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".into()))?;
+    let Some(superblock_at) = place.offset_of(0) else { return finish(held, place, home, journal) };
     let mut raw = vec![0; SUPERBLOCK_BYTES];
     journal.read_exact_at(&mut raw, superblock_at).map_err(failed("reading the journal superblock"))?;
     let Says::Aged(opening, tail) = Stored::read(&raw).says else {

@@ -334,7 +334,7 @@ impl Journals {
                     scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
                     continue;
                 }
-                if self.area.has_host_writes_in_flight(log.id) || log.keeper.has_stored_in_flight() {
+                if self.area.has_host_writes_in_flight(log.id) || log.keeper.has_own_in_flight() {
                     // They must not land on what the guest writes in the place of the file system: it goes when they end.
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     self.scan_soon(log.home_disk);

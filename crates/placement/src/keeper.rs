@@ -323,6 +323,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether it writes into the log's place or to homes, for nobody's request.
+    fn has_own_in_flight(&self) -> bool {
+        false
+    }
+
     /// How many blocks an open log owes; nothing where nothing is held.
     fn blocks_owed(&self, _log: &Log) -> Option<u64> {
         None

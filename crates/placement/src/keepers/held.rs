@@ -342,6 +342,10 @@ impl Keeper for Held {
         is_in_flight || self.has_own_in_flight()
     }
 
+    fn has_own_in_flight(&self) -> bool {
+        self.has_operations()
+    }
+
     fn may_be_taken(&self, log: &Log) -> bool {
         self.aged_may_be_taken(log)
     }

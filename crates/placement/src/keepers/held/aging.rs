@@ -369,7 +369,7 @@ impl Held {
     }
 
     /// Whether steps of the machine are under way.
-    pub(super) fn has_own_in_flight(&self) -> bool {
+    pub(super) fn has_operations(&self) -> bool {
         self.state().aging.as_ref().is_some_and(|aging| !aging.operations.is_empty())
     }
 
