@@ -529,7 +529,9 @@ impl Journals {
                 Ok(())
             }
             // That of durability by age is good by itself.
-            Says::Aged(..) | Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::LeftToGuest(_) | Says::Error => Ok(()),
+            Says::Aged(..) | Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::LeftToGuest(_) | Says::Error => {
+                Ok(())
+            }
         }
     }
 
