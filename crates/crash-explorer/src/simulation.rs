@@ -23,7 +23,9 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// How long a host's own write may take, in recorded events.
 const HOST_WRITE_EVENTS_MAX: u64 = 30;
@@ -152,6 +154,8 @@ pub struct Simulation<'r> {
     wakes: Vec<u64>,
     mutations: BTreeMap<usize, Vec<Mutation>>,
     clock: usize,
+    /// The same for the journals: an event is a millisecond.
+    milliseconds: Arc<AtomicU64>,
     seed: u64,
     /// Steps in which stores were looked at.
     steps: u64,
@@ -176,10 +180,10 @@ impl<'r> Simulation<'r> {
     /// # Errors
     /// When files cannot be made.
     pub fn new(recording: &'r Recording, seed: u64, switches: Switches) -> Result<Self> {
-        Self::with(recording, seed, switches, None, None)
+        Self::with(recording, seed, switches, (None, None), None)
     }
 
-    /// The same with the first disk's journal on NVM, and somebody who watches.
+    /// The same with the first disk's journal on NVM, or with what it holds durable within so many events; and somebody who watches.
     ///
     /// # Errors
     /// When files cannot be made.
@@ -187,7 +191,7 @@ impl<'r> Simulation<'r> {
         recording: &'r Recording,
         seed: u64,
         switches: Switches,
-        nvm: Option<Arc<NvmDisk>>,
+        (nvm, within): (Option<Arc<NvmDisk>>, Option<u64>),
         watcher: Option<SharedWatcher>,
     ) -> Result<Self> {
         let mut random = Random::of(seed, 1);
@@ -229,12 +233,15 @@ impl<'r> Simulation<'r> {
                 read_only: false,
                 nvm: nvm.clone(),
                 remote: None,
+                durable_within: within.map(Duration::from_millis),
                 write_log: None,
             });
             paths.push(path);
         }
         let options = JournalsOptions { disks, budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
+        let milliseconds = Arc::new(AtomicU64::new(0));
+        journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(&milliseconds)));
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
         let route = |disk| -> Box<dyn Route> {
             match &nvm {
@@ -269,6 +276,7 @@ impl<'r> Simulation<'r> {
             plans,
             mutations: BTreeMap::new(),
             clock: 0,
+            milliseconds,
             seed,
             steps: 0,
             looks: 0,
@@ -330,6 +338,8 @@ impl<'r> Simulation<'r> {
         let recording = self.recording;
         for (index, event) in recording.events.iter().enumerate() {
             self.clock = index;
+            self.milliseconds.store(index as u64, Ordering::Release);
+            self.journals.wake_due();
             for mutation in self.mutations.remove(&index).unwrap_or_default() {
                 self.mutate(&mutation)?;
             }

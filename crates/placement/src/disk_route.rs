@@ -435,21 +435,26 @@ impl DiskRoute {
         let payload = segments::blocks(&waiting.slices, into % block_bytes, home.block_bytes);
         let change = HomeChange {
             kind: waiting.kind,
+            request: waiting.request,
             range: into..range.end - home.start,
             blocks,
             whole: into.div_ceil(block_bytes)..(range.end - home.start) / block_bytes,
             payload: &payload,
         };
-        let (operation, replaced) = match log.keeper.home_begins(&log, &change) {
+        let mut steps = Steps::default();
+        let (operation, replaced) = match log.keeper.home_begins(&log, &change, &mut steps) {
             Ok(HomeVerdict::Go { operation, replaced }) => (operation, replaced),
             Ok(HomeVerdict::Wait) => {
                 plan.hold(waiting.request);
                 self.behind.push(waiting);
+                // Behind it, since they may let it go.
+                self.carry_out(&log, steps, plan);
                 return;
             }
             Err(error) => {
                 log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
                 plan.fail(waiting.request);
+                self.carry_out(&log, steps, plan);
                 return;
             }
         };
@@ -464,7 +469,7 @@ impl DiskRoute {
             RequestKind::WriteZeroes { unmap } => Operation::WriteZeroes { unmap },
             _ => Operation::Write,
         };
-        let ticket = self.ticket(Errand::Home(log, operation, waiting.rescan));
+        let ticket = self.ticket(Errand::Home(Arc::clone(&log), operation, waiting.rescan));
         plan.disk(DiskOperation {
             request: Some(waiting.request),
             ticket: Some(ticket),
@@ -473,6 +478,7 @@ impl DiskRoute {
             len,
             buffers,
         });
+        self.carry_out(&log, steps, plan);
     }
 
     fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
@@ -516,6 +522,7 @@ impl Route for DiskRoute {
             Start::Fresh => {
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;
+                self.journals.replay_aged(self.disk)?;
                 self.journals.scan(self.disk)?;
                 self.journals.disk(self.disk).set_started();
             }
@@ -602,6 +609,12 @@ impl Route for DiskRoute {
 
     fn hand_over(&mut self, log: LogIndex, _plan: &mut Plan) -> io::Result<bool> {
         self.journals.hand_over(log)
+    }
+
+    fn give_up_hand_over(&mut self, log: LogIndex, _plan: &mut Plan) {
+        if let Some(log) = self.journals.log(log) {
+            log.keeper.stays(&log);
+        }
     }
 
     fn woken(&mut self, plan: &mut Plan) {

@@ -21,6 +21,7 @@ use jbd2::SuperblockEdit;
 use journal_area::{HeldLog, Holding, Tail, Taking};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use write_log::LoggedFile;
 
 /// What becomes of a wish.
@@ -82,6 +83,24 @@ impl Journals {
         log.want(to);
         self.describe_or_complain();
         Ok(change)
+    }
+
+    /// From now on what the guests of a disk commit is durable on storage within this time; nothing: with what goes home, or never.
+    ///
+    /// # Errors
+    /// A sentence where nothing of the disk is held.
+    pub fn set_durable_within(&self, disk: usize, within: Option<Duration>) -> io::Result<()> {
+        let logs = self.logs_at_home(disk);
+        if let Some(log) = logs.iter().find(|log| within.is_some() && log.place.is_external) {
+            return Err(io::Error::other(external(log)));
+        }
+        if within.is_some() && !logs.iter().any(|log| log.placement.is_held()) {
+            return Err(io::Error::other(
+                "durable-within is for placements retain and copy, and no journal of this disk is held so",
+            ));
+        }
+        self.disk(disk).set_durable_within(within);
+        Ok(())
     }
 
     /// Whether a log can be so on its disk, whose region, if it has one, decides who routes its requests.
@@ -159,6 +178,10 @@ impl Journals {
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         if !log.is_held_open() {
             return Ok(true);
+        }
+        // What was made durable in the log's place is not the guest's log.
+        if !log.keeper.may_be_taken(&log) {
+            return Ok(false);
         }
         // A block that is on its way to its own place could be read there before it has arrived.
         if log.keeper.has_stored_in_flight() {
@@ -244,6 +267,15 @@ impl Journals {
         }
         Ok(bytes)
     }
+}
+
+/// Why a log with a device of its own cannot be durable by age.
+pub(crate) fn external(log: &Log) -> String {
+    format!(
+        "durable-within is not possible for disk {}: the journal of its file system at byte {} is on a device of its own; leave the \
+         option out, or give the file system an internal journal",
+        log.home.options.name, log.place.home_start
+    )
 }
 
 /// Says on storage that the log begins at `cursor`.

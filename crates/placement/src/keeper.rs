@@ -31,8 +31,8 @@
 //! * *Writes of its own* ([`Step::Write`]) into the log's place (side `Journal`) and to homes (side `Home`), and their ends
 //!   ([`Keeper::done`] with the [`Task`] of the step). Writes of one batch of steps run in any order: what must be ordered is said
 //!   after the end of what it must follow.
-//! * *Time* ([`Keeper::deadline`]). Once it has come, [`Keeper::woken`] is called on the disk of the home. It may come late by as long as
-//!   the VM's tick (`Journals::tick`); a keeper compares with the clock itself.
+//! * *Time* ([`Keeper::due_in`]). Once it has come, [`Keeper::woken`] is called on the disk of the home. It may come late by as long as
+//!   the VM's tick (`Journals::tick`); a keeper compares with the clock itself ([`crate::Disk::now`]).
 //! * *A transaction was accepted* (`journal_area::Accepted`: its sequence, where it lies, tags, revokes), before the
 //!   guest's commit is acknowledged: `journal_area::Outcome::accepted` of the batch, for a log that asked for it
 //!   (`JournalArea::tell_accepted`). The held keeper hears of it in `end_of_pass`. To acknowledge the commit only when it is durable
@@ -45,13 +45,14 @@
 
 use crate::log::Log;
 use crate::remote::RemoteReport;
+use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use guest_memory::MemorySlice;
 use journal_area::Source;
 use recovery::Report;
 use std::io;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::Duration;
 
 /// One of the two disks that concern a log; they may be the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +73,6 @@ pub(crate) enum Task {
     /// A block of a log that is shipped elsewhere at other times goes to its own place.
     Shipped,
     /// Something of the keeper's own, under its own number.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
     Own(u64),
 }
 
@@ -82,7 +82,6 @@ pub(crate) enum Step {
     /// Writes bytes at a byte of the disk, for a request or for nobody.
     Write { request: Option<RequestId>, offset: u64, content: Vec<Buffer>, task: Task },
     /// Makes durable whatever has ended before.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
     Flush { task: Task },
     /// Keeps a request from completing.
     Hold(RequestId),
@@ -90,6 +89,8 @@ pub(crate) enum Step {
     Release(RequestId, Status),
     /// Asks again about what waits.
     Retry,
+    /// Takes the superblock of a request that is held, with one hold: its time has come.
+    Superblock(RequestId, Vec<u8>),
 }
 
 /// What a keeper wants done, in the order in which it said so.
@@ -127,7 +128,6 @@ pub(crate) enum SuperblockWritten {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SuperblockBlock<'a> {
     pub content: &'a [u8],
-    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
     pub request: RequestId,
 }
 
@@ -180,8 +180,9 @@ pub(crate) struct LogBlock<'a> {
 #[derive(Debug)]
 pub(crate) struct HomeChange<'a> {
     pub kind: RequestKind,
+    /// Whose it is: who waits asks again with the same request and range.
+    pub request: RequestId,
     /// In bytes from the begin of the file system.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for keepers that make transactions durable on storage"))]
     pub range: Range<u64>,
     /// Every block that it touches.
     pub blocks: Range<u64>,
@@ -291,7 +292,7 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When what is there has to be kept, and cannot be read: the request fails.
-    fn home_begins(&self, _log: &Log, _change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+    fn home_begins(&self, _log: &Log, _change: &HomeChange<'_>, _steps: &mut Steps) -> io::Result<HomeVerdict> {
         Ok(HomeVerdict::Go { operation: usize::MAX, replaced: Vec::new() })
     }
 
@@ -312,13 +313,18 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// Somebody woke the disk, or its time has come.
     fn woken(&self, _log: &Log, _side: Side, _steps: &mut Steps) {}
 
-    /// When it is to be woken at the latest.
-    fn deadline(&self) -> Option<Instant> {
+    /// In how long it is to be woken.
+    fn due_in(&self, _log: &Log) -> Option<Duration> {
         None
     }
 
     /// Whether steps of its own are under way that somebody who reads the log's place has to wait for.
     fn has_stored_in_flight(&self) -> bool {
+        false
+    }
+
+    /// Whether it writes into the log's place or to homes, for nobody's request.
+    fn has_own_in_flight(&self) -> bool {
         false
     }
 
@@ -336,6 +342,20 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// Somebody wishes it on storage for now, or back. False when it knows no such thing.
     fn pause(&self, _is_paused: bool) -> bool {
         false
+    }
+
+    /// Somebody is about to take the log elsewhere. Says whether storage has nothing live of it that is not the guest's own writing;
+    /// otherwise that comes to be soon, and who takes it has to ask again.
+    fn may_be_taken(&self, _log: &Log) -> bool {
+        true
+    }
+
+    /// Nobody takes it elsewhere any more.
+    fn stays(&self, _log: &Log) {}
+
+    /// How what it holds becomes durable, for reports.
+    fn durability(&self, _log: &Log) -> Option<DurabilityReport> {
+        None
     }
 
     /// Another keeps the log from now on.

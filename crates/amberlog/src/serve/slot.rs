@@ -559,6 +559,20 @@ impl Slot {
         Ok(answer)
     }
 
+    /// From now on what the guest commits on a disk is durable on storage within this time; nothing: never.
+    ///
+    /// # Errors
+    /// When that cannot be.
+    pub fn set_durable_within(&self, disk: &str, within: Option<Duration>) -> anyhow::Result<()> {
+        let _entered = self.enter();
+        let live = self.live()?;
+        let journals = &live.journals;
+        let index = (0..journals.disks().len())
+            .find(|index| journals.disk(*index).options.name == disk)
+            .with_context(|| format!("vm {} has no disk {disk}", self.name))?;
+        Ok(journals.set_durable_within(index, within)?)
+    }
+
     /// Whether its guest, if one runs, could be left at all.
     ///
     /// # Errors

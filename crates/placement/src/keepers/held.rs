@@ -4,9 +4,17 @@
 //! The log writes of a pass are one batch: protect first, then read, then complete. A home write lets go of what it brings home, and
 //! of nothing before it has ended. The host's own home writes keep the guest's to the same blocks waiting.
 //!
-//! Lock order: `inner` is taken for a moment, with nothing taken under it; the area's lock is the area's own affair.
+//! With a durability by age in force (`durable-within`, module `aging`), what is held becomes durable on storage beside that.
+//!
+//! Lock order: `state`, then `inner` or the area's lock; `inner` is taken for a moment, with nothing taken under it; the area's lock is
+//! the area's own affair.
 
+mod aging;
+mod watched;
+
+use self::aging::AgedSuperblock;
 use super::stored::finish_closed;
+use crate::aged::finish_aged;
 use crate::distrust;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps,
@@ -15,9 +23,10 @@ use crate::keeper::{
 use crate::log::Log;
 use crate::mark::MarkKind;
 use crate::opening::write_mark;
+use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, HomeWrite, JournalArea, LogId, LogWrite, Outside, Pressure, Source, SuperblockEffect};
+use journal_area::{Content, JournalArea, LogId, LogWrite, Outside, Pressure, SuperblockEffect};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -36,6 +45,8 @@ struct Inner {
     batch: Vec<(LogWrite, RequestId)>,
     /// Log blocks for which there was no memory, on their way to their own places.
     stored_in_flight: usize,
+    /// The requests of some of them, which are held until that has been looked at.
+    stored: Vec<(u32, RequestId)>,
     host_in_flight: usize,
     /// Storage failed under a host write: none is tried until somebody wakes the disk.
     host_failed: bool,
@@ -50,12 +61,14 @@ pub(crate) struct Held {
     pub(crate) area: Arc<JournalArea>,
     pub(crate) id: LogId,
     inner: Mutex<Inner>,
+    /// Durability by age.
+    state: Mutex<aging::State>,
 }
 
 impl Held {
     pub fn new(area: Arc<JournalArea>, id: LogId) -> Self {
         let inner = Inner { is_foreign: area.is_foreign(id), ..Inner::default() };
-        Held { area, id, inner: Mutex::new(inner) }
+        Held { area, id, inner: Mutex::new(inner), state: Mutex::default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -124,15 +137,22 @@ impl Keeper for Held {
         &self,
         log: &Log,
         block: SuperblockBlock<'_>,
-        _steps: &mut Steps,
+        steps: &mut Steps,
     ) -> io::Result<(SuperblockWritten, bool)> {
+        let AgedSuperblock::Taken { is_on_storage } = self.aged_superblock(log, &block, steps) else {
+            return Ok((SuperblockWritten::GoesOn, false));
+        };
         let block = block.content;
         if !log.is_open() && self.is_foreign_log(log, block)? {
             return Ok((SuperblockWritten::Brought, true));
         }
         match self.held_superblock_written(log, block)? {
             SuperblockEffect::Opened => {
-                if let Err(error) = write_mark(log, &self.area, MarkKind::Held, block) {
+                let marked = self.begin_aging(log, block).and_then(|is_aged| match is_aged {
+                    true => Ok(()),
+                    false => write_mark(log, &self.area, MarkKind::Held, block),
+                });
+                if let Err(error) = marked {
                     // Nothing is owed yet: the log is as if it had not been opened.
                     self.area.close(self.id);
                     return Err(error);
@@ -143,7 +163,7 @@ impl Keeper for Held {
             SuperblockEffect::GoesOn => Ok((SuperblockWritten::GoesOn, false)),
             SuperblockEffect::Closed | SuperblockEffect::Foreign => {
                 log.close_durably()?;
-                Ok((SuperblockWritten::Closed, true))
+                Ok((SuperblockWritten::Closed, !is_on_storage))
             }
             SuperblockEffect::NotALog => {
                 log.close_durably()?;
@@ -202,8 +222,16 @@ impl Keeper for Held {
                 Content::Bytes(bytes) => Buffer::Bytes(Arc::from(bytes.as_slice())),
             };
             self.inner().stored_in_flight += 1;
+            if self.is_aging() {
+                // What it commits may have to be durable before its guest hears of it.
+                steps.push(Side::Journal, Step::Hold(requests[failed]));
+                self.inner().stored.push((write.position, requests[failed]));
+            }
             let (request, task) = (Some(requests[failed]), Task::Stored(write.position));
             steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
+        }
+        if !outcome.accepted.is_empty() {
+            self.aged_committed(log, outcome.accepted, &requests, steps);
         }
     }
 
@@ -217,34 +245,19 @@ impl Keeper for Held {
         self.area.show(self.id, position, buffer, &mut OnDisks(log))
     }
 
-    fn home_begins(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
-        if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
-            self.area.discarded(self.id, change.whole.clone());
-        }
-        loop {
-            match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
-                HomeWrite::Go { operation, replaced } => return Ok(HomeVerdict::Go { operation, replaced }),
-                HomeWrite::Wait => return Ok(HomeVerdict::Wait),
-                // About to be overwritten: read, and given back to the area.
-                HomeWrite::Restore(blocks) => {
-                    let mut content = vec![0; log.place.block_bytes as usize];
-                    for block in blocks {
-                        log.read_home(block, &mut content)?;
-                        self.area.restore(self.id, block, &content).map_err(io::Error::other)?;
-                    }
-                }
-            }
-        }
+    fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
+        self.aged_home_begins(log, change, steps)
     }
 
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
         self.area.home_write_ended(self.id, operation, is_ok);
+        let is_covered = self.aged_home_ended(log, operation, is_ok, steps);
         if log.is_emptying() {
             // What was in the way of a host write may have been this.
             self.drive(log, steps);
         }
         // It may have been taken away since this write began.
-        log.is_open() && !log.is_distrusted() && !self.inner().is_over
+        is_covered && log.is_open() && !log.is_distrusted() && !self.inner().is_over
     }
 
     fn done(&self, log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
@@ -259,15 +272,27 @@ impl Keeper for Held {
                         log.end_emptying(Some(false));
                     }
                 }
+                self.aged_home_ended(log, operation, error.is_none(), steps);
                 steps.push(Side::Home, Step::Retry);
             }
             Task::Stored(position) => {
-                self.inner().stored_in_flight -= 1;
+                let waiting = {
+                    let mut inner = self.inner();
+                    inner.stored_in_flight -= 1;
+                    let index = inner.stored.iter().position(|(waiting, _)| *waiting == position);
+                    index.map(|index| inner.stored.swap_remove(index).1)
+                };
                 if error.is_none() {
-                    self.area.stored(self.id, position);
+                    let accepted = self.area.stored(self.id, position);
+                    self.aged_committed(log, accepted, waiting.as_slice(), steps);
                 }
+                if let Some(request) = waiting {
+                    steps.push(Side::Journal, Step::Release(request, block_route::Status::Ok));
+                }
+                self.try_engage(log, steps);
             }
-            Task::Shipped | Task::Own(_) => {}
+            Task::Own(number) => self.aged_done(log, number, error, steps),
+            Task::Shipped => {}
         }
     }
 
@@ -277,7 +302,7 @@ impl Keeper for Held {
             let inner = self.inner();
             (inner.host_in_flight, inner.host_failed)
         };
-        if !log.is_open() || host_failed {
+        if !log.is_open() || host_failed || !self.may_write_home() {
             return;
         }
         let is_emptying = log.is_emptying();
@@ -293,28 +318,44 @@ impl Keeper for Held {
         let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
         let writes = self.area.host_writes(self.id, room, copied_only);
         self.inner().host_in_flight += writes.len();
-        for (operation, write) in writes {
-            let buffer = match write.source {
-                Source::Held(slice) => Buffer::Slice(slice),
-                Source::Bytes(bytes) => Buffer::Bytes(bytes),
-                Source::Given => unreachable!("the host has nothing given"),
-            };
-            let (offset, task) = (log.home_offset(write.block), Task::HostWrite(operation));
-            steps.push(Side::Home, Step::Write { request: None, offset, content: vec![buffer], task });
-        }
+        self.aged_host_writes(log, writes, steps);
     }
 
     fn woken(&self, log: &Log, side: Side, steps: &mut Steps) {
         if side == Side::Home {
             self.inner().host_failed = false;
+            self.aged_woken(log, steps);
             self.drive(log, steps);
         }
     }
 
+    fn due_in(&self, log: &Log) -> Option<Duration> {
+        self.aged_due_in(log)
+    }
+
     fn has_stored_in_flight(&self) -> bool {
-        let inner = self.inner();
         // In the midst of a pass nothing is taken away either.
-        inner.stored_in_flight > 0 || !inner.batch.is_empty()
+        let is_in_flight = {
+            let inner = self.inner();
+            inner.stored_in_flight > 0 || !inner.batch.is_empty()
+        };
+        is_in_flight || self.has_own_in_flight()
+    }
+
+    fn has_own_in_flight(&self) -> bool {
+        self.has_operations()
+    }
+
+    fn may_be_taken(&self, log: &Log) -> bool {
+        self.aged_may_be_taken(log)
+    }
+
+    fn stays(&self, log: &Log) {
+        self.aged_stays(log);
+    }
+
+    fn durability(&self, log: &Log) -> Option<DurabilityReport> {
+        Some(self.aged_report(log))
     }
 
     fn blocks_owed(&self, log: &Log) -> Option<u64> {
@@ -325,6 +366,7 @@ impl Keeper for Held {
         if !log.is_open() {
             return finish_closed(log, is_vm_gone);
         }
+        self.forget_aging();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
             distrust::say(&self.area, log, &why);
@@ -337,7 +379,7 @@ impl Keeper for Held {
                 log.home.options.name
             ))
         })?;
-        let mut report = crate::finish::finish(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
+        let mut report = finish_aged(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
         taking.end(|| {});
         if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
             // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
@@ -358,11 +400,13 @@ impl Keeper for Held {
     }
 
     fn leave(&self) {
+        self.forget_aging();
         self.inner().is_over = true;
     }
 
     /// The file system was replaced while its log was open.
     fn forget(&self, log: &Log) {
+        self.forget_aging();
         if !log.is_open() {
             return;
         }
