@@ -13,7 +13,7 @@ use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
 };
 use guest_kit::Acknowledged;
-use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
+use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory, simulated_room};
 use guest_tools::random::Random;
 use placement::{
     AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute, PlacementKind,
@@ -69,6 +69,10 @@ pub trait Watcher: Send {
     fn completed(&mut self, number: u64, operation: &DiskOperation);
     /// A log is wished away from its region.
     fn leaves(&mut self);
+    /// The route is about to end a pass. Says whether it finds memory for what it holds.
+    fn has_memory(&mut self) -> bool {
+        true
+    }
 }
 
 /// A watcher that others share.
@@ -464,7 +468,9 @@ impl<'r> Simulation<'r> {
             return Ok(());
         }
         let looks = self.begin_looks();
+        simulated_room::set_full(self.watcher.as_ref().is_some_and(|watcher| !watch(watcher).has_memory()));
         self.routes[disk].end_of_pass(&mut plan);
+        simulated_room::set_full(false);
         self.end_looks(looks, None)?;
         for log in &mut self.logs {
             if log.description.place.journal_disk == disk {

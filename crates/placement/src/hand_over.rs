@@ -18,7 +18,7 @@ use crate::log::{Log, Marked};
 use crate::opening::write_mark_bytes;
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
-use journal_area::{HeldLog, Holding, Tail, Taking};
+use journal_area::{HeldLog, Holding, Location, Tail, Taking};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,16 +90,28 @@ impl Journals {
     /// # Errors
     /// A sentence where nothing of the disk is held.
     pub fn set_durable_within(&self, disk: usize, within: Option<Duration>) -> io::Result<()> {
+        if within.is_some() {
+            self.check_can_age(disk, None)?;
+        }
+        self.disk(disk).set_durable_within(within);
+        Ok(())
+    }
+
+    /// Whether a disk's journals can be durable by age, now or after a change of placement.
+    ///
+    /// # Errors
+    /// A sentence if they cannot.
+    pub fn check_can_age(&self, disk: usize, to: Option<PlacementKind>) -> io::Result<()> {
         let logs = self.logs_at_home(disk);
-        if let Some(log) = logs.iter().find(|log| within.is_some() && log.place.is_external) {
+        if let Some(log) = logs.iter().find(|log| log.place.is_external) {
             return Err(io::Error::other(external(log)));
         }
-        if within.is_some() && !logs.iter().any(|log| log.placement.is_held()) {
+        let is_held = |log: &Arc<Log>| to.unwrap_or(log.wanted()).is_held() || log.placement.is_held();
+        if to.is_some_and(|to| !to.is_held()) || !logs.iter().any(is_held) {
             return Err(io::Error::other(
                 "durable-within is for placements retain and copy, and no journal of this disk is held so",
             ));
         }
-        self.disk(disk).set_durable_within(within);
         Ok(())
     }
 
@@ -179,6 +191,11 @@ impl Journals {
         if !log.is_held_open() {
             return Ok(true);
         }
+        if self.area.owed(log.id).materialise {
+            return Err(io::Error::other(
+                "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
+            ));
+        }
         // What was made durable in the log's place is not the guest's log.
         if !log.keeper.may_be_taken(&log) {
             return Ok(false);
@@ -186,11 +203,6 @@ impl Journals {
         // A block that is on its way to its own place could be read there before it has arrived.
         if log.keeper.has_stored_in_flight() {
             return Ok(false);
-        }
-        if self.area.owed(log.id).materialise {
-            return Err(io::Error::other(
-                "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
-            ));
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         // Nobody counts on in it while storage is about to say something else.
@@ -201,6 +213,7 @@ impl Journals {
                 // It is held as it was.
                 drop(taking);
                 log.put_mark_back(marked);
+                log.keeper.stays(&log);
                 log.home.wake.wake();
                 return Err(error);
             }
@@ -264,6 +277,12 @@ impl Journals {
                 journal.write_all_at(&block, log.place_of(position)?)?;
                 bytes += block.len() as u64;
             }
+        }
+        // What durability by age left where the next transaction will begin may have its number.
+        if held.location(cursor.position) == Location::None {
+            block.fill(0);
+            journal.write_all_at(&block, log.place_of(cursor.position)?)?;
+            bytes += block.len() as u64;
         }
         Ok(bytes)
     }

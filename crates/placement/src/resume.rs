@@ -158,7 +158,7 @@ impl Journals {
             // Where its compounds begin, and what of them is at home, was known to the worker that died.
             return Err(refused(format!(
                 "disk {}: the journal of the file system at byte {} was made durable by age (durable-within), and cannot be followed \
-                 while its guest runs",
+                 by another worker while its guest runs; the VM has to end, and then what it is owed is brought home",
                 log.home.options.name, log.place.home_start
             )));
         }

@@ -7,7 +7,7 @@
 use block_route::{
     Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
 };
-use guest_memory::{MemorySlice, PageId, RegionDescriptor, VmMemory};
+use guest_memory::{MemorySlice, PageId, RegionDescriptor, VmMemory, simulated_room};
 use guest_tools::random::Random;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
@@ -203,13 +203,20 @@ impl Rig {
 
     /// A transaction that writes all homes.
     fn commit(&mut self) {
+        self.commit_with(|_| true);
+    }
+
+    /// The same, with memory for some of its blocks.
+    fn commit_with(&mut self, is_room: impl Fn(&[u8]) -> bool) {
         self.committed += 1;
         let blocks = self.homes.iter().map(|block| (*block, content(self.committed))).collect();
         let mut log = Vec::new();
         let transaction = Transaction { blocks, ..Transaction::default() };
         self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
         for (position, block) in log {
+            simulated_room::set_full(!is_room(&block));
             self.request(RequestKind::Write, self.log_at[position as usize], &block);
+            simulated_room::set_full(false);
         }
     }
 
@@ -456,4 +463,105 @@ fn it_ends_and_begins_under_a_running_guest() {
     rig.journals.recover_all().expect("recovered");
     rig.promise(rig.committed);
     assert!(rig.judge() > 100);
+}
+
+/// What storage says of the log.
+fn said(rig: &Rig) -> Superblock {
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    rig.file.read_exact_at(&mut raw, rig.log_at[0]).expect("read");
+    Superblock::decode(&raw).expect("a superblock")
+}
+
+fn is_aged(rig: &Rig) -> bool {
+    let said = said(rig);
+    said.errno == 0 && !said.is_empty()
+}
+
+/// Every home is as of the last transaction.
+fn expect_recovered(rig: &Rig) {
+    rig.journals.recover_all().expect("recovered");
+    let image = std::fs::read(&rig.image).expect("the image");
+    assert_eq!(state(image, (&rig.log_at, &rig.homes), rig.committed, false), Ok(rig.committed));
+}
+
+/// Without memory for it a log block goes to its own place, which is where compounds are: durability by age ends before that, and
+/// begins again when the log is held in full. `compounds` are live in the log, the last still on its way if `is_under_way`.
+fn without_memory(compounds: u8, is_under_way: bool, begins_again: bool) {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    for index in 0..compounds {
+        rig.commit();
+        rig.settle();
+        if index + 1 == compounds && is_under_way {
+            rig.clock.fetch_add(1500, Ordering::AcqRel);
+            let mut plan = Plan::default();
+            rig.route.woken(&mut plan);
+            rig.plan(plan);
+        } else {
+            rig.pass(1500);
+            rig.promise(rig.committed);
+        }
+    }
+    rig.gives_up();
+    for _ in 0..3 {
+        // With descriptors and commit blocks in their own places, too, the log is not read before recovery.
+        rig.commit_with(|block| begins_again && jbd2::peek(block).is_some());
+    }
+    rig.settle();
+    assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok), "the guest is told of no error");
+    assert!(said(&rig).errno != 0, "the error mark is on storage");
+    let reason = rig.journals.report("vm").disks[0].durability.as_ref().and_then(|report| report.reason.clone());
+    assert!(reason.expect("a reason").contains("no memory"), "and why is said");
+    if begins_again {
+        // While blocks of it are in their own places nothing begins.
+        rig.pass(5000);
+        rig.pass(5000);
+        assert!(!is_aged(&rig));
+        // The guest's tail passes them.
+        let last = rig.committed;
+        rig.homes.into_iter().for_each(|block| rig.write_home(block, last));
+        rig.settle();
+        let tail = (rig.builder.position, rig.builder.sequence);
+        rig.superblock(tail.0, tail.1);
+        rig.commit();
+        rig.settle();
+        rig.pass(5000);
+        rig.commit();
+        rig.settle();
+        rig.pass(5000);
+        assert!(is_aged(&rig));
+        rig.promise(rig.committed);
+    }
+    expect_recovered(&rig);
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 50);
+}
+
+#[test]
+fn it_ends_before_a_block_without_memory_goes_to_its_place() {
+    without_memory(0, false, false);
+    without_memory(1, true, false);
+    without_memory(3, false, false);
+}
+
+#[test]
+fn it_begins_again_when_no_block_is_in_its_own_place() {
+    without_memory(2, true, true);
+}
+
+#[test]
+fn it_does_not_begin_beside_blocks_in_their_own_places() {
+    let mut rig = Rig::new(None);
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.commit_with(|block| jbd2::peek(block).is_some());
+    rig.settle();
+    rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    rig.pass(5000);
+    rig.pass(5000);
+    assert_eq!((rig.compounds(), is_aged(&rig)), (0, false));
+    expect_recovered(&rig);
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 50);
 }

@@ -213,6 +213,10 @@ impl Served {
                 let within = durable_within.as_deref().map(crate::vm::durable_within).transpose();
                 let within = within.map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
                 let slot = self.slot()?;
+                if let Some(Some(_)) = within {
+                    // Before anything is changed.
+                    slot.check_can_age(&disk, to)?;
+                }
                 let when = slot.change_placement(&disk, to, seconds(patience_seconds))?;
                 if let Some(within) = within {
                     slot.set_durable_within(&disk, within)?;

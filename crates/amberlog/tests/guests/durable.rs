@@ -35,8 +35,10 @@ impl Growth {
         let thread = std::thread::spawn(move || {
             let mut samples = Vec::new();
             while !seen.load(Ordering::Acquire) {
+                // The time first: what is not there when it is looked at was not there before.
+                let time = began.elapsed().as_secs_f64();
                 let bytes = std::fs::metadata(&log).map_or(0, |metadata| metadata.len());
-                samples.push((began.elapsed().as_secs_f64(), bytes));
+                samples.push((time, bytes));
                 std::thread::sleep(Duration::from_millis(20));
             }
             samples

@@ -2,6 +2,9 @@
 //! judged, and how, is as in the module above; the guest's states are worked out beside, from what it sends.
 //!
 //! The superblocks that the keeper writes past the route, and flushes, are taken for durable when they are seen on the image.
+//!
+//! In half of the runs there is no memory for what is held now and then: durability ends for a while, which is judged no further
+//! than that nothing is lost while the host lives: the run ends somewhere, and is recovered.
 
 use super::disk::Disk;
 use super::history::History;
@@ -18,12 +21,15 @@ use extfs::FreedBlocks;
 use guest_kit::Acknowledged;
 use guest_tools::random::Random;
 use jbd2::{Plan, SUPERBLOCK_BYTES, Superblock};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is not durable in so many more events, while nothing else happens, never is.
 const PATIENCE: u64 = 4 * WRITE_OUT;
+
+/// The guest ends here.
+const ENDED: &str = "the guest ends";
 
 /// The disk, and the states of the guest.
 struct Observer {
@@ -36,6 +42,12 @@ struct Observer {
     freed: FreedBlocks,
     history: History,
     problem: Option<String>,
+    /// The last transaction that was committed.
+    last: Option<u32>,
+    /// Draws the passes that end without memory: one in so many, if any.
+    full: (Random, u64),
+    /// Superblocks on their way: without memory for one its write fails, and the recording does not go on.
+    superblocks: HashSet<u32>,
 }
 
 impl Observer {
@@ -50,7 +62,7 @@ impl Observer {
         if position == 0 {
             let (said, format) = Superblock::parse(bytes).map_err(|error| error.to_string())?;
             if said.is_empty() {
-                self.stream = None;
+                (self.stream, self.last) = (None, None);
             } else if self.stream.is_none() {
                 let mut base = vec![0; self.newest.base.len()];
                 self.disk.read(0, &mut base);
@@ -68,6 +80,7 @@ impl Observer {
                 committed.blocks.iter().map(|(block, bytes)| (*block, &bytes[..])).collect();
             let freed = self.freed.of(&self.newest, &contents).map_err(|error| error.to_string())?;
             self.history.committed(&committed, freed.as_deref());
+            self.last = Some(committed.sequence);
             for (block, content) in &committed.blocks {
                 self.newest.blocks.insert(*block, Arc::clone(content));
             }
@@ -91,6 +104,9 @@ impl Watcher for Observer {
             let block = at / size as u64;
             match self.place.position(block) {
                 Some(position) if issue.kind == Kind::Write => {
+                    if position == 0 {
+                        self.superblocks.insert(issue.id);
+                    }
                     if let Err(problem) = self.log_write(position, part) {
                         self.problem.get_or_insert(problem);
                     }
@@ -102,7 +118,14 @@ impl Watcher for Observer {
         }
     }
 
-    fn request_done(&mut self, _id: u32) {}
+    fn request_done(&mut self, id: u32) {
+        self.superblocks.remove(&id);
+    }
+
+    fn has_memory(&mut self) -> bool {
+        let (random, each) = &mut self.full;
+        !self.superblocks.is_empty() || *each == 0 || random.below(*each) != 0
+    }
 
     fn submitted(&mut self, number: u64, operation: &DiskOperation) {
         if operation.operation == Operation::Flush {
@@ -147,6 +170,32 @@ fn take_superblock(observer: &mut Observer, simulation: &Simulation<'_>) -> Resu
         observer.disk.settle(at, raw.len() as u64);
     }
     Ok(())
+}
+
+/// The guest ends here, and the host lives: nothing that it committed is lost.
+fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step {
+    simulation.drain()?;
+    let reports = simulation.journals.recover_all().during("recovering")?;
+    let observer = lock(observer);
+    let Some(last) = observer.last else { return Ok(()) };
+    let size = observer.place.block_bytes;
+    let image = &simulation.images[0];
+    let mut failed = None;
+    let mut read = |block: u64| {
+        let mut content = vec![0; size as usize];
+        if let Err(error) = image.read_exact_at(&mut content, block * size) {
+            failed = Some(error);
+        }
+        content
+    };
+    let state = observer.history.check(last, &mut read);
+    if let Some(error) = failed {
+        return Err(Stop::Error(Error::Other(format!("reading an image: {error}"))));
+    }
+    match state {
+        Ok(_) => Ok(()),
+        Err(why) => finding(format!("recovery, with the host alive, leaves no state of the guest: {why}; {reports:?}")),
+    }
 }
 
 /// What a power cut leaves.
@@ -224,6 +273,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let mut base = vec![0; recording.disks[0].size_bytes as usize];
     world.disk.read(0, &mut base);
     let block_bytes = world.place.block_bytes;
+    let mut choice_of_memory = Random::of(seed, 0x6d65);
     let observer = Arc::new(Mutex::new(Observer {
         disk: Disk::new(base.clone()),
         place: world.place,
@@ -233,6 +283,12 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         freed: FreedBlocks::default(),
         history: History::default(),
         problem: None,
+        last: None,
+        full: (
+            Random::of(seed, 0x6675),
+            if choice_of_memory.below(2) == 0 { 0 } else { 4 + choice_of_memory.below(60) },
+        ),
+        superblocks: HashSet::new(),
     }));
     let shared: SharedWatcher = observer.clone();
     let mut simulation = Simulation::with(recording, seed, switches, (None, Some(age)), Some(shared))?;
@@ -257,8 +313,17 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     };
     let mut outcome = Outcome::default();
     let (mut random, mut choice) = (Random::of(seed, 0x706f), Random::of(seed, 0x6c6f));
-    let (mut visited, mut compounds) = (0, 0);
+    let (mut visited, mut compounds, mut without_memory) = (0, 0, false);
+    let lacks_memory = lock(&observer).full.1 != 0;
+    // Where the guest ends, in events: not always at the end.
+    let ends_at = match lacks_memory {
+        true => choice_of_memory.below(recording.events.len() as u64 * 5 / 4) as usize,
+        false => usize::MAX,
+    };
     let ended = simulation.run(&mut |simulation| -> Step {
+        if simulation.clock() >= ends_at {
+            return Err(Stop::Finding(ENDED.to_owned()));
+        }
         let mut observer = lock(&observer);
         take_superblock(&mut observer, simulation)?;
         if let Some(problem) = observer.problem.take() {
@@ -277,6 +342,13 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
             return finding(format!("the disk has a fault: {fault}"));
         }
         let durability = disk.durability.as_ref();
+        // Where not even descriptors were held, the log ends up on storage.
+        let is_over = durability.is_some_and(|durability| durability.within_s.is_none());
+        if lacks_memory && (is_over || disk.placement_effective == "storage") {
+            outcome.endings += u64::from(!std::mem::replace(&mut without_memory, true));
+            return Ok(());
+        }
+        without_memory = false;
         compounds = durability.map_or(compounds, |durability| durability.compounds);
         let through = durability.and_then(|durability| durability.through);
         let now = simulation.clock() as u64;
@@ -288,8 +360,13 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         look(&observer, &mut random, through, judged)
     });
     let event = simulation.clock();
+    let ended = match ended {
+        Err(Stop::Finding(what)) if what == ENDED => recover(&observer, &mut simulation),
+        Ok(()) if lacks_memory => recover(&observer, &mut simulation),
+        other => other,
+    };
     match ended {
-        Ok(()) if compounds == 0 && age < 1000 => {
+        Ok(()) if compounds == 0 && age < 1000 && !lacks_memory => {
             return Err(Error::Other("nothing was made durable, so nothing was tested".to_owned()));
         }
         Ok(()) => {}

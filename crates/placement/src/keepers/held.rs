@@ -45,8 +45,6 @@ struct Inner {
     batch: Vec<(LogWrite, RequestId)>,
     /// Log blocks for which there was no memory, on their way to their own places.
     stored_in_flight: usize,
-    /// The requests of some of them, which are held until that has been looked at.
-    stored: Vec<(u32, RequestId)>,
     host_in_flight: usize,
     /// Storage failed under a host write: none is tried until somebody wakes the disk.
     host_failed: bool,
@@ -83,6 +81,14 @@ impl Held {
         // The table says it, too: another worker may go on.
         self.area.set_foreign(self.id, is_foreign);
         self.inner().is_foreign = is_foreign;
+    }
+
+    /// A log block for which there is no memory goes to its own place on storage.
+    fn store(&self, log: &Log, position: u32, request: RequestId, buffer: Buffer, steps: &mut Steps) {
+        let Some(offset) = log.offset_of(position) else { return steps.fail(request) };
+        self.inner().stored_in_flight += 1;
+        let (request, task) = (Some(request), Task::Stored(position));
+        steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to
@@ -213,22 +219,14 @@ impl Keeper for Held {
         let outcome = self.area.hold(self.id, &writes);
         for failed in outcome.no_memory {
             let write = &writes[failed];
-            let Some(offset) = log.offset_of(write.position) else {
-                steps.fail(requests[failed]);
-                continue;
-            };
             let buffer = match &write.content {
                 Content::Page(slice) => Buffer::Slice(*slice),
                 Content::Bytes(bytes) => Buffer::Bytes(Arc::from(bytes.as_slice())),
             };
-            self.inner().stored_in_flight += 1;
-            if self.is_aging() {
-                // What it commits may have to be durable before its guest hears of it.
-                steps.push(Side::Journal, Step::Hold(requests[failed]));
-                self.inner().stored.push((write.position, requests[failed]));
+            // Its place is not its own while compounds are there.
+            if let Some(buffer) = self.aged_stored(log, (write.position, requests[failed], buffer), steps) {
+                self.store(log, write.position, requests[failed], buffer, steps);
             }
-            let (request, task) = (Some(requests[failed]), Task::Stored(write.position));
-            steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
         }
         if !outcome.accepted.is_empty() {
             self.aged_committed(log, outcome.accepted, &requests, steps);
@@ -276,18 +274,10 @@ impl Keeper for Held {
                 steps.push(Side::Home, Step::Retry);
             }
             Task::Stored(position) => {
-                let waiting = {
-                    let mut inner = self.inner();
-                    inner.stored_in_flight -= 1;
-                    let index = inner.stored.iter().position(|(waiting, _)| *waiting == position);
-                    index.map(|index| inner.stored.swap_remove(index).1)
-                };
+                self.inner().stored_in_flight -= 1;
                 if error.is_none() {
-                    let accepted = self.area.stored(self.id, position);
-                    self.aged_committed(log, accepted, waiting.as_slice(), steps);
-                }
-                if let Some(request) = waiting {
-                    steps.push(Side::Journal, Step::Release(request, block_route::Status::Ok));
+                    // Nobody wants to hear of what that commits: nothing is made durable by age beside stored blocks.
+                    self.area.stored(self.id, position);
                 }
                 self.try_engage(log, steps);
             }
@@ -365,6 +355,12 @@ impl Keeper for Held {
     fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
         if !log.is_open() {
             return finish_closed(log, is_vm_gone);
+        }
+        if self.has_operations() {
+            return Err(io::Error::other(format!(
+                "disk {}: what makes its journal durable has not ended; recovery cannot begin before it has",
+                log.home.options.name
+            )));
         }
         self.forget_aging();
         self.wait_for_home_writes(log)?;

@@ -11,10 +11,14 @@
 //! it fails: then every operation of ours ends first, the error mark goes to storage, and only then anything goes on, as with
 //! `never`.
 //!
-//! What it must never do: let a home write pass the machine; let anything go between the end of durability and the error mark; use a
-//! compound's number twice in one opening of a log.
+//! A log block for which there is no memory would go to its own place, which is where compounds are: it waits until the error mark is
+//! durable there, and nothing begins beside blocks that are stored so.
 //!
-//! Failure story: where the error mark cannot be written either, every change of homes fails, and the mark is tried again with each.
+//! What it must never do: let a home write pass the machine; let anything go between the end of durability and the error mark; have
+//! compounds and log blocks of the guest in one place; use a compound's number twice in one opening of a log.
+//!
+//! Failure story: where the error mark cannot be written either, every change of homes, every superblock and every log block without
+//! memory fails, and the mark is tried again with each.
 
 use super::Held;
 use super::watched::{self, Watched};
@@ -22,12 +26,12 @@ use crate::aged;
 use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock, Task};
 use crate::log::Log;
 use crate::mark;
-use crate::opening::{mark_again, write_aged, written_home};
+use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home};
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use durability::{AnswerId, Durability, Freed, Kind, OperationId, Place, Transaction, Version, View, WriteId};
 use jbd2::{Format, Superblock, sequence};
-use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, LogId, Opening, Source};
+use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Source};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, MutexGuard};
@@ -35,6 +39,12 @@ use std::time::Duration;
 
 /// Storage's superblock is written anew this often while homes change, so that an older copy of the image is told from the image.
 const COUNTED_EVERY: Duration = Duration::from_secs(1);
+
+/// What ended for want of memory is tried again after its age, and not sooner than this.
+const RETRIED_AFTER: Duration = Duration::from_secs(1);
+
+/// A log block for which there was no memory: its position, its request, its content.
+pub(super) type Unheld = (u32, RequestId, Buffer);
 
 /// What a keeper knows of durability by age, whether it is in force or not.
 #[derive(Debug, Default)]
@@ -48,6 +58,8 @@ pub(super) struct State {
     next_number: Option<u32>,
     /// Why it cannot be in force.
     why_not: Option<String>,
+    /// It has ended for want of memory, and is not tried again before this.
+    lacks_memory_until: Option<Duration>,
     /// How often it began.
     stints: u64,
     /// Of those that are over.
@@ -86,13 +98,26 @@ struct Aging {
     ending: Option<Ending>,
     /// Superblocks that are taken when it has ended.
     later: Vec<(RequestId, Vec<u8>)>,
+    /// Log blocks that go to their own places when it has ended.
+    unheld: Vec<Unheld>,
     next: u64,
+}
+
+/// What ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// It was wished, or somebody takes the log elsewhere.
+    Wish,
+    /// For now: there is no memory for the log.
+    Memory,
+    /// Until the log is opened anew.
+    Fault,
 }
 
 #[derive(Debug)]
 struct Ending {
     why: String,
-    is_wished: bool,
+    cause: Cause,
 }
 
 #[derive(Debug)]
@@ -154,12 +179,9 @@ fn content(log: &Log, area: &JournalArea, id: LogId, version: Version, into: &mu
     match area.version(id, position, sequence, into) {
         CommittedVersion::Copied => Ok(()),
         CommittedVersion::Home(block) => log.read_home(block, into),
-        CommittedVersion::Stored { is_escaped } => {
-            log.read_stored(position, into)?;
-            if is_escaped {
-                into[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
-            }
-            Ok(())
+        // Beside compounds nothing is stored so, and what is read there is no block of the guest's log.
+        CommittedVersion::Stored { .. } => {
+            Err(io::Error::other(format!("log block {position} of transaction {sequence} is in its own place")))
         }
         CommittedVersion::Gone => {
             Err(io::Error::other(format!("log block {position} of transaction {sequence} is not held any more")))
@@ -208,8 +230,15 @@ impl Aging {
             is_closed: false,
             ending: None,
             later: Vec::new(),
+            unheld: Vec::new(),
             next: 0,
         }
+    }
+
+    /// Whether nothing is under way that the error mark would have to be written beside.
+    fn is_quiet(&self, log: &Log) -> bool {
+        // Where the superblock shares its page with homes, the mark would bring along what the page held before they were written.
+        self.operations.is_empty() && (self.flights.is_empty() || is_alone_in_its_page(log))
     }
 
     fn id(&mut self) -> u64 {
@@ -259,7 +288,7 @@ impl Aging {
                 Do::Go(id) => self.go(log, id, steps),
                 Do::Answer { answer, is_good } => self.answered(answer, is_good, steps),
                 Do::Failed(why) => {
-                    self.ending.get_or_insert(Ending { why, is_wished: false });
+                    self.ending.get_or_insert(Ending { why, cause: Cause::Fault });
                 }
             }
         }
@@ -329,7 +358,7 @@ impl Aging {
     }
 
     fn answered(&mut self, answer: AnswerId, is_good: bool, steps: &mut Steps) {
-        let is_wished = self.ending.as_ref().is_some_and(|ending| ending.is_wished);
+        let is_wished = self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish);
         match self.answers.remove(&answer) {
             Some(Asked::Commit(requests)) => {
                 // At a wish it is held from now on as it would be without durability.
@@ -361,11 +390,6 @@ pub(super) fn host_write(log: &Log, operation: usize, write: HostWrite, steps: &
 impl Held {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under this lock")
-    }
-
-    /// Whether storage is made durable by age at this moment.
-    pub(super) fn is_aging(&self) -> bool {
-        self.state().aging.is_some()
     }
 
     /// Whether steps of the machine are under way.
@@ -403,8 +427,9 @@ impl Held {
             aging.ready = None;
             let is_on_storage = aging.is_closed;
             aging.superblock = content;
-            if is_on_storage {
-                self.over(&mut state);
+            if is_on_storage && let Some(aging) = self.over(&mut state) {
+                // No kernel writes into a log that it closes.
+                fail_waiting(aging.unheld, aging.later, steps);
             }
             self.end_if_drained(log, &mut state, steps);
             return AgedSuperblock::Taken { is_on_storage };
@@ -432,13 +457,28 @@ impl Held {
             }
             None => {
                 let why = "the guest wrote something else in the place of its journal's superblock".to_owned();
-                aging.ending = Some(Ending { why, is_wished: false });
+                aging.ending = Some(Ending { why, cause: Cause::Fault });
                 aging.later.push((request, content));
                 self.give_up(log, aging, steps);
             }
         }
         self.end_if_drained(log, &mut state, steps);
         AgedSuperblock::Held
+    }
+
+    /// There is no memory for a log block. Given back if it may go to its own place.
+    pub(super) fn aged_stored(&self, log: &Log, unheld: Unheld, steps: &mut Steps) -> Option<Buffer> {
+        let mut state = self.state();
+        let Some(aging) = &mut state.aging else { return Some(unheld.2) };
+        steps.push(Side::Journal, Step::Hold(unheld.1));
+        aging.unheld.push(unheld);
+        if aging.ending.is_none() {
+            let why = "there is no memory for its blocks".to_owned();
+            aging.ending = Some(Ending { why, cause: Cause::Memory });
+            self.give_up(log, aging, steps);
+        }
+        self.end_if_drained(log, &mut state, steps);
+        None
     }
 
     /// The area has accepted transactions, written with these requests.
@@ -483,7 +523,7 @@ impl Held {
         if let Some(aging) = &mut state.aging
             && aging.ending.is_some()
         {
-            if !aging.operations.is_empty() {
+            if !aging.is_quiet(log) {
                 return Ok(HomeVerdict::Wait);
             }
             self.end(log, &mut state, steps)?;
@@ -637,11 +677,15 @@ impl Held {
             match wished {
                 None => {
                     let why = "as wished".to_owned();
-                    aging.ending = Some(Ending { why, is_wished: true });
+                    aging.ending = Some(Ending { why, cause: Cause::Wish });
                     self.give_up(log, aging, steps);
                 }
                 Some(within) => {
                     if within != aging.within {
+                        if within.is_zero() {
+                            // What ended until now was no matter of the guest's flushes.
+                            log.home.set_dirty();
+                        }
                         aging.within = within;
                         aging.call(self, log, steps, |machine, now, view, said| {
                             machine.set_within(now, within, view, said);
@@ -665,6 +709,9 @@ impl Held {
 
     pub(super) fn aged_due_in(&self, log: &Log) -> Option<Duration> {
         let state = self.state();
+        if let Some(until) = state.lacks_memory_until.filter(|_| log.is_open()) {
+            return Some(until.saturating_sub(log.home.now()));
+        }
         let aging = state.aging.as_ref().filter(|aging| aging.ending.is_none())?;
         // Whether homes have changed is seen then.
         let count = aging.counted_at + COUNTED_EVERY;
@@ -681,10 +728,14 @@ impl Held {
     fn end_if_drained(&self, log: &Log, state: &mut State, steps: &mut Steps) {
         let is_drained = state.aging.as_ref().is_some_and(|aging| {
             // One that closes is over when its superblock is taken.
-            aging.ending.is_some() && aging.operations.is_empty() && aging.ready.is_none() && !aging.is_closed
+            aging.ending.is_some() && aging.is_quiet(log) && aging.ready.is_none() && !aging.is_closed
         });
         if is_drained && let Err(error) = self.end(log, state, steps) {
             log::error!("disk {}: {error}", log.home.options.name);
+            // Who waits for that would wait for ever.
+            if let Some(aging) = &mut state.aging {
+                fail_waiting(std::mem::take(&mut aging.unheld), std::mem::take(&mut aging.later), steps);
+            }
         }
     }
 
@@ -702,17 +753,30 @@ impl Held {
             log.home.note_fault(&sentence);
             io::Error::new(error.kind(), sentence)
         })?;
-        if ending.is_wished {
-            log::info!("disk {}: its journal is only held from now on, as wished", log.home.options.name);
-        } else {
-            let sentence = format!(
-                "its journal is not made durable within {} s any more, and only held: {}",
-                aging.within.as_secs(),
-                ending.why
-            );
-            log::error!("disk {}: {sentence}", log.home.options.name);
-            log.home.note_fault(&sentence);
-            state.why_not = Some(sentence);
+        match ending.cause {
+            Cause::Wish => {
+                log::info!("disk {}: its journal is only held from now on, as wished", log.home.options.name)
+            }
+            Cause::Memory => {
+                let sentence = format!(
+                    "its journal is not made durable within {} s for now, and only held: {}",
+                    aging.within.as_secs(),
+                    ending.why
+                );
+                log::warn!("disk {}: {sentence}", log.home.options.name);
+                state.why_not = Some(sentence);
+                state.lacks_memory_until = Some(retried_at(log));
+            }
+            Cause::Fault => {
+                let sentence = format!(
+                    "its journal is not made durable within {} s any more, and only held: {}",
+                    aging.within.as_secs(),
+                    ending.why
+                );
+                log::error!("disk {}: {sentence}", log.home.options.name);
+                log.home.note_fault(&sentence);
+                state.why_not = Some(sentence);
+            }
         }
         let Some(aging) = self.over(state) else { return Ok(()) };
         for (operation, write) in aging.hosts.into_values() {
@@ -720,6 +784,10 @@ impl Held {
         }
         for (request, content) in aging.later {
             steps.push(Side::Journal, Step::Superblock(request, content));
+        }
+        for (position, request, buffer) in aging.unheld {
+            self.store(log, position, request, buffer, steps);
+            steps.push(Side::Journal, Step::Release(request, Status::Ok));
         }
         steps.push(Side::Home, Step::Retry);
         Ok(())
@@ -741,6 +809,14 @@ impl Held {
             inner.stored_in_flight > 0 || inner.host_in_flight > 0
         };
         let mut state = self.state();
+        if state.lacks_memory_until.is_some_and(|until| log.home.now() >= until) && log.is_open() {
+            // Nothing is tried beside blocks in their own places, for which changes of homes would wait.
+            if self.has_stored_blocks() {
+                state.lacks_memory_until = Some(retried_at(log));
+            } else {
+                (state.lacks_memory_until, state.why_not) = (None, None);
+            }
+        }
         let wished = log.home.durable_within().filter(|_| {
             log.is_open()
                 && state.aging.is_none()
@@ -758,7 +834,11 @@ impl Held {
             state.is_engaging = true;
             return;
         }
-        if let Err(why) = self.engage(log, within, &mut state) {
+        if self.has_stored_blocks() {
+            let why = "blocks of it are in their own places for want of memory";
+            state.why_not = Some(format!("its journal is only held for now, and not made durable by age: {why}"));
+            state.lacks_memory_until = Some(retried_at(log));
+        } else if let Err(why) = self.engage(log, within, &mut state) {
             say_why_not(log, &mut state, why);
         }
         state.is_engaging = false;
@@ -766,6 +846,11 @@ impl Held {
             aging.call(self, log, steps, |machine, now, view, said| machine.timer(now, view, said));
         }
         steps.push(Side::Home, Step::Retry);
+    }
+
+    /// Whether blocks of the guest's log are in their own places on storage, of transactions that are not committed yet, too.
+    fn has_stored_blocks(&self) -> bool {
+        self.area.look(self.id, |held| (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage))
     }
 
     fn engage(&self, log: &Log, within: Duration, state: &mut State) -> Result<(), String> {
@@ -863,6 +948,18 @@ impl Held {
                 why => why.clone(),
             },
         }
+    }
+}
+
+fn retried_at(log: &Log) -> Duration {
+    log.home.now() + log.home.durable_within().unwrap_or_default().max(RETRIED_AFTER)
+}
+
+/// What waited for the end fails.
+fn fail_waiting(unheld: Vec<Unheld>, later: Vec<(RequestId, Vec<u8>)>, steps: &mut Steps) {
+    let requests = unheld.into_iter().map(|(_, request, _)| request);
+    for request in requests.chain(later.into_iter().map(|(request, _)| request)) {
+        steps.push(Side::Journal, Step::Release(request, Status::IoError));
     }
 }
 
