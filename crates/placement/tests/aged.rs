@@ -15,7 +15,7 @@ use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -564,4 +564,88 @@ fn it_does_not_begin_beside_blocks_in_their_own_places() {
     expect_recovered(&rig);
     rig.promise(rig.committed);
     assert!(rig.judge() > 50);
+}
+
+/// Every file of a directory, and of those below.
+fn files(directory: &Path, into: &mut Vec<(PathBuf, Vec<u8>)>) {
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let kind = std::fs::symlink_metadata(&path).expect("it is there").file_type();
+        if kind.is_dir() {
+            files(&path, into);
+        } else if kind.is_file() {
+            into.push((path.clone(), std::fs::read(&path).expect("read")));
+        }
+    }
+}
+
+/// A recovery beside compounds is killed between any two of its writes, or in the midst of one: the next brings the same. (With a
+/// kill what was written is there, flushed or not. Tables are closed behind the last write.)
+#[test]
+fn a_recovery_beside_compounds_can_be_killed_anywhere() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    rig.commit();
+    let last = rig.committed;
+    // Some of what is held is newer than what is durable, some is at home.
+    rig.write_home(rig.homes[2], last);
+    rig.settle();
+    rig.commit();
+    rig.settle();
+    let mut left = Vec::new();
+    for part in ["vms", "registry"] {
+        files(&rig.directory.path().join(part), &mut left);
+    }
+    let before = std::fs::read(&rig.image).expect("the image");
+    rig.log.mark("recovery");
+    rig.journals.recover_all().expect("recovered");
+    let area = rig.journals.directory().path().to_owned();
+    let Rig { directory, image, journals, route, homes, log_at, committed, .. } = rig;
+    drop((route, journals));
+    let log = File::open(directory.path().join("log")).expect("the log");
+    let kinds = entries(&log).map(|entry| entry.expect("an entry"));
+    let recovery: Vec<(u64, Vec<u8>)> = kinds
+        .skip_while(|entry| !matches!(&entry.kind, EntryKind::Mark(name) if name == "recovery"))
+        .filter_map(|entry| match entry.kind {
+            EntryKind::Write(data) => Some((entry.offset, data.to_vec())),
+            _ => None,
+        })
+        .collect();
+    assert!(recovery.len() > 6, "{} writes", recovery.len());
+    for killed in 0..=recovery.len() {
+        for half in [false, true] {
+            let mut bytes = before.clone();
+            for (offset, data) in &recovery[..killed] {
+                bytes[*offset as usize..][..data.len()].copy_from_slice(data);
+            }
+            if half {
+                let Some((offset, data)) = recovery.get(killed) else { continue };
+                // The superblock goes in one sector that counts.
+                let len = (data.len() / 2).next_multiple_of(SECTOR);
+                bytes[*offset as usize..][..len].copy_from_slice(&data[..len]);
+            }
+            // The same files, as they were.
+            let write = |path: &Path, bytes: &[u8]| {
+                std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+                let file = File::options().create(true).truncate(false).write(true).open(path).expect("opened");
+                file.set_len(bytes.len() as u64).expect("a length");
+                file.write_all_at(bytes, 0).expect("written");
+            };
+            left.iter().for_each(|(path, bytes)| write(path, bytes));
+            write(&image, &bytes);
+            let what = format!("killed after {killed} writes of {}, half of one more: {half}", recovery.len());
+            let registry = directory.path().join("registry");
+            let found = AreaDirectory::take_over(&area, &registry).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let finished = placement::finish_directory(&found, &[]).and_then(placement::Finish::into_result);
+            finished.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let bytes = std::fs::read(&image).expect("the image");
+            let raw = &bytes[log_at[0] as usize..][..SUPERBLOCK_BYTES];
+            let said = Superblock::decode(raw).expect("a superblock");
+            assert!(said.is_empty() && said.errno == 0, "{what}: {said:?}");
+            assert_eq!(state(bytes, (&log_at, &homes), committed, false), Ok(committed), "{what}");
+        }
+    }
 }
