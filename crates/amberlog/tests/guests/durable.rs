@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
-use guest_kit::{Guest, judge};
+use guest_kit::{Cache, Drive, Guest, GuestSpec, judge};
 use guest_tools::random::Random;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -193,6 +193,7 @@ fn storage_is_a_file_system_by_itself_at_every_moment() {
     // What storage has while the guest lives, and nobody here helps.
     let grown: Vec<Vec<(f64, u64)>> = watched.into_iter().map(Growth::end).collect();
     let mut random = Random::new(rounds);
+    let mut of_cuts = Vec::new();
     for ((letter, _, log, within), grown) in disks.iter().zip(grown) {
         let path = bench.path(&format!("before-{letter}"));
         let durable = File::options().write(true).open(&path).unwrap();
@@ -212,6 +213,12 @@ fn storage_is_a_file_system_by_itself_at_every_moment() {
             let since = if *within == 0 { 0.0 } else { *within as f64 + WRITE_OUT };
             let floor = told[letter].iter().filter(|(time, _)| time + since < now).map(|(_, round)| *round).max();
             storage.cut(&mut random, &to);
+            if let Some(floor) = floor {
+                // For the guest's own kernel; e2fsck changes the other.
+                copy_image(&to, &bench.path(&format!("cut-{letter}"))).unwrap();
+                of_cuts.retain(|(of, _)| of != letter);
+                of_cuts.push((*letter, floor));
+            }
             let file_system = FileSystem::whole(to.clone());
             let what = format!("disk {letter}, entry {index} of {}, at {now:.2} s", all.len());
             judge::replay_with_e2fsck(&file_system).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -229,6 +236,21 @@ fn storage_is_a_file_system_by_itself_at_every_moment() {
         assert!(judged >= 5 && floor_max > rounds / 4, "disk {letter}: {judged} cuts, records until {floor_max}");
     }
     kill(&mut guest);
+    // A guest mounts what the last of these cuts left, and nothing but its kernel replays anything.
+    let mut script = String::new();
+    for (letter, floor) in &of_cuts {
+        script += &format!(
+            "mkdir -p /mnt/{letter}; mount -t ext4 /dev/vd{letter} /mnt/{letter} || fail mount {letter}
+             for i in $(seq {floor}); do [ -e /mnt/{letter}/records/r$i ] || fail record $i of {letter}; done
+             [ \"$(cat /mnt/{letter}/records/r{floor})\" = \"record {floor}\" ] || fail content of {letter}
+             dmesg | grep -i 'ext4-fs error' && fail error on {letter}\n"
+        );
+    }
+    let drives = of_cuts.iter().map(|(letter, _)| Drive::new(bench.path(&format!("cut-{letter}")), Cache::Writeback));
+    assert_eq!(of_cuts.len(), disks.len());
+    let mut spec = GuestSpec::new("without amberlog", script).drives(drives.collect());
+    spec.kernel_arguments = "no_timer_check".to_owned();
+    Guest::run(spec, LIMIT).unwrap();
     // The host lives, so nothing at all is lost.
     for (letter, image, ..) in &disks {
         let file_system = FileSystem::whole(image.clone());

@@ -344,9 +344,10 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
             return finding(format!("the disk has a fault: {fault}"));
         }
         let durability = disk.durability.as_ref();
-        // Where not even descriptors were held, the log ends up on storage.
+        // Where not even descriptors were held, the log ends up on storage; and the mark is there until a closed log's superblock is.
+        let is_in_force = durability.is_some_and(|durability| durability.within_s.is_some());
         let is_over = durability.is_some_and(|durability| durability.within_s.is_none());
-        if lacks_memory && (is_over || disk.placement_effective == "storage") {
+        if lacks_memory && !is_in_force && (is_over || without_memory || disk.placement_effective == "storage") {
             outcome.endings += u64::from(!std::mem::replace(&mut without_memory, true));
             return Ok(());
         }
