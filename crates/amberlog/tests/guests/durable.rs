@@ -243,7 +243,7 @@ fn storage_is_a_file_system_by_itself_at_every_moment() {
             "mkdir -p /mnt/{letter}; mount -t ext4 /dev/vd{letter} /mnt/{letter} || fail mount {letter}
              for i in $(seq {floor}); do [ -e /mnt/{letter}/records/r$i ] || fail record $i of {letter}; done
              [ \"$(cat /mnt/{letter}/records/r{floor})\" = \"record {floor}\" ] || fail content of {letter}
-             dmesg | grep -i 'ext4-fs error' && fail error on {letter}\n"
+             if dmesg | grep -i 'ext4-fs error'; then fail error on {letter}; fi\n"
         );
     }
     let drives = of_cuts.iter().map(|(letter, _)| Drive::new(bench.path(&format!("cut-{letter}")), Cache::Writeback));
