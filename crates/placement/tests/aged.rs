@@ -639,7 +639,8 @@ fn a_recovery_beside_compounds_can_be_killed_anywhere() {
             let what = format!("killed after {killed} writes of {}, half of one more: {half}", recovery.len());
             let registry = directory.path().join("registry");
             let found = AreaDirectory::take_over(&area, &registry).unwrap_or_else(|error| panic!("{what}: {error}"));
-            let finished = placement::finish_directory(&found, &[]).and_then(placement::Finish::into_result);
+            let finished = placement::finish_directory(&found, std::slice::from_ref(&image))
+                .and_then(placement::Finish::into_result);
             finished.unwrap_or_else(|error| panic!("{what}: {error}"));
             let bytes = std::fs::read(&image).expect("the image");
             let raw = &bytes[log_at[0] as usize..][..SUPERBLOCK_BYTES];
