@@ -189,3 +189,31 @@ fn a_region_that_is_cut_short_or_of_another_version_is_refused() {
         assert!(after == moment.image, "byte {at}: something was changed");
     }
 }
+
+/// Something is written over a transaction of the open log, which no kernel does. What comes then is no transaction of its
+/// kernel's, however much it looks like the next one; the region has nothing more to do with the disk, which says so.
+#[test]
+fn a_log_that_is_written_over_leaves_nothing_to_bring_home() {
+    for (kind, seed) in
+        [Kind::Checksums, Kind::SmallBlocks].into_iter().flat_map(|kind| (1..12).map(move |n| (kind, n)))
+    {
+        let image = guest::images(kind).remove(0);
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let region = directory.path().join("region");
+        let mut guest = Guest::on_region(&image, &region, seed);
+        guest.commit();
+        guest.commit();
+        let blocks = guest.write_over_live(seed % 2 == 0);
+        let stored = guest.stored_image();
+        drop(guest);
+        let (outcome, image, _) = recover(&stored, &std::fs::read(&region).expect("the region"));
+        assert!(outcome.is_ok(), "{kind:?}, seed {seed}: {outcome:?}");
+        for (home, content) in blocks {
+            let at = home as usize * content.len();
+            assert!(
+                image[at..at + content.len()] != content[..],
+                "{kind:?}, seed {seed}: block {home} was brought home"
+            );
+        }
+    }
+}

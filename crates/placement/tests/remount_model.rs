@@ -20,9 +20,28 @@ fn seeds() -> Range<u64> {
     bounds.and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?)).unwrap_or(0..40)
 }
 
-fn run(kind: Kind, images: &[Vec<u8>], placement: PlacementKind, seed: u64) {
+/// How often images are copied over the guest's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copies {
+    Seldom,
+    /// And they are of earlier moments of this guest, too; and some copies are cut off.
+    Often,
+}
+
+fn run(kind: Kind, images: &[Vec<u8>], placement: PlacementKind, copies: Copies, seed: u64) {
     let mut guest = Guest::new(kind, &images[0], placement, seed);
+    let mut images = images.to_vec();
     for _ in 0..guest.random.below(60) {
+        if copies == Copies::Often && guest.random.below(8) == 0 {
+            let other = guest.random.below(images.len() as u64) as usize;
+            match guest.random.below(5) {
+                0 => images.push(guest.image()),
+                1 => guest.cut_copy(&images[other]),
+                2 => guest.copy_image_and_die(&images[other]),
+                _ => guest.copy_image(&images[other]),
+            }
+            continue;
+        }
         match guest.random.below(24) {
             0..8 => guest.commit(),
             8..12 => guest.write_home(),
@@ -53,12 +72,12 @@ fn nvm(_seed: u64) -> PlacementKind {
     PlacementKind::Nvm
 }
 
-fn run_all(kind: Kind, placement: fn(u64) -> PlacementKind) {
+fn run_all(kind: Kind, placement: fn(u64) -> PlacementKind, copies: Copies) {
     let images = guest::images(kind);
     for seed in seeds() {
-        let outcome = std::panic::catch_unwind(|| run(kind, &images, placement(seed), seed));
+        let outcome = std::panic::catch_unwind(|| run(kind, &images, placement(seed), copies, seed));
         if let Err(problem) = outcome {
-            eprintln!("{kind:?}, {:?}, seed {seed}", placement(seed));
+            eprintln!("{kind:?}, {:?}, {copies:?}, seed {seed}", placement(seed));
             std::panic::resume_unwind(problem);
         }
     }
@@ -66,20 +85,32 @@ fn run_all(kind: Kind, placement: fn(u64) -> PlacementKind) {
 
 #[test]
 fn whoever_mounts_again_sees_a_disk_like_any_other() {
-    run_all(Kind::Checksums, held);
+    run_all(Kind::Checksums, held, Copies::Seldom);
 }
 
 #[test]
 fn the_same_with_small_blocks_and_without_checksums() {
-    run_all(Kind::SmallBlocks, held);
+    run_all(Kind::SmallBlocks, held, Copies::Seldom);
 }
 
 #[test]
 fn whoever_mounts_again_sees_a_disk_like_any_other_where_the_journal_is_on_nvm() {
-    run_all(Kind::Checksums, nvm);
+    run_all(Kind::Checksums, nvm, Copies::Seldom);
 }
 
 #[test]
 fn the_same_on_nvm_with_small_blocks_and_without_checksums() {
-    run_all(Kind::SmallBlocks, nvm);
+    run_all(Kind::SmallBlocks, nvm, Copies::Seldom);
+}
+
+#[test]
+fn images_are_copied_over_the_disk_again_and_again() {
+    run_all(Kind::Checksums, held, Copies::Often);
+    run_all(Kind::SmallBlocks, held, Copies::Often);
+}
+
+#[test]
+fn images_are_copied_over_the_disk_again_and_again_where_the_journal_is_on_nvm() {
+    run_all(Kind::Checksums, nvm, Copies::Often);
+    run_all(Kind::SmallBlocks, nvm, Copies::Often);
 }

@@ -210,14 +210,18 @@ fn a_rotten_record_of_the_last_group_costs_its_own_journal_alone() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("store");
     let mut store = open(&path).expect("opens");
-    let mut acknowledged = write(&mut store, 0..2, 5);
+    let mut acknowledged = write(&mut store, 0..2, 3);
     let (id, epoch) = store.begin(&name(2), [2; 16], [2; 16], 0, 4096).expect("begun");
+    store.commit().expect("durable");
+    let (neighbour, of_neighbour) = store.begin(&name(3), [3; 16], [3; 16], 0, 4096).expect("begun");
     store.commit().expect("durable");
     for sequence in 1..=3 {
         store.append(id, epoch, sequence, 1, &content(2, sequence)).expect("appended");
+        store.append(neighbour, of_neighbour, sequence, 1, &content(3, sequence)).expect("appended");
     }
     store.commit().expect("durable");
     acknowledged.insert(2, (epoch, 3));
+    acknowledged.insert(3, (of_neighbour, 3));
     store.end().expect("ended");
     drop(store);
     let last = segments(&path).pop().expect("there is one");
@@ -226,7 +230,8 @@ fn a_rotten_record_of_the_last_group_costs_its_own_journal_alone() {
     let at = bytes.windows(wanted.len()).position(|window| window == wanted).expect("it is there");
     let file = OpenOptions::new().write(true).open(&last).expect("there");
     file.write_all_at(&[0xee; 8], at as u64 + 100).expect("rotten");
-    assert_eq!(judge(&path, &acknowledged), [0, 1]);
+    // What lies behind it is another journal's, and was durable.
+    assert_eq!(judge(&path, &acknowledged), [0, 1, 3]);
 }
 
 /// A client that has as many journals as it may have gets room for another one: those that are over go first, then those that
@@ -347,6 +352,10 @@ fn a_full_store_can_still_be_recovered_from_and_freed() {
     for round in 0..200u8 {
         if let Ok((id, epoch)) = store.begin(&name(50), [50; 16], [round; 16], 0, 4096) {
             let _ = store.append(id, epoch, 1, 1, &vec![1; 100_000]);
+        }
+        // And one that stays, whose batches would fit into a reserve.
+        if store.append(id, epoch, last + 1, 1, &vec![9; 6000]).is_ok() {
+            last += 1;
         }
         store.commit().expect("durable");
         if round % 50 == 49 {

@@ -2,6 +2,7 @@
 //!
 //! What must always hold:
 //! * Nothing is written before the whole log has been fetched and verified, and whoever wrote it is fenced off.
+//! * Whoever only reads a log (a dry run) fences nobody off, and nothing that its writer does meanwhile is taken for damage.
 //! * The mark goes with the superblock, after everything else is on storage. Cut off anywhere, it can be done again.
 //! * An image that is older than the log, a copy that was made before the mark was last written, is refused, and nobody is
 //!   fenced off for it.
@@ -24,6 +25,9 @@ use remote_journal::{BlockingClient, ClientError, FetchedLog};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+
+/// How often a log is fetched that changes meanwhile.
+const FETCHES_MAX: u32 = 5;
 
 /// One recovered log.
 #[derive(Clone, Debug)]
@@ -147,32 +151,13 @@ fn recover_log(
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
     let mut superblock = OnStorage { storage, offset, raw: [0; SUPERBLOCK_BYTES] };
     superblock.read()?;
-    let raw = superblock.raw;
-    let mark = match RemoteMark::read(&raw) {
-        MarkFound::Live(mark) => Some(mark),
-        MarkFound::Damaged => {
-            return Err(Error::Refused(format!(
-                "the journal superblock of {name} has a damaged mark of a journal server: which epoch is the live log \
-                 cannot be told, so none is replayed; nothing was changed: run e2fsck -fy to give the log up"
-            )));
-        }
-        MarkFound::Stale if only_marked => None,
-        MarkFound::Stale => {
-            return Err(Error::Refused(format!(
-                "the file system of {name} was used or repaired, by something that does not know of the journal server, \
-                 since its log went there: what the server has is older and must not be replayed over it; nothing was \
-                 changed"
-            )));
-        }
-        MarkFound::None => None,
-    };
-    let Some(mark) = mark else {
+    let Some(mark) = mark_of(&superblock.raw, &name, only_marked)? else {
         if only_marked {
             return Ok(None);
         }
         let report = if dry_run {
             finish::dry_run_stored(place, journal)?
-        } else if Superblock::decode(&raw).is_ok_and(|superblock| superblock.is_empty()) {
+        } else if Superblock::decode(&superblock.raw).is_ok_and(|superblock| superblock.is_empty()) {
             Report::of(Status::Clean)
         } else {
             finish::finish_stored(place, home, journal)?
@@ -181,9 +166,8 @@ fn recover_log(
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: None, report }));
     };
     let mut client = BlockingClient::connect(&options.client).map_err(because)?;
-    let lineage = Lineage::read(&raw).unwrap_or_default();
-    let (status, mut log) = fetch(&mut client, &name, &mark, place)?;
-    refuse_older(&name, lineage.count, &log)?;
+    let (status, mut log) = fetch_beside_its_writer(&mut client, options, &name, &mark, place, &mut superblock)?;
+    let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
     if dry_run {
         let report = finish::dry_run(&mut Fetched(&log), place)?;
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
@@ -219,6 +203,64 @@ fn recover_log(
         log::warn!("{name}: the server was not told that the log is over: {error}");
     }
     Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }))
+}
+
+/// What storage says of the log: the server's, from this epoch on, or none.
+fn mark_of(raw: &[u8], name: &str, only_marked: bool) -> Result<Option<RemoteMark>, Error> {
+    match RemoteMark::read(raw) {
+        MarkFound::Live(mark) => Ok(Some(mark)),
+        MarkFound::Damaged => Err(Error::Refused(format!(
+            "the journal superblock of {name} has a damaged mark of a journal server: which epoch is the live log \
+             cannot be told, so none is replayed; nothing was changed: run e2fsck -fy to give the log up"
+        ))),
+        MarkFound::Stale if only_marked => Ok(None),
+        MarkFound::Stale => Err(Error::Refused(format!(
+            "the file system of {name} was used or repaired, by something that does not know of the journal server, \
+             since its log went there: what the server has is older and must not be replayed over it; nothing was \
+             changed"
+        ))),
+        MarkFound::None => Ok(None),
+    }
+}
+
+/// Fetches a log that somebody may be writing to: what its tail passes meanwhile is gone from the server, and that is no damage.
+/// Gives the log with the superblock that it belongs to.
+fn fetch_beside_its_writer(
+    client: &mut BlockingClient,
+    options: &RemoteOptions,
+    name: &str,
+    mark: &RemoteMark,
+    place: &FoundLogPlace,
+    superblock: &mut OnStorage<'_>,
+) -> Result<(JournalStatus, FetchedLog), Error> {
+    for _ in 0..FETCHES_MAX {
+        let raw = superblock.raw;
+        let before = status_of(client, name, mark)?;
+        let fetched = fetch(client, name, mark, place).and_then(|(status, log)| {
+            refuse_older(name, Lineage::read(&raw).unwrap_or_default().count, &log)?;
+            Ok((status, log))
+        });
+        let Err(Error::Refused(reason)) = fetched else { return fetched };
+        // A mark on storage that is another one says which log is live, better than this one did.
+        superblock.read()?;
+        if !matches!(RemoteMark::read(&superblock.raw), MarkFound::Live(now) if now == *mark) {
+            return Err(changing(name));
+        }
+        // A server ends the connection on which it has found damage.
+        *client = BlockingClient::connect(&options.client).map_err(because)?;
+        let is_same = superblock.raw == raw && status_of(client, name, mark)? == before;
+        if is_same {
+            return Err(Error::Refused(reason));
+        }
+    }
+    Err(changing(name))
+}
+
+fn changing(name: &str) -> Error {
+    Error::Failed {
+        what: format!("fetching {name} from the journal server (nothing was changed; try again)"),
+        source: io::Error::other("somebody writes to this journal just now"),
+    }
 }
 
 fn offset_in(place: &FoundLogPlace, position: u32) -> Result<u64, Error> {

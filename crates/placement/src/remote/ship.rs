@@ -7,7 +7,9 @@ use super::report::RemoteCounters;
 use super::shared_storage::Taken;
 use super::state::Mode;
 use remote_journal::client::Heard;
+use remote_journal::message::Batch;
 use remote_journal::{Client, ClientError};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +20,10 @@ const STEADY: Duration = Duration::from_secs(10);
 /// How old the mark on storage may be while commits go to the server: a copy of the image that was made before the last mark
 /// is told from the true one.
 const MARK_AGE: Duration = Duration::from_secs(10);
+/// Longer than any server is silent.
+const IDLE_MAX: Duration = Duration::from_secs(3600);
+/// Batches sent before the server is listened to.
+const BATCHES_MAX: usize = 8;
 /// Log blocks written to storage before the lock is let go for a moment.
 const CHUNK_BLOCKS: usize = 64;
 
@@ -236,7 +242,8 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     let (heard_sender, mut heard) = mpsc::unbounded_channel();
     let hearing = tokio::spawn(async move {
         loop {
-            let result = receiver.hear(patience).await;
+            // While much is on its way over a slow link the server has nothing to say: whether it is there is judged below.
+            let result = receiver.hear(IDLE_MAX).await;
             let is_end = result.is_err();
             if heard_sender.send(result).is_err() || is_end {
                 return;
@@ -254,7 +261,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     };
     let mut last_sent = Instant::now();
     let mut last_progress = Instant::now();
+    let mut last_sign = Instant::now();
     let mut last_mark = Instant::now();
+    let mut unsent = VecDeque::new();
     let mut wire_bytes = 0;
     loop {
         if let Some(ended) = interruption(shared, generation) {
@@ -267,23 +276,24 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             }
             return Ok(ended);
         }
-        let (batches, is_waiting) = {
+        let is_waiting = {
             let mut state = shared.lock();
-            let batches: Vec<_> = state.outbox.drain(..).collect();
-            (batches, state.is_waiting())
+            unsent.extend(state.outbox.drain(..));
+            state.is_waiting()
         };
-        if !batches.is_empty() {
-            RemoteCounters::add(&shared.counters.batches, batches.len() as u64);
+        if !unsent.is_empty() {
             // In parts: while a large log is sent, the server's progress has to be seen.
-            for part in batches.chunks(8) {
-                let blocks = || part.iter().flat_map(|batch| &batch.blocks);
-                let bytes: usize = blocks().map(|block| block.content.len()).sum();
-                RemoteCounters::add(&shared.counters.blocks, blocks().count() as u64);
-                RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
-                sender.send(part.to_vec()).await?;
-                shared.lock().sent(bytes);
-            }
+            let part: Vec<Batch> = unsent.drain(..unsent.len().min(BATCHES_MAX)).collect();
+            RemoteCounters::add(&shared.counters.batches, part.len() as u64);
+            let blocks = || part.iter().flat_map(|batch| &batch.blocks);
+            let bytes: usize = blocks().map(|block| block.content.len()).sum();
+            RemoteCounters::add(&shared.counters.blocks, blocks().count() as u64);
+            RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
+            sender.send(part).await?;
+            shared.lock().sent(bytes);
+            // The link takes what it is given, each piece in time: a slow one is no broken one.
             last_sent = Instant::now();
+            (last_progress, last_sign) = (last_sent, last_sent);
             let sent = sender.sent_bytes();
             RemoteCounters::add(&shared.counters.wire_bytes, sent - wire_bytes);
             wire_bytes = sent;
@@ -291,6 +301,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         if !is_waiting {
             last_progress = Instant::now();
         } else if last_progress.elapsed() > patience {
+            return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
+        }
+        if last_sign.elapsed() > patience {
             return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
         }
         if last_sent.elapsed() > patience / 3 {
@@ -302,20 +315,23 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             last_mark = Instant::now();
             renew_mark(shared, generation, epoch, nonce)?;
         }
+        let pause = if unsent.is_empty() { patience / 4 } else { Duration::ZERO };
         tokio::select! {
+            biased;
             result = heard.recv() => match result {
                 Some(Ok(Heard::Durable(sequence))) => {
                     last_progress = Instant::now();
+                    last_sign = last_progress;
                     if shared.lock().acknowledge(sequence) {
                         shared.disk.wake.wake();
                     }
                 }
-                Some(Ok(_)) => {}
+                Some(Ok(_)) => last_sign = Instant::now(),
                 Some(Err(error)) => return Err(error.into()),
                 None => return Err(Ended::Failed(remote_journal::LinkError::Closed.into())),
             },
             () = shared.work.notified() => {}
-            () = tokio::time::sleep(patience / 4) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }

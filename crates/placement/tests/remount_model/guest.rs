@@ -12,6 +12,7 @@ use placement::{
 };
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -149,6 +150,8 @@ fn lived(base: &[u8], sequence: u32, count: u64, seed: u64, earlier: u32) -> Vec
         });
     }
     let raw = &mut image[layout.log_at[0]..][..block_bytes];
+    // Something in its second sector that only it has.
+    raw[0x300..0x310].fill(seed as u8);
     let (start, first) = if count == 0 { (0, builder.sequence) } else { (start, first) };
     SuperblockEdit::new(raw).expect("a superblock").start(start).sequence(first).seal();
     image
@@ -209,6 +212,8 @@ pub struct Guest {
     live: Vec<(u32, u32, Vec<u64>)>,
     /// Newest committed content of the blocks of the live log.
     committed: BTreeMap<u64, Vec<u8>>,
+    /// All of them: which transaction, which block.
+    versions: Vec<(u32, u64, Vec<u8>)>,
     /// Blocks that were revoked, and not written since.
     free: HashSet<u64>,
     _directory: tempfile::TempDir,
@@ -294,6 +299,7 @@ impl Guest {
             is_open: false,
             live: Vec::new(),
             committed: BTreeMap::new(),
+            versions: Vec::new(),
             free: HashSet::new(),
             _directory: directory,
         }
@@ -314,19 +320,30 @@ impl Guest {
     }
 
     fn request(&mut self, kind: RequestKind, offset: usize, segments: &[MemorySlice], len: usize) {
-        self.next_request += 1;
-        let id = RequestId(self.next_request);
-        let mut plan = Plan::default();
-        self.route.route(&Request { id, kind, offset: offset as u64, len: len as u64, segments }, &mut plan);
-        self.route.end_of_pass(&mut plan);
-        self.carry_out(plan);
+        self.begin_request(kind, offset, segments, len);
         // A request that waits for the host's own writes goes on when those have ended.
         while self.holds > 0 {
             self.storage_works();
         }
     }
 
+    fn begin_request(&mut self, kind: RequestKind, offset: usize, segments: &[MemorySlice], len: usize) {
+        self.next_request += 1;
+        let id = RequestId(self.next_request);
+        let mut plan = Plan::default();
+        self.route.route(&Request { id, kind, offset: offset as u64, len: len as u64, segments }, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        self.carry_out(plan);
+    }
+
     fn write(&mut self, offset: usize, content: &[u8]) {
+        self.begin_write(offset, content);
+        while self.holds > 0 {
+            self.storage_works();
+        }
+    }
+
+    fn begin_write(&mut self, offset: usize, content: &[u8]) {
         let slices = self.buffer(content.len());
         let mut at = 0;
         for slice in &slices {
@@ -334,7 +351,7 @@ impl Guest {
             self.memory.simulated_guest_write(page, 0, &content[at..at + slice.len()]);
             at += slice.len();
         }
-        self.request(RequestKind::Write, offset, &slices, content.len());
+        self.begin_request(RequestKind::Write, offset, &slices, content.len());
         self.ideal[offset..offset + content.len()].copy_from_slice(content);
     }
 
@@ -433,11 +450,18 @@ impl Guest {
         }
     }
 
+    /// The image as it is on storage.
+    #[allow(dead_code, reason = "not every test that has this guest has a region")]
+    pub fn stored_image(&self) -> Vec<u8> {
+        let mut image = vec![0; DISK_BYTES];
+        self.file.read_exact_at(&mut image, 0).expect("the image");
+        image
+    }
+
     /// The image as it is on storage, and what a replay of the complete log leaves in each block that the guest journals.
     #[allow(dead_code, reason = "not every test that has this guest has a region")]
     pub fn stored(&self) -> (Vec<u8>, BTreeMap<u64, Vec<u8>>) {
-        let mut image = vec![0; DISK_BYTES];
-        self.file.read_exact_at(&mut image, 0).expect("the image");
+        let image = self.stored_image();
         let (replayed, ..) = self.ideal_replay();
         let block_bytes = self.layout.block_bytes;
         let ideal = |home: &u64| self.ideal[*home as usize * block_bytes..][..block_bytes].to_vec();
@@ -537,6 +561,7 @@ impl Guest {
         self.live.push((sequence, position, transaction.blocks.iter().map(|(home, _)| *home).collect()));
         for (home, content) in transaction.blocks {
             self.free.remove(&home);
+            self.versions.push((sequence, home, content.clone()));
             self.committed.insert(home, content);
         }
         for home in transaction.revokes {
@@ -755,8 +780,116 @@ impl Guest {
         }
     }
 
-    /// Copies what an image has, in any order, in pieces of any size.
+    /// The disk as the guest sees it, for a copy of this moment.
+    #[allow(dead_code, reason = "not every test that has this guest copies images")]
+    pub fn image(&self) -> Vec<u8> {
+        self.ideal.clone()
+    }
+
+    /// Copies what an image has, in any order, in pieces of any size; and mounts it.
     pub fn copy_image(&mut self, image: &[u8]) {
+        let pieces = self.pieces(image);
+        self.copy(image, &pieces);
+        self.free.clear();
+        self.mount_again();
+    }
+
+    /// Copies what an image has; the guest dies before it mounts it.
+    #[allow(dead_code, reason = "not every test that has this guest copies images")]
+    pub fn copy_image_and_die(&mut self, image: &[u8]) {
+        let pieces = self.pieces(image);
+        self.copy(image, &pieces);
+        self.free.clear();
+        self.die();
+    }
+
+    /// Something else is written over a block of a live transaction, and then a whole transaction that would be the next: both at
+    /// once, while what the host writes is on its way. Gives the blocks of that transaction with their contents.
+    #[allow(dead_code, reason = "not every test that has this guest copies images")]
+    pub fn write_over_live(&mut self, is_hurried: bool) -> Vec<(u64, Vec<u8>)> {
+        let (_, position, _) = self.live[0];
+        let transaction = self.any_transaction();
+        let mut writes = vec![(self.builder.format.next(position), self.content())];
+        self.builder.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
+        if is_hurried {
+            self.nvm.iter().for_each(|nvm| nvm.request_checkpoint());
+            let mut plan = Plan::default();
+            self.route.woken(&mut plan);
+            self.carry_out(plan);
+        }
+        for (position, block) in writes {
+            let offset = self.layout.log_at[position as usize];
+            if is_hurried {
+                self.begin_write(offset, &block);
+            } else {
+                self.write(offset, &block);
+            }
+        }
+        while self.holds > 0 || !self.late.is_empty() {
+            self.storage_works();
+        }
+        transaction.blocks
+    }
+
+    /// A copy that is cut off: the guest dies in its midst, and the next one begins it anew. Until then every sector is what was
+    /// written last, or what one of the two logs would make of it.
+    #[allow(dead_code, reason = "not every test that has this guest copies images")]
+    pub fn cut_copy(&mut self, image: &[u8]) {
+        let block_bytes = self.layout.block_bytes;
+        let mut pieces = self.pieces(image);
+        pieces.truncate(self.random.below(pieces.len() as u64 + 1) as usize);
+        // What is written over a transaction ends the log there.
+        let first = self.live.first().map_or(self.builder.sequence, |(sequence, ..)| *sequence);
+        self.versions.retain(|(sequence, ..)| !jbd2::sequence::is_after(first, *sequence));
+        let log = self.layout.log_at.iter().map(|at| image[*at..][..block_bytes].to_vec()).collect();
+        let (brought, ..) = replay(log, &self.layout.homes);
+        self.copy(image, &pieces);
+        tell(|| "die amid the copy".to_owned());
+        while !self.late.is_empty() {
+            self.storage_works();
+        }
+        self.route.started(Start::Fresh, &Arc::clone(&self.table)).expect("started");
+        for home in self.layout.homes.clone() {
+            let at = home as usize * block_bytes;
+            let found = self.read(at, block_bytes);
+            // A block may have been written in part.
+            for (sector, found) in found.chunks_exact(512).enumerate() {
+                let range = sector * 512..(sector + 1) * 512;
+                let is_written = *found == self.ideal[at + range.start..at + range.end];
+                let is_of_ours =
+                    self.versions.iter().any(|(_, block, content)| *block == home && content[range.clone()] == *found);
+                let is_of_brought = brought.get(&home).is_some_and(|block| block[range.clone()] == *found);
+                // Without checksums nobody can tell what was written over a block of the log from that block.
+                let is_of_log = block_bytes < PAGE_BYTES
+                    && self.layout.log_at.iter().any(|log| self.ideal[log + range.start..log + range.end] == *found);
+                // Recovery may mark the file system's superblock.
+                let is_nobodys = home == self.layout.homes[0] || self.free.contains(&home);
+                assert!(
+                    is_written || is_of_ours || is_of_brought || is_of_log || is_nobodys,
+                    "block {home}, sector {sector} is {:?}",
+                    &found[..16]
+                );
+            }
+            self.ideal[at..at + block_bytes].copy_from_slice(&found);
+        }
+        for at in self.layout.log_at.clone() {
+            let block = self.read(at, block_bytes);
+            self.ideal[at..at + block_bytes].copy_from_slice(&block);
+        }
+        self.copy_image(image);
+    }
+
+    fn copy(&mut self, image: &[u8], pieces: &[Range<usize>]) {
+        for range in pieces {
+            self.write(range.start, &image[range.clone()]);
+            if self.random.below(16) == 0 {
+                self.host_works();
+            }
+        }
+    }
+
+    /// In which order what an image has is written.
+    fn pieces(&mut self, image: &[u8]) -> Vec<Range<usize>> {
         let block_bytes = self.layout.block_bytes;
         let piece = [512, 1024, 4096, 64 << 10, 512 << 10][self.random.below(5) as usize];
         let order = self.random.below(3);
@@ -786,14 +919,6 @@ impl Guest {
             }
         }
         tell(|| format!("copy an image in pieces of {piece}, order {order}"));
-        for index in pieces {
-            let range = index * piece..((index + 1) * piece).min(image.len());
-            self.write(range.start, &image[range]);
-            if self.random.below(16) == 0 {
-                self.host_works();
-            }
-        }
-        self.free.clear();
-        self.mount_again();
+        pieces.into_iter().map(|index| index * piece..((index + 1) * piece).min(image.len())).collect()
     }
 }

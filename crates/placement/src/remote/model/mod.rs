@@ -330,3 +330,22 @@ fn recovery_leaves_what_a_complete_journal_would() {
     assert!(crashes > seeds * 10, "{crashes} crashes");
     println!("{seeds} seeds: {fall_backs} fall-backs, {returns} returns, {crashes} losses of power");
 }
+
+/// A link that takes longer for the whole log than anybody waits for a sign of life brings it to the server all the same, at the
+/// first attempt: something of it arrives all the time.
+#[test]
+fn a_slow_link_comes_back() {
+    let mut guest = Guest::new(500, 0);
+    guest.world.weather(Weather::Refuses);
+    guest.wait_until_remote(false);
+    while guest.live() < 10 {
+        guest.commit();
+    }
+    let connects = guest.log.report().connects;
+    guest.world.weather(Weather::Narrow(50_000));
+    guest.wait_until_remote(true);
+    assert_eq!(guest.log.report().connects, connects + 1, "it took more than one attempt");
+    guest.world.weather(Weather::Good);
+    guest.commit();
+    guest.world.crash();
+}

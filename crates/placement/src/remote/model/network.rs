@@ -13,6 +13,8 @@ pub enum Weather {
     Good,
     /// Passes it on late, by milliseconds.
     Slow(u64),
+    /// Passes on so many bytes a second from client to server, on each connection that is made in it, and holds few in between.
+    Narrow(u64),
     /// Takes everything and passes nothing on: a half-open connection.
     Swallows,
     /// Nobody listens; connections that are open are reset.
@@ -20,6 +22,9 @@ pub enum Weather {
     /// The server says what means nothing.
     Garbles,
 }
+
+/// What a narrow link holds.
+const NARROW_BUFFER_BYTES: usize = 4 << 10;
 
 #[derive(Debug)]
 struct Shared {
@@ -114,6 +119,9 @@ fn listen(listener: TcpListener, address: SocketAddr, shared: &Arc<Mutex<Shared>
         };
         let _ = near.set_nonblocking(false);
         let _ = near.set_nodelay(true);
+        if matches!(weather, Weather::Narrow(_)) {
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&near, NARROW_BUFFER_BYTES);
+        }
         let Some(Ok(far)) = to.map(TcpStream::connect) else { continue };
         let _ = far.set_nodelay(true);
         let mut state = shared.lock().expect("no panic under this lock");
@@ -121,18 +129,29 @@ fn listen(listener: TcpListener, address: SocketAddr, shared: &Arc<Mutex<Shared>
         for (from, into, is_to_client) in [(&near, &far, false), (&far, &near, true)] {
             let (Ok(from), Ok(into)) = (from.try_clone(), into.try_clone()) else { continue };
             let shared = Arc::clone(shared);
-            std::thread::spawn(move || pass_on(from, into, is_to_client, generation, &shared));
+            let piece = if matches!(weather, Weather::Narrow(_)) { NARROW_BUFFER_BYTES } else { 64 << 10 };
+            std::thread::spawn(move || pass_on(from, into, is_to_client, generation, piece, &shared));
         }
         state.open.extend([near, far]);
     }
 }
 
-fn pass_on(mut from: TcpStream, mut into: TcpStream, is_to_client: bool, generation: u64, shared: &Mutex<Shared>) {
-    let mut bytes = vec![0; 64 << 10];
+fn pass_on(
+    mut from: TcpStream,
+    mut into: TcpStream,
+    is_to_client: bool,
+    generation: u64,
+    piece: usize,
+    shared: &Mutex<Shared>,
+) {
+    let mut bytes = vec![0; piece];
     while let Ok(got @ 1..) = from.read(&mut bytes) {
         let weather = shared.lock().expect("no panic under this lock").weather;
         if let Weather::Slow(ms) = weather {
             std::thread::sleep(Duration::from_millis(ms));
+        }
+        if let (Weather::Narrow(rate), false) = (weather, is_to_client) {
+            std::thread::sleep(Duration::from_secs_f64(got as f64 / rate as f64));
         }
         // Held while writing: after a reset nothing arrives any more.
         let shared = shared.lock().expect("no panic under this lock");

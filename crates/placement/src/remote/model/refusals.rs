@@ -229,3 +229,44 @@ fn who_is_fenced_off_writes_nothing_any_more() {
     assert!(guest.log.settle().is_err());
     assert!(guest.world.image_now() == image, "storage was written to");
 }
+
+/// Whoever reads a journal fences nobody off, and what its guest does meanwhile is no damage.
+#[test]
+fn who_reads_a_journal_that_is_written_to_disturbs_nobody() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let (mut guest, _) = shipped(304);
+    let world = std::sync::Arc::clone(&guest.world);
+    let options = world.options(world.network.address);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let read = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut whole, mut passing) = (0, 0);
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) || whole == 0 {
+                let image = world.image_now();
+                if !matches!(mark_of(&world, &image), MarkFound::Live(_)) {
+                    continue;
+                }
+                std::fs::write(&path, &image).expect("written");
+                match recover_remote_image(&path, None, &options, true, false) {
+                    Ok(_) => whole += 1,
+                    Err(Error::Failed { .. }) => passing += 1,
+                    // The copy is one of a moment ago.
+                    Err(Error::Refused(reason)) => assert!(reason.contains("an older copy"), "{reason}"),
+                }
+                assert!(std::fs::read(&path).expect("read") == image, "it was written to");
+            }
+            (whole, passing)
+        });
+        for _ in 0..60 {
+            guest.commit();
+            guest.pass(2);
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        reader.join().expect("nothing is refused")
+    });
+    assert!(read.0 > 0, "{read:?}");
+    assert!(guest.log.report().is_remote_now, "its writer was disturbed: {read:?}");
+    assert_eq!(guest.log.report().fall_backs, 0);
+    guest.commit();
+}
