@@ -26,6 +26,9 @@ pub struct JudgedLog {
     blocks: HashMap<u32, Arc<[u8]>>,
     /// Log writes of the pass that has not ended.
     in_pass: Vec<(u32, Arc<[u8]>)>,
+    /// Superblocks of an open log that is made durable by age, with their requests: they count when the guest hears so.
+    waiting: Vec<(u32, Arc<[u8]>)>,
+    is_aged: bool,
     /// Home blocks that the guest discarded and has not written since: their content is nobody's business.
     pub discarded: HashSet<u64>,
 }
@@ -46,7 +49,28 @@ impl JudgedLog {
         let place = &description.place;
         let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
         let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
-        JudgedLog { log, description, bounds, blocks: HashMap::new(), in_pass: Vec::new(), discarded: HashSet::new() }
+        JudgedLog {
+            log,
+            description,
+            bounds,
+            blocks: HashMap::new(),
+            in_pass: Vec::new(),
+            waiting: Vec::new(),
+            is_aged: false,
+            discarded: HashSet::new(),
+        }
+    }
+
+    /// The log is made durable by age, where superblocks wait.
+    pub fn set_aged(&mut self) {
+        self.is_aged = true;
+    }
+
+    /// The guest hears that a request is done.
+    pub fn request_done(&mut self, id: u32) {
+        if let Some(index) = self.waiting.iter().position(|(of, _)| *of == id) {
+            self.blocks.insert(0, self.waiting.remove(index).1);
+        }
     }
 
     /// Bytes in a block.
@@ -83,6 +107,13 @@ impl JudgedLog {
         if let Some(issue) = issue {
             state.issued(recording, issue);
             add_pass(&state);
+        }
+        // What waits may be taken in this step.
+        for (_, superblock) in &state.waiting {
+            for mut blocks in outcomes.clone() {
+                blocks.insert(0, Arc::clone(superblock));
+                outcomes.push(blocks);
+            }
         }
         outcomes
     }
@@ -133,7 +164,11 @@ impl JudgedLog {
                 let block: Arc<[u8]> = Arc::from(&bytes[into..into + block_bytes as usize]);
                 if position == 0 {
                     self.end_of_pass();
-                    self.blocks.insert(0, block);
+                    if self.is_aged && self.is_open() {
+                        self.waiting.push((issue.id, block));
+                    } else {
+                        self.blocks.insert(0, block);
+                    }
                 } else {
                     self.in_pass.push((position, block));
                 }

@@ -489,6 +489,7 @@ impl<'r> Simulation<'r> {
 
     fn request_done(&mut self, id: u32) {
         self.requests[id as usize].is_completed = true;
+        self.logs.iter_mut().for_each(|log| log.request_done(id));
         if let Some(watcher) = &self.watcher {
             watch(watcher).request_done(id);
         }

@@ -10,6 +10,7 @@ use super::disk::Disk;
 use super::history::History;
 use super::stream::Stream;
 use super::{AGES, AsOf, LogIn, LogPlace, WRITE_OUT, judge_image};
+use crate::complete::JudgedLog;
 use crate::error::{During, Error, Result};
 use crate::explore::{Finding, Outcome, Thoroughness};
 use crate::recording::{Event, Issue, Kind, Recording};
@@ -269,16 +270,20 @@ fn look(
 /// # Errors
 /// When it could not be made; a broken promise is in the outcome.
 pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughness) -> Result<Outcome> {
-    // The judge of kills takes a superblock for what counts when it is sent, and here it waits. What is handed over is not durable by age any
-    // more.
-    let switches = switches.without(Switches::KILLS).without(Switches::HAND_OVER);
+    // What is handed over is not durable by age any more.
+    let mut switches = switches.without(Switches::HAND_OVER);
+    let mut choice_of_memory = Random::of(seed, 0x6d65);
+    let full_each = if choice_of_memory.below(2) == 0 { 0 } else { 4 + choice_of_memory.below(60) };
+    if full_each > 0 {
+        // Where not even descriptors are held, the log ends up on storage, which the judge of kills does not follow.
+        switches = switches.without(Switches::KILLS);
+    }
     let scenario = Scenario::named(&recording.scenario)?;
     let age = AGES[Random::of(seed, 0x6167).below(AGES.len() as u64) as usize];
     let world = super::World::new(recording, seed, age)?;
     let mut base = vec![0; recording.disks[0].size_bytes as usize];
     world.disk.read(0, &mut base);
     let block_bytes = world.place.block_bytes;
-    let mut choice_of_memory = Random::of(seed, 0x6d65);
     let observer = Arc::new(Mutex::new(Observer {
         disk: Disk::new(base.clone()),
         place: world.place,
@@ -297,6 +302,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     }));
     let shared: SharedWatcher = observer.clone();
     let mut simulation = Simulation::with(recording, seed, switches, (None, Some(age)), Some(shared))?;
+    simulation.logs.iter_mut().for_each(JudgedLog::set_aged);
     let told: Vec<(u64, &str, u64)> = (0..)
         .zip(&recording.events)
         .filter_map(|(at, event)| match event {
@@ -319,7 +325,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let mut outcome = Outcome::default();
     let (mut random, mut choice) = (Random::of(seed, 0x706f), Random::of(seed, 0x6c6f));
     let (mut visited, mut compounds, mut without_memory) = (0, 0, false);
-    let lacks_memory = lock(&observer).full.1 != 0;
+    let lacks_memory = full_each != 0;
     // Where the guest ends, in events: not always at the end.
     let ends_at = match lacks_memory {
         true => choice_of_memory.below(recording.events.len() as u64 * 5 / 4) as usize,
