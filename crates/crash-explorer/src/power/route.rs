@@ -21,8 +21,9 @@ use block_route::{DiskOperation, Operation};
 use extfs::FreedBlocks;
 use guest_kit::Acknowledged;
 use guest_tools::random::Random;
-use jbd2::{Plan, SUPERBLOCK_BYTES, Superblock};
+use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -176,6 +177,19 @@ fn take_superblock(observer: &mut Observer, simulation: &Simulation<'_>) -> Resu
     Ok(())
 }
 
+/// The log in its own place on an image.
+struct OnImage<'a>(&'a File, &'a LogPlace);
+
+impl LogRead for OnImage<'_> {
+    type Error = std::io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> std::io::Result<Content> {
+        let at = self.1.offset(position).ok_or(std::io::ErrorKind::NotFound)?;
+        self.0.read_exact_at(buffer, at)?;
+        Ok(Content::Present)
+    }
+}
+
 /// The guest ends here, and the host lives: nothing that it committed is lost.
 fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step {
     simulation.drain()?;
@@ -186,8 +200,35 @@ fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step 
     // Recovery says in the ext4 superblock that there is nothing to replay.
     observer.history.forget(1024 / size);
     let image = &simulation.images[0];
+    // Where not even descriptors were held, the log is on storage by now, and the guest's kernel replays it.
+    let mut replayed: HashMap<u64, Vec<u8>> = HashMap::new();
+    let mut log = OnImage(image, &observer.place);
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    image.read_exact_at(&mut raw, observer.place.offset(0).unwrap_or(0)).during("reading an image")?;
+    let (superblock, format) = Superblock::parse(&raw).map_err(|error| Error::Other(error.to_string()))?;
+    if superblock.errno != 0 {
+        return finding("recovery leaves an error mark on storage");
+    }
+    if !superblock.is_empty() {
+        let plan = Plan::new(&mut log, &superblock, &format, &|_| true);
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(error) => return finding(format!("the log on storage cannot be replayed: {error}")),
+        };
+        for block in plan.blocks() {
+            let mut content = vec![0; size as usize];
+            log.read(block.newest().position, &mut content).during("reading the log on storage")?;
+            if !block.newest().restore(&format, &mut content) {
+                return finding(format!("the copy of block {} in the log on storage is damaged", block.home()));
+            }
+            replayed.insert(block.home(), content);
+        }
+    }
     let mut failed = None;
     let mut read = |block: u64| {
+        if let Some(content) = replayed.get(&block) {
+            return content.clone();
+        }
         let mut content = vec![0; size as usize];
         if let Err(error) = image.read_exact_at(&mut content, block * size) {
             failed = Some(error);
@@ -294,10 +335,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         history: History::default(),
         problem: None,
         last: None,
-        full: (
-            Random::of(seed, 0x6675),
-            if choice_of_memory.below(2) == 0 { 0 } else { 4 + choice_of_memory.below(60) },
-        ),
+        full: (Random::of(seed, 0x6675), full_each),
         superblocks: HashSet::new(),
     }));
     let shared: SharedWatcher = observer.clone();
@@ -324,7 +362,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     };
     let mut outcome = Outcome::default();
     let (mut random, mut choice) = (Random::of(seed, 0x706f), Random::of(seed, 0x6c6f));
-    let (mut visited, mut compounds, mut without_memory) = (0, 0, false);
+    let (mut visited, mut compounds, mut without_memory, mut compounds_before) = (0, 0, false, 0);
     let lacks_memory = full_each != 0;
     // Where the guest ends, in events: not always at the end.
     let ends_at = match lacks_memory {
@@ -359,10 +397,16 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         }
         let durability = disk.durability.as_ref();
         // Where not even descriptors were held, the log ends up on storage; and the mark is there until a closed log's superblock is.
-        let is_in_force = durability.is_some_and(|durability| durability.within_s.is_some());
+        // Begun again, storage is a truth when the first compound is durable.
+        let is_in_force = durability.is_some_and(|durability| {
+            durability.within_s.is_some() && (!without_memory || durability.compounds > compounds_before)
+        });
         let is_over = durability.is_some_and(|durability| durability.within_s.is_none());
         if lacks_memory && !is_in_force && (is_over || without_memory || disk.placement_effective == "storage") {
             outcome.endings += u64::from(!std::mem::replace(&mut without_memory, true));
+            if is_over {
+                compounds_before = durability.map_or(0, |durability| durability.compounds);
+            }
             return Ok(());
         }
         without_memory = false;
