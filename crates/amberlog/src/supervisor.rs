@@ -76,8 +76,11 @@ impl Charge {
                     door.began();
                 }
             }
+            Said::Shut { disk } => {
+                self.doors.remove(disk);
+            }
             Said::Clear => self.clear(),
-            Said::Keep { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
+            Said::Keep { .. } | Said::Forget { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
                 Ok(_) => {}
                 Err(error) => log::error!("what the worker wants kept cannot be: {error}"),
             },

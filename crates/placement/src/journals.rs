@@ -23,6 +23,7 @@ use jbd2::Superblock;
 use journal_area::{Holding, JournalArea, LogShape};
 use recovery::{Report, Status};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
@@ -135,6 +136,7 @@ impl Journals {
             })?;
             disks.push(Arc::new(disk));
         }
+        directory.name_disks(disks.iter().map(|disk| disk.options.name.clone()).collect());
         let area = JournalArea::new(memory, options.budget_bytes);
         let waking: Vec<Arc<Disk>> = disks.iter().map(Arc::clone).collect();
         area.set_waker(Box::new(move || waking.iter().for_each(|disk| disk.wake.wake())));
@@ -501,6 +503,22 @@ impl Journals {
             }
             Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::LeftToGuest(_) | Says::Error => Ok(()),
         }
+    }
+
+    /// A disk is about to come, with the next worker: from now on whoever uses its image asks this VM's directory.
+    ///
+    /// # Errors
+    /// When that cannot be written down.
+    pub fn expect_image(&self, image: &Path) -> io::Result<()> {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        self.directory.register(image).map_err(io::Error::other)?;
+        self.describe()
+    }
+
+    /// Whether anything is held or owed of a disk whose guest has let go of it.
+    pub fn holds_of(&self, disk: usize) -> bool {
+        let logs = self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk);
+        logs.into_iter().any(|log| log.is_open() || self.area.owed(log.id).blocks > 0)
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.

@@ -63,6 +63,16 @@ pub enum Said {
         /// What log lines call it.
         name: String,
     },
+    /// Let go of what is kept under this key.
+    Forget {
+        /// Its name.
+        key: String,
+    },
+    /// Close a door: nobody finds this disk any more.
+    Shut {
+        /// Which disk.
+        disk: usize,
+    },
     /// Give in the connections of a door that an earlier worker has named.
     Open {
         /// Of which disk.

@@ -4,7 +4,7 @@
 //! send it, the number of askers at once.
 
 use super::supervised::Supervised;
-use super::work::Asked;
+use super::work::{Asked, DiskChange};
 use crate::vm::Bounds;
 use anyhow::Context;
 use serde::Deserialize;
@@ -43,6 +43,14 @@ enum Question {
         disk: String,
         placement: String,
         patience_seconds: u64,
+    },
+    DiskAdd {
+        vm: String,
+        disk: String,
+    },
+    DiskRemove {
+        vm: String,
+        disk: String,
     },
     Resize {
         vm: String,
@@ -236,6 +244,8 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
         Question::Power { on_battery, patience_seconds } => {
             super::power::set(slots, run, on_battery, seconds(patience_seconds))
         }
+        Question::DiskAdd { vm, disk } => find(&vm)?.change_disks(DiskChange::Add(disk)),
+        Question::DiskRemove { vm, disk } => find(&vm)?.change_disks(DiskChange::Remove(disk)),
         Question::Resize { vm, disk, size_bytes } => {
             find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, Duration::from_secs(60))
         }

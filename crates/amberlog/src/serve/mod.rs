@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use supervised::{Supervised, Wish};
+use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(60);
@@ -195,7 +196,10 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                 }
                 let prepared = prepare_reports(&config).and_then(|()| access::open_above(&run, config.way()));
                 match prepared.and_then(|()| vms.apply(&config, &text)) {
-                    Ok(()) => log::info!("read the configuration again: {}", vms.pending()),
+                    Ok(()) => {
+                        vms.change_disks(&text);
+                        log::info!("read the configuration again: {}", vms.pending());
+                    }
                     Err(error) => log::error!("{error:#}"),
                 }
             }
@@ -257,6 +261,19 @@ impl Vms {
             self.threads.insert(name.clone(), handle);
         }
         Ok(())
+    }
+
+    /// Has disks that came or went in the configuration come or go, where a guest runs.
+    fn change_disks(&self, text: &Arc<str>) {
+        let slots = self.slots.lock().expect("no panic under this lock").clone();
+        for (name, slot) in slots.iter().filter(|(_, slot)| slot.pending().as_deref() == Some("changed")) {
+            match slot.change_disks(DiskChange::Config(text.to_string())) {
+                Ok(changes) => {
+                    log::info!("vm {name}: disks that came: {}, that went: {}", changes["added"], changes["removed"])
+                }
+                Err(error) => log::warn!("{error:#}"),
+            }
+        }
     }
 
     /// What of the configuration takes effect only when a VMM has ended, for people.

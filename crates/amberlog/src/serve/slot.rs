@@ -4,10 +4,11 @@
 //! A change of its configuration takes effect when no VMM is connected: a guest never notices one. Failure story: what cannot
 //! be prepared or finished is logged once, shown, and tried again every few seconds; what is owed stays in tmpfs until then.
 
-use super::config::{Config, VmConfig};
+use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
 use super::power;
 use crate::raw::KnownRaw;
+use crate::vm::change::{self, Doors, THROTTLE};
 use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
 use crate::worker::Line;
 use anyhow::Context;
@@ -21,7 +22,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use supervision::Kept;
+use supervision::{Kept, Said};
 
 /// How often the VMMs and the wishes are looked at.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -60,6 +61,7 @@ pub(super) struct Live {
     attachments: Vec<crate::vm::qemu::Attachment>,
     sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
+    doors: Doors,
 }
 
 /// Why a VM is not served any more.
@@ -99,6 +101,8 @@ pub struct Slot {
     line: Arc<Line>,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Disks come and go one request after the other.
+    changing: Mutex<()>,
 }
 
 impl Slot {
@@ -117,6 +121,7 @@ impl Slot {
                 as_served: None,
             }),
             changed: Condvar::new(),
+            changing: Mutex::default(),
         })
     }
 
@@ -210,9 +215,18 @@ impl Slot {
         let config = self.as_begun.clone();
         self.lock().as_served = Some(config.clone());
         let bounds = kept.all(THROTTLE);
-        let vm = Vm::resume(&config.options, kept, &self.line)?;
+        let before = kept.descriptor(CONFIG_BEFORE).map(|before| before.try_clone_to_owned()).transpose()?;
+        let resumed = Vm::resume(&config.options, kept, &self.line);
+        if let (Err(_), Some(before)) = (&resumed, before) {
+            // Its disks were changed, and with the new ones it does not go on: the next worker has those of before.
+            self.line.keep(CONFIG, "", Some(before.as_fd()))?;
+        }
+        let vm = resumed?;
+        self.line.say(&Said::Forget { key: CONFIG_BEFORE.to_owned() }, &[])?;
         vm.note_raw(&mut self.lock().served);
         let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
+        // Some of them may have come just now.
+        serving.attachments.iter().try_for_each(|disk| config.access.open_socket(&disk.socket))?;
         for (index, handle) in serving.handles().iter().enumerate() {
             let disk = &vm.journals.disk(index).options.name;
             let said = bounds.iter().find(|(name, _)| name == disk);
@@ -308,11 +322,77 @@ impl Slot {
         left::forget(&config.sockets)
     }
 
+    /// Prepares that disks come or go, as `wanted` says, and gives which: the next worker has them so, and this one is to be replaced.
+    ///
+    /// # Errors
+    /// When more is changed than disks, a disk that is to go is in use, or one that is to come cannot be had: nothing was changed.
+    pub fn change_disks(&self, wanted: &VmConfig) -> anyhow::Result<DiskChanges> {
+        let _entered = self.enter();
+        let _alone = self.changing.lock().expect("no panic under this lock");
+        let live = self.live()?;
+        let (served, mut known) = {
+            let inner = self.lock();
+            anyhow::ensure!(
+                matches!(inner.state, State::Running(_)),
+                "no VMM of it runs: change the configuration, and reload it"
+            );
+            (inner.as_served.clone().context("it is not served at this moment; ask again")?, inner.served.clone())
+        };
+        let changes = served.disk_changes(wanted)?;
+        if changes.added.is_empty() && changes.removed.is_empty() {
+            return Ok(changes);
+        }
+        if let Some(why) = change::cannot_change(&served.options).or_else(|| change::cannot_change(&wanted.options)) {
+            anyhow::bail!("{why}");
+        }
+        // What this guest was served is its own, whatever it has written to it.
+        served.options.images().for_each(|(image, _)| known.note(image));
+        let rings = live.observer.rings();
+        let number = |name: &String| live.journals.disks().iter().position(|disk| disk.options.name == *name);
+        let leaving: Vec<usize> = changes.removed.iter().filter_map(number).collect();
+        for index in &leaving {
+            anyhow::ensure!(
+                !rings[*index].is_connected,
+                "disk {} is in use: unplug it first (virsh detach-device, or QMP's device_del and then chardev-remove)",
+                live.journals.disk(*index).options.name
+            );
+        }
+        let prepared = change::prepare(&wanted.options, &changes.added, &known)?;
+        for index in &leaving {
+            let name = &live.journals.disk(*index).options.name;
+            // From here on nobody comes to it.
+            change::close_socket(&live.attachments[*index].socket);
+            self.line.say(&Said::Shut { disk: live.doors.clone().of(name).0 }, &[])?;
+            self.line.say(&Said::Forget { key: change::door_key(name) }, &[])?;
+            change::finish(&live.journals, &live.handles[*index], *index)?;
+        }
+        prepared.into_iter().try_for_each(|disk| disk.keep(&live.journals, &self.line))?;
+        self.keep_source(CONFIG_BEFORE, &served)?;
+        self.keep_source(CONFIG, wanted)?;
+        Ok(changes)
+    }
+
+    /// The configuration that it is served with.
+    ///
+    /// # Errors
+    /// When it is not served.
+    pub fn as_served(&self) -> anyhow::Result<VmConfig> {
+        self.live()?;
+        self.lock()
+            .as_served
+            .clone()
+            .with_context(|| format!("vm {} is not served at this moment; ask again", self.name))
+    }
+
     /// Has the configuration kept, so that the next worker serves what this one does.
     fn keep_config(&self, config: &VmConfig) -> anyhow::Result<()> {
+        self.keep_source(CONFIG, config)
+    }
+
+    fn keep_source(&self, key: &str, config: &VmConfig) -> anyhow::Result<()> {
         let mut file: File = rustix::fs::memfd_create("amberlog-config", rustix::fs::MemfdFlags::CLOEXEC)?.into();
         file.write_all(config.source.as_bytes())?;
-        Ok(self.line.keep(CONFIG, "", Some(file.as_fd()))?)
+        Ok(self.line.keep(key, "", Some(file.as_fd()))?)
     }
 
     /// Waits until the VMM has ended, or the VM is not wanted so any more and has none, or is to be left.
@@ -323,6 +403,7 @@ impl Slot {
             attachments: serving.attachments.clone(),
             sockets: config.sockets.clone(),
             observer: Arc::clone(&serving.observer),
+            doors: serving.doors.clone(),
         };
         let mut inner = self.lock();
         inner.live = Some(live);
@@ -664,11 +745,11 @@ pub fn served_before(line: &Line, name: &str) -> anyhow::Result<Option<VmConfig>
     Ok(Some(vm))
 }
 
-/// The keys of what disks were bounded to, without the disk's name.
-const THROTTLE: &str = "throttle ";
-
 /// The key of a configuration that is kept.
 const CONFIG: &str = "configuration";
+
+/// And of the one before disks came or went, until a worker goes on without it.
+const CONFIG_BEFORE: &str = "configuration before";
 
 /// Where the VM's directory in tmpfs is found from beside its sockets, whatever it is called this time.
 const AREA: &str = "area";

@@ -5,7 +5,7 @@
 //! followed by another one at once; when it dies again and again none follows until somebody wants it (a reload), and that is
 //! said.
 
-use super::work::{Asked, WantedName};
+use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
 use crate::vm::watched::Watched;
 use crate::worker::{Worker, how_it_ended, own_program};
@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// How long another program's worker may take until it serves.
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a disk that comes may take: what an earlier process left of it is brought home.
+const CHANGED_WITHIN: Duration = Duration::from_secs(120);
 /// How long a VMM that is killed may take to end.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause after a worker that could not even be started.
@@ -335,6 +337,20 @@ impl Supervised {
             worker.signal(rustix::process::Signal::KILL);
         }
         anyhow::bail!("vm {}: the new worker does not serve (the log says why); one of this program goes on", self.name)
+    }
+
+    /// Has disks come or go while the guest runs. Gives which.
+    ///
+    /// # Errors
+    /// When that cannot be: nothing was changed, unless the sentence says so.
+    pub fn change_disks(&self, change: DiskChange) -> anyhow::Result<Value> {
+        let answer = self.ask(&Asked::ChangeDisks { change }, CHANGED_WITHIN)?;
+        let is_changed = |key: &str| answer[key].as_array().is_some_and(|disks| !disks.is_empty());
+        if is_changed("added") || is_changed("removed") {
+            let program = self.lock().program.clone();
+            self.replace(&program)?;
+        }
+        Ok(answer)
     }
 
     /// Asks the worker.
