@@ -39,7 +39,7 @@ const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 
 /// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; and the words of the
 /// line to the supervisor. Another number where any of that is understood in another way.
-const STATE_FORMAT: u32 = 1;
+const STATE_FORMAT: u32 = 2;
 
 /// What the worker is for.
 #[derive(Subcommand, Debug)]

@@ -147,6 +147,11 @@ impl Rig {
 
     /// The worker is killed, and another one goes on with the files as they are, or as they were.
     fn die(&mut self, files: Option<Files>) -> io::Result<()> {
+        self.die_and_serve(files, options(&self.image))
+    }
+
+    /// The same, and the other one has these disks.
+    fn die_and_serve(&mut self, files: Option<Files>, options: JournalsOptions) -> io::Result<()> {
         let files = files.unwrap_or_else(|| self.files());
         let directory = self.journals.directory();
         let lock = directory.lock_file().try_clone().expect("a descriptor");
@@ -156,7 +161,7 @@ impl Rig {
         }
         let (directory, description) =
             AreaDirectory::adopt(&path, &self.directory.path().join("registry"), lock).expect("it is there");
-        self.journals = Journals::resume(&VmMemory::new(), directory, &description, options(&self.image))?;
+        self.journals = Journals::resume(&VmMemory::new(), directory, &description, options)?;
         Ok(())
     }
 
@@ -372,4 +377,59 @@ fn one_that_somebody_wrote_over_is_refused() {
     rig.open();
     rig.die(None).expect("it goes on");
     assert!(rig.log().is_held_open());
+}
+
+/// Options of disks by their names: the rig's own is "d".
+fn named(rig: &Rig, names: &[&str]) -> JournalsOptions {
+    let own = options(&rig.image).disks.remove(0);
+    let disk = |name: &&str| {
+        let path = if *name == own.name { rig.image.clone() } else { rig.directory.path().join(name) };
+        DiskOptions { name: (*name).to_owned(), path, ..own.clone() }
+    };
+    JournalsOptions { disks: names.iter().map(disk).collect(), ..options(&rig.image) }
+}
+
+#[test]
+fn disks_come_go_and_change_places_between_two_workers() {
+    let mut rig = Rig::new();
+    let own = options(&rig.image).disks[0].name.clone();
+    // Another file system, whose journal waits to be replayed by its guest's kernel.
+    std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
+    let other = std::fs::File::options().write(true).open(rig.directory.path().join("other")).expect("opened");
+    let at = rig.log().place_of(0).expect("it has one");
+    other.write_all_at(&rig.superblock_from(9, 7), at).expect("written");
+    rig.open();
+    rig.commit(2000);
+    let owed = |rig: &Rig, disk: usize| {
+        let log = rig.journals.logs().into_iter().find(|log| log.home_disk == disk).expect("a log");
+        (log.placement, log.is_open(), rig.journals.area.owed(log.id).blocks)
+    };
+    rig.die_and_serve(None, named(&rig, &["other", &own])).expect("one came before it");
+    assert_eq!(owed(&rig, 1), (PlacementKind::Copy, true, 1));
+    assert_eq!(owed(&rig, 0), (PlacementKind::Copy, false, 0), "it begins as configured, whatever is to be replayed");
+    assert!(!rig.journals.disk(0).was_started() && rig.journals.disk(1).was_started());
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("they changed places");
+    assert_eq!(owed(&rig, 0), (PlacementKind::Copy, true, 1));
+    // Another worker knows them both.
+    assert_eq!(owed(&rig, 1), (PlacementKind::Storage, true, 0));
+    rig.die_and_serve(None, named(&rig, &[&own])).expect("one is gone, which owed nothing");
+    assert_eq!((rig.journals.logs().len(), owed(&rig, 0)), (1, (PlacementKind::Copy, true, 1)));
+    rig.die(None).expect("as if it had never been there");
+    assert_eq!(owed(&rig, 0), (PlacementKind::Copy, true, 1));
+}
+
+#[test]
+fn a_disk_that_is_owed_something_does_not_go() {
+    let mut rig = Rig::new();
+    let own = options(&rig.image).disks[0].name.clone();
+    std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("one came");
+    rig.open();
+    rig.commit(2000);
+    let before = rig.journals.directory().description().expect("read").expect("it is there");
+    let error = rig.die_and_serve(None, named(&rig, &["other"])).expect_err("it is held").to_string();
+    assert!(error.contains("its disk is not served any more"), "{error}");
+    assert_eq!(rig.journals.directory().description().expect("read").expect("it is there"), before);
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("with it, it goes on");
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
 }
