@@ -465,7 +465,7 @@ impl AreaDirectory {
     pub(crate) fn keep_images(&self, images: &[&Path]) {
         let keys: Vec<String> = images.iter().filter_map(|image| image_key(image).ok()).collect();
         self.images.lock().expect("no panic under this lock").retain(|image| {
-            let stays = keys.contains(&image.key);
+            let stays = keys.contains(&image.key) || images.iter().any(|served| is_at(served, &image.path));
             if !stays && self.is_registered(&image.key) {
                 registry::forget_image(&self.registry, &image.key);
             }
@@ -532,6 +532,11 @@ impl AreaDirectory {
             log::warn!("{error}");
         }
     }
+}
+
+/// Whether an image that is served at `path` was written down as being there.
+fn is_at(path: &Path, described: &Path) -> bool {
+    std::path::absolute(path).is_ok_and(|path| path == described)
 }
 
 /// Whether what lies in a directory is about the image with this key, or does not say that it is not.

@@ -515,10 +515,25 @@ impl Journals {
         self.describe()
     }
 
-    /// Whether anything is held or owed of a disk whose guest has let go of it.
-    pub fn holds_of(&self, disk: usize) -> bool {
-        let logs = self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk);
-        logs.into_iter().any(|log| log.is_open() || self.area.owed(log.id).blocks > 0)
+    /// A disk is about to go, and nobody uses it any more: brings home what it is owed, and has it say for itself what is to be known of
+    /// its journals.
+    ///
+    /// # Errors
+    /// When storage fails, or something is held still: it cannot go.
+    pub fn leave_disk(&self, disk: usize) -> io::Result<()> {
+        self.recover_disk(disk)?;
+        for log in self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk) {
+            if log.is_distrusted() {
+                distrust::remember(&log.place, &log.journal.file)?;
+            }
+            if log.is_held_open() || self.area.owed(log.id).blocks > 0 {
+                return Err(io::Error::other(format!(
+                    "disk {}: something of it is held still",
+                    self.disks[disk].options.name
+                )));
+            }
+        }
+        self.disks[disk].file.sync_data()
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.

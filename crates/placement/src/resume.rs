@@ -15,7 +15,8 @@
 //! | 2 | open, says where it was to be handed over | live from just there | at the end of a hand-over: all of it is on storage |
 //! | 3 | open, nothing in it, storage was not seen to say so | no mark of a held log | while it was being opened: its guest was told nothing, and opens it once more |
 //! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described |
-//! | 5 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
+//! | 5 | open, being recovered, storage was seen to say that it is held | empty | at the end of the recovery that follows a reset or an unplugging: all of it is home |
+//! | 6 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
 
 use crate::description::{AreaDirectory, Description, LogDescription, WishDescription};
 use crate::disk::PlacementKind;
@@ -48,6 +49,8 @@ enum Found {
     HandedOver(u32),
     /// Its guest was not told that it is open.
     NotOpened,
+    /// Its recovery had come to its end: nobody uses it, and all is home.
+    Recovered,
     Closed,
 }
 
@@ -59,6 +62,7 @@ fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static
         (true, Says::Held(_), _) => Err("its mark on storage is that of another opening"),
         (true, Says::Live(tail), Some(from)) if tail == from => Ok(Found::HandedOver(from.sequence)),
         (true, _, None) if books.is_empty && !books.is_marked => Ok(Found::NotOpened),
+        (true, Says::Empty | Says::Error, None) if books.is_recovering && books.is_marked => Ok(Found::Recovered),
         (true, ..) => Err("storage does not say any more that it is held"),
         (false, Says::Live(tail), Some(from))
             if jbd2::sequence::is_at_or_after(tail.sequence, from.sequence)
@@ -228,6 +232,7 @@ impl Journals {
             Found::Held(_) => "is held as before",
             Found::HandedOver(_) => "is on storage, where it was just handed over",
             Found::NotOpened => "was being opened, which its guest does once more",
+            Found::Recovered => "was being recovered, and all of it is home",
             Found::Closed => "is not in use",
         };
         log::info!("disk {name}: the journal of the file system at byte {at} {how}, {owed} blocks owed");
@@ -257,6 +262,13 @@ impl Journals {
                 log.set_open();
             }
             Found::NotOpened => {
+                self.area.close(log.id);
+                self.follow_wish(log);
+            }
+            Found::Recovered => {
+                // Storage says so since a moment ago, perhaps not for good.
+                log.home.file.sync_data()?;
+                log.journal.file.sync_data()?;
                 self.area.close(log.id);
                 self.follow_wish(log);
             }

@@ -56,6 +56,16 @@ impl Kept {
         worker.send(&Order::Begin, &[])
     }
 
+    /// Keeps words without descriptors.
+    pub fn put(&mut self, key: String, data: String) {
+        self.entries.insert(key, (data, Vec::new()));
+    }
+
+    /// Lets go of what is kept under keys that begin so, unless this says that it stays.
+    pub fn retain(&mut self, beginning: &str, stays: impl Fn(&str) -> bool) {
+        self.entries.retain(|key, (data, _)| !key.starts_with(beginning) || stays(data));
+    }
+
     /// Lets go of everything.
     pub fn clear(&mut self) {
         self.entries.clear();

@@ -244,8 +244,14 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
         Question::Power { on_battery, patience_seconds } => {
             super::power::set(slots, run, on_battery, seconds(patience_seconds))
         }
-        Question::DiskAdd { vm, disk } => find(&vm)?.change_disks(DiskChange::Add(disk)),
-        Question::DiskRemove { vm, disk } => find(&vm)?.change_disks(DiskChange::Remove(disk)),
+        Question::DiskAdd { vm, disk } => {
+            let slot = find(&vm)?;
+            super::power::change_disks(&slot, run, DiskChange::Add(disk))
+        }
+        Question::DiskRemove { vm, disk } => {
+            let slot = find(&vm)?;
+            super::power::change_disks(&slot, run, DiskChange::Remove(disk))
+        }
         Question::Resize { vm, disk, size_bytes } => {
             find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, Duration::from_secs(60))
         }

@@ -88,6 +88,8 @@ struct Inner {
     program: PathBuf,
     /// This worker's end is wanted, so that one of another program goes on.
     is_replaced: bool,
+    /// And one with other disks goes on.
+    is_changing: bool,
     is_over: bool,
 }
 
@@ -97,6 +99,8 @@ pub struct Supervised {
     no_sandbox: bool,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Disks come and go one request after the other.
+    changing: Mutex<()>,
 }
 
 impl Supervised {
@@ -114,9 +118,11 @@ impl Supervised {
                 last_death: None,
                 program: own_program(),
                 is_replaced: false,
+                is_changing: false,
                 is_over: false,
             }),
             changed: Condvar::new(),
+            changing: Mutex::default(),
         })
     }
 
@@ -248,7 +254,9 @@ impl Supervised {
             return Ok(());
         }
         let how = how_it_ended(status);
-        let wanted = if charge.is_served() { inner.on_crash } else { OnCrash::Restart };
+        // A worker that cannot go on with other disks is followed by one that has those of before.
+        let is_to_be_followed = inner.is_changing || !charge.is_served();
+        let wanted = if is_to_be_followed { OnCrash::Restart } else { inner.on_crash };
         let next = inner.deaths.died(Instant::now(), wanted);
         match next {
             Next::Hold => {
@@ -344,12 +352,32 @@ impl Supervised {
     /// # Errors
     /// When that cannot be: nothing was changed, unless the sentence says so.
     pub fn change_disks(&self, change: DiskChange) -> anyhow::Result<Value> {
+        let _one_after_the_other = self.changing.lock().expect("no panic under this lock");
         let answer = self.ask(&Asked::ChangeDisks { change }, CHANGED_WITHIN)?;
-        let is_changed = |key: &str| answer[key].as_array().is_some_and(|disks| !disks.is_empty());
-        if is_changed("added") || is_changed("removed") {
-            let program = self.lock().program.clone();
-            self.replace(&program)?;
+        let names = |of: &Value| -> Vec<String> {
+            of.as_array().into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
+        };
+        let (added, removed) = (names(&answer["added"]), names(&answer["removed"]));
+        if added.is_empty() && removed.is_empty() {
+            return Ok(answer);
         }
+        let program = {
+            let mut inner = self.lock();
+            inner.is_changing = true;
+            inner.program.clone()
+        };
+        let replaced = self.replace(&program);
+        self.lock().is_changing = false;
+        replaced?;
+        let status = self.status();
+        let served: Vec<&str> =
+            status["disks"].as_array().into_iter().flatten().filter_map(|disk| disk["name"].as_str()).collect();
+        let is_served = |name: &String| served.contains(&name.as_str());
+        anyhow::ensure!(
+            added.iter().all(is_served) && !removed.iter().any(is_served),
+            "vm {}: another worker does not go on with these disks (the log says why); the guest has those that it had",
+            self.name
+        );
         Ok(answer)
     }
 

@@ -5,32 +5,33 @@
 //! or take a disk that somebody uses. Failure story: what cannot be prepared is refused while this worker serves on; what was kept
 //! before this worker died, and is of no disk that is served, is let go by the next one ([`clean_up`]).
 
-use super::{Attached, VmOptions, finish_areas, open_image, require_raw};
+use super::{Attached, VmObserver, VmOptions, finish_areas, open_image, require_raw};
 use crate::raw::KnownRaw;
 use crate::worker::Line;
 use anyhow::Context;
-use block_device::{DeviceHandle, Image};
-use block_route::Route;
+use block_device::Image;
 use guest_memory::VmMemory;
 use placement::{AreaDirectory, Journals, JournalsOptions, PlacementKind};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use supervision::{Kept, Said};
+use std::time::{Duration, Instant};
+use supervision::{DOOR, Kept, Said};
 
 const IMAGE: &str = "image ";
-const DOOR: &str = "door ";
+/// How long the supervisor may take to say whether somebody has a disk.
+const SHUT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long storage may take for what a VMM had asked for that has gone.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(2);
 /// Bounds that were set while the guest ran.
 pub const THROTTLE: &str = "throttle ";
 
 /// The key of a disk's image.
 pub fn image_key(disk: &str) -> String {
     format!("{IMAGE}{disk}")
-}
-
-/// The key of a disk's door, whose number belongs to it.
-pub fn door_key(disk: &str) -> String {
-    format!("{DOOR}{disk}")
 }
 
 /// The doors of a VM's disks: the supervisor knows them by numbers, which stay the same while disks come and go.
@@ -62,18 +63,52 @@ impl Doors {
     }
 }
 
-/// Lets go of what is kept for disks that are not served any more.
-pub(super) fn clean_up(kept: &Kept, doors: &Doors, attached: &[Attached], line: &Line) -> std::io::Result<()> {
-    let is_served = |name: &str| attached.iter().any(|disk| disk.options.name == name);
-    for (name, disk) in doors.numbers.iter().filter(|(name, _)| !is_served(name)) {
-        line.say(&Said::Shut { disk: *disk }, &[])?;
-        line.say(&Said::Forget { key: door_key(name) }, &[])?;
+/// What is kept for disks that are not served any more.
+#[derive(Debug, Default)]
+pub(super) struct Leftover {
+    doors: Vec<usize>,
+    keys: Vec<String>,
+}
+
+impl Leftover {
+    pub(super) fn of(kept: &Kept, doors: &Doors, attached: &[Attached]) -> Self {
+        let is_served = |name: &str| attached.iter().any(|disk| disk.options.name == name);
+        let gone = doors.numbers.iter().filter(|(name, _)| !is_served(name)).map(|(_, number)| *number);
+        let of = |beginning: &'static str| {
+            let names = kept.all(beginning).into_iter().filter(|(name, _)| !is_served(name));
+            names.map(move |(name, _)| format!("{beginning}{name}"))
+        };
+        Leftover { doors: gone.collect(), keys: of(IMAGE).chain(of(THROTTLE)).collect() }
     }
-    for beginning in [IMAGE, THROTTLE] {
-        for (name, _) in kept.all(beginning).iter().filter(|(name, _)| !is_served(name)) {
-            line.say(&Said::Forget { key: format!("{beginning}{name}") }, &[])?;
-        }
+
+    /// Lets go of it.
+    pub(super) fn clean_up(self, line: &Line) -> std::io::Result<()> {
+        self.doors.into_iter().try_for_each(|disk| line.say(&Said::Shut { disk }, &[]))?;
+        self.keys.into_iter().try_for_each(|key| line.say(&Said::Forget { key }, &[]))
     }
+}
+
+/// Whether the images of a VM are where they were when they were opened: another worker opens them by name.
+///
+/// # Errors
+/// The first that is not.
+pub fn check_images<'i>(images: impl Iterator<Item = &'i Image>) -> anyhow::Result<()> {
+    for image in images {
+        check_image(image)?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_image(image: &Image) -> anyhow::Result<()> {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
+    let path = image.path();
+    let is = std::fs::metadata(path).map(identity).with_context(|| format!("looking for {}", path.display()))?;
+    let was = image.file().metadata().map(identity)?;
+    anyhow::ensure!(
+        is == was,
+        "{} is another file than the one that is served: put that one back in its place",
+        path.display()
+    );
     Ok(())
 }
 
@@ -108,6 +143,10 @@ pub fn prepare(options: &VmOptions, names: &[String], known: &KnownRaw) -> anyho
         anyhow::ensure!(
             option.log_writes.is_none() || !names.contains(name),
             "disk {name}: a log of writes has to begin with its VM"
+        );
+        anyhow::ensure!(
+            option.model.is_none() || !names.contains(name),
+            "disk {name}: a modelled disk has to begin with its VM"
         );
     }
     finish_areas(&attached)?;
@@ -161,22 +200,33 @@ impl Prepared {
     }
 }
 
-/// Brings home what a disk is owed that its VMM has let go of. Nobody may come to it any more.
+/// Has a disk be nobody's: shuts its door, waits until the device has let go of the VMM that was there, and brings home what it is
+/// owed.
 ///
 /// # Errors
-/// When storage fails: the disk is as it was.
-pub fn finish(journals: &Journals, handle: &DeviceHandle<dyn Route>, disk: usize) -> anyhow::Result<()> {
-    journals.recover_disk(disk)?;
-    let name = &journals.disk(disk).options.name;
-    anyhow::ensure!(!journals.holds_of(disk), "disk {name}: something of it is held still; ask again");
-    handle.image().file().sync_all().with_context(|| format!("disk {name}: flushing its image"))
-}
-
-/// The socket of a disk that nobody is to find any more.
-pub fn close_socket(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path) {
-        log::debug!("removing {}: {error}", path.display());
-    }
+/// When a VMM has it, or storage fails.
+pub fn leave(disk: usize, door: usize, socket: &Path, observer: &VmObserver, line: &Line) -> anyhow::Result<()> {
+    let name = &observer.journals.disk(disk).options.name;
+    anyhow::ensure!(
+        line.shut_door(door, SHUT_PATIENCE)?,
+        "disk {name} is in use: unplug it first (virsh detach-device, or QMP's device_del and then chardev-remove)"
+    );
+    let left = || {
+        if let Err(error) = std::fs::remove_file(socket) {
+            log::debug!("removing {}: {error}", socket.display());
+        }
+        // What its VMM had asked for last may still be under way.
+        let deadline = Instant::now() + LEAVING_PATIENCE;
+        while observer.rings()[disk].is_connected || !line.has_nobody(door) {
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "disk {name}: storage has not answered what its guest had asked for"
+            );
+            std::thread::sleep(LOOK);
+        }
+        Ok(observer.journals.leave_disk(disk)?)
+    };
+    left().with_context(|| format!("disk {name} cannot go, and nobody can have it until another worker goes on"))
 }
 
 #[cfg(test)]
@@ -188,9 +238,7 @@ mod tests {
         let mut doors = Doors::default();
         assert_eq!((doors.of("a"), doors.of("b"), doors.of("a")), ((0, true), (1, true), (0, false)));
         let mut kept = Kept::default();
-        for (name, (number, _)) in [("b", doors.of("b"))] {
-            kept.take_in(door_key(name), number.to_string(), Vec::new());
-        }
+        kept.put(format!("{DOOR}b"), doors.of("b").0.to_string());
         let mut later = Doors::kept(&kept);
         assert!(later.has("b") && !later.has("a"));
         assert_eq!((later.of("c"), later.of("b")), ((2, true), (1, false)));

@@ -23,7 +23,7 @@ use anyhow::Context;
 use block_device::Entrance;
 use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
 use block_route::Route;
-use change::Doors;
+use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, size};
@@ -105,11 +105,17 @@ pub struct Vm {
     resumed: Mutex<Option<Resumed>>,
     /// The doors that the supervisor has from an earlier worker, by disk.
     doors: Doors,
+    /// What the supervisor has of disks that are not served any more.
+    leftover: Mutex<Leftover>,
+    /// What is to be done when nothing can go wrong any more, and nobody was let in yet.
+    at_doors: Mutex<Option<AtDoors>>,
     /// Its guest's memory.
     pub memory: Arc<VmMemory>,
     /// Its journals.
     pub journals: Arc<Journals>,
 }
+
+type AtDoors = Box<dyn FnOnce() -> anyhow::Result<()> + Send>;
 
 /// What goes on from an earlier worker.
 struct Resumed {
@@ -132,6 +138,8 @@ pub struct Serving {
     pub attachments: Vec<qemu::Attachment>,
     /// Their doors.
     pub doors: change::Doors,
+    /// The sockets that were made just now.
+    pub opened: Vec<PathBuf>,
 }
 
 /// Who starts the VMM.
@@ -427,6 +435,8 @@ impl Vm {
             under_way: Arc::new(under_way),
             resumed: Mutex::default(),
             doors: Doors::default(),
+            leftover: Mutex::default(),
+            at_doors: Mutex::default(),
             name: options.name.clone(),
             attached,
             images,
@@ -472,7 +482,9 @@ impl Vm {
         for disk in &attached {
             let (_, file) = taken(&change::image_key(&disk.options.name))?;
             let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
-            images.push(Arc::new(Image::adopt(file.into(), &disk.options.path, image_options)?));
+            let image = Image::adopt(file.into(), &disk.options.path, image_options)?;
+            change::check_image(&image)?;
+            images.push(Arc::new(image));
         }
         let (models, clients) = connect_models(options, &attached, &images)?;
         if options.trace.is_some() {
@@ -498,7 +510,7 @@ impl Vm {
         )?;
         steps.push(("for tables and logs", Instant::now()));
         let doors = Doors::kept(&kept);
-        change::clean_up(&kept, &doors, &attached, line)?;
+        let leftover = Mutex::new(Leftover::of(&kept, &doors, &attached));
         let vmm = kept.data("vmm").and_then(|text| text.split_once(' '));
         let vmm = vmm.and_then(|(pid, started)| Some((pid.parse().ok()?, started.parse().ok()?)));
         // From here on faults are answered: the logs that retain pages are known.
@@ -531,12 +543,19 @@ impl Vm {
             line: Arc::clone(line),
             under_way: Arc::new(under_way),
             doors,
+            leftover,
+            at_doors: Mutex::default(),
             resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
             memory,
             journals,
         };
         let (samples, marks) = vm.start_threads(options)?;
         Ok(Vm { samples, marks: Some(marks), ..vm })
+    }
+
+    /// Has something done when nothing can go wrong any more, and before anybody is let in ([`Vm::serve`]).
+    pub fn before_doors(&self, what: impl FnOnce() -> anyhow::Result<()> + Send + 'static) {
+        *self.at_doors.lock().expect("no panic under this lock") = Some(Box::new(what));
     }
 
     /// Notes its images as raw: a guest was served them.
@@ -612,8 +631,14 @@ impl Vm {
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
             rings: Mutex::new(vec![observer::Rings::default(); self.attached.len()]),
         });
-        let mut serving =
-            Serving { observer, devices: Vec::new(), vmm_is_gone, attachments: Vec::new(), doors: Doors::default() };
+        let mut serving = Serving {
+            observer,
+            devices: Vec::new(),
+            vmm_is_gone,
+            attachments: Vec::new(),
+            doors: Doors::default(),
+            opened: Vec::new(),
+        };
         let mut throttles: HashMap<&str, Throttle> = HashMap::new();
         let mut doors = self.doors.clone();
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
@@ -647,15 +672,25 @@ impl Vm {
             let image = (disk.options.path.clone(), disk.options.read_only);
             serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
         }
+        let mut listeners = Vec::new();
         for (index, attachment) in serving.attachments.iter().enumerate() {
             let name = self.attached[index].options.name.clone();
-            let (disk, is_open) = (doors.of(&name).0, self.doors.has(&name));
-            if is_open {
-                self.line.say(&Said::Open { disk }, &[])?;
-            } else {
-                let listener = block_device::listen(&attachment.socket)?;
-                self.line.keep(&change::door_key(&name), &disk.to_string(), None)?;
-                self.line.say(&Said::Door { disk, name }, &[listener.as_fd()])?;
+            let is_open = self.doors.has(&name);
+            let listener = (!is_open).then(|| block_device::listen(&attachment.socket)).transpose()?;
+            if !is_open {
+                serving.opened.push(attachment.socket.clone());
+            }
+            listeners.push((doors.of(&name).0, name, listener));
+        }
+        // From here on this is how the VM is served, whoever dies.
+        if let Some(at_doors) = self.at_doors.lock().expect("no panic under this lock").take() {
+            at_doors()?;
+        }
+        std::mem::take(&mut *self.leftover.lock().expect("no panic under this lock")).clean_up(&self.line)?;
+        for (disk, name, listener) in listeners {
+            match listener {
+                None => self.line.say(&Said::Open { disk }, &[])?,
+                Some(listener) => self.line.say(&Said::Door { disk, name }, &[listener.as_fd()])?,
             }
         }
         serving.doors = doors;

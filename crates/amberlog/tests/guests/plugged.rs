@@ -112,6 +112,8 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
 
     add(&daemon, &mut guest, &format!("{other},name=more"));
     assert!(!is_free(&second));
+    // At once after another worker has begun, and of a disk that is mounted.
+    refused(&daemon, &["remove", "db", "disk0"], "is in use: unplug it first");
     refused(&daemon, &["remove", "db", "more"], "is in use: unplug it first");
     guest.wait_mark("unmounted", LIMIT).unwrap();
     unplug(&mut guest, "more");
@@ -135,6 +137,31 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
     assert!(is_free(&second), "{}", daemon.log());
     assert_consistent(&more);
     assert_records(&more, "/torn", "torn", &overwritten(33), &guest.reported());
+
+    // A worker dies in the midst of it, somewhere.
+    for pause in [0, 5, 20, 60, 150] {
+        for words in [["disk", "add", "db", &format!("{other},name=more")], ["disk", "remove", "db", "more"]] {
+            let pid = daemon.wait_state("db", "running")["worker_pid"].as_u64().unwrap() as u32;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(pause));
+                    kill_nine(pid);
+                });
+                daemon.ask(&words);
+            });
+            let is_wanted = words[1] == "add";
+            let deadline = Instant::now() + LIMIT;
+            loop {
+                let entry = daemon.wait_state("db", "running");
+                let disks = entry["disks"].as_array().unwrap();
+                if disks.iter().any(|disk| disk["name"] == "more") == is_wanted && is_free(&second) != is_wanted {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{words:?} after {pause} ms: {entry}\n{}", daemon.log());
+                daemon.ask(&words);
+            }
+        }
+    }
 
     // The same by the configuration, which is read again.
     let before = std::fs::read_to_string(&config).unwrap();

@@ -20,7 +20,14 @@ const LATER: Opening = Opening { count: 4, ..OPENING };
 const HERE: Tail = Tail { position: 9, sequence: 7 };
 
 fn held() -> Adopted {
-    Adopted { is_open: true, is_empty: false, openings: Some([LATER, OPENING]), is_marked: true, handed_over: None }
+    Adopted {
+        is_open: true,
+        is_empty: false,
+        openings: Some([LATER, OPENING]),
+        is_marked: true,
+        handed_over: None,
+        is_recovering: false,
+    }
 }
 
 #[test]
@@ -54,7 +61,16 @@ fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
     }
     assert_eq!(judged(opening, Says::Held(OTHER)), None);
     assert_eq!(judged(Adopted { openings: None, ..held() }, Says::Held(Opening { number: [0; 16], count: 0 })), None);
-    // Rows 4 and 5.
+    // Row 5: only a recovery leaves nothing where something was held.
+    let recovering = Adopted { is_recovering: true, ..held() };
+    for says in [Says::Empty, Says::Error] {
+        assert_eq!(judged(recovering, says), Some(Found::Recovered), "{says:?}");
+        assert_eq!(judged(Adopted { is_marked: false, ..recovering }, says), None, "{says:?}");
+        assert_eq!(judged(Adopted { handed_over: Some(HERE), ..recovering }, says), None, "{says:?}");
+    }
+    assert_eq!(judged(recovering, Says::Held(OPENING)), Some(Found::Held(OPENING)));
+    assert_eq!(judged(recovering, live(9, 7)), None);
+    // Rows 4 and 6.
     assert_eq!(judged(left, live(9, 7)), Some(Found::HandedOver(7)));
     assert_eq!(judged(left, live(700, 30)), Some(Found::HandedOver(7)));
     for (books, says) in [(left, live(5, 6)), (left, Says::Empty), (closed, live(9, 7)), (closed, Says::Held(OPENING))]
@@ -410,8 +426,7 @@ fn disks_come_go_and_change_places_between_two_workers() {
     assert!(!rig.journals.disk(0).was_started() && rig.journals.disk(1).was_started());
     rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("they changed places");
     assert_eq!(owed(&rig, 0), (PlacementKind::Copy, true, 1));
-    // Another worker knows them both.
-    assert_eq!(owed(&rig, 1), (PlacementKind::Storage, true, 0));
+    assert_eq!(owed(&rig, 1), (PlacementKind::Copy, false, 0));
     rig.die_and_serve(None, named(&rig, &[&own])).expect("one is gone, which owed nothing");
     assert_eq!((rig.journals.logs().len(), owed(&rig, 0)), (1, (PlacementKind::Copy, true, 1)));
     rig.die(None).expect("as if it had never been there");
@@ -432,4 +447,29 @@ fn a_disk_that_is_owed_something_does_not_go() {
     assert_eq!(rig.journals.directory().description().expect("read").expect("it is there"), before);
     rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("with it, it goes on");
     assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
+}
+
+/// A recovery beside a guest that runs, or before it begins anew, empties the journal on storage before it closes the books.
+#[test]
+fn one_whose_recovery_had_come_to_its_end_is_closed() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let log = rig.log();
+    let before = rig.files();
+    let taking = rig.journals.area.take_for_recovery(log.id).expect("nothing is under way");
+    let files = rig.files();
+    drop(taking);
+    assert_eq!(rig.files(), before, "what is given up was never so");
+    // Storage says still that it is held: nothing was emptied.
+    rig.die(Some(files.clone())).expect("it goes on");
+    assert!(rig.log().is_held_open());
+    let empty = rig.superblock_from(0, rig.builder.sequence);
+    rig.store(&empty);
+    rig.die(Some(files)).expect("it goes on");
+    assert!(!rig.log().is_open() && rig.journals.area.owed(rig.log().id).blocks == 0);
+    rig.open();
+    rig.commit(2000);
+    rig.store(&empty);
+    rig.is_refused(None);
 }
