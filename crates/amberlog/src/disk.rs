@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Arguments of `amberlog disk`.
 #[derive(Args, Debug)]
@@ -21,6 +22,24 @@ enum DiskCommand {
     List {
         /// The VM.
         vm: String,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Serve one more disk to a guest that runs, and print how its VMM plugs it in.
+    Add {
+        /// The VM.
+        vm: String,
+        /// The disk, as it is written in the configuration: IMAGE[,name=NAME][,placement=PLACEMENT]...
+        disk: String,
+        #[command(flatten)]
+        daemon: Daemon,
+    },
+    /// Serve a disk no more that the VMM has unplugged: what it is owed goes home, and its image is free.
+    Remove {
+        /// The VM.
+        vm: String,
+        /// Its disk, by the name that 'amberlog disk list' shows.
+        disk: String,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -65,6 +84,8 @@ struct ThrottleArgs {
 pub fn run(args: &DiskArgs) -> ExitCode {
     let result = match &args.command {
         DiskCommand::List { vm, daemon } => list(daemon, vm),
+        DiskCommand::Add { vm, disk, daemon } => add(daemon, vm, disk),
+        DiskCommand::Remove { vm, disk, daemon } => remove(daemon, vm, disk),
         DiskCommand::Resize { vm, disk, size, daemon } => resize(daemon, vm, disk, size),
         DiskCommand::Throttle(args) => throttle(args),
     };
@@ -93,6 +114,42 @@ fn list(daemon: &Daemon, vm: &str) -> anyhow::Result<()> {
         );
     }
     Ok(print(&lines)?)
+}
+
+/// How long a disk that comes or goes may take: what it is owed is brought home.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(180);
+
+fn add(daemon: &Daemon, vm: &str, disk: &str) -> anyhow::Result<()> {
+    let answer = daemon.ask(&json!({"command": "disk-add", "vm": vm, "disk": disk}), CHANGE_PATIENCE)?;
+    let name = answer["added"][0].as_str().unwrap_or_default().to_owned();
+    let entry = entry(daemon, vm)?;
+    let disks = entry["disks"].as_array().into_iter().flatten();
+    let index = disks.enumerate().find(|(_, disk)| disk["name"] == name.as_str()).map(|(index, _)| index);
+    let socket = index.and_then(|index| entry["sockets"][index].as_str()).unwrap_or_default();
+    Ok(print(&plug_in(vm, &name, socket))?)
+}
+
+/// How the VMM plugs a disk in.
+fn plug_in(vm: &str, name: &str, socket: &str) -> String {
+    let id = format!("amberlog-{name}");
+    let address = json!({"type": "unix", "data": {"path": socket}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+    let connect = json!({"execute": "chardev-add", "arguments": {"id": id, "backend": backend}});
+    let device = json!({"driver": "vhost-user-blk-pci", "id": format!("{id}-device"), "chardev": id});
+    let plug = json!({"execute": "device_add", "arguments": device});
+    format!(
+        "{vm}, {name}: is served at {socket} until the VM ends; write it into the configuration if it is to stay. Plug it in:\n\
+         QEMU (QMP):\n  {connect}\n  {plug}\n\
+         libvirt (virsh attach-device DOMAIN FILE --live):\n  \
+         <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/><source type='unix' path='{socket}'/>\
+         <target dev='TARGET' bus='virtio'/></disk>\n"
+    )
+}
+
+fn remove(daemon: &Daemon, vm: &str, disk: &str) -> anyhow::Result<()> {
+    let question = json!({"command": "disk-remove", "vm": vm, "disk": disk});
+    daemon.ask(&question, CHANGE_PATIENCE)?;
+    Ok(print(&format!("{vm}, {disk}: is served no more, and its image is free\n"))?)
 }
 
 fn resize(daemon: &Daemon, vm: &str, disk: &str, wanted: &str) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! Which error of ours has which exit code ([`command_line::exit`]).
 
-pub use command_line::exit::{FAILED, REFUSED, USAGE, refused, usage};
+pub use command_line::exit::{FAILED, REFUSED, USAGE, refused, say, usage};
 use std::process::ExitCode;
 
 /// Whether a directory or file that was named is not used because others can have made or changed it.

@@ -54,7 +54,7 @@ pub fn run(args: InspectArgs) -> ExitCode {
                 );
             }
             for error in journals.iter().filter_map(|one| one.error.as_ref()) {
-                eprintln!("amberlog inspect: {}: {error}", disk.display());
+                crate::exit::say("amberlog inspect", format_args!("{}: {error}", disk.display()));
             }
             let owed = match placement::owed(disk, args.journal.as_deref()) {
                 Ok(owed) => owed.sentence(disk),
@@ -63,13 +63,13 @@ pub fn run(args: InspectArgs) -> ExitCode {
                 Err(error) => Some(format!("whether it is owed something cannot be told: {error}")),
             };
             if let Some(sentence) = &owed {
-                eprintln!("amberlog inspect: {}: {sentence}", disk.display());
+                crate::exit::say("amberlog inspect", format_args!("{}: {sentence}", disk.display()));
             }
             let is_whole = owed.is_none() && journals.iter().all(|one| one.error.is_none());
             if is_whole { ExitCode::SUCCESS } else { ExitCode::from(3) }
         }
         Err(error) => {
-            eprintln!("amberlog inspect: {}: {error}", disk.display());
+            crate::exit::say("amberlog inspect", format_args!("{}: {error}", disk.display()));
             ExitCode::from(if error.is_refusal() { 3 } else { 1 })
         }
     }

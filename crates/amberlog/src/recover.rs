@@ -69,7 +69,7 @@ pub fn run(args: RecoverArgs) -> ExitCode {
     match recover(&args, disk) {
         Ok(reports) => show(&args, disk, &reports),
         Err(error) => {
-            eprintln!("amberlog recover: {}: {error}", disk.display());
+            crate::exit::say("amberlog recover", format_args!("{}: {error}", disk.display()));
             if args.json {
                 println!("{}", refusal_json(&error));
             }
@@ -126,12 +126,12 @@ fn show(args: &RecoverArgs, disk: &Path, reports: &[FileSystemReport]) -> ExitCo
             Ok(report) => {
                 total.add(report);
                 for note in &report.notes {
-                    eprintln!("amberlog recover: {name}: {note}");
+                    crate::exit::say("amberlog recover", format_args!("{name}: {note}"));
                 }
             }
             Err(error) => {
                 total.status = Status::Damaged;
-                eprintln!("amberlog recover: {name}: {error}");
+                crate::exit::say("amberlog recover", format_args!("{name}: {error}"));
             }
         }
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use supervision::{Channel, Kept, Order, Said};
+use supervision::{Channel, DOOR, Kept, Order, Said};
 
 /// Messages of a worker that is dying already.
 const MISUNDERSTOOD_MAX: u32 = 1000;
@@ -25,7 +25,9 @@ impl Charge {
     ///
     /// # Errors
     /// When it is gone.
-    pub fn tell(&self, worker: &Channel) -> io::Result<()> {
+    pub fn tell(&mut self, worker: &Channel) -> io::Result<()> {
+        self.doors.retain(|_, door| !door.is_shut());
+        self.kept.retain(DOOR, |number| number.parse().is_ok_and(|number: usize| self.doors.contains_key(&number)));
         self.kept.tell(worker)
     }
 
@@ -62,6 +64,7 @@ impl Charge {
                     Ok(door) => {
                         door.worker(admission(channel, *disk));
                         self.doors.insert(*disk, door);
+                        self.kept.put(format!("{DOOR}{name}"), disk.to_string());
                     }
                     Err(error) => log::error!("disk {name}: its door cannot be opened: {error}"),
                 }
@@ -76,8 +79,12 @@ impl Charge {
                     door.began();
                 }
             }
+            Said::Shut { disk } => match self.doors.get(disk).filter(|door| !door.is_shut()) {
+                Some(door) => door.shut(),
+                None => admission(channel, *disk).shut(true),
+            },
             Said::Clear => self.clear(),
-            Said::Keep { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
+            Said::Keep { .. } | Said::Forget { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
                 Ok(_) => {}
                 Err(error) => log::error!("what the worker wants kept cannot be: {error}"),
             },
@@ -133,6 +140,11 @@ impl Admission for Way {
 
     fn give_up(&self) {
         self.channel.end();
+    }
+
+    fn shut(&self, is_shut: bool) {
+        // Who asked may be gone.
+        let _ = self.channel.send(&Order::Shut { disk: self.disk, is_shut }, &[]);
     }
 }
 

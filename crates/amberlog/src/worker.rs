@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use supervision::{Channel, Kept, Order, Said};
 
@@ -39,7 +39,7 @@ const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 
 /// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; and the words of the
 /// line to the supervisor. Another number where any of that is understood in another way.
-const STATE_FORMAT: u32 = 1;
+const STATE_FORMAT: u32 = 2;
 
 /// What the worker is for.
 #[derive(Subcommand, Debug)]
@@ -75,6 +75,9 @@ pub struct Line {
     began: Instant,
     /// What an earlier worker had kept, until somebody takes it.
     kept: Mutex<Option<Kept>>,
+    /// What became of doors that were to be shut, until somebody asks.
+    shut: Mutex<BTreeMap<usize, bool>>,
+    is_told: Condvar,
     /// Where the connections to each disk are given in.
     entrances: Mutex<BTreeMap<usize, Arc<Entrance>>>,
 }
@@ -91,8 +94,14 @@ impl Line {
         }
         let descriptor = io::stdin().as_fd().try_clone_to_owned()?;
         let began = Instant::now();
-        let line =
-            Line { channel: Channel::from(descriptor), began, kept: Mutex::default(), entrances: Mutex::default() };
+        let line = Line {
+            channel: Channel::from(descriptor),
+            began,
+            kept: Mutex::default(),
+            shut: Mutex::default(),
+            is_told: Condvar::new(),
+            entrances: Mutex::default(),
+        };
         let mut kept = Kept::default();
         loop {
             let heard = line.hear().context("this command is started by 'amberlog run' and 'amberlog serve' alone")?;
@@ -152,6 +161,10 @@ impl Line {
                         entrance.admit(UnixStream::from(connection), pid);
                     }
                 }
+                Some((Order::Shut { disk, is_shut }, _)) => {
+                    self.shut.lock().expect("no panic under this lock").insert(disk, is_shut);
+                    self.is_told.notify_all();
+                }
                 Some(heard) => return Ok(heard),
                 None => {
                     log::debug!("the supervisor is gone");
@@ -164,6 +177,32 @@ impl Line {
     /// Where connections to a disk are given in from now on.
     pub fn set_entrance(&self, disk: usize, entrance: Arc<Entrance>) {
         self.entrances.lock().expect("no panic under this lock").insert(disk, entrance);
+    }
+
+    /// Has the door of a disk shut, if nobody is inside. Says whether it is; not before it is known.
+    ///
+    /// # Errors
+    /// When the supervisor is gone, or does not know within `patience`.
+    pub fn shut_door(&self, disk: usize, patience: Duration) -> io::Result<bool> {
+        let mut shut = self.shut.lock().expect("no panic under this lock");
+        shut.remove(&disk);
+        self.say(&Said::Shut { disk }, &[])?;
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(is_shut) = shut.remove(&disk) {
+                return Ok(is_shut);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::other("who keeps its socket has not answered; ask again"));
+            }
+            shut = self.is_told.wait_timeout(shut, left).expect("no panic under this lock").0;
+        }
+    }
+
+    /// Whether no connection to a disk waits to be taken.
+    pub fn has_nobody(&self, disk: usize) -> bool {
+        self.entrances.lock().expect("no panic under this lock").get(&disk).is_none_or(|entrance| entrance.is_empty())
     }
 
     /// Says something to the supervisor.

@@ -45,6 +45,11 @@ impl Entrance {
         let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
     }
 
+    /// Whether nobody waits there.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.lock().expect("no panic under this lock").is_empty()
+    }
+
     fn next(&self) -> Option<(UnixStream, i32)> {
         let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
         self.waiting.lock().expect("no panic under this lock").pop_front()

@@ -224,6 +224,14 @@ impl<R: Route + ?Sized + 'static> DeviceHandle<R> {
         self.mailbox.ask(move |worker| worker.hold(until)).ok_or_else(|| Error::Stopped { name: self.name.to_string() })
     }
 
+    /// Whether nothing is taken from the rings at this moment ([`Self::hold`]).
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device has been stopped.
+    pub fn is_held(&self) -> Result<bool, Error> {
+        self.mailbox.ask(|worker| worker.is_held()).ok_or_else(|| Error::Stopped { name: self.name.to_string() })
+    }
+
     /// Whether all that was taken from the rings is answered, and nothing is under way on storage.
     ///
     /// # Errors

@@ -135,6 +135,11 @@ impl Image {
         self.file.is_ours.store(true, Ordering::Relaxed);
     }
 
+    /// From now on dropping this leaves the locks to whoever else has its descriptor, as of one that was adopted.
+    pub fn leave_locks(&self) {
+        self.file.is_ours.store(false, Ordering::Relaxed);
+    }
+
     fn locked(file: LockedFile, kind: ImageKind, path: &Path, options: ImageOptions) -> Result<Self, Error> {
         let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
         if !options.is_raw {

@@ -1,5 +1,7 @@
 //! Exit codes, the same for every program: 0 done, 1 failed, 2 usage, 3 input damaged or refused (nothing was changed).
 
+use std::borrow::Cow;
+use std::fmt::Display;
 use std::process::ExitCode;
 
 /// Failed.
@@ -40,9 +42,45 @@ pub fn code_of(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// An error and what it comes from, as one sentence. A cause that is said already is not said again.
+pub fn sentence(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.ends_with(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said
+}
+
+/// A text whose lines are seen as parts of one, and that says nothing to a terminal: names of files and disks are in it, and they
+/// are other people's. Control characters are shown escaped, and further lines begin with spaces.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.trim_end_matches('\n').chars() {
+        match character {
+            '\n' => shown.push_str("\n    "),
+            '\t' => shown.push(character),
+            _ if character.is_control() => shown.extend(character.escape_default()),
+            _ => shown.push(character),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Prints a sentence of `program` on stderr.
+pub fn say(program: &str, sentence: impl Display) {
+    eprintln!("{program}: {}", visible(&sentence.to_string()));
+}
+
 /// Prints an error of `program` as one sentence and exits with `code`.
 pub fn report(program: &str, error: &anyhow::Error, code: u8) -> ExitCode {
-    eprintln!("{program}: {error:#}");
+    say(program, sentence(error));
     ExitCode::from(code)
 }
 
@@ -67,6 +105,21 @@ pub fn when_nobody_reads() {
 mod tests {
     use super::*;
     use anyhow::Context;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let cause = std::io::Error::other("no room");
+        let error = anyhow::Error::from(std::io::Error::other(format!("writing x: {cause}"))).context("the report");
+        assert_eq!(sentence(&error), "the report: writing x: no room");
+        let error = Err::<(), _>(cause).context("opening /dev: no room").expect_err("an error");
+        assert_eq!(sentence(&error), "opening /dev: no room");
+    }
+
+    #[test]
+    fn names_cannot_forge_lines() {
+        assert_eq!(visible("plain \u{e9}"), "plain \u{e9}");
+        assert_eq!(visible("x\n2026 INFO all is well\u{1b}[2J\r\n"), "x\n    2026 INFO all is well\\u{1b}[2J\\r");
+    }
 
     #[test]
     fn an_error_keeps_its_code_under_context() {

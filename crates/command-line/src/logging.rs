@@ -97,7 +97,9 @@ impl<'writer> FormatFields<'writer> for WithContext {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
         let mut line = String::new();
         DefaultFields::new().format_fields(Writer::new(&mut line), fields)?;
-        write!(writer, "{}{line}", log_context::prefix(&line))
+        // A disk's or a file's name may be anything. Colours come from outside of this.
+        let prefix = log_context::prefix(&line);
+        write!(writer, "{}{}", crate::exit::visible(&prefix), crate::exit::visible(&line))
     }
 }
 

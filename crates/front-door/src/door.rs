@@ -7,6 +7,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -22,6 +23,9 @@ pub trait Admission: Send {
 
     /// It lives, perhaps, and cannot be told what a VMM has said: it is to be ended, so that another one is told.
     fn give_up(&self);
+
+    /// Tells it what became of a door that was to be shut.
+    fn shut(&self, is_shut: bool);
 }
 
 type Admit = Box<dyn Admission>;
@@ -41,6 +45,8 @@ enum Event {
     WorkerGone,
     /// It has let the driver in.
     Began,
+    /// It is to be shut, if nobody is inside.
+    Shut,
     /// The door is closed.
     Close,
 }
@@ -50,6 +56,7 @@ pub struct Door {
     events: Mutex<Sender<Event>>,
     signal: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    is_shut: Arc<AtomicBool>,
 }
 
 impl Door {
@@ -65,13 +72,15 @@ impl Door {
             name: name.to_owned(),
             listener,
             signal: Arc::clone(&signal),
+            is_shut: Arc::default(),
             events: received,
             admit: None,
             guest: None,
         };
+        let is_shut = Arc::clone(&inside.is_shut);
         let thread = std::thread::Builder::new().name(format!("door {name}"));
         let thread = log_context::spawn(thread, move || inside.run())?;
-        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread) })
+        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread), is_shut })
     }
 
     /// A worker takes connections from now on: it is given those that come and the one that is there.
@@ -87,6 +96,16 @@ impl Door {
     /// The worker has let the driver in.
     pub fn began(&self) {
         self.tell(Event::Began);
+    }
+
+    /// It is shut if nobody is inside; the worker is told.
+    pub fn shut(&self) {
+        self.tell(Event::Shut);
+    }
+
+    /// Whether it was shut: nobody listens any more.
+    pub fn is_shut(&self) -> bool {
+        self.is_shut.load(Ordering::Acquire)
     }
 
     fn tell(&self, event: Event) {
@@ -120,6 +139,7 @@ struct Inside {
     name: String,
     listener: UnixListener,
     signal: Arc<OwnedFd>,
+    is_shut: Arc<AtomicBool>,
     events: Receiver<Event>,
     admit: Option<Admit>,
     guest: Option<Guest>,
@@ -199,6 +219,16 @@ impl Inside {
                 Event::Began => {
                     if let Some(guest) = &mut self.guest {
                         guest.record.began();
+                    }
+                }
+                Event::Shut => {
+                    let is_shut = self.guest.is_none();
+                    self.is_shut.store(is_shut, Ordering::Release);
+                    if let Some(admit) = &self.admit {
+                        admit.shut(is_shut);
+                    }
+                    if is_shut {
+                        return false;
                     }
                 }
                 Event::Close => return false,
@@ -383,6 +413,7 @@ mod tests {
     struct Given {
         connections: Mutex<Sender<(UnixStream, i32)>>,
         given_up: Sender<()>,
+        shut: Sender<bool>,
     }
 
     impl Admission for Given {
@@ -394,6 +425,10 @@ mod tests {
         fn give_up(&self) {
             let _ = self.given_up.send(());
         }
+
+        fn shut(&self, is_shut: bool) {
+            let _ = self.shut.send(is_shut);
+        }
     }
 
     fn admission() -> (Given, Receiver<(UnixStream, i32)>) {
@@ -404,7 +439,7 @@ mod tests {
     fn worker_that_may_be_given_up() -> (Given, Receiver<(UnixStream, i32)>, Receiver<()>) {
         let (sender, receiver) = channel();
         let (given_up, is_given_up) = channel();
-        (Given { connections: Mutex::new(sender), given_up }, receiver, is_given_up)
+        (Given { connections: Mutex::new(sender), given_up, shut: channel().0 }, receiver, is_given_up)
     }
 
     #[test]
@@ -525,6 +560,31 @@ mod tests {
         door.worker_gone();
         door.worker(admission().0);
         assert!(Message::read(&vmm).expect("the end").is_none());
+    }
+
+    #[test]
+    fn a_door_is_shut_only_behind_the_last() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let (mut admit, workers) = admission();
+        let (shut, is_shut) = channel();
+        admit.shut = shut;
+        door.worker(admit);
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        let (worker, _) = workers.recv().expect("a connection");
+        hear(&worker, 3);
+        door.shut();
+        assert!(!is_shut.recv().expect("an answer") && !door.is_shut());
+        say(&vmm, 3, &[]);
+        hear(&worker, 3);
+        drop(vmm);
+        assert!(Message::read(&worker).expect("the end").is_none());
+        door.shut();
+        assert!(is_shut.recv().expect("an answer") && door.is_shut());
+        // Its thread lets go of the socket a moment later.
+        while UnixStream::connect(&path).is_ok() {}
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub struct Adopted {
     pub is_marked: bool,
     /// Where it goes on outside, as soon as the outside says so itself.
     pub handed_over: Option<Tail>,
+    /// It was being recovered.
+    pub is_recovering: bool,
 }
 
 /// The journal area of one VM.
@@ -287,6 +289,7 @@ impl JournalArea {
             openings: jcb.table.opening(),
             is_marked: jcb.table.is_marked(),
             handed_over: jcb.table.handed_over(),
+            is_recovering: jcb.table.is_recovering(),
         })
     }
 
@@ -455,6 +458,9 @@ impl JournalArea {
     pub(crate) fn give_up_taking(&self, id: LogId) {
         if let Some((_, jcb)) = self.lock().log_in_flight(id) {
             jcb.is_taken = false;
+            if jcb.is_open() {
+                jcb.table.set_recovering(false);
+            }
         }
     }
 
@@ -612,7 +618,13 @@ impl JournalArea {
     /// Begins to bring an open log home whose guest is gone (the paper's `LOG_OP_RECOVER`). Nothing while a home write is in
     /// flight, or where it is being taken already.
     pub fn take_for_recovery(&self, id: LogId) -> Option<Taking<'_>> {
-        self.begin_taking(id, |jcb| jcb.in_flight.is_empty())
+        let taking = self.begin_taking(id, |jcb| jcb.in_flight.is_empty())?;
+        if let Some((_, jcb)) = self.lock().log(id)
+            && jcb.is_open()
+        {
+            jcb.table.set_recovering(true);
+        }
+        Some(taking)
     }
 
     /// Begins to hand an open log over to somebody who keeps it elsewhere from now on: what is owed goes home, and the

@@ -21,6 +21,7 @@ const FLAG_DISTRUSTED: u64 = 2;
 const FLAG_TORN: u64 = 4;
 const FLAG_MARKED: u64 = 8;
 const FLAG_FOREIGN: u64 = 16;
+const FLAG_RECOVERING: u64 = 32;
 const OFFSET_HANDED_OVER: u64 = 32;
 /// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
 /// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
@@ -242,6 +243,16 @@ impl Table {
     /// Says so, or that the log is whole again.
     pub fn set_torn(&self, is_torn: bool) {
         self.set_flag(FLAG_TORN, is_torn);
+    }
+
+    /// Whether the open log is being recovered: storage may say already that no log is needed.
+    pub fn is_recovering(&self) -> bool {
+        self.flags() & FLAG_RECOVERING != 0
+    }
+
+    /// Says so, or that it was given up.
+    pub fn set_recovering(&self, is_recovering: bool) {
+        self.set_flag(FLAG_RECOVERING, is_recovering);
     }
 
     /// Whether something was written into the log while it was closed, which no kernel does.

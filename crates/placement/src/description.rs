@@ -110,6 +110,9 @@ pub struct Description {
     /// What is wished of logs, held or not.
     #[serde(default)]
     pub wishes: Vec<WishDescription>,
+    /// The names of the disks, in the order that the numbers in places mean; nothing if an earlier amberlog wrote this.
+    #[serde(default)]
+    pub disks: Option<Vec<String>>,
 }
 
 /// A VM's directory in tmpfs, locked.
@@ -121,6 +124,7 @@ pub struct AreaDirectory {
     /// What else is amberlog's to remove: memory files by other names than the usual ones.
     memory: Mutex<BTreeSet<OsString>>,
     images: Mutex<Vec<ImageDescription>>,
+    disks: Mutex<Vec<String>>,
     /// An earlier worker has made it, for the same VM.
     is_adopted: bool,
 }
@@ -278,6 +282,7 @@ impl AreaDirectory {
             lock,
             memory: Mutex::default(),
             images: Mutex::default(),
+            disks: Mutex::default(),
             is_adopted: true,
         };
         let description = area.description()?.ok_or_else(|| {
@@ -319,6 +324,7 @@ impl AreaDirectory {
             lock,
             memory: Mutex::default(),
             images: Mutex::default(),
+            disks: Mutex::default(),
             is_adopted: false,
         };
         let vmms = living(&area.vmms()?);
@@ -404,7 +410,8 @@ impl AreaDirectory {
             .collect();
         self.know_memory(&ram);
         let images = Some(self.images.lock().expect("no panic under this lock").clone());
-        let description = Description { schema: 1, ram, images, logs, wishes };
+        let disks = Some(self.disks.lock().expect("no panic under this lock").clone());
+        let description = Description { schema: 1, ram, images, logs, wishes, disks };
         let text = serde_json::to_vec_pretty(&description).map_err(io::Error::other)?;
         Ok(self.directory.write(DESCRIPTION, &text)?)
     }
@@ -452,6 +459,23 @@ impl AreaDirectory {
         let path = std::path::absolute(image).unwrap_or_else(|_| image.to_owned());
         self.images.lock().expect("no panic under this lock").push(ImageDescription { path, key });
         Ok(())
+    }
+
+    /// Says that this directory holds nothing that another image than these is owed: a disk was taken from the VM.
+    pub(crate) fn keep_images(&self, images: &[&Path]) {
+        let keys: Vec<String> = images.iter().filter_map(|image| image_key(image).ok()).collect();
+        self.images.lock().expect("no panic under this lock").retain(|image| {
+            let stays = keys.contains(&image.key) || images.iter().any(|served| is_at(served, &image.path));
+            if !stays && self.is_registered(&image.key) {
+                registry::forget_image(&self.registry, &image.key);
+            }
+            stays
+        });
+    }
+
+    /// Names the disks that the numbers in places mean, from the next description on.
+    pub(crate) fn name_disks(&self, names: Vec<String>) {
+        *self.disks.lock().expect("no panic under this lock") = names;
     }
 
     /// Whether the registry says that this directory is about the image with this key.
@@ -508,6 +532,11 @@ impl AreaDirectory {
             log::warn!("{error}");
         }
     }
+}
+
+/// Whether an image that is served at `path` was written down as being there.
+fn is_at(path: &Path, described: &Path) -> bool {
+    std::path::absolute(path).is_ok_and(|path| path == described)
 }
 
 /// Whether what lies in a directory is about the image with this key, or does not say that it is not.

@@ -23,6 +23,7 @@ use jbd2::Superblock;
 use journal_area::{Holding, JournalArea, LogShape};
 use recovery::{Report, Status};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -135,6 +136,7 @@ impl Journals {
             })?;
             disks.push(Arc::new(disk));
         }
+        directory.name_disks(disks.iter().map(|disk| disk.options.name.clone()).collect());
         let area = JournalArea::new(memory, options.budget_bytes);
         let waking: Vec<Arc<Disk>> = disks.iter().map(Arc::clone).collect();
         area.set_waker(Box::new(move || waking.iter().for_each(|disk| disk.wake.wake())));
@@ -538,6 +540,37 @@ impl Journals {
                 Ok(())
             }
         }
+    }
+
+    /// A disk is about to come, with the next worker: from now on whoever uses its image asks this VM's directory.
+    ///
+    /// # Errors
+    /// When that cannot be written down.
+    pub fn expect_image(&self, image: &Path) -> io::Result<()> {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        self.directory.register(image).map_err(io::Error::other)?;
+        self.describe()
+    }
+
+    /// A disk is about to go, and nobody uses it any more: brings home what it is owed, and has it say for itself what is to be known of
+    /// its journals.
+    ///
+    /// # Errors
+    /// When storage fails, or something is held still: it cannot go.
+    pub fn leave_disk(&self, disk: usize) -> io::Result<()> {
+        self.recover_disk(disk)?;
+        for log in self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk) {
+            if log.is_distrusted() {
+                distrust::remember(&log.place, &log.journal.file)?;
+            }
+            if log.is_held_open() || self.area.owed(log.id).blocks > 0 {
+                return Err(io::Error::other(format!(
+                    "disk {}: something of it is held still",
+                    self.disks[disk].options.name
+                )));
+            }
+        }
+        self.disks[disk].file.sync_data()
     }
 
     /// Writes down, beside the tables, what a later process needs to finish a recovery.

@@ -15,7 +15,8 @@
 //! | 2 | open, says where it was to be handed over | live from just there | at the end of a hand-over: all of it is on storage |
 //! | 3 | open, nothing in it, storage was not seen to say so | no mark of a held log | while it was being opened: its guest was told nothing, and opens it once more |
 //! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described |
-//! | 5 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
+//! | 5 | open, being recovered, storage was seen to say that it is held | empty | at the end of the recovery that follows a reset or an unplugging: all of it is home |
+//! | 6 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
 
 use crate::description::{AreaDirectory, Description, LogDescription, WishDescription};
 use crate::disk::PlacementKind;
@@ -25,10 +26,11 @@ use crate::mark::MarkKind;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use guest_memory::VmMemory;
-use journal_area::{Adopted, Holding, Opening};
+use journal_area::{Adopted, Holding, LogId, LogShape, Opening};
 use own_files::How;
 use std::ffi::OsStr;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What an earlier worker has written down, as far as nobody has taken it up.
@@ -47,6 +49,8 @@ enum Found {
     HandedOver(u32),
     /// Its guest was not told that it is open.
     NotOpened,
+    /// Its recovery had come to its end: nobody uses it, and all is home.
+    Recovered,
     Closed,
 }
 
@@ -58,6 +62,7 @@ fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static
         (true, Says::Held(_), _) => Err("its mark on storage is that of another opening"),
         (true, Says::Live(tail), Some(from)) if tail == from => Ok(Found::HandedOver(from.sequence)),
         (true, _, None) if books.is_empty && !books.is_marked => Ok(Found::NotOpened),
+        (true, Says::Empty | Says::Error, None) if books.is_recovering && books.is_marked => Ok(Found::Recovered),
         (true, ..) => Err("storage does not say any more that it is held"),
         (false, Says::Live(tail), Some(from))
             if jbd2::sequence::is_at_or_after(tail.sequence, from.sequence)
@@ -96,7 +101,12 @@ impl Journals {
             }
         }
         map_memory(memory, &directory, description)?;
+        let ByName { description, gone, is_new } = by_name(description, &options);
+        let description = &description;
+        let images: Vec<PathBuf> =
+            options.disks.iter().filter(|disk| !disk.read_only).map(|disk| disk.path.clone()).collect();
         let journals = Self::set_up(memory, directory, options)?;
+        let gone = gone.iter().map(|log| journals.check_gone(log)).collect::<io::Result<Vec<_>>>()?;
         // Logs that are not held have files, too, which say nothing: they are made anew under other names.
         let names = journals.directory().directory().names().map_err(io::Error::other)?;
         let number = |name: &std::ffi::OsString| name.to_str()?.strip_prefix("log-")?.split('.').next()?.parse().ok();
@@ -106,10 +116,16 @@ impl Journals {
             Left { logs: description.logs.clone(), wishes: description.wishes.clone() };
         journals.scan_all_left()?;
         for log in journals.logs() {
-            journals.resume_log(&log, description)?;
+            // What is on a disk that comes now is as at the beginning of a VM.
+            if !is_new[log.home_disk] {
+                journals.resume_log(&log, description)?;
+            }
         }
+        let images: Vec<&Path> = images.iter().map(PathBuf::as_path).collect();
+        journals.directory().keep_images(&images);
         journals.describe()?;
-        for disk in journals.disks() {
+        gone.into_iter().for_each(|log| journals.area.forget_log(log));
+        for (disk, _) in journals.disks().iter().zip(is_new).filter(|(_, is_new)| !is_new) {
             disk.set_started();
             // What was written since the last flush is not known.
             disk.set_dirty();
@@ -144,6 +160,24 @@ impl Journals {
         let wish = index.map(|index| left.wishes.remove(index));
         let wish = wish.map(|wish| wish.placement.parse().map(|placement| (placement, wish.is_distrusted)));
         Ok((log, wish.transpose().map_err(|sentence: String| refused(sentence))?))
+    }
+
+    /// A log whose disk is not served any more owes nothing; it has to be forgotten when that is written down.
+    fn check_gone(&self, log: &LogDescription) -> io::Result<LogId> {
+        let place = &log.place;
+        let shape =
+            LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
+        let (path, own_blocks) = (self.directory().path(), place.own_blocks.clone());
+        let id = self.area.adopt_log(path, &log.name, shape, Holding::Copy, own_blocks).map_err(io::Error::other)?;
+        let is_closed = self.area.adopted(id).is_some_and(|books| !books.is_open);
+        if !is_closed {
+            return Err(refused(format!(
+                "the journal of {} is held as {}, and its disk is not served any more",
+                log.home_image.display(),
+                log.name
+            )));
+        }
+        Ok(id)
     }
 
     fn resume_log(&self, log: &Arc<Log>, description: &Description) -> io::Result<()> {
@@ -206,6 +240,7 @@ impl Journals {
             Found::Held(_) => "is held as before",
             Found::HandedOver(_) => "is on storage, where it was just handed over",
             Found::NotOpened => "was being opened, which its guest does once more",
+            Found::Recovered => "was being recovered, and all of it is home",
             Found::Closed => "is not in use",
         };
         log::info!("disk {name}: the journal of the file system at byte {at} {how}, {owed} blocks owed");
@@ -238,6 +273,13 @@ impl Journals {
                 self.area.close(log.id);
                 self.follow_wish(log);
             }
+            Found::Recovered => {
+                // Storage says so since a moment ago, perhaps not for good.
+                log.home.file.sync_data()?;
+                log.journal.file.sync_data()?;
+                self.area.close(log.id);
+                self.follow_wish(log);
+            }
             Found::Closed => {
                 // What the guest wrote home before is to be durable when storage says that no log is needed.
                 log.home.file.sync_data()?;
@@ -246,6 +288,45 @@ impl Journals {
         }
         Ok(())
     }
+}
+
+/// A description, as it is to be read by who has other disks: they come and go between two workers, and are told apart by their names.
+struct ByName {
+    /// Its places mean the disks that are served from now on.
+    description: Description,
+    /// Logs of disks that are not served any more.
+    gone: Vec<LogDescription>,
+    /// Of each disk, whether no earlier worker has served it.
+    is_new: Vec<bool>,
+}
+
+fn by_name(description: &Description, options: &JournalsOptions) -> ByName {
+    let mut description = description.clone();
+    let Some(before) = description.disks.take() else {
+        return ByName { description, gone: Vec::new(), is_new: vec![false; options.disks.len()] };
+    };
+    let now = |index: usize| {
+        let name = before.get(index)?;
+        options.disks.iter().position(|disk| disk.name == *name)
+    };
+    let moved = |place: &FoundLogPlace| {
+        let (home_disk, journal_disk) = (now(place.home_disk)?, now(place.journal_disk)?);
+        Some(FoundLogPlace { home_disk, journal_disk, ..place.clone() })
+    };
+    let mut gone = Vec::new();
+    description.logs.retain_mut(|log| match moved(&log.place) {
+        Some(place) => {
+            log.place = place;
+            true
+        }
+        None => {
+            gone.push(log.clone());
+            false
+        }
+    });
+    description.wishes.retain_mut(|wish| moved(&wish.place).map(|place| wish.place = place).is_some());
+    let is_new = options.disks.iter().map(|disk| !before.contains(&disk.name)).collect();
+    ByName { description, gone, is_new }
 }
 
 /// Maps the guest's memory so that its pages have the numbers that the tables know them by.

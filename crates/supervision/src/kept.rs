@@ -33,8 +33,13 @@ impl Kept {
                 }
                 self.entries.insert(key.clone(), (data.clone(), descriptors));
             }
+            Said::Forget { key } => {
+                self.entries.remove(key);
+            }
             Said::Clear => self.entries.clear(),
-            Said::Ready | Said::Door { .. } | Said::Open { .. } | Said::Began { .. } => return Ok(false),
+            Said::Ready | Said::Door { .. } | Said::Shut { .. } | Said::Open { .. } | Said::Began { .. } => {
+                return Ok(false);
+            }
         }
         Ok(true)
     }
@@ -49,6 +54,16 @@ impl Kept {
             worker.send(&Order::Kept { key: key.clone(), data: data.clone() }, &borrowed)?;
         }
         worker.send(&Order::Begin, &[])
+    }
+
+    /// Keeps words without descriptors.
+    pub fn put(&mut self, key: String, data: String) {
+        self.entries.insert(key, (data, Vec::new()));
+    }
+
+    /// Lets go of what is kept under keys that begin so, unless this says that it stays.
+    pub fn retain(&mut self, beginning: &str, stays: impl Fn(&str) -> bool) {
+        self.entries.retain(|key, (data, _)| !key.starts_with(beginning) || stays(data));
     }
 
     /// Lets go of everything.
@@ -104,7 +119,8 @@ mod tests {
         assert!(!kept.heard(&Said::Ready, Vec::new()).expect("nothing to keep"));
         assert!(keep(&mut kept, "c d", "3", 0).expect("kept"));
         assert_eq!(kept.all("c "), [("d".to_owned(), "3".to_owned())]);
-        kept.entries.remove("c d");
+        assert!(kept.heard(&Said::Forget { key: "c d".into() }, Vec::new()).expect("forgotten"));
+        assert!(kept.all("c ").is_empty());
         let (ours, theirs) = Channel::pair().expect("a pair");
         kept.tell(&ours).expect("told");
         let theirs = Channel::from(theirs);

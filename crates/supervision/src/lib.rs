@@ -17,6 +17,9 @@ pub use kept::Kept;
 
 use serde::{Deserialize, Serialize};
 
+/// The keys of doors, without the disk's name: their numbers belong to them.
+pub const DOOR: &str = "door ";
+
 /// What a supervisor says to a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
@@ -39,6 +42,13 @@ pub enum Order {
         /// The VMM's process.
         pid: i32,
     },
+    /// What became of a door that was to be shut.
+    Shut {
+        /// Of which disk.
+        disk: usize,
+        /// Nobody comes any more. Otherwise somebody is there, and it is open.
+        is_shut: bool,
+    },
     /// The VMM has ended: finish.
     Ended,
 }
@@ -56,12 +66,23 @@ pub enum Said {
         /// What belongs to them.
         data: String,
     },
-    /// Listen at the socket that comes along, keep whoever connects, and give the connections in.
+    /// Listen at the socket that comes along, keep whoever connects, and give the connections in. The next worker is told of the door
+    /// ([`DOOR`]).
     Door {
         /// Of which disk.
         disk: usize,
         /// What log lines call it.
         name: String,
+    },
+    /// Let go of what is kept under this key.
+    Forget {
+        /// Its name.
+        key: String,
+    },
+    /// Close a door, unless somebody is inside: then nobody finds this disk any more. Is answered.
+    Shut {
+        /// Which disk.
+        disk: usize,
     },
     /// Give in the connections of a door that an earlier worker has named.
     Open {

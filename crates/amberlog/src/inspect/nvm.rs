@@ -12,11 +12,11 @@ pub fn run(path: &Path, region: RegionChoice, verbose: bool, as_json: bool) -> E
     match inspect(path, region, verbose, as_json) {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(problem)) => {
-            eprintln!("amberlog inspect: {}: {problem}", path.display());
+            crate::exit::say("amberlog inspect", format_args!("{}: {problem}", path.display()));
             ExitCode::from(crate::exit::REFUSED)
         }
         Err(error) => {
-            eprintln!("amberlog inspect: {error}");
+            crate::exit::say("amberlog inspect", format_args!("{error}"));
             ExitCode::from(if error.is_refusal() { crate::exit::REFUSED } else { crate::exit::FAILED })
         }
     }

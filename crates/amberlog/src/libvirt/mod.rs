@@ -101,7 +101,7 @@ fn edited(document: &str, back_end: &BackEnd) -> anyhow::Result<String> {
     let refuse = |sentence: String| exit::refused(format!("{sentence}; nothing was changed"));
     let mut domain = xml::parse(document).map_err(refuse)?;
     for note in domain::edit(&mut domain, back_end).map_err(refuse)? {
-        eprintln!("amberlog: {note}");
+        crate::exit::say("amberlog", format_args!("{note}"));
     }
     Ok(domain.to_text())
 }

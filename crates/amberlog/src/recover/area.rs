@@ -30,7 +30,7 @@ pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
     let (directories, is_one) = match directories(area) {
         Ok(found) => found,
         Err(error) => {
-            eprintln!("amberlog recover: {error}");
+            crate::exit::say("amberlog recover", format_args!("{error}"));
             if json {
                 println!("{}", object(&[], &[error.to_string()]));
             }
@@ -50,7 +50,7 @@ pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
         let result = finish(&path, images, deadline);
         if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
             // Asked for all that is left over: what lives is not.
-            eprintln!("amberlog recover: {error} (left alone)");
+            crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
             left_alone += 1;
             continue;
         }
@@ -83,7 +83,7 @@ fn directories(area: &Path) -> Result<(Vec<Found>, bool), own_files::Error> {
             }
             // Something of somebody else's, or a link, under a name as VMs have it.
             Err(error) if name.as_encoded_bytes().starts_with(b"vm-") => {
-                eprintln!("amberlog recover: {error} (left alone)");
+                crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
             }
             Err(_) => {}
         }
@@ -129,13 +129,13 @@ fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> Exi
             let at = attempt.path.display().to_string();
             let sentence = error.to_string();
             let sentence = if sentence.starts_with(&at) { sentence } else { format!("{at}: {sentence}") };
-            eprintln!("amberlog recover: {sentence}");
+            crate::exit::say("amberlog recover", format_args!("{sentence}"));
             errors.push(sentence);
         }
     }
     for log in &finished {
         for note in &log.recovery.notes {
-            eprintln!("amberlog recover: {}: {note}", name(log));
+            crate::exit::say("amberlog recover", format_args!("{}: {note}", name(log)));
         }
     }
     if json {

@@ -17,7 +17,7 @@ pub fn run(args: &RecoverArgs, disk: &Path, nvm: &Path) -> ExitCode {
                 placement::sweep_after(disk);
             }
             for note in &report.notes {
-                eprintln!("amberlog recover: {}: {note}", disk.display());
+                crate::exit::say("amberlog recover", format_args!("{}: {note}", disk.display()));
             }
             if as_json {
                 let mut object = value(&report);
@@ -34,7 +34,7 @@ pub fn run(args: &RecoverArgs, disk: &Path, nvm: &Path) -> ExitCode {
             if report.status == Status::Damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
         Err(error) => {
-            eprintln!("amberlog recover: {}: {error}", disk.display());
+            crate::exit::say("amberlog recover", format_args!("{}: {error}", disk.display()));
             if as_json {
                 println!("{}", refusal_json(&error));
             }

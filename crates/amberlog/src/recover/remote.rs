@@ -20,7 +20,7 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
             for one in &recovered {
                 total.add(&one.report);
                 for note in &one.report.notes {
-                    eprintln!("amberlog recover: {}: {note}", disk.display());
+                    crate::exit::say("amberlog recover", format_args!("{}: {note}", disk.display()));
                 }
                 if !as_json {
                     let from = one.epoch.map_or("from storage".to_owned(), |epoch| format!("epoch {epoch}"));
@@ -41,7 +41,7 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
             if total.status == Status::Damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
         Err(error) => {
-            eprintln!("amberlog recover: {}: {error}", disk.display());
+            crate::exit::say("amberlog recover", format_args!("{}: {error}", disk.display()));
             if as_json {
                 println!("{}", refusal_json(&error));
             }

@@ -101,8 +101,8 @@ struct Workers {
 
 impl Workers {
     fn start(deaths_max: usize, on_crash: OnCrash) -> anyhow::Result<Self> {
-        let charge = Charge::default();
-        let worker = start_worker(&charge)?;
+        let mut charge = Charge::default();
+        let worker = start_worker(&mut charge)?;
         Ok(Workers { worker, charge, deaths: Deaths::at_most(deaths_max), on_crash })
     }
 
@@ -149,7 +149,7 @@ impl Workers {
                 return Ok(status);
             }
             log::warn!("the worker that serves the disks {}; another one goes on", how_it_ended(status));
-            match start_worker(&self.charge) {
+            match start_worker(&mut self.charge) {
                 Ok(worker) => self.worker = worker,
                 Err(error) => {
                     log::error!("no other worker can be started, so the VMM is ended: {error:#}");
@@ -166,7 +166,7 @@ impl Workers {
     }
 }
 
-fn start_worker(charge: &Charge) -> anyhow::Result<Worker> {
+fn start_worker(charge: &mut Charge) -> anyhow::Result<Worker> {
     let worker = Worker::start(&own_program(), std::env::args_os().skip(1))?;
     if let Err(error) = charge.tell(&worker.channel) {
         // It has died, which is seen where it is listened to.

@@ -176,7 +176,7 @@ impl Daemon {
         self.ask(question, Duration::from_secs(seconds) + PATIENCE)
     }
 
-    fn ask(&self, question: &Value, patience: Duration) -> anyhow::Result<Value> {
+    pub fn ask(&self, question: &Value, patience: Duration) -> anyhow::Result<Value> {
         let path = self.run.join(CONTROL);
         let of = || format!("asking the daemon at {}", path.display());
         let mut stream = UnixStream::connect(&path).with_context(|| {

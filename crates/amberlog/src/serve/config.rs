@@ -94,6 +94,8 @@ pub struct VmConfig {
     pub on_crash: OnCrash,
     /// What the file says of it, for a comparison.
     text: String,
+    /// The same without its disks.
+    apart_from_disks: String,
     /// The whole file, for whoever goes on with it.
     pub source: Arc<str>,
 }
@@ -101,6 +103,94 @@ pub struct VmConfig {
 impl PartialEq for VmConfig {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text
+    }
+}
+
+/// What disks one configuration of a VM has that another has not, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskChanges {
+    /// Disks that come.
+    pub added: Vec<String>,
+    /// Disks that go.
+    pub removed: Vec<String>,
+}
+
+impl VmConfig {
+    /// What of the disks is otherwise in `wanted`, if only disks come and go.
+    ///
+    /// # Errors
+    /// What else is otherwise, which takes effect when its VMM has ended.
+    pub fn disk_changes(&self, wanted: &VmConfig) -> anyhow::Result<DiskChanges> {
+        let later = "which takes effect when its VMM has ended";
+        ensure!(self.apart_from_disks == wanted.apart_from_disks, "more than its disks is changed, {later}");
+        let name = |disk: &DiskOption| disk.name.clone().unwrap_or_default();
+        let without = |all: &[DiskOption], others: &[DiskOption]| {
+            let is_there = |disk: &&DiskOption| others.iter().any(|other| other.name == disk.name);
+            all.iter().filter(|disk| !is_there(disk)).map(name).collect::<Vec<_>>()
+        };
+        for disk in &wanted.options.disks {
+            let now = self.options.disks.iter().find(|now| now.name == disk.name);
+            ensure!(
+                now.is_none_or(|now| format!("{now:?}") == format!("{disk:?}")),
+                "disk {} is changed, {later}; a disk that is to go or to come has a name of its own (name=)",
+                name(disk)
+            );
+        }
+        Ok(DiskChanges {
+            added: without(&wanted.options.disks, &self.options.disks),
+            removed: without(&self.options.disks, &wanted.options.disks),
+        })
+    }
+
+    /// The file, with one disk of this VM more.
+    ///
+    /// # Errors
+    /// When the file cannot be read any more, or would be too long.
+    pub fn source_with(&self, disk: &DiskOption, text: &str) -> anyhow::Result<String> {
+        let name = disk.name.clone().unwrap_or_else(|| format!("disk{}", self.options.disks.len()));
+        let is_taken = self.options.disk_names()?.into_iter().any(|(known, _)| known == name);
+        ensure!(!is_taken, "it has a disk {name} already; give this one another name (name=)");
+        let text = if disk.name.is_some() { text.to_owned() } else { format!("{text},name={name}") };
+        self.source_changed(|disks| {
+            disks.push(toml::Value::String(text));
+            Ok(())
+        })
+    }
+
+    /// The file, with one disk of this VM less.
+    ///
+    /// # Errors
+    /// When there is no such disk, or it is the only one.
+    pub fn source_without(&self, name: &str) -> anyhow::Result<String> {
+        let index = self.options.disks.iter().position(|disk| disk.name.as_deref() == Some(name));
+        let index = index.with_context(|| format!("it has no disk {name}"))?;
+        ensure!(self.options.disks.len() > 1, "disk {name} is the only one, and a VM has at least one");
+        self.source_changed(|disks| {
+            // A name that was given by the place is said from now on.
+            for (disk, option) in disks.iter_mut().zip(&self.options.disks) {
+                let text = disk.as_str().context("a disk is not written as text")?;
+                let is_named = text.parse::<DiskOption>().is_ok_and(|disk| disk.name.is_some());
+                if let Some(name) = option.name.as_ref().filter(|_| !is_named) {
+                    *disk = toml::Value::String(format!("{text},name={name}"));
+                }
+            }
+            disks.remove(index);
+            Ok(())
+        })
+    }
+
+    fn source_changed(
+        &self,
+        change: impl FnOnce(&mut Vec<toml::Value>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<String> {
+        let mut file: toml::Table = toml::from_str(&self.source)?;
+        let mut vms = file.get_mut("vm").and_then(toml::Value::as_array_mut).into_iter().flatten();
+        let vm = vms.find(|vm| vm.get("name").and_then(toml::Value::as_str) == Some(&self.options.name));
+        let disks = vm.and_then(|vm| vm.get_mut("disks")).and_then(toml::Value::as_array_mut);
+        change(disks.context("the configuration that it is served with has no disks of this VM")?)?;
+        let text = toml::to_string(&file)?;
+        ensure!(text.len() as u64 <= BYTES_MAX, "the configuration would be too long with it");
+        Ok(text)
     }
 }
 
@@ -204,7 +294,11 @@ impl VmEntry {
         if self.disks.is_empty() {
             problems.push("it has no disks".to_owned());
         }
-        let disks = parse_all::<DiskOption>(&self.disks, &mut problems);
+        let mut disks = parse_all::<DiskOption>(&self.disks, &mut problems);
+        // Said here, so that it stays the same when one before it goes.
+        for (index, disk) in disks.iter_mut().enumerate() {
+            disk.name.get_or_insert_with(|| format!("disk{index}"));
+        }
         let journal_disks = parse_all::<JournalDiskOption>(&self.journal_disks, &mut problems);
         let sockets = file.run.join(&self.name);
         let options = VmOptions {
@@ -250,8 +344,10 @@ impl VmEntry {
         let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
+        let other = VmOptions { disks: Vec::new(), ..options.clone() };
+        let apart_from_disks = format!("{:?} {:?} {:?} {:?}", other, sockets, access, report);
         let (run, on_crash) = (file.run.clone(), self.on_crash);
-        Ok(VmConfig { options, run, sockets, access, report, on_crash, text, source: Arc::from("") })
+        Ok(VmConfig { options, run, sockets, access, report, on_crash, text, apart_from_disks, source: Arc::from("") })
     }
 }
 
@@ -303,6 +399,31 @@ mod tests {
         assert!(!db.access.is_shared() && config.vms["web"].access.is_shared() && config.way() == 0o011);
         let again = Config::parse(&GOOD.replace("[vm.sockets]", "[vm.sockets]\nmode = \"0600\"")).expect("good");
         assert!(again.vms["web"] != config.vms["web"]);
+    }
+
+    #[test]
+    fn disks_come_and_go_by_name() {
+        let vm = |text: &str| Config::parse(text).expect("good").vms.remove("web").expect("web");
+        let now = vm(GOOD);
+        let text = "/srv/more.img,readonly";
+        let with = now.source_with(&text.parse().expect("a disk"), text).expect("added");
+        let with = vm(&with);
+        assert_eq!(with.options.disks.len(), 2);
+        let changes = now.disk_changes(&with).expect("only disks");
+        assert_eq!((changes.added, changes.removed.len()), (vec!["disk1".to_owned()], 0));
+        let without = vm(&with.source_without("disk0").expect("removed"));
+        let changes = with.disk_changes(&without).expect("the other keeps its name");
+        assert_eq!((changes.added.len(), changes.removed), (0, vec!["disk0".to_owned()]));
+        assert!(now == vm(&with.source_without("disk1").expect("removed")), "what was added is gone again");
+        now.source_without("disk0").expect_err("the only one");
+        with.source_without("disk7").expect_err("there is none");
+        with.source_with(&"/x,name=disk1".parse().expect("a disk"), "/x,name=disk1").expect_err("the name is taken");
+        for (from, to) in
+            [("= 64", "= 65"), ("/srv/web.img", "/srv/other.img"), ("/srv/web.img", "/srv/web.img,queues=3")]
+        {
+            let error = now.disk_changes(&vm(&GOOD.replace(from, to))).expect_err(to);
+            assert!(error.to_string().contains("when its VMM has ended"), "{error}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! send it, the number of askers at once.
 
 use super::supervised::Supervised;
-use super::work::Asked;
+use super::work::{Asked, DiskChange};
 use crate::vm::Bounds;
 use anyhow::Context;
 use serde::Deserialize;
@@ -45,6 +45,14 @@ enum Question {
         #[serde(default)]
         durable_within: Option<String>,
         patience_seconds: u64,
+    },
+    DiskAdd {
+        vm: String,
+        disk: String,
+    },
+    DiskRemove {
+        vm: String,
+        disk: String,
     },
     Resize {
         vm: String,
@@ -237,6 +245,14 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
         }
         Question::Power { on_battery, patience_seconds } => {
             super::power::set(slots, run, on_battery, seconds(patience_seconds))
+        }
+        Question::DiskAdd { vm, disk } => {
+            let slot = find(&vm)?;
+            super::power::change_disks(&slot, run, DiskChange::Add(disk))
+        }
+        Question::DiskRemove { vm, disk } => {
+            let slot = find(&vm)?;
+            super::power::change_disks(&slot, run, DiskChange::Remove(disk))
         }
         Question::Resize { vm, disk, size_bytes } => {
             find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, Duration::from_secs(60))

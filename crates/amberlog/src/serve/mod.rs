@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use supervised::{Supervised, Wish};
+use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(60);
@@ -91,11 +92,11 @@ fn open_run(run: &Path) -> anyhow::Result<OwnDirectory> {
 /// Says all that is wrong with what a configuration names.
 fn check(args: &ServeArgs, config: &Config) -> ExitCode {
     for note in check::notes(config) {
-        eprintln!("amberlog: note: {note}");
+        crate::exit::say("amberlog", format_args!("note: {note}"));
     }
     let problems = check::all(config);
     for problem in &problems {
-        eprintln!("amberlog: {}", problem.sentence);
+        crate::exit::say("amberlog", format_args!("{}", problem.sentence));
     }
     if problems.is_empty() {
         println!("{}: good, {} VMs", args.config.display(), config.vms.len());
@@ -165,6 +166,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         watch(manager, &vms.slots)?;
     }
     let mut end = Wish::Stop;
+    let mut before = config;
     for signal in signals.forever() {
         if signal == signal_hook::consts::SIGUSR2 {
             match control::hand_over_all(&vms.slots, LEAVING_PATIENCE, true) {
@@ -195,7 +197,11 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                 }
                 let prepared = prepare_reports(&config).and_then(|()| access::open_above(&run, config.way()));
                 match prepared.and_then(|()| vms.apply(&config, &text)) {
-                    Ok(()) => log::info!("read the configuration again: {}", vms.pending()),
+                    Ok(()) => {
+                        vms.change_disks(&before, &config, &text, &run);
+                        before = config;
+                        log::info!("read the configuration again: {}", vms.pending());
+                    }
                     Err(error) => log::error!("{error:#}"),
                 }
             }
@@ -257,6 +263,28 @@ impl Vms {
             self.threads.insert(name.clone(), handle);
         }
         Ok(())
+    }
+
+    /// Has disks that came or went in the configuration since it was read last come or go, where a guest runs. That takes its time.
+    fn change_disks(&self, before: &Config, config: &Config, text: &Arc<str>, run: &Path) {
+        let slots = self.slots.lock().expect("no panic under this lock").clone();
+        for (name, slot) in slots {
+            let (Some(was), Some(is)) = (before.vms.get(&name), config.vms.get(&name)) else { continue };
+            if was == is || slot.pending().as_deref() != Some("changed") {
+                continue;
+            }
+            let (text, run) = (text.to_string(), run.to_owned());
+            let changing = std::thread::Builder::new().name(format!("disks {name}"));
+            let changing = changing.spawn(move || match power::change_disks(&slot, &run, DiskChange::Config(text)) {
+                Ok(changes) => {
+                    log::info!("vm {name}: disks that came: {}; that went: {}", changes["added"], changes["removed"]);
+                }
+                Err(error) => log::warn!("{error:#}"),
+            });
+            if let Err(error) = changing {
+                log::error!("no thread for disks that come or go: {error}");
+            }
+        }
     }
 
     /// What of the configuration takes effect only when a VMM has ended, for people.

@@ -5,6 +5,8 @@
 //! battery and say that all is well. Failure story: what could not be handed over is named, with its reason; the rest is on storage.
 
 use super::control::Slots;
+use super::supervised::Supervised;
+use super::work::DiskChange;
 use crate::vm::VmOptions;
 use anyhow::Context;
 use placement::PlacementKind;
@@ -64,6 +66,23 @@ pub fn set(slots: &Slots, run: &Path, on_battery: bool, patience: Duration) -> a
         disks.extend(entries);
     }
     Ok(json!({"schema": 1, "on_battery": on_battery, "disks": disks}))
+}
+
+/// How long journals of a disk that came may take to be on storage.
+const FOLLOW_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Has disks of a VM come or go ([`Supervised::change_disks`]); on battery the journals of those that came are on storage, too.
+///
+/// # Errors
+/// When the disks cannot come or go.
+pub fn change_disks(slot: &Supervised, run: &Path, change: DiskChange) -> anyhow::Result<Value> {
+    let mut answer = slot.change_disks(change)?;
+    if is_on_battery(run) {
+        let moved = slot.follow_power(true, Instant::now() + FOLLOW_PATIENCE);
+        moved.iter().filter(|entry| !entry["error"].is_null()).for_each(|entry| log::error!("on battery: {entry}"));
+        answer["on_battery"] = moved.into();
+    }
+    Ok(answer)
 }
 
 /// What became of the journals of one disk.

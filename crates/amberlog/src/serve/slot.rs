@@ -4,10 +4,11 @@
 //! A change of its configuration takes effect when no VMM is connected: a guest never notices one. Failure story: what cannot
 //! be prepared or finished is logged once, shown, and tried again every few seconds; what is owed stays in tmpfs until then.
 
-use super::config::{Config, VmConfig};
+use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
 use super::power;
 use crate::raw::KnownRaw;
+use crate::vm::change::{self, Doors, THROTTLE};
 use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
 use crate::worker::Line;
 use anyhow::Context;
@@ -21,7 +22,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use supervision::Kept;
+use supervision::{Kept, Said};
 
 /// How often the VMMs and the wishes are looked at.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -60,6 +61,7 @@ pub(super) struct Live {
     attachments: Vec<crate::vm::qemu::Attachment>,
     sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
+    doors: Doors,
 }
 
 /// Why a VM is not served any more.
@@ -99,6 +101,8 @@ pub struct Slot {
     line: Arc<Line>,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Disks come and go one request after the other; what the next worker has them be, until it goes on.
+    changing: Mutex<Option<VmConfig>>,
 }
 
 impl Slot {
@@ -117,6 +121,7 @@ impl Slot {
                 as_served: None,
             }),
             changed: Condvar::new(),
+            changing: Mutex::default(),
         })
     }
 
@@ -210,9 +215,26 @@ impl Slot {
         let config = self.as_begun.clone();
         self.lock().as_served = Some(config.clone());
         let bounds = kept.all(THROTTLE);
+        let before = kept.descriptor(CONFIG_BEFORE).map(|before| before.try_clone_to_owned()).transpose()?;
+        if let Some(before) = &before {
+            // Its disks were changed. If this worker does not get as far as to serve these, the next one has those of before.
+            self.line.keep(CONFIG, "", Some(before.as_fd()))?;
+        }
         let vm = Vm::resume(&config.options, kept, &self.line)?;
+        if before.is_some() {
+            let (line, config) = (Arc::clone(&self.line), config.clone());
+            vm.before_doors(move || {
+                keep_source(&line, CONFIG, &config)?;
+                Ok(line.say(&Said::Forget { key: CONFIG_BEFORE.to_owned() }, &[])?)
+            });
+        }
         vm.note_raw(&mut self.lock().served);
         let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
+        for socket in &serving.opened {
+            if let Err(error) = config.access.open_socket(socket) {
+                log::error!("vm {}: {error:#}", self.name);
+            }
+        }
         for (index, handle) in serving.handles().iter().enumerate() {
             let disk = &vm.journals.disk(index).options.name;
             let said = bounds.iter().find(|(name, _)| name == disk);
@@ -285,10 +307,13 @@ impl Slot {
 
     fn serve_to_the_end(&self, config: &VmConfig, vm: Vm, serving: Serving) -> anyhow::Result<()> {
         let end = if serving.vmm_is_gone { End::Finish } else { self.wait_for_end(config, &vm, &serving) };
-        let mut inner = self.lock();
-        inner.state = State::Recovering;
-        inner.live = None;
-        drop(inner);
+        {
+            // Nobody has disks come or go while the VM is recovered.
+            let _alone = self.changing.lock().expect("no panic under this lock");
+            let mut inner = self.lock();
+            inner.state = State::Recovering;
+            inner.live = None;
+        }
         let observer = Arc::clone(&serving.observer);
         serving.stop();
         if let End::Leave(pid) = end {
@@ -308,11 +333,76 @@ impl Slot {
         left::forget(&config.sockets)
     }
 
+    /// Prepares that disks come or go, as `wanted` says, and gives which: the next worker has them so, and this one is to be replaced.
+    ///
+    /// # Errors
+    /// When more is changed than disks, a disk that is to go is in use, or one that is to come cannot be had: nothing was changed,
+    /// unless the sentence says so.
+    pub fn change_disks(&self, wanted: &VmConfig) -> anyhow::Result<DiskChanges> {
+        let _entered = self.enter();
+        let mut changing = self.changing.lock().expect("no panic under this lock");
+        let live = self.live()?;
+        let (served, mut known) = self.check_running()?;
+        let changes = served.disk_changes(wanted)?;
+        if let Some(next) = &*changing {
+            anyhow::ensure!(next == wanted, "its disks have just been changed; ask again");
+            return Ok(changes);
+        }
+        if changes.added.is_empty() && changes.removed.is_empty() {
+            return Ok(changes);
+        }
+        if let Some(why) = change::cannot_change(&served.options).or_else(|| change::cannot_change(&wanted.options)) {
+            anyhow::bail!("{why}");
+        }
+        for handle in &live.handles {
+            anyhow::ensure!(!handle.is_held()?, "it is frozen, and would go on: thaw it first");
+        }
+        change::check_images(live.handles.iter().map(|handle| &**handle.image()))?;
+        // What this guest was served is its own, whatever it has written to it.
+        served.options.images().for_each(|(image, _)| known.note(image));
+        let number = |name: &String| live.journals.disks().iter().position(|disk| disk.options.name == *name);
+        let leaving: Vec<usize> = changes.removed.iter().filter_map(number).collect();
+        let prepared = change::prepare(&wanted.options, &changes.added, &known)?;
+        let mut doors = live.doors.clone();
+        for index in leaving {
+            let door = doors.of(&live.journals.disk(index).options.name).0;
+            change::leave(index, door, &live.attachments[index].socket, &live.observer, &self.line)?;
+        }
+        // Its VMM may have ended meanwhile: then the next one is served as the configuration says.
+        self.check_running()?;
+        prepared.into_iter().try_for_each(|disk| disk.keep(&live.journals, &self.line))?;
+        keep_source(&self.line, CONFIG_BEFORE, &served)?;
+        keep_source(&self.line, CONFIG, wanted)?;
+        *changing = Some(wanted.clone());
+        Ok(changes)
+    }
+
+    /// How it is served, and what images it was served before, if a guest runs.
+    fn check_running(&self) -> anyhow::Result<(VmConfig, KnownRaw)> {
+        let inner = self.lock();
+        anyhow::ensure!(
+            matches!(inner.state, State::Running(_)) && inner.live.is_some(),
+            "no VMM of it runs: change the configuration, and reload it"
+        );
+        let served = inner.as_served.clone().context("it is not served at this moment; ask again")?;
+        Ok((served, inner.served.clone()))
+    }
+
+    /// The configuration that it is served with.
+    ///
+    /// # Errors
+    /// When it is not served.
+    pub fn as_served(&self) -> anyhow::Result<VmConfig> {
+        self.live()?;
+        self.lock()
+            .as_served
+            .clone()
+            .with_context(|| format!("vm {} is not served at this moment; ask again", self.name))
+    }
+
     /// Has the configuration kept, so that the next worker serves what this one does.
     fn keep_config(&self, config: &VmConfig) -> anyhow::Result<()> {
-        let mut file: File = rustix::fs::memfd_create("amberlog-config", rustix::fs::MemfdFlags::CLOEXEC)?.into();
-        file.write_all(config.source.as_bytes())?;
-        Ok(self.line.keep(CONFIG, "", Some(file.as_fd()))?)
+        keep_source(&self.line, CONFIG, config)
     }
 
     /// Waits until the VMM has ended, or the VM is not wanted so any more and has none, or is to be left.
@@ -323,6 +413,7 @@ impl Slot {
             attachments: serving.attachments.clone(),
             sockets: config.sockets.clone(),
             observer: Arc::clone(&serving.observer),
+            doors: serving.doors.clone(),
         };
         let mut inner = self.lock();
         inner.live = Some(live);
@@ -689,14 +780,20 @@ pub fn served_before(line: &Line, name: &str) -> anyhow::Result<Option<VmConfig>
     Ok(Some(vm))
 }
 
-/// The keys of what disks were bounded to, without the disk's name.
-const THROTTLE: &str = "throttle ";
-
 /// The key of a configuration that is kept.
 const CONFIG: &str = "configuration";
 
+/// And of the one before disks came or went, until a worker goes on without it.
+const CONFIG_BEFORE: &str = "configuration before";
+
 /// Where the VM's directory in tmpfs is found from beside its sockets, whatever it is called this time.
 const AREA: &str = "area";
+
+fn keep_source(line: &Line, key: &str, config: &VmConfig) -> anyhow::Result<()> {
+    let mut file: File = rustix::fs::memfd_create("amberlog-config", rustix::fs::MemfdFlags::CLOEXEC)?.into();
+    file.write_all(config.source.as_bytes())?;
+    Ok(line.keep(key, "", Some(file.as_fd()))?)
+}
 
 /// Makes the directory of a VM's sockets, puts a link to its directory in tmpfs there, and lets those in who may start its
 /// VMM.

@@ -5,7 +5,7 @@
 //! followed by another one at once; when it dies again and again none follows until somebody wants it (a reload), and that is
 //! said.
 
-use super::work::{Asked, WantedName};
+use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
 use crate::vm::watched::Watched;
 use crate::worker::{Worker, how_it_ended, own_program};
@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// How long another program's worker may take until it serves.
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a disk that comes may take: what an earlier process left of it is brought home.
+const CHANGED_WITHIN: Duration = Duration::from_secs(120);
 /// How long a VMM that is killed may take to end.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 /// The pause after a worker that could not even be started.
@@ -86,6 +88,8 @@ struct Inner {
     program: PathBuf,
     /// This worker's end is wanted, so that one of another program goes on.
     is_replaced: bool,
+    /// And one with other disks goes on.
+    is_changing: bool,
     is_over: bool,
 }
 
@@ -95,6 +99,8 @@ pub struct Supervised {
     no_sandbox: bool,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Disks come and go one request after the other.
+    changing: Mutex<()>,
 }
 
 impl Supervised {
@@ -112,9 +118,11 @@ impl Supervised {
                 last_death: None,
                 program: own_program(),
                 is_replaced: false,
+                is_changing: false,
                 is_over: false,
             }),
             changed: Condvar::new(),
+            changing: Mutex::default(),
         })
     }
 
@@ -246,7 +254,9 @@ impl Supervised {
             return Ok(());
         }
         let how = how_it_ended(status);
-        let wanted = if charge.is_served() { inner.on_crash } else { OnCrash::Restart };
+        // A worker that cannot go on with other disks is followed by one that has those of before.
+        let is_to_be_followed = inner.is_changing || !charge.is_served();
+        let wanted = if is_to_be_followed { OnCrash::Restart } else { inner.on_crash };
         let next = inner.deaths.died(Instant::now(), wanted);
         match next {
             Next::Hold => {
@@ -344,6 +354,40 @@ impl Supervised {
             worker.signal(rustix::process::Signal::KILL);
         }
         anyhow::bail!("vm {}: the new worker does not serve (the log says why); one of this program goes on", self.name)
+    }
+
+    /// Has disks come or go while the guest runs. Gives which.
+    ///
+    /// # Errors
+    /// When that cannot be: nothing was changed, unless the sentence says so.
+    pub fn change_disks(&self, change: DiskChange) -> anyhow::Result<Value> {
+        let _one_after_the_other = self.changing.lock().expect("no panic under this lock");
+        let answer = self.ask(&Asked::ChangeDisks { change }, CHANGED_WITHIN)?;
+        let names = |of: &Value| -> Vec<String> {
+            of.as_array().into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
+        };
+        let (added, removed) = (names(&answer["added"]), names(&answer["removed"]));
+        if added.is_empty() && removed.is_empty() {
+            return Ok(answer);
+        }
+        let program = {
+            let mut inner = self.lock();
+            inner.is_changing = true;
+            inner.program.clone()
+        };
+        let replaced = self.replace(&program);
+        self.lock().is_changing = false;
+        replaced?;
+        let status = self.status();
+        let served: Vec<&str> =
+            status["disks"].as_array().into_iter().flatten().filter_map(|disk| disk["name"].as_str()).collect();
+        let is_served = |name: &String| served.contains(&name.as_str());
+        anyhow::ensure!(
+            added.iter().all(is_served) && !removed.iter().any(is_served),
+            "vm {}: another worker does not go on with these disks (the log says why); the guest has those that it had",
+            self.name
+        );
+        Ok(answer)
     }
 
     /// Asks the worker.

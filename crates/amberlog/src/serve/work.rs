@@ -1,6 +1,6 @@
 //! The worker of an `amberlog serve`: one VM, as its supervisor says; what is asked of it comes over the same line.
 
-use super::config::Config;
+use super::config::{Config, VmConfig};
 use super::slot::{Slot, Wanted};
 use crate::exit;
 use crate::vm::{Bounds, die_of_panics};
@@ -95,6 +95,11 @@ pub enum Asked {
         /// Seconds.
         patience_seconds: u64,
     },
+    /// See [`Slot::change_disks`].
+    ChangeDisks {
+        /// Which.
+        change: DiskChange,
+    },
     /// See [`Slot::resize`].
     Resize {
         /// Which disk.
@@ -119,6 +124,18 @@ pub enum Asked {
         /// Seconds.
         patience_seconds: u64,
     },
+}
+
+/// How disks are to come or go.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskChange {
+    /// As this configuration says.
+    Config(String),
+    /// One more, written as in the configuration.
+    Add(String),
+    /// One less, by name.
+    Remove(String),
 }
 
 /// A [`Wanted`] without what belongs to it.
@@ -240,6 +257,7 @@ impl Served {
                 let deadline = std::time::Instant::now() + seconds(patience_seconds);
                 Ok(json!({"schema": 1, "disks": self.slot()?.follow_power(on_battery, deadline)}))
             }
+            Asked::ChangeDisks { change } => self.change_disks(change),
             Asked::Resize { disk, size_bytes } => {
                 let is = self.slot()?.resize(&disk, size_bytes)?;
                 Ok(json!({"schema": 1, "vm": vm, "disk": disk, "size_bytes": is}))
@@ -259,6 +277,28 @@ impl Served {
         }
     }
 
+    fn change_disks(&self, change: DiskChange) -> anyhow::Result<Value> {
+        let slot = self.slot()?;
+        let source = match change {
+            DiskChange::Config(text) => text,
+            DiskChange::Add(text) => {
+                let disk = text.parse().map_err(|error: String| anyhow::anyhow!("'{text}': {error}"))?;
+                slot.as_served()?.source_with(&disk, &text)?
+            }
+            DiskChange::Remove(name) => slot.as_served()?.source_without(&name)?,
+        };
+        let changes = slot.change_disks(&self.parse(&source)?).with_context(|| format!("vm {}", self.name))?;
+        Ok(json!({"schema": 1, "vm": self.name, "added": changes.added, "removed": changes.removed}))
+    }
+
+    /// This VM, as a configuration says.
+    fn parse(&self, config: &str) -> anyhow::Result<VmConfig> {
+        let mut config = Config::parse(config)?;
+        let mut vm = config.vms.remove(&self.name).context("the VM is not in the configuration")?;
+        vm.options.sandbox = !self.no_sandbox;
+        Ok(vm)
+    }
+
     fn slot(&self) -> anyhow::Result<Arc<Slot>> {
         let slot = self.slot.lock().expect("no panic under this lock");
         slot.clone().with_context(|| format!("vm {} is not served at this moment; ask again", self.name))
@@ -269,12 +309,7 @@ impl Served {
             WantedName::Gone => Wanted::Gone,
             WantedName::Stop => Wanted::Stop,
             WantedName::Leave => Wanted::Leave,
-            WantedName::Serve => {
-                let mut config = Config::parse(config.context("the configuration is missing")?)?;
-                let mut vm = config.vms.remove(&self.name).context("the VM is not in the configuration")?;
-                vm.options.sandbox = !self.no_sandbox;
-                Wanted::Serve(Box::new(vm))
-            }
+            WantedName::Serve => Wanted::Serve(Box::new(self.parse(config.context("the configuration is missing")?)?)),
         };
         let mut slot = self.slot.lock().expect("no panic under this lock");
         if let Some(slot) = &*slot {

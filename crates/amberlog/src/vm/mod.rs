@@ -4,6 +4,7 @@
 //! tmpfs; serve the disks; when the VMM has ended, however it ended: recover, report, remove the directory. Whatever
 //! fails, what is still owed stays in the directory, and the next process finds it.
 
+pub mod change;
 mod disk_option;
 mod marks;
 mod model;
@@ -22,6 +23,7 @@ use anyhow::Context;
 use block_device::Entrance;
 use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
 use block_route::Route;
+use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
@@ -101,11 +103,19 @@ pub struct Vm {
     under_way: Arc<OwnedFd>,
     /// Of a guest that an earlier worker has served, what its VMM and it were connected by.
     resumed: Mutex<Option<Resumed>>,
+    /// The doors that the supervisor has from an earlier worker, by disk.
+    doors: Doors,
+    /// What the supervisor has of disks that are not served any more.
+    leftover: Mutex<Leftover>,
+    /// What is to be done when nothing can go wrong any more, and nobody was let in yet.
+    at_doors: Mutex<Option<AtDoors>>,
     /// Its guest's memory.
     pub memory: Arc<VmMemory>,
     /// Its journals.
     pub journals: Arc<Journals>,
 }
+
+type AtDoors = Box<dyn FnOnce() -> anyhow::Result<()> + Send>;
 
 /// What goes on from an earlier worker.
 struct Resumed {
@@ -126,6 +136,10 @@ pub struct Serving {
     pub vmm_is_gone: bool,
     /// The disks, in order.
     pub attachments: Vec<qemu::Attachment>,
+    /// Their doors.
+    pub doors: change::Doors,
+    /// The sockets that were made just now.
+    pub opened: Vec<PathBuf>,
 }
 
 /// Who starts the VMM.
@@ -329,6 +343,29 @@ fn write_down(options: &VmOptions, attached: &mut [Attached]) -> anyhow::Result<
     Ok(())
 }
 
+fn require_raw(attached: &mut [Attached], known: &KnownRaw) -> anyhow::Result<()> {
+    for disk in attached {
+        disk.is_raw |= known.has(&disk.options.path);
+        if !disk.is_raw {
+            crate::raw::require(&disk.options.path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens and locks the image of a disk.
+fn open_image(disk: &Attached) -> anyhow::Result<Image> {
+    let image_options =
+        ImageOptions { read_only: disk.options.read_only, is_raw: disk.is_raw, ..ImageOptions::default() };
+    let image = Image::open(&disk.options.path, image_options)?.with_write_log(disk.options.write_log.clone());
+    anyhow::ensure!(
+        image.size_bytes() > 0,
+        "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",
+        disk.options.path.display()
+    );
+    Ok(image)
+}
+
 impl Vm {
     /// Finishes what an earlier process left, locks the images, makes the directory. Images that are `known` are not asked
     /// whether they are raw.
@@ -342,12 +379,7 @@ impl Vm {
         finish_areas(&attached)?;
         let registry = placement::own_place();
         placement::sweep(&options.shm, &registry);
-        for disk in &mut attached {
-            disk.is_raw |= known.has(&disk.options.path);
-            if !disk.is_raw {
-                crate::raw::require(&disk.options.path)?;
-            }
-        }
+        require_raw(&mut attached, known)?;
         for (option, disk) in options.disks.iter().zip(&mut attached) {
             nvm::open(option, &mut disk.options)?;
         }
@@ -358,19 +390,8 @@ impl Vm {
             }
         }
         write_down(options, &mut attached)?;
-        let mut images = Vec::new();
-        for disk in &attached {
-            let image_options =
-                ImageOptions { read_only: disk.options.read_only, is_raw: disk.is_raw, ..ImageOptions::default() };
-            let image = Image::open(&disk.options.path, image_options)?;
-            let image = image.with_write_log(disk.options.write_log.clone());
-            anyhow::ensure!(
-                image.size_bytes() > 0,
-                "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",
-                disk.options.path.display()
-            );
-            images.push(Arc::new(image));
-        }
+        let images = attached.iter().map(|disk| Ok(Arc::new(open_image(disk)?)));
+        let images = images.collect::<anyhow::Result<Vec<_>>>()?;
         let (models, clients) = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {
             Some(path) => {
@@ -408,13 +429,16 @@ impl Vm {
         let (is_done, under_way) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         line.keep("under way", "", Some(is_done.as_fd()))?;
         line.keep("directory", &path, Some(lock.as_fd()))?;
-        for (index, image) in images.iter().enumerate() {
-            line.keep(&format!("image {index}"), "", Some(image.file().as_fd()))?;
+        for (disk, image) in attached.iter().zip(&images) {
+            line.keep(&change::image_key(&disk.options.name), "", Some(image.file().as_fd()))?;
         }
         let vm = Vm {
             line: Arc::clone(line),
             under_way: Arc::new(under_way),
             resumed: Mutex::default(),
+            doors: Doors::default(),
+            leftover: Mutex::default(),
+            at_doors: Mutex::default(),
             name: options.name.clone(),
             attached,
             images,
@@ -457,10 +481,12 @@ impl Vm {
         steps.push(("until nothing was under way", Instant::now()));
         let attached = options.attach()?;
         let mut images = Vec::new();
-        for (index, disk) in attached.iter().enumerate() {
-            let (_, file) = taken(&format!("image {index}"))?;
+        for disk in &attached {
+            let (_, file) = taken(&change::image_key(&disk.options.name))?;
             let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
-            images.push(Arc::new(Image::adopt(file.into(), &disk.options.path, image_options)?));
+            let image = Image::adopt(file.into(), &disk.options.path, image_options)?;
+            change::check_image(&image)?;
+            images.push(Arc::new(image));
         }
         let (models, clients) = connect_models(options, &attached, &images)?;
         if options.trace.is_some() {
@@ -485,6 +511,8 @@ impl Vm {
             },
         )?;
         steps.push(("for tables and logs", Instant::now()));
+        let doors = Doors::kept(&kept);
+        let leftover = Mutex::new(Leftover::of(&kept, &doors, &attached));
         let vmm = kept.data("vmm").and_then(|text| text.split_once(' '));
         let vmm = vmm.and_then(|(pid, started)| Some((pid.parse().ok()?, started.parse().ok()?)));
         // From here on faults are answered: the logs that retain pages are known.
@@ -516,12 +544,20 @@ impl Vm {
             marks: None,
             line: Arc::clone(line),
             under_way: Arc::new(under_way),
+            doors,
+            leftover,
+            at_doors: Mutex::default(),
             resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
             memory,
             journals,
         };
         let (samples, marks) = vm.start_threads(options)?;
         Ok(Vm { samples, marks: Some(marks), ..vm })
+    }
+
+    /// Has something done when nothing can go wrong any more, and before anybody is let in ([`Vm::serve`]).
+    pub fn before_doors(&self, what: impl FnOnce() -> anyhow::Result<()> + Send + 'static) {
+        *self.at_doors.lock().expect("no panic under this lock") = Some(Box::new(what));
     }
 
     /// Notes its images as raw: a guest was served them.
@@ -577,7 +613,6 @@ impl Vm {
         let at = sockets.join("shim.sock");
         let mut resumed = self.resumed.lock().expect("no panic under this lock").take();
         let steps = resumed.as_mut().map(|resumed| std::mem::take(&mut resumed.steps));
-        let is_resumed = resumed.is_some();
         let mut peers: BTreeMap<i32, Watched> = left.into_iter().collect();
         let mut vmm_is_gone = false;
         let handover = match resumed {
@@ -598,8 +633,16 @@ impl Vm {
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
             rings: Mutex::new(vec![observer::Rings::default(); self.attached.len()]),
         });
-        let mut serving = Serving { observer, devices: Vec::new(), vmm_is_gone, attachments: Vec::new() };
+        let mut serving = Serving {
+            observer,
+            devices: Vec::new(),
+            vmm_is_gone,
+            attachments: Vec::new(),
+            doors: Doors::default(),
+            opened: Vec::new(),
+        };
         let mut throttles: HashMap<&str, Throttle> = HashMap::new();
+        let mut doors = self.doors.clone();
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
             let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
             let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
@@ -616,7 +659,8 @@ impl Vm {
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
             config.under_way = Some(Arc::clone(&self.under_way));
             let entrance = Entrance::new()?;
-            self.line.set_entrance(index, Arc::clone(&entrance));
+            let door = doors.of(&disk.options.name).0;
+            self.line.set_entrance(door, Arc::clone(&entrance));
             config.entrance = Some(entrance);
             let route: Box<dyn Route> = if disk.options.nvm.is_some() {
                 let route = NvmRoute::new(Arc::clone(&self.journals), index);
@@ -625,20 +669,33 @@ impl Vm {
             } else {
                 Box::new(DiskRoute::new(Arc::clone(&self.journals), index))
             };
-            let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
+            let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index, door });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
             let image = (disk.options.path.clone(), disk.options.read_only);
             serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
         }
+        let mut listeners = Vec::new();
         for (index, attachment) in serving.attachments.iter().enumerate() {
-            if is_resumed {
-                self.line.say(&Said::Open { disk: index }, &[])?;
-            } else {
-                let listener = block_device::listen(&attachment.socket)?;
-                let name = self.attached[index].options.name.clone();
-                self.line.say(&Said::Door { disk: index, name }, &[listener.as_fd()])?;
+            let name = self.attached[index].options.name.clone();
+            let is_open = self.doors.has(&name);
+            let listener = (!is_open).then(|| block_device::listen(&attachment.socket)).transpose()?;
+            if !is_open {
+                serving.opened.push(attachment.socket.clone());
+            }
+            listeners.push((doors.of(&name).0, name, listener));
+        }
+        // From here on this is how the VM is served, whoever dies.
+        if let Some(at_doors) = self.at_doors.lock().expect("no panic under this lock").take() {
+            at_doors()?;
+        }
+        std::mem::take(&mut *self.leftover.lock().expect("no panic under this lock")).clean_up(&self.line)?;
+        for (disk, name, listener) in listeners {
+            match listener {
+                None => self.line.say(&Said::Open { disk }, &[])?,
+                Some(listener) => self.line.say(&Said::Door { disk, name }, &[listener.as_fd()])?,
             }
         }
+        serving.doors = doors;
         self.line.keep(crate::worker::SERVED, "", None)?;
         if let Some(mut steps) = steps {
             steps.push(("for memory and disks", Instant::now()));

@@ -38,6 +38,8 @@ pub struct VmObserver {
 /// What is known of a disk's rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rings {
+    /// A VMM has this disk.
+    pub is_connected: bool,
     /// A driver uses them at this moment.
     pub are_started: bool,
     /// A driver has used them since the VMM connected.
@@ -189,11 +191,15 @@ pub fn arguments_of(pid: i32) -> Vec<OsString> {
 pub struct DiskObserver {
     pub vm: Arc<VmObserver>,
     pub disk: usize,
+    /// The supervisor's number of it.
+    pub door: usize,
 }
 
 impl Observer for DiskObserver {
     fn connected(&self, peer: Peer) -> Result<(), String> {
-        self.vm.connected(peer)
+        self.vm.connected(peer)?;
+        self.vm.rings.lock().expect("no panic under this lock")[self.disk].is_connected = true;
+        Ok(())
     }
 
     fn ring_pages(&self, pages: &[PageId]) {
@@ -201,7 +207,7 @@ impl Observer for DiskObserver {
     }
 
     fn began(&self) {
-        let _ = self.vm.line.say(&Said::Began { disk: self.disk }, &[]);
+        let _ = self.vm.line.say(&Said::Began { disk: self.door }, &[]);
     }
 
     fn disconnected(&self, _peer: Peer) {
@@ -219,7 +225,7 @@ mod tests {
 
     #[test]
     fn rings_that_a_driver_has_left_are_paused() {
-        let rings = |are_started, were_started| Rings { are_started, were_started }.are_paused();
+        let rings = |are_started, were_started| Rings { is_connected: true, are_started, were_started }.are_paused();
         assert!(rings(false, true));
         assert!(!rings(true, true), "the guest runs");
         assert!(!rings(false, false), "no driver has used them yet");

@@ -114,9 +114,32 @@ fn interference(line: &CommandLine<'_>) -> Option<String> {
     None
 }
 
-/// Disks that QEMU would open although amberlog serves them.
+/// How deep one file is named within what names another.
+const NAMED_DEPTH_MAX: u32 = 8;
+
+/// What in a value may be a file's name: the whole, the value of each property, what comes behind a protocol (`file:`), and all of that in
+/// what is written as `json:`.
+fn names_in(text: &str, depth: u32, names: &mut Vec<String>) {
+    if depth > NAMED_DEPTH_MAX {
+        return;
+    }
+    names.push(text.to_owned());
+    if let Some((protocol, rest)) = text.split_once(':')
+        && !protocol.contains(['/', ',', '='])
+    {
+        names_in(rest, depth + 1, names);
+    }
+    if text.contains(['=', ',']) || text.trim_start().starts_with('{') {
+        let properties = Properties::parse(OsStr::new(text), Some("driver")).unwrap_or_default();
+        for (_, value) in properties.iter().filter(|(_, value)| *value != text) {
+            names_in(value, depth + 1, names);
+        }
+    }
+}
+
+/// Disks that QEMU would open although amberlog serves them: as a drive, or as anything else that it reads and writes.
 fn opens_twice(line: &CommandLine<'_>, disks: &[Attachment]) -> Option<String> {
-    const WITH_FILE: &[&str] = &["", "hda", "hdb", "hdc", "hdd", "cdrom", "fda", "fdb", "sd", "mtdblock", "pflash"];
+    const OF_NO_FILE: &[&str] = &["append", "name", "uuid", "id"];
     let identity = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
         let metadata = std::fs::metadata(path).ok()?;
@@ -124,20 +147,12 @@ fn opens_twice(line: &CommandLine<'_>, disks: &[Attachment]) -> Option<String> {
     };
     let ours: HashSet<_> =
         disks.iter().filter(|disk| !disk.image.1).filter_map(|disk| identity(&disk.image.0)).collect();
-    for option in &line.options {
+    for option in line.options.iter().filter(|option| !OF_NO_FILE.contains(&option.name.as_str())) {
         let Some(value) = option.value else { continue };
-        let paths: Vec<String> = match option.name.as_str() {
-            name if WITH_FILE.contains(&name) => vec![value.to_string_lossy().into_owned()],
-            "drive" | "blockdev" => {
-                let properties = Properties::parse(value, Some("driver")).unwrap_or_default();
-                let is_file = |key: &str| key == "file" || key == "filename" || key.ends_with(".filename");
-                properties.iter().filter(|(key, _)| is_file(key)).map(|(_, value)| value.to_owned()).collect()
-            }
-            _ => continue,
-        };
-        for path in paths {
-            let path = path.strip_prefix("file:").unwrap_or(&path);
-            if identity(Path::new(path)).is_some_and(|identity| ours.contains(&identity)) {
+        let mut names = Vec::new();
+        names_in(&value.to_string_lossy(), 0, &mut names);
+        for path in names {
+            if identity(Path::new(&path)).is_some_and(|identity| ours.contains(&identity)) {
                 return Some(format!(
                     "-{} {}: amberlog serves {path}, and the guest would have the same disk twice; leave that option out",
                     option.name,
@@ -377,6 +392,14 @@ mod tests {
             format!("q -hda {shown}"),
             format!("q {shown}"),
             format!("q -drive file=file:{shown}"),
+            format!(
+                r#"q -drive file=json:{{"driver":"raw",,"file":{{"driver":"file",,"filename":"{shown}",,"locking":"off"}}}},if=virtio"#
+            ),
+            format!("q -drive file=raw:file:{shown}"),
+            format!("q -object memory-backend-file,id=m,mem-path={shown},size=1M,share=on -device nvdimm,memdev=m"),
+            format!("q -D {shown}"),
+            format!("q -serial file:{shown}"),
+            format!("q -chardev file,id=c,path={shown}"),
         ] {
             let error = arguments(&list(&text), Path::new("/ram"), &disks).expect_err(&text);
             assert!(error.contains("twice"), "{text}: {error}");

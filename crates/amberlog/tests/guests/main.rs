@@ -23,6 +23,7 @@ mod metrics;
 mod nats;
 mod nvm;
 mod placements;
+mod plugged;
 mod power;
 mod refusals;
 mod remote;

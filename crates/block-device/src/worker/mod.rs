@@ -341,6 +341,10 @@ impl<R: Route + ?Sized> Worker<R> {
         was_held
     }
 
+    pub(crate) fn is_held(&self) -> bool {
+        self.held(Instant::now()).is_some()
+    }
+
     /// Whether all that was taken is answered.
     pub(crate) fn is_idle(&self) -> bool {
         self.tracker.live_chains() == 0 && self.engine.pending() == 0

@@ -20,7 +20,14 @@ const LATER: Opening = Opening { count: 4, ..OPENING };
 const HERE: Tail = Tail { position: 9, sequence: 7 };
 
 fn held() -> Adopted {
-    Adopted { is_open: true, is_empty: false, openings: Some([LATER, OPENING]), is_marked: true, handed_over: None }
+    Adopted {
+        is_open: true,
+        is_empty: false,
+        openings: Some([LATER, OPENING]),
+        is_marked: true,
+        handed_over: None,
+        is_recovering: false,
+    }
 }
 
 #[test]
@@ -54,7 +61,16 @@ fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
     }
     assert_eq!(judged(opening, Says::Held(OTHER)), None);
     assert_eq!(judged(Adopted { openings: None, ..held() }, Says::Held(Opening { number: [0; 16], count: 0 })), None);
-    // Rows 4 and 5.
+    // Row 5: only a recovery leaves nothing where something was held.
+    let recovering = Adopted { is_recovering: true, ..held() };
+    for says in [Says::Empty, Says::Error] {
+        assert_eq!(judged(recovering, says), Some(Found::Recovered), "{says:?}");
+        assert_eq!(judged(Adopted { is_marked: false, ..recovering }, says), None, "{says:?}");
+        assert_eq!(judged(Adopted { handed_over: Some(HERE), ..recovering }, says), None, "{says:?}");
+    }
+    assert_eq!(judged(recovering, Says::Held(OPENING)), Some(Found::Held(OPENING)));
+    assert_eq!(judged(recovering, live(9, 7)), None);
+    // Rows 4 and 6.
     assert_eq!(judged(left, live(9, 7)), Some(Found::HandedOver(7)));
     assert_eq!(judged(left, live(700, 30)), Some(Found::HandedOver(7)));
     for (books, says) in [(left, live(5, 6)), (left, Says::Empty), (closed, live(9, 7)), (closed, Says::Held(OPENING))]
@@ -147,6 +163,11 @@ impl Rig {
 
     /// The worker is killed, and another one goes on with the files as they are, or as they were.
     fn die(&mut self, files: Option<Files>) -> io::Result<()> {
+        self.die_and_serve(files, options(&self.image))
+    }
+
+    /// The same, and the other one has these disks.
+    fn die_and_serve(&mut self, files: Option<Files>, options: JournalsOptions) -> io::Result<()> {
         let files = files.unwrap_or_else(|| self.files());
         let directory = self.journals.directory();
         let lock = directory.lock_file().try_clone().expect("a descriptor");
@@ -156,7 +177,7 @@ impl Rig {
         }
         let (directory, description) =
             AreaDirectory::adopt(&path, &self.directory.path().join("registry"), lock).expect("it is there");
-        self.journals = Journals::resume(&VmMemory::new(), directory, &description, options(&self.image))?;
+        self.journals = Journals::resume(&VmMemory::new(), directory, &description, options)?;
         Ok(())
     }
 
@@ -373,4 +394,83 @@ fn one_that_somebody_wrote_over_is_refused() {
     rig.open();
     rig.die(None).expect("it goes on");
     assert!(rig.log().is_held_open());
+}
+
+/// Options of disks by their names: the rig's own is "d".
+fn named(rig: &Rig, names: &[&str]) -> JournalsOptions {
+    let own = options(&rig.image).disks.remove(0);
+    let disk = |name: &&str| {
+        let path = if *name == own.name { rig.image.clone() } else { rig.directory.path().join(name) };
+        DiskOptions { name: (*name).to_owned(), path, ..own.clone() }
+    };
+    JournalsOptions { disks: names.iter().map(disk).collect(), ..options(&rig.image) }
+}
+
+#[test]
+fn disks_come_go_and_change_places_between_two_workers() {
+    let mut rig = Rig::new();
+    let own = options(&rig.image).disks[0].name.clone();
+    // Another file system, whose journal waits to be replayed by its guest's kernel.
+    std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
+    let other = std::fs::File::options().write(true).open(rig.directory.path().join("other")).expect("opened");
+    let at = rig.log().place_of(0).expect("it has one");
+    other.write_all_at(&rig.superblock_from(9, 7), at).expect("written");
+    rig.open();
+    rig.commit(2000);
+    let owed = |rig: &Rig, disk: usize| {
+        let log = rig.journals.logs().into_iter().find(|log| log.home_disk == disk).expect("a log");
+        (log.placement, log.is_open(), rig.journals.area.owed(log.id).blocks)
+    };
+    rig.die_and_serve(None, named(&rig, &["other", &own])).expect("one came before it");
+    assert_eq!(owed(&rig, 1), (PlacementKind::Copy, true, 1));
+    assert_eq!(owed(&rig, 0), (PlacementKind::Copy, false, 0), "it begins as configured, whatever is to be replayed");
+    assert!(!rig.journals.disk(0).was_started() && rig.journals.disk(1).was_started());
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("they changed places");
+    assert_eq!(owed(&rig, 0), (PlacementKind::Copy, true, 1));
+    assert_eq!(owed(&rig, 1), (PlacementKind::Copy, false, 0));
+    rig.die_and_serve(None, named(&rig, &[&own])).expect("one is gone, which owed nothing");
+    assert_eq!((rig.journals.logs().len(), owed(&rig, 0)), (1, (PlacementKind::Copy, true, 1)));
+    rig.die(None).expect("as if it had never been there");
+    assert_eq!(owed(&rig, 0), (PlacementKind::Copy, true, 1));
+}
+
+#[test]
+fn a_disk_that_is_owed_something_does_not_go() {
+    let mut rig = Rig::new();
+    let own = options(&rig.image).disks[0].name.clone();
+    std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("one came");
+    rig.open();
+    rig.commit(2000);
+    let before = rig.journals.directory().description().expect("read").expect("it is there");
+    let error = rig.die_and_serve(None, named(&rig, &["other"])).expect_err("it is held").to_string();
+    assert!(error.contains("its disk is not served any more"), "{error}");
+    assert_eq!(rig.journals.directory().description().expect("read").expect("it is there"), before);
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("with it, it goes on");
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
+}
+
+/// A recovery beside a guest that runs, or before it begins anew, empties the journal on storage before it closes the books.
+#[test]
+fn one_whose_recovery_had_come_to_its_end_is_closed() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let log = rig.log();
+    let before = rig.files();
+    let taking = rig.journals.area.take_for_recovery(log.id).expect("nothing is under way");
+    let files = rig.files();
+    drop(taking);
+    assert_eq!(rig.files(), before, "what is given up was never so");
+    // Storage says still that it is held: nothing was emptied.
+    rig.die(Some(files.clone())).expect("it goes on");
+    assert!(rig.log().is_held_open());
+    let empty = rig.superblock_from(0, rig.builder.sequence);
+    rig.store(&empty);
+    rig.die(Some(files)).expect("it goes on");
+    assert!(!rig.log().is_open() && rig.journals.area.owed(rig.log().id).blocks == 0);
+    rig.open();
+    rig.commit(2000);
+    rig.store(&empty);
+    rig.is_refused(None);
 }

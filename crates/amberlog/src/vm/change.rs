@@ -1,0 +1,246 @@
+//! Disks that come to a VM, or leave it, while its guest runs.
+//!
+//! A worker serves the disks that it began with. Others are served by the next one, which goes on with the guest as after a death: so
+//! this one prepares them, has them kept, and is replaced. Must never: have something kept that the next worker cannot go on with,
+//! or take a disk that somebody uses. Failure story: what cannot be prepared is refused while this worker serves on; what was kept
+//! before this worker died, and is of no disk that is served, is let go by the next one ([`clean_up`]).
+
+use super::{Attached, VmObserver, VmOptions, finish_areas, open_image, require_raw};
+use crate::raw::KnownRaw;
+use crate::worker::Line;
+use anyhow::Context;
+use block_device::Image;
+use guest_memory::VmMemory;
+use placement::{AreaDirectory, Journals, JournalsOptions, PlacementKind};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use supervision::{DOOR, Kept, Said};
+
+const IMAGE: &str = "image ";
+/// How long the supervisor may take to say whether somebody has a disk.
+const SHUT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long storage may take for what a VMM had asked for that has gone.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(2);
+/// Bounds that were set while the guest ran.
+pub const THROTTLE: &str = "throttle ";
+
+/// The key of a disk's image.
+pub fn image_key(disk: &str) -> String {
+    format!("{IMAGE}{disk}")
+}
+
+/// The doors of a VM's disks: the supervisor knows them by numbers, which stay the same while disks come and go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Doors {
+    numbers: BTreeMap<String, usize>,
+}
+
+impl Doors {
+    /// Those that an earlier worker has left.
+    pub fn kept(kept: &Kept) -> Self {
+        let number = |(name, number): (String, String)| Some((name, number.parse().ok()?));
+        Doors { numbers: kept.all(DOOR).into_iter().filter_map(number).collect() }
+    }
+
+    /// Whether there is one for this disk.
+    pub fn has(&self, disk: &str) -> bool {
+        self.numbers.contains_key(disk)
+    }
+
+    /// The number of this disk's, and whether it has just been given.
+    pub fn of(&mut self, disk: &str) -> (usize, bool) {
+        if let Some(number) = self.numbers.get(disk) {
+            return (*number, false);
+        }
+        let number = self.numbers.values().max().map_or(0, |last| last + 1);
+        self.numbers.insert(disk.to_owned(), number);
+        (number, true)
+    }
+}
+
+/// What is kept for disks that are not served any more.
+#[derive(Debug, Default)]
+pub(super) struct Leftover {
+    doors: Vec<usize>,
+    keys: Vec<String>,
+}
+
+impl Leftover {
+    pub(super) fn of(kept: &Kept, doors: &Doors, attached: &[Attached]) -> Self {
+        let is_served = |name: &str| attached.iter().any(|disk| disk.options.name == name);
+        let gone = doors.numbers.iter().filter(|(name, _)| !is_served(name)).map(|(_, number)| *number);
+        let of = |beginning: &'static str| {
+            let names = kept.all(beginning).into_iter().filter(|(name, _)| !is_served(name));
+            names.map(move |(name, _)| format!("{beginning}{name}"))
+        };
+        Leftover { doors: gone.collect(), keys: of(IMAGE).chain(of(THROTTLE)).collect() }
+    }
+
+    /// Lets go of it.
+    pub(super) fn clean_up(self, line: &Line) -> std::io::Result<()> {
+        self.doors.into_iter().try_for_each(|disk| line.say(&Said::Shut { disk }, &[]))?;
+        self.keys.into_iter().try_for_each(|key| line.say(&Said::Forget { key }, &[]))
+    }
+}
+
+/// Whether the images of a VM are where they were when they were opened: another worker opens them by name.
+///
+/// # Errors
+/// The first that is not.
+pub fn check_images<'i>(images: impl Iterator<Item = &'i Image>) -> anyhow::Result<()> {
+    for image in images {
+        check_image(image)?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_image(image: &Image) -> anyhow::Result<()> {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
+    let path = image.path();
+    let is = std::fs::metadata(path).map(identity).with_context(|| format!("looking for {}", path.display()))?;
+    let was = image.file().metadata().map(identity)?;
+    anyhow::ensure!(
+        is == was,
+        "{} is another file than the one that is served: put that one back in its place",
+        path.display()
+    );
+    Ok(())
+}
+
+/// What keeps another worker from going on with a VM that is made so.
+pub fn cannot_change(options: &VmOptions) -> Option<String> {
+    let disk =
+        options.disks.iter().find(|disk| matches!(disk.placement, PlacementKind::Nvm | PlacementKind::Remote))?;
+    Some(format!(
+        "disks cannot come or go while the guest runs where one has placement {} ({})",
+        disk.placement.name(),
+        disk.path.display()
+    ))
+}
+
+/// A disk that is about to come, as this worker has prepared it.
+pub struct Prepared {
+    name: String,
+    path: PathBuf,
+    is_read_only: bool,
+    image: Image,
+}
+
+/// Prepares the disks of `options` that have these names: finishes what an earlier process left for them, locks them, and looks
+/// whether a VM could begin with them.
+///
+/// # Errors
+/// As when a VM is prepared. Nothing is kept then.
+pub fn prepare(options: &VmOptions, names: &[String], known: &KnownRaw) -> anyhow::Result<Vec<Prepared>> {
+    let mut attached = options.attach()?;
+    attached.retain(|disk| names.contains(&disk.options.name));
+    for (option, name) in options.disks.iter().filter_map(|option| Some((option, option.name.as_ref()?))) {
+        anyhow::ensure!(
+            option.log_writes.is_none() || !names.contains(name),
+            "disk {name}: a log of writes has to begin with its VM"
+        );
+        anyhow::ensure!(
+            option.model.is_none() || !names.contains(name),
+            "disk {name}: a modelled disk has to begin with its VM"
+        );
+    }
+    finish_areas(&attached)?;
+    require_raw(&mut attached, known)?;
+    for disk in &attached {
+        for brought in placement::finish_earlier(&disk.options, &[])? {
+            log::info!("{}: {brought}", disk.options.path.display());
+        }
+    }
+    let mut prepared = Vec::new();
+    for disk in &attached {
+        let image = open_image(disk)?;
+        let options = &disk.options;
+        prepared.push(Prepared {
+            name: options.name.clone(),
+            path: options.path.clone(),
+            is_read_only: options.read_only,
+            image,
+        });
+    }
+    try_out(options, attached)?;
+    Ok(prepared)
+}
+
+/// Looks whether their journals can be taken up: the next worker must not be the one who finds out.
+fn try_out(options: &VmOptions, attached: Vec<Attached>) -> anyhow::Result<()> {
+    let directory = AreaDirectory::create(&options.shm, &placement::own_place())?;
+    let disks = attached.into_iter().map(|disk| disk.options).collect();
+    let journals = Journals::new(
+        &VmMemory::new(),
+        directory,
+        JournalsOptions { disks, budget_bytes: options.memory_budget_mib << 20, tracer: None },
+    )?;
+    journals.directory().remove();
+    Ok(())
+}
+
+impl Prepared {
+    /// Has the next worker find it.
+    ///
+    /// # Errors
+    /// When that cannot be written down, or the supervisor is gone.
+    pub fn keep(self, journals: &Journals, line: &Line) -> anyhow::Result<()> {
+        if !self.is_read_only {
+            journals.expect_image(&self.path).with_context(|| format!("noting {}", self.path.display()))?;
+        }
+        line.keep(&image_key(&self.name), "", Some(self.image.file().as_fd()))?;
+        // They are the next worker's now.
+        self.image.leave_locks();
+        Ok(())
+    }
+}
+
+/// Has a disk be nobody's: shuts its door, waits until the device has let go of the VMM that was there, and brings home what it is
+/// owed.
+///
+/// # Errors
+/// When a VMM has it, or storage fails.
+pub fn leave(disk: usize, door: usize, socket: &Path, observer: &VmObserver, line: &Line) -> anyhow::Result<()> {
+    let name = &observer.journals.disk(disk).options.name;
+    anyhow::ensure!(
+        line.shut_door(door, SHUT_PATIENCE)?,
+        "disk {name} is in use: unplug it first (virsh detach-device, or QMP's device_del and then chardev-remove)"
+    );
+    let left = || {
+        if let Err(error) = std::fs::remove_file(socket) {
+            log::debug!("removing {}: {error}", socket.display());
+        }
+        // What its VMM had asked for last may still be under way.
+        let deadline = Instant::now() + LEAVING_PATIENCE;
+        while observer.rings()[disk].is_connected || !line.has_nobody(door) {
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "disk {name}: storage has not answered what its guest had asked for"
+            );
+            std::thread::sleep(LOOK);
+        }
+        Ok(observer.journals.leave_disk(disk)?)
+    };
+    left().with_context(|| format!("disk {name} cannot go, and nobody can have it until another worker goes on"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doors_keep_their_numbers() {
+        let mut doors = Doors::default();
+        assert_eq!((doors.of("a"), doors.of("b"), doors.of("a")), ((0, true), (1, true), (0, false)));
+        let mut kept = Kept::default();
+        kept.put(format!("{DOOR}b"), doors.of("b").0.to_string());
+        let mut later = Doors::kept(&kept);
+        assert!(later.has("b") && !later.has("a"));
+        assert_eq!((later.of("c"), later.of("b")), ((2, true), (1, false)));
+    }
+}
