@@ -16,7 +16,7 @@ use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute, PlacementKind,
+    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, PlacementKind,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -236,13 +236,8 @@ impl<'r> Simulation<'r> {
         let options = JournalsOptions { disks, budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
-        let route = |disk| -> Box<dyn Route> {
-            match &nvm {
-                Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), disk)),
-                None => Box::new(DiskRoute::new(Arc::clone(&journals), disk)),
-            }
-        };
-        let mut routes: Vec<Box<dyn Route>> = (0..images.len()).map(route).collect();
+        let mut routes: Vec<DiskRoute> =
+            (0..images.len()).map(|disk| DiskRoute::new(Arc::clone(&journals), disk)).collect();
         for route in &mut routes {
             route.started(Start::Fresh, &table).during("starting a route")?;
         }

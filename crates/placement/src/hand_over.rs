@@ -128,7 +128,7 @@ impl Journals {
             Arc::clone(&log.keeper)
         } else {
             log.keeper.leave();
-            keeper_of(&self.area, log.id, placement)
+            keeper_of(&self.area, log.id, placement, &log.home)
         };
         let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
         self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);

@@ -8,7 +8,7 @@
 use crate::description::{AreaDirectory, LogDescription, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::distrust;
-use crate::keeper::{Finished, Keeper, Steps, SuperblockBlock, SuperblockWritten};
+use crate::keeper::{Finished, Keeper, Side, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
 use crate::layout::DiskLayout;
 use crate::log::{Log, LogState};
@@ -300,7 +300,7 @@ impl Journals {
                     scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
                     continue;
                 }
-                if self.area.has_host_writes_in_flight(log.id) {
+                if self.area.has_host_writes_in_flight(log.id) || log.keeper.is_writing_home(&log) {
                     // They must not land on what the guest writes in the place of the file system: it goes when they end.
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     self.scan_soon(log.home_disk);
@@ -312,7 +312,12 @@ impl Journals {
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     continue;
                 };
-                log.keeper.forget(&log);
+                let mut steps = Steps::default();
+                log.keeper.forget(&log, &mut steps);
+                for (side, step) in steps.0 {
+                    let disk = if side == Side::Home { &log.home } else { &log.journal };
+                    disk.pass_on(Arc::clone(&log), side, step);
+                }
                 log.take_mark();
                 log.set_closed();
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
@@ -401,6 +406,7 @@ impl Journals {
         }
         .map_err(io::Error::other)?;
         let state = Arc::new(LogState::new(wish.as_ref().map_or(placement, |(wanted, _)| *wanted)));
+        let keeper = shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement, &home));
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {
             id,
@@ -411,7 +417,7 @@ impl Journals {
             home,
             journal,
             place,
-            keeper: shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement)),
+            keeper,
             storage_from: None,
             state,
         });

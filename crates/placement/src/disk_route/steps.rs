@@ -6,7 +6,7 @@ use crate::journals::TraceKind;
 use crate::keeper::{Side, Step, Steps};
 use crate::layout::Piece;
 use crate::log::Log;
-use block_route::{DiskOperation, Operation, Plan, Status};
+use block_route::{DiskOperation, Operation, Plan, RequestKind, Status};
 use std::sync::Arc;
 
 impl DiskRoute {
@@ -65,6 +65,8 @@ impl DiskRoute {
                 Step::Hold(request) => plan.hold(request),
                 Step::Release(request, status) => plan.release(request, status),
                 Step::Retry => is_retry = true,
+                Step::Closed => self.journals.follow_wish(log),
+                Step::OnStorage { from } => self.journals.is_on_storage(log.index, Some(from)),
             }
         }
         if is_retry {
@@ -77,9 +79,12 @@ impl DiskRoute {
     pub(super) fn retry_waiting(&mut self, plan: &mut Plan) {
         for waiting in std::mem::take(&mut self.behind) {
             let request = waiting.request;
-            let Piece::Home(home, ..) = waiting.piece else { continue };
             // It takes holds of its own, so the one it waited with can go after.
-            self.home_write(&home, waiting, plan);
+            match waiting.piece {
+                _ if waiting.kind == RequestKind::Read => self.read_piece(waiting, plan),
+                Piece::Home(home, ..) => self.home_write(&home, waiting, plan),
+                Piece::Log(..) | Piece::Plain(..) => unreachable!("only homes and reads wait"),
+            }
             plan.release(request, Status::Ok);
         }
     }

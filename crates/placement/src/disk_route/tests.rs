@@ -83,7 +83,7 @@ impl Keeper for Script {
         self.take(steps);
     }
 
-    fn home_begins(&self, _log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+    fn home_begins(&self, _log: &Log, change: &HomeChange<'_>, _steps: &mut Steps) -> io::Result<HomeVerdict> {
         self.note(Heard::Begins(change.kind, change.range.clone(), change.blocks.clone()));
         let verdict = self.verdicts.lock().expect("a script").pop_front();
         Ok(verdict.unwrap_or(HomeVerdict::Go { operation: 7, replaced: Vec::new() }))
