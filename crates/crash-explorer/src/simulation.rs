@@ -135,7 +135,7 @@ pub struct Simulation<'r> {
     table: Arc<MemoryTable>,
     /// What is tested.
     pub journals: Arc<Journals>,
-    routes: Vec<Box<dyn Route>>,
+    routes: Vec<DiskRoute>,
     watcher: Option<SharedWatcher>,
     operations: u64,
     /// The disks.

@@ -616,7 +616,7 @@ impl Vm {
             let entrance = Entrance::new()?;
             self.line.set_entrance(index, Arc::clone(&entrance));
             config.entrance = Some(entrance);
-            let route = Box::new(DiskRoute::new(Arc::clone(&self.journals), index));
+            let route: Box<dyn Route> = Box::new(DiskRoute::new(Arc::clone(&self.journals), index));
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
             let image = (disk.options.path.clone(), disk.options.read_only);

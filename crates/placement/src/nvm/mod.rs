@@ -13,11 +13,13 @@
 //! * A log leaves the region for storage only when storage has all that the region would have given ([`leaving`]).
 //! * A version leaves the region only when the same content is durable at home, when the guest's log no longer holds it
 //!   and what is at home is what a complete journal would leave there, or when the guest revoked or discarded it.
-//! * What is not understood is not guessed: external journals, fast commits, unknown features, a second file system on the
-//!   disk and a region that is too small have their log written to its own place (`storage`), loudly.
+//! * What is not understood is not guessed: external journals, fast commits, unknown features, a file system for which the disk has no
+//!   region left and a region that is too small have their log written to its own place (`storage`), loudly.
 //!
 //! Failure story: when the region or an append fails, the guest's log write fails, and its kernel aborts its journal; what
 //! was committed stays what recovery finds.
+//!
+//! The keeper of such a log is in [`keeper`]: one a log, with a region of its own.
 
 mod captured;
 mod checkpoint;
@@ -58,7 +60,7 @@ use std::time::Duration;
 use write_log::LoggedFile;
 
 /// A region, whichever memory it is in.
-pub(crate) type Region = Box<dyn Medium>;
+pub type Region = Box<dyn Medium>;
 
 /// How a disk uses a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub struct NvmOptions {
     pub path: PathBuf,
     /// Which part of it.
     pub region: RegionChoice,
+    /// Other parts of it, for more file systems of the disk: a region is one journal's.
+    pub more_regions: Vec<RegionChoice>,
     /// A file that does not exist is made this large, in bytes.
     pub create_bytes: u64,
     /// Slower memory than there is.
@@ -103,6 +107,7 @@ impl NvmOptions {
         NvmOptions {
             path: path.into(),
             region: RegionChoice::default(),
+            more_regions: Vec::new(),
             create_bytes: 128 << 20,
             delay: None,
             byte_level: true,
@@ -119,10 +124,17 @@ impl NvmOptions {
         }
     }
 
-    fn open_options(&self) -> OpenOptions {
+    /// Its regions, as they are given.
+    fn shown_regions(&self) -> String {
+        let indices: Vec<String> =
+            [self.region].iter().chain(&self.more_regions).map(|choice| choice.index.to_string()).collect();
+        format!("{}/{}", indices.join("+"), self.region.count)
+    }
+
+    fn open_options(&self, region: RegionChoice) -> OpenOptions {
         OpenOptions {
             path: self.path.clone(),
-            region: self.region,
+            region,
             create_bytes: Some(self.create_bytes),
             delay: self.delay,
             stores: None,
@@ -192,24 +204,44 @@ pub(crate) fn region_error(path: &std::path::Path) -> impl FnOnce(nvm_journal::E
 }
 
 impl NvmDisk {
-    /// Opens and locks a disk's region, and says what it survives.
+    /// Opens and locks a disk's regions, and says what they survive.
     ///
     /// # Errors
-    /// [`Error::Refused`] when it is in use, damaged or no region.
+    /// [`Error::Refused`] when one is in use, damaged or no region.
     pub fn open(options: NvmOptions) -> Result<Self, Error> {
-        let file = MediumFile::open(options.open_options()).map_err(region_error(&options.path))?;
+        let (region_offset, medium) = Self::open_region(&options, options.region)?;
+        let more = options.more_regions.iter().map(|choice| Self::open_region(&options, *choice));
+        let more: Vec<(u64, Region)> = more.collect::<Result<_, _>>()?;
+        let mut disk = Self::with_medium(options, region_offset, medium)?;
+        for (offset, medium) in more {
+            disk.add_region(offset, medium)?;
+        }
+        Ok(disk)
+    }
+
+    fn open_region(options: &NvmOptions, choice: RegionChoice) -> Result<(u64, Region), Error> {
+        let file = MediumFile::open(options.open_options(choice)).map_err(region_error(&options.path))?;
         let region_offset = file.offset();
         let medium = file.map().map_err(region_error(&options.path))?;
         log::info!(
-            "{}, region {}: {} MiB, {} ({}), stores by {}",
+            "{}, region {choice}: {} MiB, {} ({}), stores by {}",
             options.path.display(),
-            options.region,
             medium.len() >> 20,
             medium.durability().name(),
             medium.durability().sentence(),
             medium.store_kind().name()
         );
-        Self::with_medium(options, region_offset, Box::new(medium))
+        Ok((region_offset, Box::new(medium)))
+    }
+
+    /// One more region, for one more log.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it is damaged.
+    pub fn add_region(&mut self, region_offset: u64, medium: Region) -> Result<(), Error> {
+        Found::read(medium.bytes()).map_err(region_error(&self.options.path))?;
+        self.slots.push(Slot { offset: region_offset, state: Mutex::new(State::Idle(medium)) });
+        Ok(())
     }
 
     /// The same with a medium of the caller's, for simulations.
@@ -254,7 +286,9 @@ impl NvmDisk {
                     Err(reason) => why = reason,
                 },
                 State::Held(_) => {
-                    why = "the region holds another file system's of this disk".to_owned();
+                    why = "every region of the disk has another file system's; give it one for each (nvm-region=0+1/2 and so \
+                           on, and a larger nvm-size)"
+                        .to_owned();
                 }
                 State::Failed => {}
             }

@@ -106,7 +106,7 @@ impl NvmCounters {
         let sum = |index: usize| load(&self.closed[index]) + live.iter().map(|values| values[index]).sum::<u64>();
         NvmReport {
             path: disk.options.path.display().to_string(),
-            region: disk.options.region.to_string(),
+            region: disk.options.shown_regions(),
             durability: disk.durability().name(),
             bytes_to_nvm: sum(0),
             delta_bytes: sum(1),
