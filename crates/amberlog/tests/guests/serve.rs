@@ -312,7 +312,10 @@ fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
         assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
         text(&output.stdout)
     };
-    for refused in ["retain", "copy", "remote"] {
+    for wished in ["retain", "copy"] {
+        assert!(placement(wished).contains("next mount"));
+    }
+    for refused in ["remote"] {
         let output = daemon.ask(&["placement", "n", "disk0", refused]);
         assert!(text(&output.stderr).contains("cannot go from nvm"), "{}", text(&output.stderr));
     }
@@ -337,6 +340,7 @@ fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
     guest.thaw().unwrap();
     more(&mut guest);
 
+    assert!(placement("retain").contains("next mount"));
     assert!(placement("nvm").contains("next mount"));
     more(&mut guest);
     guest.tell("again").unwrap();
