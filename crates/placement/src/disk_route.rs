@@ -666,7 +666,7 @@ impl Route for DiskRoute {
     }
 
     fn stopped(&mut self) {
-        self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.stopped(log));
+        self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.end_soon(log));
     }
 
     fn woken(&mut self, plan: &mut Plan) {

@@ -302,6 +302,7 @@ impl Journals {
                 }
                 if self.area.has_host_writes_in_flight(log.id) || log.keeper.is_writing_home(&log) {
                     // They must not land on what the guest writes in the place of the file system: it goes when they end.
+                    log.keeper.end_soon(&log);
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     self.scan_soon(log.home_disk);
                     continue;

@@ -403,8 +403,8 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// All requests of the disk with the home have completed, and none comes before the next start.
-    fn stopped(&self, _log: &Log) {}
+    /// No more goes home by itself than is on its way: the disk with the home stops, or the file system is going.
+    fn end_soon(&self, _log: &Log) {}
 
     /// The log, open, shall be in its own place on storage: one step towards that. The disk with the log asks.
     ///

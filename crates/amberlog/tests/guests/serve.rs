@@ -271,6 +271,16 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
 /// it is back, and survives QEMU and the daemon, killed together.
 #[test]
 fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
+    leaves_nvm_and_is_elsewhere_with_the_next_mount("nvm");
+}
+
+/// The same, and it is held in memory then: a disk with a region is like any other.
+#[test]
+fn a_journal_leaves_nvm_under_a_guest_and_is_retained_with_the_next_mount() {
+    leaves_nvm_and_is_elsewhere_with_the_next_mount("retain");
+}
+
+fn leaves_nvm_and_is_elsewhere_with_the_next_mount(at_last: &str) {
     let bench = Bench::new();
     let (image, region) = (bench.path("n.img"), bench.area().join("region"));
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
@@ -340,14 +350,15 @@ fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
     guest.thaw().unwrap();
     more(&mut guest);
 
-    assert!(placement("retain").contains("next mount"));
-    assert!(placement("nvm").contains("next mount"));
+    for wished in ["retain", "nvm", at_last] {
+        assert!(placement(wished).contains("next mount"));
+    }
     more(&mut guest);
     guest.tell("again").unwrap();
     guest.wait_mark("again", LIMIT).unwrap();
     guest.wait_acknowledged("b", 20, LIMIT).unwrap();
     let entry = daemon.wait_state("n", "running");
-    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&"nvm".into(), -5), "{entry}");
+    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&at_last.into(), -5), "{entry}");
     daemon.signal(Signal::KILL);
     drop(daemon);
     guest.kill_all().unwrap();

@@ -5,7 +5,8 @@
 //! are [`State`], which others look at, too (reports, recovery). Everything comes from the thread of the disk, which has the log and
 //! its homes, but for what a scan or a report asks.
 //!
-//! Lock order: the work, then the region's state. Nothing else is taken under them.
+//! Lock order: the work, then the region's state, then (where something is read into guest memory, or somebody brings a log along)
+//! the area's.
 
 use super::captured::{Captured, Written};
 use super::checkpoint::Checkpoint;
@@ -646,9 +647,8 @@ impl Keeper for InRegion {
         self.with(|work, _| work.in_flight.has_any_of(Writer::Host))
     }
 
-    fn stopped(&self, _log: &Log) {
+    fn end_soon(&self, _log: &Log) {
         self.with(|work, _| {
-            // What is on its way ends before the next start; no more follows.
             if let Some(checkpoint) = &mut work.checkpoint {
                 checkpoint.end_soon();
             }

@@ -278,10 +278,13 @@ impl Work {
         self.give_back(*captured, state);
         // A guest that closes its log meanwhile closes one that is on storage.
         if let Some(closing) = self.closing.take() {
-            log.set_closed();
             self.write_for(closing.request, (closing.offset, closing.block), Errand::PassedOn, steps);
             steps.release(closing.request, Status::Ok);
-            steps.push(Side::Home, Step::Closed);
+            // What somebody else has written over it is a part of the disk, and the log is as that says.
+            if closing.foreign.is_none() {
+                log.set_closed();
+                steps.push(Side::Home, Step::Closed);
+            }
         }
         self.end_rest(steps);
     }
