@@ -65,7 +65,12 @@ impl DiskRoute {
                 Step::Hold(request) => plan.hold(request),
                 Step::Release(request, status) => plan.release(request, status),
                 Step::Retry => is_retry = true,
-                Step::Closed => self.journals.follow_wish(log),
+                Step::Closed => {
+                    // It may have been put in another's keeping by a step before.
+                    if let Some(log) = self.journals.log(log.index) {
+                        self.journals.follow_wish(&log);
+                    }
+                }
                 Step::OnStorage { from } => self.journals.is_on_storage(log.index, Some(from)),
             }
         }
