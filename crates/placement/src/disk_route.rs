@@ -26,6 +26,7 @@ use guest_memory::{MemorySlice, MemoryTable};
 use journal_area::Source;
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -246,17 +247,17 @@ impl DiskRoute {
         let block_bytes = u64::from(range.block_bytes);
         let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
         let aligned = (start - range.start).is_multiple_of(block_bytes) && (end - start).is_multiple_of(block_bytes);
-        let to_storage = |route: &mut Self, from: u64, to: u64, plan: &mut Plan| {
-            let slices = if waiting.slices.is_empty() {
-                Vec::new()
-            } else {
-                segments::part(&waiting.slices, from - start, to - from)
+        let to_storage = |route: &mut Self, part: Range<u64>, plan: &mut Plan| {
+            let slices = match waiting.slices.is_empty() {
+                _ if part.is_empty() => return,
+                true => Vec::new(),
+                false => segments::part(&waiting.slices, part.start - start, part.end - part.start),
             };
-            route.log_to_storage(&waiting, from, to, slices, plan);
+            route.log_to_storage(&waiting, part.start, part.end, slices, plan);
         };
         if waiting.kind != RequestKind::Write || !aligned {
             match log.keeper.odd_log_write(&log, waiting.kind, &waiting.slices) {
-                OddVerdict::Store => to_storage(self, start, end, plan),
+                OddVerdict::Store => to_storage(self, start..end, plan),
                 OddVerdict::Ignore => {}
                 OddVerdict::Patch => self.foreign_write(&log, range, &waiting, plan),
                 OddVerdict::Refuse => {
@@ -276,6 +277,8 @@ impl DiskRoute {
             self.in_pass.push(Arc::clone(&log));
         }
         let mut at = start;
+        // Blocks that go to storage as they are, and together.
+        let mut run = start..start;
         while at < end {
             let position = range.first_position + ((at - range.start) / block_bytes) as u32;
             let slices = segments::part(&waiting.slices, at - start, block_bytes);
@@ -291,11 +294,19 @@ impl DiskRoute {
                 let content = BlockContent::Guest(&slices);
                 let block = LogBlock { position, content, request: waiting.request };
                 let verdict = log.keeper.log_write(&log, block);
-                let buffers = || slices.iter().copied().map(Buffer::Slice).collect();
-                self.log_block_given(&log, &waiting, verdict, (at, block_bytes), buffers, plan);
+                if verdict == LogVerdict::Store {
+                    if run.end != at {
+                        to_storage(self, std::mem::replace(&mut run, at..at), plan);
+                    }
+                    run.end = at + block_bytes;
+                } else {
+                    let buffers = || slices.iter().copied().map(Buffer::Slice).collect();
+                    self.log_block_given(&log, &waiting, verdict, (at, block_bytes), buffers, plan);
+                }
             }
             at += block_bytes;
         }
+        to_storage(self, run, plan);
     }
 
     /// A keeper was given a whole block of its log: what it leaves to storage goes there.
