@@ -142,7 +142,7 @@ enum ToWrite {
     /// It is written already, under this number.
     Nothing(u64),
     /// The same once more: a failed flush may have lost it.
-    Again(Mark),
+    Again(Box<Mark>),
     /// The one after the durable one.
     Next,
 }
@@ -160,7 +160,7 @@ impl Marks {
     fn to_write(&self) -> ToWrite {
         match self.next {
             Some(_) if self.written > self.lost => ToWrite::Nothing(self.written),
-            Some(mark) => ToWrite::Again(mark),
+            Some(mark) => ToWrite::Again(Box::new(mark)),
             None => ToWrite::Next,
         }
     }
@@ -213,7 +213,7 @@ impl Work {
         }
         let mark = match captured.marks.to_write() {
             ToWrite::Nothing(number) => return Ok(number),
-            ToWrite::Again(mark) => mark,
+            ToWrite::Again(mark) => *mark,
             ToWrite::Next => {
                 self.expect_mark(captured)?;
                 next(&captured.marks.durable)?
@@ -304,7 +304,7 @@ mod tests {
                             flushes.push(number);
                             continue;
                         }
-                        ToWrite::Again(mark) => mark,
+                        ToWrite::Again(mark) => *mark,
                         ToWrite::Next => next(marks.durable()).expect("a superblock"),
                     };
                     (storage.cached, storage.is_dirty) = (mark, true);
