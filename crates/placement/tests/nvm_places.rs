@@ -294,6 +294,8 @@ fn two_file_systems_of_a_disk_have_a_region_each() {
     }
     // Unmounted, each is whole, and the regions are free.
     for which in 0..2 {
+        let at = rig.home_at(which, IN_USE + 1);
+        rig.request(RequestKind::Write, at, &mut content(10 + which as u8));
         rig.superblock(which, false);
         assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE + 1) == content(10 + which as u8));
         rig.superblock(which, true);
@@ -313,6 +315,9 @@ fn a_guest_that_is_gone_leaves_both_file_systems_whole() {
     for which in 0..2 {
         assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE) == content(which as u8));
     }
+    // The next kernel goes on from what it finds.
+    let bytes = std::fs::read(&rig.image).expect("the image");
+    rig.file_systems = PARTITIONS.iter().map(|start| mounted(&bytes, *start)).collect();
     for which in 0..2 {
         rig.superblock(which, true);
         assert_eq!(rig.commit(which, IN_USE, &content(7)), 0, "a region has it");
