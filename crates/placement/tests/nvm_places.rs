@@ -282,12 +282,12 @@ fn two_file_systems_of_a_disk_have_a_region_each() {
     let region = rig.region.with_extension("left");
     std::fs::copy(&rig.image, &image).expect("copied");
     std::fs::copy(&rig.region, &region).expect("copied");
-    for which in 0..2 {
+    for (which, start) in PARTITIONS.into_iter().enumerate() {
         let options =
             OpenOptions { region: RegionChoice { index: which as u32, count: 2 }, ..OpenOptions::new(&region) };
         let disk = Disk::open(&image, Access::Write).expect("an image");
         let finished = recover_image(&disk, options, Access::Write).expect("they belong together").expect("owed");
-        assert_eq!((finished.offset, finished.recovery.blocks_written), (PARTITIONS[which], 1));
+        assert_eq!((finished.offset, finished.recovery.blocks_written), (start, 1));
         let bytes = std::fs::read(&image).expect("read");
         let at = rig.home_at(which, IN_USE + 1) as usize;
         assert!(bytes[at..][..BLOCK as usize] == content(10 + which as u8)[..]);
