@@ -78,6 +78,7 @@ crash: packages nats-server
 	@$(PHASE) "crash explorer" cargo run --release --quiet -p crash-explorer -- explore --points 20000
 	@$(PHASE) "placement nvm, a model" env AMBERLOG_NVM_MODEL_SEEDS=90..3000 cargo test --release --quiet -p placement --test nvm_model
 	@$(PHASE) "power failures and durability by age" cargo run --release --quiet -p crash-explorer -- explore --power --points 100000
+	@$(PHASE) "power failures and durable-within, as a disk has it" cargo run --release --quiet -p crash-explorer -- explore --aged --points 100000
 	@$(PHASE) "power failures and durability by age, in a model" env AMBERLOG_ROUNDS=2000 cargo test --release --quiet -p durability
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture

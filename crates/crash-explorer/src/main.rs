@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 const USAGE: &str = "crash-explorer explore [--points N] [--seed N] [--recording NAME] [--switches A,B|none] [--until POINT] \
-                     [--points-each N] [--judgements-each N] [--directory D] [--nvm | --power] [--quick]\n\
+                     [--points-each N] [--judgements-each N] [--directory D] [--nvm | --power | --aged] [--quick]\n\
                      crash-explorer record [--recording NAME] [--directory D]";
 
 struct Request {
@@ -27,6 +27,8 @@ struct Request {
     nvm: bool,
     /// Durability by age, with losses of power.
     power: bool,
+    /// The same as a disk has it, with route, keeper and area.
+    aged: bool,
     how: Thoroughness,
 }
 
@@ -35,6 +37,7 @@ impl Request {
         let mut options = Options::parse(words)?;
         let nvm = options.flag("nvm");
         let power = options.flag("power");
+        let aged = options.flag("aged");
         let is_quick = options.flag("quick");
         let own = concat!(env!("CARGO_MANIFEST_DIR"), "/recordings");
         let request = Request {
@@ -45,13 +48,14 @@ impl Request {
             switches: options.text("switches").map(|names| Switches::parse(&names)).transpose()?,
             nvm,
             power,
+            aged,
             how: Thoroughness {
                 // Steps of a region are many, and each looks at all of the disk.
                 points_each: options.number(
                     "points-each",
                     if nvm {
                         40
-                    } else if power {
+                    } else if power || aged {
                         4
                     } else {
                         1
@@ -107,7 +111,7 @@ fn record(request: &Request) -> Result<ExitCode> {
 
 fn explore(request: &Request) -> Result<ExitCode> {
     let mut recordings = explore::recordings(&request.directory, request.only.as_deref())?;
-    if request.nvm || request.power {
+    if request.nvm || request.power || request.aged {
         // A journal on a device of its own goes neither to NVM nor into compounds.
         recordings.retain(|recording| recording.disks.len() == 1);
     }
@@ -123,6 +127,7 @@ fn explore(request: &Request) -> Result<ExitCode> {
             let run = match (request.nvm, request.power) {
                 (true, _) => nvm::run,
                 (_, true) => power::run,
+                _ if request.aged => power::route::run,
                 _ => explore::run,
             };
             let outcome = run(recording, seed, switches, request.how)?;
@@ -136,13 +141,17 @@ fn explore(request: &Request) -> Result<ExitCode> {
             );
             if let Some(finding) = outcome.finding {
                 println!("FOUND {}", finding.what);
-                if request.nvm || request.power {
+                if request.nvm || request.power || request.aged {
                     println!(
                         "FOUND {}: {}\n    again: crash-explorer explore {} --recording {} --seed {} --switches {} \
                          --points-each {} --judgements-each {} --points 1",
                         finding.scenario,
                         finding.what,
-                        if request.nvm { "--nvm" } else { "--power" },
+                        match (request.nvm, request.power) {
+                            (true, _) => "--nvm",
+                            (_, true) => "--power",
+                            _ => "--aged",
+                        },
                         finding.scenario,
                         finding.seed,
                         finding.switches.names(),

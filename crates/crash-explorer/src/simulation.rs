@@ -13,7 +13,7 @@ use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
 };
 use guest_kit::Acknowledged;
-use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
+use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory, simulated_room};
 use guest_tools::random::Random;
 use placement::{
     AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, PlacementKind,
@@ -23,7 +23,9 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// How long a host's own write may take, in recorded events.
 const HOST_WRITE_EVENTS_MAX: u64 = 30;
@@ -67,6 +69,10 @@ pub trait Watcher: Send {
     fn completed(&mut self, number: u64, operation: &DiskOperation);
     /// A log is wished away from its region.
     fn leaves(&mut self);
+    /// The route is about to end a pass. Says whether it finds memory for what it holds.
+    fn has_memory(&mut self) -> bool {
+        true
+    }
 }
 
 /// A watcher that others share.
@@ -152,6 +158,8 @@ pub struct Simulation<'r> {
     wakes: Vec<u64>,
     mutations: BTreeMap<usize, Vec<Mutation>>,
     clock: usize,
+    /// The same for the journals: an event is a millisecond.
+    milliseconds: Arc<AtomicU64>,
     seed: u64,
     /// Steps in which stores were looked at.
     steps: u64,
@@ -176,10 +184,10 @@ impl<'r> Simulation<'r> {
     /// # Errors
     /// When files cannot be made.
     pub fn new(recording: &'r Recording, seed: u64, switches: Switches) -> Result<Self> {
-        Self::with(recording, seed, switches, None, None)
+        Self::with(recording, seed, switches, (None, None), None)
     }
 
-    /// The same with the first disk's journal on NVM, and somebody who watches.
+    /// The same with the first disk's journal on NVM, or with what it holds durable within so many events; and somebody who watches.
     ///
     /// # Errors
     /// When files cannot be made.
@@ -187,7 +195,7 @@ impl<'r> Simulation<'r> {
         recording: &'r Recording,
         seed: u64,
         switches: Switches,
-        nvm: Option<Arc<NvmDisk>>,
+        (nvm, within): (Option<Arc<NvmDisk>>, Option<u64>),
         watcher: Option<SharedWatcher>,
     ) -> Result<Self> {
         let mut random = Random::of(seed, 1);
@@ -229,12 +237,15 @@ impl<'r> Simulation<'r> {
                 read_only: false,
                 nvm: nvm.clone(),
                 remote: None,
+                durable_within: within.map(Duration::from_millis),
                 write_log: None,
             });
             paths.push(path);
         }
         let options = JournalsOptions { disks, budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
+        let milliseconds = Arc::new(AtomicU64::new(0));
+        journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(&milliseconds)));
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
         let mut routes: Vec<DiskRoute> =
             (0..images.len()).map(|disk| DiskRoute::new(Arc::clone(&journals), disk)).collect();
@@ -264,6 +275,7 @@ impl<'r> Simulation<'r> {
             plans,
             mutations: BTreeMap::new(),
             clock: 0,
+            milliseconds,
             seed,
             steps: 0,
             looks: 0,
@@ -325,6 +337,8 @@ impl<'r> Simulation<'r> {
         let recording = self.recording;
         for (index, event) in recording.events.iter().enumerate() {
             self.clock = index;
+            self.milliseconds.store(index as u64, Ordering::Release);
+            self.journals.wake_due();
             for mutation in self.mutations.remove(&index).unwrap_or_default() {
                 self.mutate(&mutation)?;
             }
@@ -449,7 +463,9 @@ impl<'r> Simulation<'r> {
             return Ok(());
         }
         let looks = self.begin_looks();
+        simulated_room::set_full(self.watcher.as_ref().is_some_and(|watcher| !watch(watcher).has_memory()));
         self.routes[disk].end_of_pass(&mut plan);
+        simulated_room::set_full(false);
         self.end_looks(looks, None)?;
         for log in &mut self.logs {
             if log.description.place.journal_disk == disk {

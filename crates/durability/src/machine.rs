@@ -224,6 +224,10 @@ pub struct Durability {
     is_urgent: bool,
     is_emptying: bool,
     closing: Option<(Vec<u8>, AnswerId)>,
+    /// The superblock on its way is the guest's last.
+    is_closing_written: bool,
+    /// Storage's superblock is to be written anew.
+    is_touched: bool,
     flights: BTreeMap<WriteId, Flight>,
     held: VecDeque<Asked>,
     waiting: Vec<Waiting>,
@@ -272,6 +276,8 @@ impl Durability {
             is_urgent: false,
             is_emptying: false,
             closing: None,
+            is_closing_written: false,
+            is_touched: false,
             flights: BTreeMap::new(),
             held: VecDeque::new(),
             waiting: Vec::new(),
@@ -287,6 +293,23 @@ impl Durability {
             last_clock: (0, 0),
             status: Status::default(),
         })
+    }
+
+    /// The superblock on storage says already that the log begins where ours does.
+    #[must_use]
+    pub fn on_storage(mut self) -> Self {
+        self.is_live = true;
+        self
+    }
+
+    /// The first compound has this number, if the log's own would be an earlier one: what lies in the log may have those.
+    #[must_use]
+    pub fn numbered_from(mut self, sequence: u32) -> Self {
+        if self.live.is_empty() {
+            let number = sequence::latest(self.live.head.1, sequence);
+            self.live = Live::empty(self.format.first, number);
+        }
+        self
     }
 
     /// A log that was held without durability: `superblock` is the one on storage (its number is not in the place of the log yet),
@@ -425,7 +448,11 @@ impl Durability {
         view: &mut dyn View,
         steps: &mut Vec<Step>,
     ) {
+        // A kernel that has replayed its log leaves numbers out.
+        let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
+        let last = last.map_or(self.durable, |(_, last, _)| last);
         let through = tail.wrapping_sub(1);
+        let through = if sequence::is_after(through, last) { last } else { through };
         if self.phase == Phase::Failed || !sequence::is_after(through, self.durable) {
             self.guest_tail = sequence::latest(self.guest_tail, tail);
             steps.push(Step::Answer { answer, is_good: true });
@@ -452,6 +479,29 @@ impl Durability {
         }
         self.closing = Some((superblock.to_vec(), answer));
         self.drive(now, view, steps);
+    }
+
+    /// The superblock goes to storage with these fields from now on; where the log begins, and its number, are ours.
+    pub fn set_superblock(&mut self, superblock: &[u8]) {
+        if let Some(raw) = superblock.get(..SUPERBLOCK_BYTES) {
+            self.superblock = raw.to_vec();
+        }
+    }
+
+    /// The superblock on storage is written anew, soon: what whoever runs this adds to it has changed.
+    pub fn touch(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
+        self.is_touched = true;
+        self.drive(now, view, steps);
+    }
+
+    /// Where the log on storage begins, and the number of the next compound.
+    pub fn log_on_storage(&self) -> ((u32, u32), u32) {
+        (self.live.tail, self.live.head.1)
+    }
+
+    /// The number after the last compound that was begun.
+    pub fn next_number(&self) -> u32 {
+        self.live.head.1.wrapping_add(u32::from(self.making.is_some()))
     }
 
     /// Another age from now on.
@@ -680,6 +730,7 @@ impl Durability {
     }
 
     fn write_superblock(&mut self, (start, sequence): (u32, u32), steps: &mut Vec<Step>) {
+        self.is_touched = false;
         let mut raw = self.superblock.clone();
         match SuperblockEdit::new(&mut raw) {
             Ok(mut edit) => edit.start(start).sequence(sequence).seal(),
@@ -699,6 +750,9 @@ impl Durability {
                 self.begin_compound(view, steps);
             } else if self.is_emptying || self.closing.is_some() {
                 self.bring_home(view, steps);
+            } else if self.is_touched && self.is_proven {
+                self.phase = Phase::Tail;
+                self.write_superblock(self.live.tail, steps);
             }
         }
         let is_flush_due = self.flush_wanted.is_some_and(|since| now >= since + self.within);
@@ -769,7 +823,7 @@ impl Durability {
         if !is_worth_it {
             self.dropping = 0;
         }
-        if self.is_proven && (!self.is_live || self.dropping > 0) {
+        if self.is_proven && (!self.is_live || self.dropping > 0 || self.is_touched) {
             self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps);
         }
     }
@@ -855,7 +909,9 @@ impl Durability {
                 self.is_live = true;
                 self.phase = Phase::Idle;
                 self.is_emptying &= !self.live.is_empty();
-                if let Some((_, answer)) = self.closing.take_if(|_| self.live.is_empty() && self.open.is_empty()) {
+                // A guest may begin to close while a superblock of ours is on its way.
+                let is_closed = std::mem::take(&mut self.is_closing_written);
+                if let Some((_, answer)) = self.closing.take_if(|_| is_closed) {
                     self.is_live = false;
                     steps.push(Step::Answer { answer, is_good: true });
                 }
@@ -922,6 +978,7 @@ impl Durability {
                     Ok(mut edit) => edit.start(0).sequence(number).seal(),
                     Err(error) => return self.fail(&error.to_string(), steps),
                 }
+                self.is_closing_written = true;
                 self.write(Place::Superblock, Arc::from(raw), steps);
             }
             _ => self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps),

@@ -29,6 +29,25 @@ struct Known {
 }
 
 impl FreedBlocks {
+    /// Whether the content of a block can matter to [`FreedBlocks::of`] or to [`crate::Allocation`]; nothing where nothing can be told.
+    ///
+    /// # Errors
+    /// When the disk cannot be read.
+    pub fn is_watched<R: ReadAt>(&mut self, disk: &R, block: u64) -> io::Result<Option<bool>> {
+        if self.known.is_none() {
+            self.known = Known::read(disk)?;
+        }
+        Ok(self.known.as_ref().map(|known| {
+            let superblock = SUPERBLOCK_OFFSET / u64::from(known.superblock.block_size);
+            block == superblock || known.bitmaps.contains_key(&block) || known.descriptors.contains_key(&block)
+        }))
+    }
+
+    /// Whether it is known where bitmaps are. After a transaction that moved some it is not, until the next question.
+    pub fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
     /// The blocks that a transaction with these home blocks and contents frees in the file system that `disk` shows as of before it;
     /// nothing where that cannot be told. To be called for every transaction, in order.
     ///

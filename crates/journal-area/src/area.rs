@@ -47,6 +47,22 @@ pub struct Owed {
     pub materialise: bool,
 }
 
+/// Where a committed version is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommittedVersion {
+    /// It was held, and was copied out.
+    Copied,
+    /// In this home block.
+    Home(u64),
+    /// At its own place in the log on storage, for want of memory.
+    Stored {
+        /// There its first word is zero, and has to be put back.
+        is_escaped: bool,
+    },
+    /// It is not the newest of its block any more, or nothing is known of it.
+    Gone,
+}
+
 /// What a log has to give back under [`JournalArea::under_pressure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pressure {
@@ -637,6 +653,36 @@ impl JournalArea {
         for page in retained {
             inner.copy_out(page);
         }
+    }
+
+    /// Copies a committed version out as it belongs home, or says where it is. `sequence` is its transaction's.
+    pub fn version(&self, id: LogId, position: u32, sequence: u32, buffer: &mut [u8]) -> CommittedVersion {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return CommittedVersion::Gone };
+        let Some(home) = jcb.home_of(position).filter(|home| jcb.newest(*home) == Some(position)) else {
+            return CommittedVersion::Gone;
+        };
+        if jcb.sequence_of(position) != Some(sequence) {
+            return CommittedVersion::Gone;
+        }
+        match jcb.location(position) {
+            Location::Home => CommittedVersion::Home(home),
+            Location::Storage => CommittedVersion::Stored { is_escaped: jcb.is_escaped(position) },
+            _ if jcb.read_version(pages, position, buffer) => CommittedVersion::Copied,
+            _ => CommittedVersion::Gone,
+        }
+    }
+
+    /// The number of the next transaction of an open log.
+    pub fn next_sequence(&self, id: LogId) -> Option<u32> {
+        self.lock().log(id).filter(|(_, jcb)| jcb.is_open()).map(|(_, jcb)| jcb.cursor.sequence)
+    }
+
+    /// The newest committed versions that are not at home: transaction, home block, log block; by transaction, the oldest first.
+    pub fn versions_owed(&self, id: LogId) -> Vec<(u32, u64, u32)> {
+        let mut inner = self.lock();
+        let Some((_, jcb)) = inner.log(id) else { return Vec::new() };
+        jcb.versions_owed()
     }
 
     /// The name that a log's files have, without the ending.

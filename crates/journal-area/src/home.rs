@@ -200,6 +200,27 @@ impl VmJcb {
         }
     }
 
+    /// The newest committed versions that are not at home: transaction, home block, log block; by transaction, the oldest first.
+    pub(crate) fn versions_owed(&self) -> Vec<(u32, u64, u32)> {
+        let mut owed = Vec::new();
+        let Some(format) = self.format.filter(|_| self.contradiction.is_none()) else { return owed };
+        let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else { return owed };
+        let mut position = tail;
+        while position != self.cursor.position {
+            let location = self.location(position);
+            if let (true, Some(block), Some(sequence)) = (
+                location.is_held() || location == Location::Storage,
+                self.home_of(position),
+                self.sequence_of(position),
+            ) && self.newest(block) == Some(position)
+            {
+                owed.push((sequence, block, position));
+            }
+            position = format.next(position);
+        }
+        owed
+    }
+
     /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.
     /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later.
     pub(crate) fn host_writes(&mut self, pages: &Pages, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {

@@ -84,6 +84,8 @@ impl Journals {
         };
         let stored = stored::of(log)?;
         match (stored.says, stored.live_from()) {
+            // What came after it was in that amberlog's memory.
+            (Says::Aged(..), _) => refuse("was made durable by age, and what was committed last is not on storage"),
             (_, Ok(live_from)) => Ok(live_from.map(|tail| tail.sequence)),
             (Says::NoJournal(_), _) => refuse("cannot be read on storage"),
             (_, Err(Elsewhere)) => refuse("is marked on storage as held elsewhere, or with an error"),

@@ -9,7 +9,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::time::{Duration, Instant};
 use write_log::{LoggedFile, WriteLog};
 
 /// Where a journal lives.
@@ -81,6 +82,8 @@ pub struct DiskOptions {
     pub nvm: Option<Arc<NvmDisk>>,
     /// Its journal server, for placement `remote`.
     pub remote: Option<RemoteOptions>,
+    /// How old what its guests committed may be before it is durable on storage, for placements that hold it; nothing: however old.
+    pub durable_within: Option<Duration>,
     /// Where everything that is sent to the image is written down.
     pub write_log: Option<Arc<WriteLog>>,
 }
@@ -130,6 +133,19 @@ impl Wake {
     }
 }
 
+/// What time it is, for what is due: the host's clock, or that of a simulation.
+#[derive(Debug)]
+struct Clock {
+    began: Instant,
+    simulated: OnceLock<Arc<AtomicU64>>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock { began: Instant::now(), simulated: OnceLock::new() }
+    }
+}
+
 /// One disk of a VM.
 #[derive(Debug)]
 pub struct Disk {
@@ -150,6 +166,9 @@ pub struct Disk {
     written: AtomicU64,
     /// How many of them a flush has brought to storage.
     flushed: AtomicU64,
+    /// How old what its guests committed may be, as it was said last.
+    durable_within: Mutex<Option<Duration>>,
+    clock: Clock,
     /// Why nothing of it is held: no journal was found.
     unheld: Mutex<Option<String>>,
     /// A driver has started from the beginning in this process: what its journals hold is known here.
@@ -173,6 +192,8 @@ impl Disk {
         let direct = crate::remote::open_direct(&file, &options.path);
         let file = LoggedFile::new(file, options.write_log.clone());
         Ok(Disk {
+            durable_within: Mutex::new(options.durable_within),
+            clock: Clock::default(),
             options,
             counters: DiskCounters::default(),
             file,
@@ -213,6 +234,30 @@ impl Disk {
     pub fn fault(&self) -> Option<String> {
         let faults = self.faults.lock().expect("no panic under this lock");
         (!faults.is_empty()).then(|| faults.join("; "))
+    }
+
+    /// How old what its guests committed may be before it is durable on storage; nothing: however old.
+    pub fn durable_within(&self) -> Option<Duration> {
+        *self.durable_within.lock().expect("no panic under this lock")
+    }
+
+    /// The time since it was opened.
+    pub(crate) fn now(&self) -> Duration {
+        match self.clock.simulated.get() {
+            Some(milliseconds) => Duration::from_millis(milliseconds.load(Ordering::Acquire)),
+            None => self.clock.began.elapsed(),
+        }
+    }
+
+    /// For simulations: time is what is here, in milliseconds. Before anything is done with the disk.
+    pub fn simulate_clock(&self, milliseconds: Arc<AtomicU64>) {
+        // Said once; a second one would turn time back.
+        let _ = self.clock.simulated.set(milliseconds);
+    }
+
+    pub(crate) fn set_durable_within(&self, within: Option<Duration>) {
+        *self.durable_within.lock().expect("no panic under this lock") = within;
+        self.wake.wake();
     }
 
     /// Why nothing of it is held, if that is so.

@@ -454,11 +454,10 @@ impl DiskRoute {
             is_watched: waiting.rescan,
         };
         let mut steps = Steps::default();
-        let verdict = log.keeper.home_begins(&log, &change, &mut steps);
-        self.carry_out(&log, steps, plan);
-        let (operation, replaced) = match verdict {
+        let (operation, replaced) = match log.keeper.home_begins(&log, &change, &mut steps) {
             Ok(HomeVerdict::Go { operation, replaced }) => (operation, replaced),
             Ok(HomeVerdict::Parts(parts)) => {
+                self.carry_out(&log, steps, plan);
                 self.trace(waiting.kind, TraceKind::Home, range.start, range.end - range.start);
                 for part in parts {
                     self.home_part(&log, home, &waiting, part, plan);
@@ -468,11 +467,14 @@ impl DiskRoute {
             Ok(HomeVerdict::Wait) => {
                 plan.hold(waiting.request);
                 self.behind.push(waiting);
+                // Behind it, since they may let it go.
+                self.carry_out(&log, steps, plan);
                 return;
             }
             Err(error) => {
                 log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
                 plan.fail(waiting.request);
+                self.carry_out(&log, steps, plan);
                 return;
             }
         };
@@ -482,7 +484,7 @@ impl DiskRoute {
         }
         self.trace(waiting.kind, TraceKind::Home, range.start, len);
         let buffers = assemble(&waiting.slices, into % block_bytes, block_bytes, &replaced);
-        let ticket = self.ticket(Errand::Home(log, operation, waiting.rescan));
+        let ticket = self.ticket(Errand::Home(Arc::clone(&log), operation, waiting.rescan));
         plan.disk(DiskOperation {
             request: Some(waiting.request),
             ticket: Some(ticket),
@@ -491,6 +493,7 @@ impl DiskRoute {
             len,
             buffers,
         });
+        self.carry_out(&log, steps, plan);
     }
 
     /// A part of a change of homes goes to storage by itself.
@@ -566,6 +569,7 @@ impl Route for DiskRoute {
                 self.in_pass.clear();
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;
+                self.journals.replay_aged(self.disk)?;
                 self.journals.scan(self.disk)?;
                 self.journals.disk(self.disk).set_started();
             }

@@ -43,11 +43,11 @@ impl Journals {
     /// passes. What has to wait stays held, block for block, until the next call.
     pub(crate) fn distrust_on(&self, disk: usize) {
         for log in self.logs().into_iter().filter(|log| log.journal_disk == disk && log.is_held_open()) {
+            let Some(why) = self.area.contradiction(log.id) else { continue };
             // A block on its way to its own place would be read there before it has arrived.
-            if log.keeper.has_stored_in_flight() {
+            if !log.keeper.may_be_taken(&log) || log.keeper.has_stored_in_flight() {
                 continue;
             }
-            let Some(why) = self.area.contradiction(log.id) else { continue };
             say(&self.area, &log, &why);
             if let Err(error) = self.distrust(log.index)
                 && log.failed_to_leave()

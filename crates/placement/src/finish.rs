@@ -56,10 +56,10 @@ impl HomeWriter for ImagePart<'_> {
 }
 
 /// A held log with the few blocks that are at their own place because there was no memory for them.
-struct LogReader<'l, 'a> {
-    held: &'l HeldLog<'a>,
-    place: &'l FoundLogPlace,
-    journal: &'l LoggedFile,
+pub(crate) struct LogReader<'l, 'a> {
+    pub held: &'l HeldLog<'a>,
+    pub place: &'l FoundLogPlace,
+    pub journal: &'l LoggedFile,
 }
 
 impl LogRead for LogReader<'_, '_> {
@@ -77,9 +77,9 @@ impl LogRead for LogReader<'_, '_> {
 }
 
 /// A log that is all at its own place on storage.
-struct StoredLog<'l> {
-    place: &'l FoundLogPlace,
-    journal: &'l LoggedFile,
+pub(crate) struct StoredLog<'l> {
+    pub place: &'l FoundLogPlace,
+    pub journal: &'l LoggedFile,
 }
 
 impl LogRead for StoredLog<'_> {
@@ -121,13 +121,21 @@ pub(crate) fn write_home(
     home: &LoggedFile,
     journal: &LoggedFile,
 ) -> Result<Report, Error> {
+    write_home_of(&mut LogReader { held, place, journal }, place, home)
+}
+
+/// Writes home what a log brings, and flushes. The log stays as it is.
+pub(crate) fn write_home_of<L: LogRead + Send>(
+    log: &mut L,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+) -> Result<Report, Error> {
     let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
     let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
     let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
     let len = place.home_blocks * u64::from(place.block_bytes);
-    let mut log = LogReader { held, place, journal };
-    let replay = recovery::Replay::prepare(&mut log, log_bounds, &bounds)?;
-    replay.write_blocks(&mut log, &mut ImagePart { file: home, start: place.home_start, len })
+    let replay = recovery::Replay::prepare(log, log_bounds, &bounds)?;
+    replay.write_blocks(log, &mut ImagePart { file: home, start: place.home_start, len })
 }
 
 /// What [`finish`] would replay; nothing is written.

@@ -338,6 +338,7 @@ fn finish_log(
     let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
     let report = match check_identity(directory, found, log, journal_file)? {
         Verdict::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
+        Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, &logged_home, &logged_journal)?,
         Verdict::Emptied => Report::of(Status::Clean)
             .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
         Verdict::HandedOver if found.log().is_distrusted() => {
@@ -362,7 +363,7 @@ fn number_on(image: &Path, log: &LogDescription) -> Option<[u8; 16]> {
     let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
     file.file().read_exact_at(&mut raw, offset).ok()?;
     match Stored::read(&raw).says {
-        Says::Held(opening) => Some(opening.number),
+        Says::Held(opening) | Says::Aged(opening, _) => Some(opening.number),
         _ => None,
     }
 }

@@ -13,14 +13,16 @@
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_home;
 use crate::journals::Journals;
+use crate::keeper::Steps;
 use crate::keepers::keeper_of;
 use crate::log::{Log, Marked};
 use crate::opening::write_mark_bytes;
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
-use journal_area::{HeldLog, Holding, Tail, Taking};
+use journal_area::{HeldLog, Holding, Location, Tail, Taking};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use write_log::LoggedFile;
 
 /// What becomes of a wish.
@@ -81,6 +83,36 @@ impl Journals {
         log.want(to);
         self.describe_or_complain();
         Ok(change)
+    }
+
+    /// From now on what the guests of a disk commit is durable on storage within this time; nothing: with what goes home, or never.
+    ///
+    /// # Errors
+    /// A sentence where nothing of the disk is held.
+    pub fn set_durable_within(&self, disk: usize, within: Option<Duration>) -> io::Result<()> {
+        if within.is_some() {
+            self.check_can_age(disk, None)?;
+        }
+        self.disk(disk).set_durable_within(within);
+        Ok(())
+    }
+
+    /// Whether a disk's journals can be durable by age, now or after a change of placement.
+    ///
+    /// # Errors
+    /// A sentence if they cannot.
+    pub fn check_can_age(&self, disk: usize, to: Option<PlacementKind>) -> io::Result<()> {
+        let logs = self.logs_at_home(disk);
+        if let Some(log) = logs.iter().find(|log| log.place.is_external) {
+            return Err(io::Error::other(external(log)));
+        }
+        let is_held = |log: &Arc<Log>| to.unwrap_or(log.wanted()).is_held() || log.placement.is_held();
+        if to.is_some_and(|to| !to.is_held()) || !logs.iter().any(is_held) {
+            return Err(io::Error::other(
+                "durable-within is for placements retain and copy, and no journal of this disk is held so",
+            ));
+        }
+        Ok(())
     }
 
     /// A log that was on NVM, or was to be, is on storage from now on; from transaction `from` on, if that is in its midst.
@@ -151,14 +183,18 @@ impl Journals {
         if !log.is_held_open() {
             return Ok(true);
         }
-        // A block that is on its way to its own place could be read there before it has arrived.
-        if log.keeper.has_stored_in_flight() {
-            return Ok(false);
-        }
         if self.area.owed(log.id).materialise {
             return Err(io::Error::other(
                 "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
             ));
+        }
+        // What was made durable in the log's place is not the guest's log.
+        if !log.keeper.may_be_taken(&log) {
+            return Ok(false);
+        }
+        // A block that is on its way to its own place could be read there before it has arrived.
+        if log.keeper.has_stored_in_flight() {
+            return Ok(false);
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         // Nobody counts on in it while storage is about to say something else.
@@ -169,6 +205,7 @@ impl Journals {
                 // It is held as it was.
                 drop(taking);
                 log.put_mark_back(marked);
+                log.keeper.stay(&log, &mut Steps::default());
                 log.home.wake.wake();
                 return Err(error);
             }
@@ -233,6 +270,12 @@ impl Journals {
                 bytes += block.len() as u64;
             }
         }
+        // What durability by age left where the next transaction will begin may have its number.
+        if held.location(cursor.position) == Location::None {
+            block.fill(0);
+            journal.write_all_at(&block, log.place_of(cursor.position)?)?;
+            bytes += block.len() as u64;
+        }
         Ok(bytes)
     }
 }
@@ -254,6 +297,15 @@ fn check_region(log: &Log) -> io::Result<()> {
         return refuse("a journal on a device of its own does not go to NVM".to_owned());
     }
     nvm.check_room(log.place.log_blocks, log.place.block_bytes).or_else(|error| refuse(error.to_string()))
+}
+
+/// Why a log with a device of its own cannot be durable by age.
+pub(crate) fn external(log: &Log) -> String {
+    format!(
+        "durable-within is not possible for disk {}: the journal of its file system at byte {} is on a device of its own; leave the \
+         option out, or give the file system an internal journal",
+        log.home.options.name, log.place.home_start
+    )
 }
 
 /// Says on storage that the log begins at `cursor`.

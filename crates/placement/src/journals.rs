@@ -16,7 +16,7 @@ use crate::opening;
 use crate::remote::RemoteLog;
 use crate::resume::Left;
 use crate::scan::{self, FoundLogPlace};
-use crate::stored::{Says, Stored};
+use crate::stored::{self, Says, Stored};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
 use jbd2::Superblock;
@@ -25,7 +25,7 @@ use recovery::{Report, Status};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Instant;
+use std::time::Duration;
 
 /// A disk may be this small a part something else than file systems with held logs (partition tables, an EFI partition)
 /// and its guest is still told of no write cache.
@@ -111,7 +111,7 @@ impl Journals {
     /// When an image cannot be opened or read. The directory is removed then: nothing is owed yet.
     pub fn new(memory: &Arc<VmMemory>, directory: AreaDirectory, options: JournalsOptions) -> io::Result<Arc<Self>> {
         let journals = Self::set_up(memory, directory, options)?;
-        if let Err(error) = journals.scan_all() {
+        if let Err(error) = journals.scan_all().and_then(|()| journals.check_durable_within()) {
             journals.directory.remove();
             return Err(error);
         }
@@ -151,6 +151,42 @@ impl Journals {
             left: Mutex::default(),
         });
         Ok(journals)
+    }
+
+    /// What durability by age left before a loss of power is replayed: a guest's kernel that did so would be taken for somebody who
+    /// brings a log, which then stays on storage. For a disk whose guest begins; what was held is recovered.
+    pub(crate) fn replay_aged(&self, disk: usize) -> io::Result<()> {
+        for log in self.logs_at_home(disk) {
+            if !log.is_open() && matches!(stored::of(&log)?.says, Says::Aged(..)) {
+                let report = crate::finish::finish_stored(&log.place, &log.home.file, &log.journal.file);
+                let report = report.map_err(io::Error::other)?;
+                let path = log.home.options.path.display();
+                log::info!("{path}: {}, after a loss of power", what_was_done(log.place.home_start, &report));
+            }
+        }
+        Ok(())
+    }
+
+    /// What was asked for and cannot be is refused at the beginning; what a guest brings later is not made durable by age, and that is
+    /// said.
+    fn check_durable_within(&self) -> io::Result<()> {
+        let logs = self.logs();
+        let external = logs.iter().find(|log| log.place.is_external && log.home.durable_within().is_some());
+        external.map_or(Ok(()), |log| Err(io::Error::other(crate::hand_over::external(log))))
+    }
+
+    /// In how long a keeper is to be woken.
+    pub fn due_in(&self) -> Option<Duration> {
+        self.logs().iter().filter_map(|log| log.keeper.due_in(log)).min()
+    }
+
+    /// Wakes keepers whose time has come.
+    pub fn wake_due(&self) {
+        for log in self.logs() {
+            if log.keeper.due_in(&log).is_some_and(|left| left.is_zero()) {
+                log.home.wake.wake();
+            }
+        }
     }
 
     /// Whether the guest has to flush a disk of `size_bytes`: it need not where the file systems with held logs are, as of
@@ -242,10 +278,8 @@ impl Journals {
     pub fn tick(&self) {
         for log in self.logs() {
             opening::count_on(&log, &self.area);
-            if log.keeper.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
-                log.home.wake.wake();
-            }
         }
+        self.wake_due();
     }
 
     pub(crate) fn scan_soon(&self, disk: usize) {
@@ -300,7 +334,7 @@ impl Journals {
                     scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
                     continue;
                 }
-                if self.area.has_host_writes_in_flight(log.id) || log.keeper.is_writing_home(&log) {
+                if self.area.has_host_writes_in_flight(log.id) || log.keeper.has_own_in_flight() {
                     // They must not land on what the guest writes in the place of the file system: it goes when they end.
                     log.keeper.end_soon(&log);
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
@@ -506,7 +540,10 @@ impl Journals {
                 );
                 Ok(())
             }
-            Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::LeftToGuest(_) | Says::Error => Ok(()),
+            // That of durability by age is good by itself.
+            Says::Aged(..) | Says::NoJournal(_) | Says::Empty | Says::Live(_) | Says::LeftToGuest(_) | Says::Error => {
+                Ok(())
+            }
         }
     }
 

@@ -34,8 +34,8 @@
 //! * *Writes of its own* ([`Step::Write`]) into the log's place (side `Journal`) and to homes (side `Home`), and their ends
 //!   ([`Keeper::done`] with the [`Task`] of the step). Writes of one batch of steps run in any order: what must be ordered is said
 //!   after the end of what it must follow.
-//! * *Time* ([`Keeper::deadline`]). Once it has come, [`Keeper::woken`] is called on the disk of the home. It may come late by as long as
-//!   the VM's tick (`Journals::tick`); a keeper compares with the clock itself.
+//! * *Time* ([`Keeper::due_in`]). Once it has come, [`Keeper::woken`] is called on the disk of the home. It may come late by as long as
+//!   the VM's tick (`Journals::tick`); a keeper compares with the clock itself ([`crate::Disk::now`]).
 //! * *A transaction was accepted* (`journal_area::Accepted`: its sequence, where it lies, tags, revokes), before the
 //!   guest's commit is acknowledged: `journal_area::Outcome::accepted` of the batch, for a log that asked for it
 //!   (`JournalArea::tell_accepted`). The held keeper hears of it in `end_of_pass`. To acknowledge the commit only when it is durable
@@ -48,13 +48,14 @@
 
 use crate::log::Log;
 use crate::remote::RemoteReport;
+use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use guest_memory::MemorySlice;
 use journal_area::Source;
 use recovery::Report;
 use std::io;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::Duration;
 
 /// One of the two disks that concern a log; they may be the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +96,8 @@ pub(crate) enum Step {
     Closed,
     /// Storage says durably that the log is there from this transaction on: its own place has it from now on.
     OnStorage { from: u32 },
+    /// Takes the superblock of a request that is held, with one hold: its time has come.
+    Superblock(RequestId, Vec<u8>),
 }
 
 /// What a keeper wants done, in the order in which it said so.
@@ -193,8 +196,9 @@ pub(crate) struct LogBlock<'a> {
 /// A write, discard or zeroing inside the file system of a log.
 #[derive(Debug)]
 pub(crate) struct HomeChange<'a> {
-    pub request: RequestId,
     pub kind: RequestKind,
+    /// Whose it is: who waits asks again with the same request and range.
+    pub request: RequestId,
     /// In bytes from the begin of the file system.
     pub range: Range<u64>,
     /// Every block that it touches.
@@ -390,18 +394,13 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// Somebody woke the disk, or its time has come.
     fn woken(&self, _log: &Log, _side: Side, _steps: &mut Steps) {}
 
-    /// When it is to be woken at the latest.
-    fn deadline(&self) -> Option<Instant> {
+    /// In how long it is to be woken.
+    fn due_in(&self, _log: &Log) -> Option<Duration> {
         None
     }
 
     /// A flush of the disk with the home has failed: what was written before may not be on storage, and no later flush says so.
     fn flush_failed(&self, _log: &Log) {}
-
-    /// Whether writes of its own to homes are under way, which must not land on what takes the place of the file system.
-    fn is_writing_home(&self, _log: &Log) -> bool {
-        false
-    }
 
     /// No more goes home by itself than is on its way: the disk with the home stops, or the file system is going.
     fn end_soon(&self, _log: &Log) {}
@@ -422,6 +421,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether it writes into the log's place or to homes, for nobody's request.
+    fn has_own_in_flight(&self) -> bool {
+        false
+    }
+
     /// How many blocks an open log owes; nothing where nothing is held.
     fn blocks_owed(&self, _log: &Log) -> Option<u64> {
         None
@@ -436,6 +440,17 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// Somebody wishes it on storage for now, or back. False when it knows no such thing.
     fn pause(&self, _is_paused: bool) -> bool {
         false
+    }
+
+    /// Somebody is about to take the log elsewhere. Says whether storage has nothing live of it that is not the guest's own writing;
+    /// otherwise that comes to be soon, and who takes it has to ask again.
+    fn may_be_taken(&self, _log: &Log) -> bool {
+        true
+    }
+
+    /// How what it holds becomes durable, for reports.
+    fn durability(&self, _log: &Log) -> Option<DurabilityReport> {
+        None
     }
 
     /// Another keeps the log from now on.

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod aged;
 mod description;
 mod disk;
 mod disk_route;
@@ -61,5 +62,5 @@ pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
-pub use report::{CountersReport, DiskReport, VmReport};
+pub use report::{CountersReport, DiskReport, DurabilityReport, VmReport};
 pub use stored::{Elsewhere, Says, Stored};

@@ -33,6 +33,8 @@ pub enum MarkKind {
     Dropped,
     /// The log is in a region of persistent memory, which knows this mark (`nvm/mark.rs`).
     Nvm,
+    /// The log is held in tmpfs, and beside it storage is made durable by age: what storage has is a file system by itself.
+    Aged,
 }
 
 /// What a journal superblock on storage says of a log that is not there.
@@ -53,21 +55,8 @@ pub enum HeldMark {
 /// # Errors
 /// When `block` is no journal superblock.
 pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Result<Vec<u8>> {
-    let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
-    let Superblock { errno, sequence, .. } = Superblock::decode(&bytes).map_err(io::Error::other)?;
-    let mut mark = MAGIC.to_vec();
-    mark.extend_from_slice(&u32::to_le_bytes(match kind {
-        MarkKind::Held => 1,
-        MarkKind::Dropped => 2,
-        MarkKind::Nvm => 3,
-    }));
-    mark.extend_from_slice(&opening.number);
-    mark.extend_from_slice(&opening.count.to_le_bytes());
-    mark.extend_from_slice(&sequence.to_le_bytes());
-    mark.extend_from_slice(&jbd2::crc32c(!0, &mark).to_le_bytes());
-    bytes[OFFSET..OFFSET + BYTES].copy_from_slice(&mark);
-    // One that a server left counts again beside our error number, if nobody has committed since.
-    RemoteMark::remove_from(&mut bytes);
+    let Superblock { errno, sequence, .. } = Superblock::decode(block).map_err(io::Error::other)?;
+    let mut bytes = with_mark(block, kind, opening, sequence);
     SuperblockEdit::new(&mut bytes)
         .map_err(io::Error::other)?
         .start(0)
@@ -109,12 +98,44 @@ pub(crate) fn is_distrusted(block: &[u8]) -> bool {
     block.get(OFFSET..OFFSET + 12).is_some_and(|mark| mark.starts_with(DISTRUSTED) && mark[8..] == crc)
 }
 
+/// The superblock of a log that is made durable by age: where it begins on storage, and which opening of the held one it stands beside.
+/// No error happened to it.
+///
+/// # Errors
+/// When `block` is no journal superblock.
+pub(crate) fn aged(block: &[u8], opening: &Opening, (start, sequence): (u32, u32)) -> io::Result<Vec<u8>> {
+    let mut bytes = with_mark(block, MarkKind::Aged, opening, sequence);
+    SuperblockEdit::new(&mut bytes).map_err(io::Error::other)?.start(start).sequence(sequence).seal();
+    Ok(bytes)
+}
+
+fn with_mark(block: &[u8], kind: MarkKind, opening: &Opening, sequence: u32) -> Vec<u8> {
+    let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
+    bytes.resize(SUPERBLOCK_BYTES, 0);
+    let mut mark = MAGIC.to_vec();
+    mark.extend_from_slice(&u32::to_le_bytes(match kind {
+        MarkKind::Held => 1,
+        MarkKind::Dropped => 2,
+        MarkKind::Nvm => 3,
+        MarkKind::Aged => 4,
+    }));
+    mark.extend_from_slice(&opening.number);
+    mark.extend_from_slice(&opening.count.to_le_bytes());
+    mark.extend_from_slice(&sequence.to_le_bytes());
+    mark.extend_from_slice(&jbd2::crc32c(!0, &mark).to_le_bytes());
+    bytes[OFFSET..OFFSET + BYTES].copy_from_slice(&mark);
+    // One that a server left counts again beside our error number, if nobody has committed since.
+    RemoteMark::remove_from(&mut bytes);
+    bytes
+}
+
 impl HeldMark {
     /// What a superblock from storage says of memory: a column of the table in `stored`.
     pub fn read(block: &[u8]) -> HeldMark {
         let stored = Stored::read(block);
         match (stored.says, stored.superblock) {
             (Says::Held(opening), _) => HeldMark::Ours(MarkKind::Held, opening),
+            (Says::Aged(opening, _), _) => HeldMark::Ours(MarkKind::Aged, opening),
             (Says::Dropped(opening), _) => HeldMark::Ours(MarkKind::Dropped, opening),
             (Says::Nvm(opening), _) => HeldMark::Ours(MarkKind::Nvm, opening),
             (Says::LeftToGuest(_), _) => HeldMark::LeftToGuest,
@@ -132,6 +153,7 @@ pub(crate) fn of_this_sequence(block: &[u8], superblock: &Superblock) -> Option<
         1 => MarkKind::Held,
         2 => MarkKind::Dropped,
         3 => MarkKind::Nvm,
+        4 => MarkKind::Aged,
         _ => return None,
     };
     let is_whole = head.starts_with(MAGIC) && jbd2::crc32c(!0, head).to_le_bytes() == crc;

@@ -40,7 +40,42 @@ fn write_opening(log: &Log, area: &JournalArea, block: &[u8], kind: MarkKind, op
     Ok(Marked { opening, kind, bytes, written })
 }
 
-fn written_home(log: &Log) -> u64 {
+/// Says on storage that the log is empty there and good by itself, and which opening of the held one it stands beside. On return that is
+/// durable. Nobody counts on in it here: who makes the log durable writes its superblock.
+///
+/// What an earlier opening left at the log's first block may have the number that the log begins with: it goes first.
+///
+/// # Errors
+/// When that fails.
+pub(crate) fn write_aged(log: &Log, area: &JournalArea, block: &[u8], tail: (u32, u32)) -> io::Result<Opening> {
+    let opening = Opening { number: remote_journal::random(), count: 0 };
+    let bytes = mark::aged(block, &opening, tail)?;
+    log.take_mark();
+    log.journal.file.write_all_at(&vec![0; log.place.block_bytes as usize], log.place_of(tail.0)?)?;
+    log.journal.file.sync_data()?;
+    area.note_opening(log.id, &opening, false);
+    write_superblock_bytes(log, &bytes)?;
+    log.journal.file.sync_data()?;
+    area.note_opening(log.id, &opening, true);
+    area.note_marked(log.id);
+    DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes.len() as u64);
+    Ok(opening)
+}
+
+/// Puts the error mark in the place of a log that was made durable by age, beside the same opening. On return that is durable.
+///
+/// # Errors
+/// When that fails.
+pub(crate) fn mark_again(log: &Log, area: &JournalArea, block: &[u8], opening: Opening) -> io::Result<()> {
+    let mut current = log.state.mark.lock().expect("no panic under this lock");
+    let marked = write_opening(log, area, block, MarkKind::Held, opening)?;
+    log.journal.file.sync_data()?;
+    DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
+    *current = Some(marked);
+    Ok(())
+}
+
+pub(crate) fn written_home(log: &Log) -> u64 {
     log.home.counters.home_bytes_to_storage.load(Ordering::Acquire)
 }
 

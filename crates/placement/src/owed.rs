@@ -66,12 +66,15 @@ pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
     let lost = marks(&images)
         .map_err(|error| FinishError::Failed(format!("looking for amberlog's mark on {}: {error}", image.display())))?;
     for log in &lost {
-        let HeldMark::Ours(MarkKind::Held, opening) = log.mark else { continue };
+        let HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) = log.mark else { continue };
         let area = places.iter().find_map(|registry| area_opened_as(registry, &opening.number));
         if let Some(area) = area {
             return Ok(Owed::Copy(area));
         }
     }
+    // What durability by age leaves is a file system by itself, whoever has what came later.
+    let lost: Vec<LostLog> =
+        lost.into_iter().filter(|log| !matches!(log.mark, HeldMark::Ours(MarkKind::Aged, _))).collect();
     let keys: Vec<String> = images.iter().filter_map(|path| image_key(path).ok()).collect();
     let others = keys.iter().flat_map(|key| foreign_entries(key));
     let others = others.map(|(place, user, _)| (place, user)).collect::<Vec<_>>();
@@ -85,7 +88,7 @@ pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
 /// When the image cannot be read.
 pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBuf>> {
     Ok(marks(&[image])?.iter().find_map(|log| match log.mark {
-        HeldMark::Ours(MarkKind::Held, opening) => area_opened_as(registry, &opening.number),
+        HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) => area_opened_as(registry, &opening.number),
         _ => None,
     }))
 }
@@ -152,6 +155,7 @@ fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
             read_only: true,
             nvm: None,
             remote: None,
+            durable_within: None,
             write_log: None,
         })?));
     }
@@ -215,7 +219,7 @@ impl LostLog {
                 "the journal of the file system at byte {offset} was dropped (placement=discard) while the file system was \
                  in use; nothing was changed: {check}"
             ),
-            HeldMark::Ours(MarkKind::Held, _) => {
+            HeldMark::Ours(MarkKind::Held | MarkKind::Aged, _) => {
                 let mut sentence = format!(
                     "the journal of the file system at byte {offset} carries amberlog's mark: it was held in memory, its \
                      transactions are not on this image, and nothing that this user holds has them; nothing was changed. "

@@ -39,6 +39,9 @@ pub struct DiskReport {
     /// What was done with its region of NVM, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvm: Option<NvmReport>,
+    /// How what is held becomes durable on storage, for placements that hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durability: Option<DurabilityReport>,
     /// What was done with its logs on a journal server, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteReport>,
@@ -47,6 +50,52 @@ pub struct DiskReport {
     /// What is wrong, in a sentence, if anything is: a queue of the guest's that was stopped, memory of its that cannot be
     /// reached, a journal that was not what it seemed.
     pub fault: Option<String>,
+}
+
+/// Durability by age (`durable-within`), summed over the file systems of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DurabilityReport {
+    /// How old what is committed may be, in seconds, of the file system with the least promise; nothing where one is not made durable by
+    /// age.
+    pub within_s: Option<u64>,
+    /// The age of the oldest transaction that is not durable.
+    pub oldest_undurable_s: Option<f64>,
+    /// Compound transactions that are durable.
+    pub compounds: u64,
+    /// Blocks that they had.
+    pub compound_blocks: u64,
+    /// Bytes of appends that were written home in front of one.
+    pub append_bytes_home: u64,
+    /// Bytes that were brought home to make room in the log.
+    pub bytes_brought_home: u64,
+    /// Writes of the guest and of the host that had to wait for one.
+    pub writes_held: u64,
+    /// The same of discards.
+    pub discards_held: u64,
+    /// The last transaction that is durable, and the last one of what is being made durable: of the first file system, for simulations.
+    #[serde(skip)]
+    pub through: Option<(u32, Option<u32>)>,
+    /// Why it is not as it was asked for, if it is not.
+    pub reason: Option<String>,
+}
+
+impl DurabilityReport {
+    fn add(&mut self, other: &DurabilityReport, is_first: bool) {
+        self.within_s = match (is_first, self.within_s) {
+            (true, _) => other.within_s,
+            (false, within) => within.zip(other.within_s).map(|(one, other)| one.max(other)),
+        };
+        let ages = [self.oldest_undurable_s, other.oldest_undurable_s];
+        self.oldest_undurable_s = ages.into_iter().flatten().reduce(f64::max);
+        self.compounds += other.compounds;
+        self.compound_blocks += other.compound_blocks;
+        self.append_bytes_home += other.append_bytes_home;
+        self.bytes_brought_home += other.bytes_brought_home;
+        self.writes_held += other.writes_held;
+        self.discards_held += other.discards_held;
+        self.through = self.through.or(other.through);
+        self.reason = self.reason.take().or_else(|| other.reason.clone());
+    }
 }
 
 /// A journal.
@@ -159,11 +208,19 @@ impl Journals {
         for of_log in logs.iter().filter_map(|log| log.keeper.remote_report()) {
             remote.get_or_insert_default().add(&of_log);
         }
+        let mut durability: Option<DurabilityReport> = None;
+        for log in logs.iter().filter(|log| log.is_open()) {
+            if let Some(of_log) = log.keeper.durability(log) {
+                let is_first = durability.is_none();
+                durability.get_or_insert_default().add(&of_log, is_first);
+            }
+        }
         let placement = logs.first().map_or(disk.options.placement, |log| log.placement);
         let (effective, placement_reason) = self.effective_placement(disk, placement, remote.as_ref());
         DiskReport {
             nvm,
             remote,
+            durability,
             name: disk.options.name.clone(),
             placement: placement.name(),
             placement_effective: effective.name(),
@@ -221,6 +278,7 @@ mod tests {
             value(serde_json::to_value(CountersReport::default())),
             value(serde_json::to_value(RemoteReport::default())),
             value(serde_json::to_value(NvmReport::default())),
+            value(serde_json::to_value(DurabilityReport::default())),
             value(serde_json::to_value(Report {
                 first_sequence: Some(1),
                 last_sequence: Some(1),

@@ -154,6 +154,14 @@ impl Journals {
         if let Says::NoJournal(error) = says {
             return Err(refused(format!("a journal superblock on storage: {error}")));
         }
+        if let Says::Aged(..) = says {
+            // Where its compounds begin, and what of them is at home, was known to the worker that died.
+            return Err(refused(format!(
+                "disk {}: the journal of the file system at byte {} was made durable by age (durable-within), and cannot be followed \
+                 by another worker while its guest runs; the VM has to end, and then what it is owed is brought home",
+                log.home.options.name, log.place.home_start
+            )));
+        }
         let marked = |opening, kind| Some(Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX });
         if was_held && log.placement.is_held() {
             return self.resume_held(log, says, &marked);

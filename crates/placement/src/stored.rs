@@ -7,6 +7,7 @@
 //! | 1 | none | | | begins with its magic number | | [`Says::Damaged`] |
 //! | 2 | none | | | | | [`Says::NoJournal`] |
 //! | 3 | whole | not 0 | | | not that of distrust | [`Says::Live`] |
+//! | 3b | whole | not 0 | | | of durability by age, of this `s_sequence` | [`Says::Aged`] |
 //! | 3a | whole | not 0 | | | that of distrust | [`Says::LeftToGuest`] |
 //! | 4 | whole | 0 | not 0 | | whole, of this `s_sequence` | [`Says::Held`], [`Says::Dropped`], [`Says::Nvm`] |
 //! | 5 | whole | 0 | | not zeros, and the superblock's checksum is wrong | | [`Says::Damaged`] |
@@ -50,6 +51,8 @@ pub enum Says {
     Empty,
     /// The log is in its own place, and begins there.
     Live(Tail),
+    /// The log on storage begins there and is good by itself; a later state of it may be held in memory: which opening.
+    Aged(Opening, Tail),
     /// The log is held in memory: which opening of it.
     Held(Opening),
     /// The log was dropped (placement `discard`): what was committed is lost.
@@ -109,7 +112,7 @@ impl Stored {
     /// Where it may be elsewhere, or where nothing can be said.
     pub fn live_from(&self) -> Result<Option<Tail>, Elsewhere> {
         match (self.says, self.superblock) {
-            (Says::Live(tail) | Says::LeftToGuest(tail), _) => Ok(Some(tail)),
+            (Says::Live(tail) | Says::LeftToGuest(tail) | Says::Aged(_, tail), _) => Ok(Some(tail)),
             (Says::Empty, _) => Ok(None),
             // The error number tells: whoever used it since has cleared that.
             (Says::Stale, Some(superblock)) if superblock.errno == 0 => Ok(None),
@@ -131,7 +134,11 @@ pub(crate) fn of(log: &Log) -> io::Result<Stored> {
 fn says(raw: &[u8], superblock: &Superblock) -> Says {
     if !superblock.is_empty() {
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
-        return if mark::is_distrusted(raw) { Says::LeftToGuest(tail) } else { Says::Live(tail) };
+        return match mark::of_this_sequence(raw, superblock) {
+            Some((MarkKind::Aged, opening)) => Says::Aged(opening, tail),
+            _ if mark::is_distrusted(raw) => Says::LeftToGuest(tail),
+            _ => Says::Live(tail),
+        };
     }
     let has_error = superblock.errno != 0;
     if has_error {
@@ -139,7 +146,8 @@ fn says(raw: &[u8], superblock: &Superblock) -> Says {
             Some((MarkKind::Held, opening)) => return Says::Held(opening),
             Some((MarkKind::Dropped, opening)) => return Says::Dropped(opening),
             Some((MarkKind::Nvm, opening)) => return Says::Nvm(opening),
-            None => {}
+            // Its log is empty, which ours never is: it was used since.
+            Some((MarkKind::Aged, _)) | None => {}
         }
     }
     let mark = mark_place(raw, Some(superblock));
@@ -184,6 +192,9 @@ pub(crate) enum Verdict {
     /// left to do; or the image was used without us since, and the held log must never land on it (rule 3 of
     /// ARCHITECTURE.md).
     Emptied,
+    /// It is live and good by itself, beside the held log, which is later: that goes onto it by way of another compound
+    /// ([`crate::aged`]).
+    Aged(Opening, Tail),
     /// It is live, and begins where the held log ends: that was being handed over to storage, where all of it is.
     HandedOver,
 }
@@ -225,6 +236,7 @@ impl HeldBooks<'_> {
     /// | 1 | no journal superblock | refused |
     /// | 2 | another UUID | refused |
     /// | 3 | held, dropped, or an error; the books know openings; the mark is not one of them | refused: an older copy if the number is ours |
+    /// | 3a | live, with the mark of durability by age; the books know its opening | aged; an older copy if only the number is ours |
     /// | 4 | an error without a mark; the books know openings; it is not the guest's own | refused |
     /// | 5 | empty log, with the mark's error number or the guest's own, and not on a server | marked |
     /// | 6 | the held superblock itself, of a log to be materialised | marked: it was cut off at its last step |
@@ -242,6 +254,13 @@ impl HeldBooks<'_> {
         };
         if superblock.uuid != self.superblock.uuid {
             return Err(Why::OtherJournal);
+        }
+        if let (Some(openings), Says::Aged(opening, tail)) = (self.openings, stored.says) {
+            return match opening {
+                _ if openings.contains(&opening) => Ok(Verdict::Aged(opening, tail)),
+                _ if opening.number == openings[0].number => Err(Why::OlderCopy),
+                _ => Err(Why::OtherOpening),
+            };
         }
         let is_empty_with_error = superblock.is_empty() && superblock.errno != 0;
         if let (Some(openings), true) = (self.openings, is_empty_with_error) {

@@ -112,6 +112,7 @@ impl Rig {
             read_only: false,
             nvm: None,
             remote: None,
+            durable_within: None,
             write_log: None,
         };
         let journals = Journals::new(

@@ -160,6 +160,7 @@ fn another_host_without_the_region_does_not_begin() {
             read_only: false,
             nvm: (placement == PlacementKind::Nvm).then(|| Arc::clone(&nvm)),
             remote: None,
+            durable_within: None,
             write_log: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes: 1 << 20, tracer: None };

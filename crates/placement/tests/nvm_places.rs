@@ -96,6 +96,7 @@ impl Rig {
             honour_flush: false,
             read_only: false,
             nvm: Some(Arc::new(NvmDisk::open(options).expect("regions can be made"))),
+            durable_within: None,
             remote: None,
             write_log: None,
         };

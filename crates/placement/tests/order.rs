@@ -97,6 +97,7 @@ impl Rig {
             read_only: false,
             nvm: None,
             remote,
+            durable_within: None,
             write_log: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
@@ -819,6 +820,7 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
         read_only: false,
         nvm: None,
         remote: None,
+        durable_within: None,
         write_log: None,
     };
     for (placement, is_refused) in

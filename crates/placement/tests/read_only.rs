@@ -16,6 +16,7 @@ fn journals_found(directory: &Path, images: &[&Path], first_is_read_only: bool) 
         read_only: first_is_read_only && index == 0,
         nvm: None,
         remote: None,
+        durable_within: None,
         write_log: None,
     };
     let disks = images.iter().enumerate().map(options).collect();

@@ -93,6 +93,10 @@ pub struct PlacementArgs {
     /// Where the journals of its file systems shall live: retain, copy or storage; on a disk with placement=remote, storage or
     /// remote; with placement=nvm, storage or nvm.
     placement: String,
+    /// EXPERIMENTAL, for retain and copy: what the guest has committed is durable on storage within so many seconds (0 to 3600) from
+    /// now on; or never, as without this option.
+    #[arg(long, value_name = "SECONDS|never")]
+    durable_within: Option<String>,
     /// Seconds after which it is given up.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
@@ -249,6 +253,7 @@ pub fn placement(args: &PlacementArgs) -> ExitCode {
     end((|| {
         let question = json!({
             "command": "placement", "vm": args.vm, "disk": args.disk, "placement": args.placement,
+            "durable_within": args.durable_within,
             "patience_seconds": args.patience,
         });
         let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;

@@ -42,6 +42,8 @@ enum Question {
         vm: String,
         disk: String,
         placement: String,
+        #[serde(default)]
+        durable_within: Option<String>,
         patience_seconds: u64,
     },
     Resize {
@@ -207,8 +209,8 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
         Question::Flush { vm, patience_seconds } => {
             find(&vm)?.ask(&Asked::Flush { patience_seconds }, seconds(patience_seconds))
         }
-        Question::Placement { vm, disk, placement, patience_seconds } => {
-            let asked = Asked::Placement { disk, placement, patience_seconds };
+        Question::Placement { vm, disk, placement, durable_within, patience_seconds } => {
+            let asked = Asked::Placement { disk, placement, durable_within, patience_seconds };
             find(&vm)?.ask(&asked, seconds(patience_seconds))
         }
         Question::Arguments { vm, memory_mib, reconnect } => {

@@ -529,9 +529,7 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let journals = &live.journals;
-        let index = (0..journals.disks().len())
-            .find(|index| journals.disk(*index).options.name == disk)
-            .with_context(|| format!("vm {} has no disk {disk}", self.name))?;
+        let index = self.disk_index(journals, disk)?;
         let logs: Vec<_> = journals.logs().into_iter().filter(|log| log.home_disk() == index).collect();
         anyhow::ensure!(!logs.is_empty(), "there is no journal of a file system on disk {disk}");
         let deadline = Instant::now() + patience;
@@ -557,6 +555,33 @@ impl Slot {
             }
         }
         Ok(answer)
+    }
+
+    /// Whether what the guest commits on a disk can be made durable by age, with this placement.
+    ///
+    /// # Errors
+    /// When that cannot be.
+    pub fn check_can_age(&self, disk: &str, to: PlacementKind) -> anyhow::Result<()> {
+        let _entered = self.enter();
+        let live = self.live()?;
+        Ok(live.journals.check_can_age(self.disk_index(&live.journals, disk)?, Some(to))?)
+    }
+
+    fn disk_index(&self, journals: &Journals, disk: &str) -> anyhow::Result<usize> {
+        (0..journals.disks().len())
+            .find(|index| journals.disk(*index).options.name == disk)
+            .with_context(|| format!("vm {} has no disk {disk}", self.name))
+    }
+
+    /// From now on what the guest commits on a disk is durable on storage within this time; nothing: never.
+    ///
+    /// # Errors
+    /// When that cannot be.
+    pub fn set_durable_within(&self, disk: &str, within: Option<Duration>) -> anyhow::Result<()> {
+        let _entered = self.enter();
+        let live = self.live()?;
+        let index = self.disk_index(&live.journals, disk)?;
+        Ok(live.journals.set_durable_within(index, within)?)
     }
 
     /// Whether its guest, if one runs, could be left at all.

@@ -302,6 +302,15 @@ impl Supervised {
                 disk["placement"].as_str().unwrap_or_default()
             );
         }
+        let is_aged = |disk: &&Value| disk["durability"]["within_s"].is_number();
+        if let Some(disk) = status["disks"].as_array().and_then(|disks| disks.iter().find(is_aged)) {
+            let disk = disk["name"].as_str().unwrap_or_default();
+            anyhow::bail!(
+                "vm {}: the journal of disk {disk} is made durable by age, with which no other worker goes on yet; nothing was changed. \
+                 Say --durable-within never for it (amberlog placement), upgrade, and say what it was",
+                self.name
+            );
+        }
         let old = {
             let mut inner = self.lock();
             let worker = inner.worker.as_ref().map(|worker| worker.pid);

@@ -57,6 +57,9 @@ pub enum Asked {
         disk: String,
         /// Where to.
         placement: String,
+        /// How old what is committed may be, if that is said anew.
+        #[serde(default)]
+        durable_within: Option<String>,
         /// Seconds.
         patience_seconds: u64,
     },
@@ -201,13 +204,23 @@ impl Served {
                 let blocks = self.slot()?.flush(seconds(patience_seconds))?;
                 Ok(json!({"schema": 1, "vm": vm, "blocks": blocks}))
             }
-            Asked::Placement { disk, placement, patience_seconds } => {
+            Asked::Placement { disk, placement, durable_within, patience_seconds } => {
                 let to = match placement.as_str() {
                     "remote" => PlacementKind::Remote,
                     "nvm" => PlacementKind::Nvm,
                     other => other.parse().map_err(|sentence: String| anyhow::anyhow!("{sentence}"))?,
                 };
-                let when = self.slot()?.change_placement(&disk, to, seconds(patience_seconds))?;
+                let within = durable_within.as_deref().map(crate::vm::durable_within).transpose();
+                let within = within.map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
+                let slot = self.slot()?;
+                if let Some(Some(_)) = within {
+                    // Before anything is changed.
+                    slot.check_can_age(&disk, to)?;
+                }
+                let when = slot.change_placement(&disk, to, seconds(patience_seconds))?;
+                if let Some(within) = within {
+                    slot.set_durable_within(&disk, within)?;
+                }
                 Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
             }
             Asked::Arguments { memory_mib, reconnect } => self.slot()?.arguments(memory_mib, reconnect),

@@ -7,9 +7,11 @@ use placement::{NvmOptions, PlacementKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 use throttle::{Bound, Limits};
 
 /// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE]`,
+/// `[,durable-within=SECONDS|never]`,
 /// `[,iops=N][,iops-burst=N][,bytes-per-second=N][,bytes-burst=N][,throttle-group=NAME]`, and with `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOption {
@@ -37,6 +39,8 @@ pub struct DiskOption {
     pub is_raw: bool,
     /// The file in which everything that is sent to the image is written down.
     pub log_writes: Option<PathBuf>,
+    /// How old what its guests commit may be before it is durable on storage; nothing: however old.
+    pub durable_within: Option<Duration>,
     /// Bounds on what the guest may ask of it.
     pub limits: Limits,
     /// The disks with this name share one bound.
@@ -127,7 +131,7 @@ fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Resul
             options.delay = Some(DelayModel { bytes_per_second, ..model(options) });
         }
         "nvm-checkpoint" => {
-            options.checkpoint_interval = std::time::Duration::from_secs(number(key, value, 1)?);
+            options.checkpoint_interval = Duration::from_secs(number(key, value, 1)?);
         }
         "nvm-byte-level" => options.byte_level = switch(key, value)?,
         "nvm-delayed-checkpoint" => options.delayed_checkpoint = switch(key, value)?,
@@ -154,6 +158,24 @@ pub fn size(text: &str) -> Result<u64, String> {
     let number: u64 =
         digits.parse().map_err(|_| format!("'{text}' is no size: a number, and K, M, G or T behind it"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+}
+
+/// The most that `durable-within` can be, in seconds.
+const WITHIN_MAX_S: u64 = 3600;
+
+/// What `durable-within` says: nothing for `never`.
+///
+/// # Errors
+/// When it is neither that nor a number of seconds.
+pub fn durable_within(text: &str) -> Result<Option<Duration>, String> {
+    if text == "never" {
+        return Ok(None);
+    }
+    let seconds = text.parse().ok().filter(|seconds| *seconds <= WITHIN_MAX_S);
+    let seconds = seconds.ok_or_else(|| {
+        format!("durable-within is never, or a number of seconds from 0 to {WITHIN_MAX_S}, not '{text}'")
+    })?;
+    Ok(Some(Duration::from_secs(seconds)))
 }
 
 fn amount(key: &str, value: Option<&str>) -> Result<u64, String> {
@@ -218,6 +240,7 @@ impl FromStr for DiskOption {
             remote: None,
             is_raw: false,
             log_writes: None,
+            durable_within: None,
             limits: Limits::default(),
             throttle_group: None,
         };
@@ -254,6 +277,7 @@ impl FromStr for DiskOption {
                 "model" => disk.model = Some(text(key, value)?.parse()?),
                 "format" => disk.is_raw = format(key, value)?,
                 "log-writes" => disk.log_writes = Some(PathBuf::from(text(key, value)?)),
+                "durable-within" => disk.durable_within = durable_within(&text(key, value)?)?,
                 "readonly" => disk.read_only = switch(key, value)?,
                 "flush" => {
                     disk.honour_flush = match text(key, value)?.as_str() {
@@ -278,7 +302,7 @@ impl FromStr for DiskOption {
                 other if nvm_option(&mut nvm_options, other, value)? => nvm_key = Some(other.to_owned()),
                 other => {
                     return Err(format!(
-                        "'{other}' is no option of a disk; there are placement, name, serial, readonly, flush, queues, format, model, \
+                        "'{other}' is no option of a disk; there are placement, durable-within, name, serial, readonly, flush, queues, format, model, \
                          iops, iops-burst, bytes-per-second, bytes-burst, throttle-group, \
                          log-writes, and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
                          nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
@@ -291,6 +315,13 @@ impl FromStr for DiskOption {
             return Err(
                 "throttle-group says which disks share a bound, and there is none (iops, bytes-per-second)".to_owned()
             );
+        }
+        if disk.durable_within.is_some() && (disk.read_only || !disk.placement.is_held()) {
+            return Err(format!(
+                "durable-within is for disks that are written to, with placement retain or copy, and this one has placement {}{}",
+                disk.placement.name(),
+                if disk.read_only { " and is only read" } else { "" }
+            ));
         }
         if disk.placement != PlacementKind::Remote {
             disk.remote = None;

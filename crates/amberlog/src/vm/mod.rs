@@ -24,7 +24,7 @@ use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
 use block_route::Route;
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
-pub use disk_option::{Bounds, DiskOption, JournalDiskOption, size};
+pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
 use guest_memory::{HandoverSocket, VmMemory};
 use marks::Marks;
 use model::{ModelChoice, Models};
@@ -166,6 +166,7 @@ impl VmOptions {
                     honour_flush: disk.honour_flush,
                     read_only: disk.read_only,
                     nvm: None,
+                    durable_within: disk.durable_within,
                     write_log: None,
                 },
             });
@@ -194,6 +195,7 @@ impl VmOptions {
                     read_only: false,
                     nvm: None,
                     remote: None,
+                    durable_within: None,
                     write_log: None,
                     name,
                 },

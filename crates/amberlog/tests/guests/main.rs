@@ -10,6 +10,7 @@ mod daemon;
 mod dax;
 mod detach;
 mod disks;
+mod durable;
 mod fast_commit;
 mod hotplug;
 mod journals;

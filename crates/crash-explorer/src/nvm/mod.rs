@@ -116,7 +116,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).map_err(other)?);
     let watcher = Arc::new(Mutex::new(Relay::default()));
     let shared: SharedWatcher = watcher.clone();
-    let mut simulation = Simulation::with(recording, seed, switches, Some(Arc::clone(&nvm)), Some(shared))?;
+    let mut simulation = Simulation::with(recording, seed, switches, (Some(Arc::clone(&nvm)), None), Some(shared))?;
     let log = Arc::clone(&simulation.logs[0].log);
     let open = |path: &Path| File::open(path).during("opening an image");
     let judge = Arc::new(Mutex::new(Judge::new(log, open(&base)?, open(&simulation.directory.path().join("disk0"))?)));

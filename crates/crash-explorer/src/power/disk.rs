@@ -83,6 +83,21 @@ impl Disk {
         }
     }
 
+    /// What has ended of these bytes was flushed by itself.
+    pub fn settle(&mut self, offset: u64, len: u64) {
+        for sector in offset / SECTOR..(offset + len) / SECTOR {
+            let Some(candidates) = self.unflushed.get_mut(&sector) else { continue };
+            if let Some(last) = candidates.iter().rposition(|(by, _)| self.ended.contains(by)) {
+                let at = (sector * SECTOR) as usize;
+                self.durable[at..at + SECTOR as usize].copy_from_slice(&candidates[last].1);
+                candidates.drain(..=last);
+            }
+            if candidates.is_empty() {
+                self.unflushed.remove(&sector);
+            }
+        }
+    }
+
     /// What whoever reads it finds.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let start = (offset / SECTOR * SECTOR) as usize;

@@ -63,6 +63,11 @@ impl History {
         self.blocks.entry(block).or_default().written.push((self.now, Arc::from(content)));
     }
 
+    /// This block is compared no more.
+    pub fn forget(&mut self, block: u64) {
+        self.blocks.remove(&block);
+    }
+
     /// Compares what is there, replayed, with the state of transaction `last`.
     pub fn check(&self, last: u32, read: &mut dyn FnMut(u64) -> Vec<u8>) -> Result<u64, String> {
         let mut compared = 0;

@@ -4,11 +4,12 @@
 //! The clock is the recording's: an event is a millisecond. An acknowledgement of the guest's user space that is older than the
 //! age and one write-out must have survived.
 //!
-//! What is tested is the machine with real logs, bitmaps and orders of requests. It is driven here as a placement would drive it;
-//! no placement does so yet.
+//! What is tested here is the machine with real logs, bitmaps and orders of requests, driven as a placement drives it. The placement
+//! itself, with its area and its route, is tested in [`route`].
 
 mod disk;
 mod history;
+pub mod route;
 mod stream;
 
 use crate::error::{During, Error, Result};

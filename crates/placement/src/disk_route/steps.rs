@@ -3,10 +3,10 @@
 use super::{DiskRoute, Errand};
 use crate::disk::DiskCounters;
 use crate::journals::TraceKind;
-use crate::keeper::{Side, Step, Steps};
+use crate::keeper::{Side, Step, Steps, SuperblockBlock};
 use crate::layout::Piece;
 use crate::log::Log;
-use block_route::{DiskOperation, Operation, Plan, RequestKind, Status};
+use block_route::{Buffer, DiskOperation, Operation, Plan, RequestId, RequestKind, Status};
 use std::sync::Arc;
 
 impl DiskRoute {
@@ -72,12 +72,41 @@ impl DiskRoute {
                     }
                 }
                 Step::OnStorage { from } => self.journals.is_on_storage(log.index, Some(from)),
+                Step::Superblock(request, content) => self.held_superblock(log, request, &content, plan),
             }
         }
         if is_retry {
             self.retry_waiting(plan);
             self.drive(plan);
         }
+    }
+
+    /// A superblock that was held is taken now.
+    fn held_superblock(&mut self, log: &Arc<Log>, request: RequestId, content: &[u8], plan: &mut Plan) {
+        let mut steps = Steps::default();
+        // Its file system may be another one by now.
+        let log = self.journals.log(log.index()).unwrap_or_else(|| Arc::clone(log));
+        let taken = self.journals.superblock_written(&log, SuperblockBlock { content, request }, &mut steps);
+        self.carry_out(&log, steps, plan);
+        let taken = taken.and_then(|passes| Ok(if passes { Some(log.place_of(0)?) } else { None }));
+        let status = match taken {
+            Ok(None) => Status::Ok,
+            Ok(Some(offset)) => {
+                let len = content.len() as u64;
+                DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, len);
+                let ticket = Some(self.ticket(Errand::Plain(false)));
+                let buffers = vec![Buffer::Bytes(Arc::from(content))];
+                let (request, operation) = (Some(request), Operation::Write);
+                plan.disk(DiskOperation { request, ticket, operation, offset, len, buffers });
+                Status::Ok
+            }
+            Err(error) => {
+                log::error!("disk {}: {error}", log.journal.options.name);
+                Status::IoError
+            }
+        };
+        plan.release(request, status);
+        self.scan_if(false);
     }
 
     /// Asks again about what waits.

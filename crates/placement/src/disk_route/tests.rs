@@ -136,6 +136,7 @@ impl Rig {
             read_only: false,
             nvm: None,
             remote: None,
+            durable_within: None,
             write_log: None,
         };
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));

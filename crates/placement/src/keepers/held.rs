@@ -4,9 +4,17 @@
 //! The log writes of a pass are one batch: protect first, then read, then complete. A home write lets go of what it brings home, and
 //! of nothing before it has ended. The host's own home writes keep the guest's to the same blocks waiting.
 //!
-//! Lock order: `inner` is taken for a moment, with nothing taken under it; the area's lock is the area's own affair.
+//! With a durability by age in force (`durable-within`, module `aging`), what is held becomes durable on storage beside that.
+//!
+//! Lock order: `state`, then `inner` or the area's lock; `inner` is taken for a moment, with nothing taken under it; the area's lock is
+//! the area's own affair.
 
+mod aging;
+mod watched;
+
+use self::aging::AgedSuperblock;
 use super::stored::finish_closed;
+use crate::aged::finish_aged;
 use crate::distrust;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
@@ -15,9 +23,10 @@ use crate::keeper::{
 use crate::log::Log;
 use crate::mark::MarkKind;
 use crate::opening::write_mark;
+use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, HomeWrite, JournalArea, LogId, LogWrite, Outside, Pressure, Source, SuperblockEffect};
+use journal_area::{Content, JournalArea, LogId, LogWrite, Outside, Pressure, SuperblockEffect};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -50,12 +59,14 @@ pub(crate) struct Held {
     pub(crate) area: Arc<JournalArea>,
     pub(crate) id: LogId,
     inner: Mutex<Inner>,
+    /// Durability by age.
+    state: Mutex<aging::State>,
 }
 
 impl Held {
     pub fn new(area: Arc<JournalArea>, id: LogId) -> Self {
         let inner = Inner { is_foreign: area.is_foreign(id), ..Inner::default() };
-        Held { area, id, inner: Mutex::new(inner) }
+        Held { area, id, inner: Mutex::new(inner), state: Mutex::default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -70,6 +81,14 @@ impl Held {
         // The table says it, too: another worker may go on.
         self.area.set_foreign(self.id, is_foreign);
         self.inner().is_foreign = is_foreign;
+    }
+
+    /// A log block for which there is no memory goes to its own place on storage.
+    fn store(&self, log: &Log, position: u32, request: RequestId, buffer: Buffer, steps: &mut Steps) {
+        let Some(offset) = log.offset_of(position) else { return steps.fail(request) };
+        self.inner().stored_in_flight += 1;
+        let (request, task) = (Some(request), Task::Stored(position));
+        steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to
@@ -124,15 +143,22 @@ impl Keeper for Held {
         &self,
         log: &Log,
         block: SuperblockBlock<'_>,
-        _steps: &mut Steps,
+        steps: &mut Steps,
     ) -> io::Result<(SuperblockWritten, bool)> {
+        let AgedSuperblock::Taken { is_on_storage } = self.aged_superblock(log, &block, steps) else {
+            return Ok((SuperblockWritten::GoesOn, false));
+        };
         let block = block.content;
         if !log.is_open() && self.is_foreign_log(log, block)? {
             return Ok((SuperblockWritten::Brought, true));
         }
         match self.held_superblock_written(log, block)? {
             SuperblockEffect::Opened => {
-                if let Err(error) = write_mark(log, &self.area, MarkKind::Held, block) {
+                let marked = self.begin_aging(log, block).and_then(|is_aged| match is_aged {
+                    true => Ok(()),
+                    false => write_mark(log, &self.area, MarkKind::Held, block),
+                });
+                if let Err(error) = marked {
                     // Nothing is owed yet: the log is as if it had not been opened.
                     self.area.close(self.id);
                     return Err(error);
@@ -143,7 +169,7 @@ impl Keeper for Held {
             SuperblockEffect::GoesOn => Ok((SuperblockWritten::GoesOn, false)),
             SuperblockEffect::Closed | SuperblockEffect::Foreign => {
                 log.close_durably()?;
-                Ok((SuperblockWritten::Closed, true))
+                Ok((SuperblockWritten::Closed, !is_on_storage))
             }
             SuperblockEffect::NotALog => {
                 log.close_durably()?;
@@ -193,17 +219,17 @@ impl Keeper for Held {
         let outcome = self.area.hold(self.id, &writes);
         for failed in outcome.no_memory {
             let write = &writes[failed];
-            let Some(offset) = log.offset_of(write.position) else {
-                steps.fail(requests[failed]);
-                continue;
-            };
             let buffer = match &write.content {
                 Content::Page(slice) => Buffer::Slice(*slice),
                 Content::Bytes(bytes) => Buffer::Bytes(Arc::from(bytes.as_slice())),
             };
-            self.inner().stored_in_flight += 1;
-            let (request, task) = (Some(requests[failed]), Task::Stored(write.position));
-            steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
+            // Its place is not its own while compounds are there.
+            if let Some(buffer) = self.aged_stored(log, (write.position, requests[failed], buffer), steps) {
+                self.store(log, write.position, requests[failed], buffer, steps);
+            }
+        }
+        if !outcome.accepted.is_empty() {
+            self.aged_committed(log, outcome.accepted, &requests, steps);
         }
     }
 
@@ -218,34 +244,19 @@ impl Keeper for Held {
         Ok(if is_shown { LogRead::Copied } else { LogRead::Stored })
     }
 
-    fn home_begins(&self, log: &Log, change: &HomeChange<'_>, _steps: &mut Steps) -> io::Result<HomeVerdict> {
-        if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
-            self.area.discarded(self.id, change.whole.clone());
-        }
-        loop {
-            match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
-                HomeWrite::Go { operation, replaced } => return Ok(HomeVerdict::Go { operation, replaced }),
-                HomeWrite::Wait => return Ok(HomeVerdict::Wait),
-                // About to be overwritten: read, and given back to the area.
-                HomeWrite::Restore(blocks) => {
-                    let mut content = vec![0; log.place.block_bytes as usize];
-                    for block in blocks {
-                        log.read_home(block, &mut content)?;
-                        self.area.restore(self.id, block, &content).map_err(io::Error::other)?;
-                    }
-                }
-            }
-        }
+    fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
+        self.aged_home_begins(log, change, steps)
     }
 
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
         self.area.home_write_ended(self.id, operation, is_ok);
+        let is_covered = self.aged_home_ended(log, operation, is_ok, steps);
         if log.is_emptying() {
             // What was in the way of a host write may have been this.
             self.drive(log, steps);
         }
         // It may have been taken away since this write began.
-        log.is_open() && !log.is_distrusted() && !self.inner().is_over
+        is_covered && log.is_open() && !log.is_distrusted() && !self.inner().is_over
     }
 
     fn done(&self, log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
@@ -260,15 +271,19 @@ impl Keeper for Held {
                         log.end_emptying(Some(false));
                     }
                 }
+                self.aged_home_ended(log, operation, error.is_none(), steps);
                 steps.push(Side::Home, Step::Retry);
             }
             Task::Stored(position) => {
                 self.inner().stored_in_flight -= 1;
                 if error.is_none() {
+                    // Nobody wants to hear of what that commits: nothing is made durable by age beside stored blocks.
                     self.area.stored(self.id, position);
                 }
+                self.try_engage(log, steps);
             }
-            Task::Shipped | Task::Own(_) => {}
+            Task::Own(number) => self.aged_done(log, number, error, steps),
+            Task::Shipped => {}
         }
     }
 
@@ -278,7 +293,7 @@ impl Keeper for Held {
             let inner = self.inner();
             (inner.host_in_flight, inner.host_failed)
         };
-        if !log.is_open() || host_failed {
+        if !log.is_open() || host_failed || !self.may_write_home() {
             return;
         }
         let is_emptying = log.is_emptying();
@@ -294,28 +309,44 @@ impl Keeper for Held {
         let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
         let writes = self.area.host_writes(self.id, room, copied_only);
         self.inner().host_in_flight += writes.len();
-        for (operation, write) in writes {
-            let buffer = match write.source {
-                Source::Held(slice) => Buffer::Slice(slice),
-                Source::Bytes(bytes) => Buffer::Bytes(bytes),
-                Source::Given => unreachable!("the host has nothing given"),
-            };
-            let (offset, task) = (log.home_offset(write.block), Task::HostWrite(operation));
-            steps.push(Side::Home, Step::Write { request: None, offset, content: vec![buffer], task });
-        }
+        self.aged_host_writes(log, writes, steps);
     }
 
     fn woken(&self, log: &Log, side: Side, steps: &mut Steps) {
         if side == Side::Home {
             self.inner().host_failed = false;
+            self.aged_woken(log, steps);
             self.drive(log, steps);
         }
     }
 
+    fn due_in(&self, log: &Log) -> Option<Duration> {
+        self.aged_due_in(log)
+    }
+
     fn has_stored_in_flight(&self) -> bool {
-        let inner = self.inner();
         // In the midst of a pass nothing is taken away either.
-        inner.stored_in_flight > 0 || !inner.batch.is_empty()
+        let is_in_flight = {
+            let inner = self.inner();
+            inner.stored_in_flight > 0 || !inner.batch.is_empty()
+        };
+        is_in_flight || self.has_own_in_flight()
+    }
+
+    fn has_own_in_flight(&self) -> bool {
+        self.has_operations()
+    }
+
+    fn may_be_taken(&self, log: &Log) -> bool {
+        self.aged_may_be_taken(log)
+    }
+
+    fn stay(&self, log: &Log, _steps: &mut Steps) {
+        self.aged_stays(log);
+    }
+
+    fn durability(&self, log: &Log) -> Option<DurabilityReport> {
+        Some(self.aged_report(log))
     }
 
     fn blocks_owed(&self, log: &Log) -> Option<u64> {
@@ -326,6 +357,13 @@ impl Keeper for Held {
         if !log.is_open() {
             return finish_closed(log, is_vm_gone);
         }
+        if self.has_operations() {
+            return Err(io::Error::other(format!(
+                "disk {}: what makes its journal durable has not ended; recovery cannot begin before it has",
+                log.home.options.name
+            )));
+        }
+        self.forget_aging();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
             distrust::say(&self.area, log, &why);
@@ -338,7 +376,7 @@ impl Keeper for Held {
                 log.home.options.name
             ))
         })?;
-        let mut report = crate::finish::finish(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
+        let mut report = finish_aged(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
         taking.end(|| {});
         if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
             // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
@@ -359,11 +397,13 @@ impl Keeper for Held {
     }
 
     fn leave(&self) {
+        self.forget_aging();
         self.inner().is_over = true;
     }
 
     /// The file system was replaced while its log was open.
     fn forget(&self, log: &Log, _steps: &mut Steps) {
+        self.forget_aging();
         if !log.is_open() {
             return;
         }

@@ -34,7 +34,7 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What an operation with a number was for.
 #[derive(Clone, Debug)]
@@ -638,12 +638,14 @@ impl Keeper for InRegion {
         }
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    fn due_in(&self, _log: &Log) -> Option<Duration> {
         let work = self.work();
-        work.slot.and_then(|_| work.checkpointed.checked_add(self.nvm.options.checkpoint_interval))
+        // One that goes on is followed by the next when it has ended.
+        let may_begin = work.slot.is_some() && work.checkpoint.is_none();
+        may_begin.then(|| self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed()))
     }
 
-    fn is_writing_home(&self, _log: &Log) -> bool {
+    fn has_own_in_flight(&self) -> bool {
         self.with(|work, _| work.in_flight.has_any_of(Writer::Host))
     }
 

@@ -70,6 +70,7 @@ fn disk(path: &Path, dry_run: bool) -> Result<Arc<Disk>, Error> {
         read_only: dry_run,
         nvm: None,
         remote: None,
+        durable_within: None,
         write_log: None,
     };
     Ok(Arc::new(Disk::open(options).map_err(failed("opening the image"))?))

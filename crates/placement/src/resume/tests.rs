@@ -179,6 +179,7 @@ fn options(image: &std::path::Path) -> JournalsOptions {
         read_only: false,
         nvm: None,
         remote: None,
+        durable_within: None,
         write_log: None,
     };
     JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None }

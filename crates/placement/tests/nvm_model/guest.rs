@@ -192,6 +192,7 @@ impl Guest {
             read_only: false,
             nvm: Some(Arc::clone(&nvm)),
             remote: None,
+            durable_within: None,
             write_log: None,
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };

@@ -264,6 +264,7 @@ impl Guest {
             read_only: false,
             nvm: nvm.clone(),
             remote: None,
+            durable_within: None,
             write_log: None,
         };
         let budget_bytes = [0, 100 << 10, 64 << 20][random.below(3) as usize];

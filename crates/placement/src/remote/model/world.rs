@@ -367,6 +367,7 @@ pub(super) fn options(path: PathBuf) -> DiskOptions {
         read_only: false,
         nvm: None,
         remote: None,
+        durable_within: None,
         write_log: None,
     }
 }

@@ -1,0 +1,399 @@
+//! Durability by age as a disk has it: the real route, keeper and area under recorded guests, over a disk that loses power. What is
+//! judged, and how, is as in the module above; the guest's states are worked out beside, from what it sends.
+//!
+//! The superblocks that the keeper writes past the route, and flushes, are taken for durable when they are seen on the image.
+//!
+//! In half of the runs there is no memory for what is held now and then: durability ends for a while, which is judged no further
+//! than that nothing is lost while the host lives: the run ends somewhere, and is recovered.
+
+use super::disk::Disk;
+use super::history::History;
+use super::stream::Stream;
+use super::{AGES, AsOf, LogIn, LogPlace, WRITE_OUT, judge_image};
+use crate::error::{During, Error, Result};
+use crate::explore::{Finding, Outcome, Thoroughness};
+use crate::recording::{Event, Issue, Kind, Recording};
+use crate::scenario::Scenario;
+use crate::simulation::{SharedWatcher, Simulation, Step, Stop, Watcher, finding};
+use crate::switches::Switches;
+use block_route::{DiskOperation, Operation};
+use extfs::FreedBlocks;
+use guest_kit::Acknowledged;
+use guest_tools::random::Random;
+use jbd2::{Plan, SUPERBLOCK_BYTES, Superblock};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What is not durable in so many more events, while nothing else happens, never is.
+const PATIENCE: u64 = 4 * WRITE_OUT;
+
+/// The log is on storage, for the guest's kernel alone: nothing is judged from here on.
+const LEFT_TO_GUEST: &str = "the log is left to the guest";
+
+/// The guest ends here.
+const ENDED: &str = "the guest ends";
+
+/// The disk, and the states of the guest.
+struct Observer {
+    disk: Disk,
+    place: LogPlace,
+    /// Of each operation of the route: its number on the disk.
+    numbers: HashMap<u64, u64>,
+    stream: Option<Stream>,
+    newest: AsOf,
+    freed: FreedBlocks,
+    history: History,
+    problem: Option<String>,
+    /// The last transaction that was committed.
+    last: Option<u32>,
+    /// Draws the passes that end without memory: one in so many, if any.
+    full: (Random, u64),
+    /// Superblocks on their way: without memory for one its write fails, and the recording does not go on.
+    superblocks: HashSet<u32>,
+}
+
+impl Observer {
+    fn read(&self) -> Vec<u8> {
+        let mut raw = vec![0; SUPERBLOCK_BYTES];
+        self.disk.read(self.place.offset(0).unwrap_or(0), &mut raw);
+        raw
+    }
+
+    /// The guest writes a block of its log.
+    fn log_write(&mut self, position: u32, bytes: &[u8]) -> std::result::Result<(), String> {
+        if position == 0 {
+            let (said, format) = Superblock::parse(bytes).map_err(|error| error.to_string())?;
+            if said.is_empty() {
+                (self.stream, self.last) = (None, None);
+            } else if self.stream.is_none() {
+                let mut base = vec![0; self.newest.base.len()];
+                self.disk.read(0, &mut base);
+                self.newest = AsOf { base: Arc::new(base), blocks: HashMap::new(), ..std::mem::take(&mut self.newest) };
+                self.freed = FreedBlocks::default();
+                self.history.opened();
+                self.stream = Some(Stream::new(format, said.start, said.sequence));
+            }
+            return Ok(());
+        }
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        stream.write(position, bytes);
+        while let Some(committed) = stream.next() {
+            let contents: Vec<(u64, &[u8])> =
+                committed.blocks.iter().map(|(block, bytes)| (*block, &bytes[..])).collect();
+            let freed = self.freed.of(&self.newest, &contents).map_err(|error| error.to_string())?;
+            self.history.committed(&committed, freed.as_deref());
+            self.last = Some(committed.sequence);
+            for (block, content) in &committed.blocks {
+                self.newest.blocks.insert(*block, Arc::clone(content));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Watcher for Observer {
+    fn issued(&mut self, recording: &Recording, issue: &Issue) {
+        let bytes = match issue.kind {
+            Kind::Write => recording.bytes_of(issue),
+            Kind::Discard | Kind::WriteZeroes(_) => vec![0; issue.len as usize],
+            Kind::Read | Kind::Flush => return,
+        };
+        let size = self.place.block_bytes as usize;
+        for (at, part) in (issue.offset..).step_by(size).zip(bytes.chunks(size)) {
+            if at % size as u64 != 0 || part.len() != size {
+                continue;
+            }
+            let block = at / size as u64;
+            match self.place.position(block) {
+                Some(position) if issue.kind == Kind::Write => {
+                    if position == 0 {
+                        self.superblocks.insert(issue.id);
+                    }
+                    if let Err(problem) = self.log_write(position, part) {
+                        self.problem.get_or_insert(problem);
+                    }
+                }
+                Some(_) => {}
+                None if self.stream.is_some() => self.history.wrote(block, part),
+                None => {}
+            }
+        }
+    }
+
+    fn request_done(&mut self, id: u32) {
+        self.superblocks.remove(&id);
+    }
+
+    fn has_memory(&mut self) -> bool {
+        let (random, each) = &mut self.full;
+        !self.superblocks.is_empty() || *each == 0 || random.below(*each) != 0
+    }
+
+    fn submitted(&mut self, number: u64, operation: &DiskOperation) {
+        if operation.operation == Operation::Flush {
+            let on_disk = self.disk.flush();
+            self.numbers.insert(number, on_disk);
+        }
+    }
+
+    fn executed(&mut self, number: u64, operation: &DiskOperation, bytes: Option<&[u8]>) {
+        if let Some(bytes) = bytes {
+            let on_disk = self.disk.write(operation.offset, bytes);
+            self.numbers.insert(number, on_disk);
+        }
+    }
+
+    fn completed(&mut self, number: u64, _operation: &DiskOperation) {
+        if let Some(on_disk) = self.numbers.remove(&number) {
+            self.disk.end(on_disk);
+        }
+    }
+
+    fn leaves(&mut self) {}
+}
+
+fn lock(observer: &Mutex<Observer>) -> MutexGuard<'_, Observer> {
+    observer.lock().expect("no panic under this lock")
+}
+
+/// What the keeper has written past the route: a superblock, flushed.
+fn take_superblock(observer: &mut Observer, simulation: &Simulation<'_>) -> Result<()> {
+    let at = observer.place.offset(0).unwrap_or(0);
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    simulation.images[0].read_exact_at(&mut raw, at).during("reading an image")?;
+    // What the route writes there is seen when it has ended.
+    let is_on_its_way = simulation.pending.iter().any(|pending| {
+        let operation = &pending.operation;
+        operation.operation == Operation::Write && operation.offset <= at && at < operation.offset + operation.len
+    });
+    if !is_on_its_way && raw != observer.read() {
+        let number = observer.disk.write(at, &raw);
+        observer.disk.end(number);
+        observer.disk.settle(at, raw.len() as u64);
+    }
+    Ok(())
+}
+
+/// The guest ends here, and the host lives: nothing that it committed is lost.
+fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step {
+    simulation.drain()?;
+    simulation.journals.recover_all().during("recovering")?;
+    let mut observer = lock(observer);
+    let Some(last) = observer.last else { return Ok(()) };
+    let size = observer.place.block_bytes;
+    // Recovery says in the ext4 superblock that there is nothing to replay.
+    observer.history.forget(1024 / size);
+    let image = &simulation.images[0];
+    let mut failed = None;
+    let mut read = |block: u64| {
+        let mut content = vec![0; size as usize];
+        if let Err(error) = image.read_exact_at(&mut content, block * size) {
+            failed = Some(error);
+        }
+        content
+    };
+    let state = observer.history.check(last, &mut read);
+    if let Some(error) = failed {
+        return Err(Stop::Error(Error::Other(format!("reading an image: {error}"))));
+    }
+    match state {
+        Ok(_) => Ok(()),
+        Err(why) => finding(format!("recovery, with the host alive, leaves no state of the guest: {why}")),
+    }
+}
+
+/// What a power cut leaves.
+fn look(
+    observer: &Observer,
+    random: &mut Random,
+    through: Option<(u32, Option<u32>)>,
+    judged: Option<(&Scenario, &BTreeMap<String, Acknowledged>, bool)>,
+) -> Step {
+    let cut = observer.disk.cut(random);
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    cut.read(observer.place.offset(0).unwrap_or(0), &mut raw);
+    let (superblock, format) = match Superblock::parse(&raw) {
+        Ok(parsed) => parsed,
+        Err(error) => return finding(format!("the journal superblock on storage is damaged: {error}")),
+    };
+    if superblock.errno != 0 {
+        return finding("there is an error mark on storage".to_owned());
+    }
+    let size = observer.place.block_bytes;
+    let mut replayed: HashMap<u64, Vec<u8>> = HashMap::new();
+    if !superblock.is_empty() {
+        let mut log = LogIn(&cut, &observer.place);
+        let plan = match Plan::new(&mut log, &superblock, &format, &|_| true) {
+            Ok(plan) => plan,
+            Err(error) => return finding(format!("the log on storage cannot be replayed: {error}")),
+        };
+        if plan.summary().is_damaged() {
+            return finding(format!("the log on storage is damaged: {:?}", plan.summary()));
+        }
+        for block in plan.blocks() {
+            let mut content = vec![0; size as usize];
+            cut.read(observer.place.offset(block.newest().position).unwrap_or(0), &mut content);
+            if !block.newest().restore(&format, &mut content) {
+                return finding(format!("the log's copy of block {} is damaged", block.home()));
+            }
+            replayed.insert(block.home(), content);
+        }
+    }
+    if let Some((durable, under_way)) = through {
+        let mut why = String::new();
+        let mut read = |block: u64| match replayed.get(&block) {
+            Some(content) => content.clone(),
+            None => {
+                let mut content = vec![0; size as usize];
+                cut.read(block * size, &mut content);
+                content
+            }
+        };
+        let is_state = [Some(durable), under_way]
+            .into_iter()
+            .flatten()
+            .any(|last| observer.history.check(last, &mut read).map_err(|error| why = error).is_ok());
+        if !is_state {
+            return finding(format!("what a power cut leaves is no state of the guest: {why}"));
+        }
+    }
+    match judged {
+        Some((scenario, promised, reads_records)) => judge_image(&cut, scenario, promised, reads_records),
+        None => Ok(()),
+    }
+}
+
+/// One run. The journal is on the disk of its file system.
+///
+/// # Errors
+/// When it could not be made; a broken promise is in the outcome.
+pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughness) -> Result<Outcome> {
+    // The judge of kills takes a superblock for what counts when it is sent, and here it waits. What is handed over is not durable by age any
+    // more.
+    let switches = switches.without(Switches::KILLS).without(Switches::HAND_OVER);
+    let scenario = Scenario::named(&recording.scenario)?;
+    let age = AGES[Random::of(seed, 0x6167).below(AGES.len() as u64) as usize];
+    let world = super::World::new(recording, seed, age)?;
+    let mut base = vec![0; recording.disks[0].size_bytes as usize];
+    world.disk.read(0, &mut base);
+    let block_bytes = world.place.block_bytes;
+    let mut choice_of_memory = Random::of(seed, 0x6d65);
+    let observer = Arc::new(Mutex::new(Observer {
+        disk: Disk::new(base.clone()),
+        place: world.place,
+        numbers: HashMap::new(),
+        stream: None,
+        newest: AsOf { base: Arc::new(base), blocks: HashMap::new(), block_bytes },
+        freed: FreedBlocks::default(),
+        history: History::default(),
+        problem: None,
+        last: None,
+        full: (
+            Random::of(seed, 0x6675),
+            if choice_of_memory.below(2) == 0 { 0 } else { 4 + choice_of_memory.below(60) },
+        ),
+        superblocks: HashSet::new(),
+    }));
+    let shared: SharedWatcher = observer.clone();
+    let mut simulation = Simulation::with(recording, seed, switches, (None, Some(age)), Some(shared))?;
+    let told: Vec<(u64, &str, u64)> = (0..)
+        .zip(&recording.events)
+        .filter_map(|(at, event)| match event {
+            Event::Acknowledged(stream, number) => {
+                Some((at, recording.streams[usize::from(*stream)].as_str(), *number))
+            }
+            _ => None,
+        })
+        .collect();
+    let promised = |now: u64| {
+        let mut promised: BTreeMap<String, Acknowledged> = BTreeMap::new();
+        let old = told.iter().filter(|(at, ..)| if age == 0 { *at < now } else { at + age + PATIENCE < now });
+        for (_, stream, number) in old {
+            let entry = promised.entry((*stream).to_owned()).or_default();
+            entry.count += 1;
+            entry.last = Some(*number);
+        }
+        promised
+    };
+    let mut outcome = Outcome::default();
+    let (mut random, mut choice) = (Random::of(seed, 0x706f), Random::of(seed, 0x6c6f));
+    let (mut visited, mut compounds, mut without_memory) = (0, 0, false);
+    let lacks_memory = lock(&observer).full.1 != 0;
+    // Where the guest ends, in events: not always at the end.
+    let ends_at = match lacks_memory {
+        true => choice_of_memory.below(recording.events.len() as u64 * 5 / 4) as usize,
+        false => usize::MAX,
+    };
+    let ended = simulation.run(&mut |simulation| -> Step {
+        if simulation.clock() >= ends_at {
+            return Err(Stop::Finding(ENDED.to_owned()));
+        }
+        let mut observer = lock(&observer);
+        take_superblock(&mut observer, simulation)?;
+        if let Some(problem) = observer.problem.take() {
+            return Err(Stop::Error(Error::Other(problem)));
+        }
+        visited += 1;
+        if choice.below(how.points_each) != 0 || visited > how.until {
+            return Ok(());
+        }
+        outcome.points += 1;
+        let is_judged = how.judgements_each != 0 && choice.below(how.judgements_each) == 0;
+        outcome.judgements += u64::from(is_judged);
+        let report = simulation.journals.report("vm");
+        let disk = &report.disks[0];
+        if let Some(fault) = &disk.fault {
+            // Of a transaction whose descriptor was not held the books know nothing, and what is written home for it looks odd. The log
+            // goes to storage then, for the guest's kernel.
+            if lacks_memory && fault.contains("is not what it seemed") {
+                return Err(Stop::Finding(LEFT_TO_GUEST.to_owned()));
+            }
+            return finding(format!("the disk has a fault: {fault}"));
+        }
+        let durability = disk.durability.as_ref();
+        // Where not even descriptors were held, the log ends up on storage; and the mark is there until a closed log's superblock is.
+        let is_in_force = durability.is_some_and(|durability| durability.within_s.is_some());
+        let is_over = durability.is_some_and(|durability| durability.within_s.is_none());
+        if lacks_memory && !is_in_force && (is_over || without_memory || disk.placement_effective == "storage") {
+            outcome.endings += u64::from(!std::mem::replace(&mut without_memory, true));
+            return Ok(());
+        }
+        without_memory = false;
+        compounds = durability.map_or(compounds, |durability| durability.compounds);
+        let through = durability.and_then(|durability| durability.through);
+        let now = simulation.clock() as u64;
+        let promised = promised(now);
+        // Data that is written in place and not flushed for good may be torn over what was there, as under any disk.
+        let is_all = promised.values().map(|stream| stream.count).sum::<u64>()
+            == told.iter().filter(|(at, ..)| *at < now).count() as u64;
+        let judged = is_judged.then(|| (&scenario, &promised, scenario.journals_data() || is_all));
+        look(&observer, &mut random, through, judged)
+    });
+    let event = simulation.clock();
+    let ended = match ended {
+        Err(Stop::Finding(what)) if what == ENDED => recover(&observer, &mut simulation),
+        Err(Stop::Finding(what)) if what == LEFT_TO_GUEST => Ok(()),
+        Ok(()) if lacks_memory => recover(&observer, &mut simulation),
+        other => other,
+    };
+    match ended {
+        Ok(()) if compounds == 0 && age < 1000 && !lacks_memory => {
+            return Err(Error::Other("nothing was made durable, so nothing was tested".to_owned()));
+        }
+        Ok(()) => {}
+        Err(Stop::Error(error)) => return Err(error),
+        Err(Stop::Finding(what)) => {
+            outcome.finding = Some(Finding {
+                scenario: recording.scenario.clone(),
+                seed,
+                switches,
+                point: visited,
+                event,
+                judgements_each: how.judgements_each,
+                what: format!("{what} (durable within {age} events)"),
+            });
+        }
+    }
+    Ok(outcome)
+}

@@ -1,0 +1,241 @@
+//! Finishing a held log beside which storage was made durable by age (crate `durability`): the guest is gone, and the host alive.
+//!
+//! Storage has a live log of compounds, good by itself; what was committed later is held. Replaying the held log onto homes at
+//! once would break storage for as long as that takes: cut off in its midst by a power cut, the older copies in the compounds would be
+//! replayed over some of the newer homes. So what is held becomes durable first:
+//!
+//! 1. What a power cut would have replayed is replayed, and flushed.
+//! 2. Storage says that its log is empty, with the number after its last compound, still beside the same opening of the held log.
+//! 3. All that is held and not at home becomes one compound, in front of which everything is flushed, and behind.
+//! 4. From there on it is a recovery like any other: homes, flush, an empty journal.
+//!
+//! A kill or a power cut anywhere leaves a file system that is consistent with the log that lies in it, and with a kill the held log
+//! is as it was: the same again brings the same.
+//!
+//! That has one exception. Where a compound does not fit, where numbers have run out (each recovery that is killed late uses one up), or
+//! where the log cannot be replayed by us, storage gets the error mark first, as a held log without durability has it (rule 4 of
+//! ARCHITECTURE.md): with the host alive nothing is lost, and a power cut in the midst of that recovery needs a full check of the file
+//! system.
+//!
+//! What it must never do: write a home block of a version before a compound holds it, or storage has the error mark; put a compound
+//! where log blocks of the guest lie.
+
+use crate::finish::{LogReader, StoredLog, finish, write_home_of};
+use crate::mark;
+use crate::scan::FoundLogPlace;
+use crate::stored::{Says, Stored};
+use durability::{AnswerId, Durability, Freed, Place, Step, Transaction, Version, View};
+use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
+use journal_area::{HeldLog, Location, Opening};
+use recovery::{Error, HomeBounds, Report};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use write_log::LoggedFile;
+
+fn failed(what: &str) -> impl FnOnce(io::Error) -> Error {
+    let what = what.to_owned();
+    move |source| Error::Failed { what, source }
+}
+
+/// Now, for a commit block.
+pub(crate) fn wall_clock() -> (u64, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_secs(), now.subsec_nanos())
+}
+
+/// Brings the home of a held log to its last committed state; see the module.
+pub(crate) fn finish_aged(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+) -> Result<Report, Error> {
+    let Some(superblock_at) = place.offset_of(0) else { return finish(held, place, home, journal) };
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    journal.read_exact_at(&mut raw, superblock_at).map_err(failed("reading the journal superblock"))?;
+    let Says::Aged(opening, tail) = Stored::read(&raw).says else {
+        return finish(held, place, home, journal);
+    };
+    // Where log blocks lie in their own places for want of memory, a compound would land on them.
+    let is_stored = (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage);
+    if held.is_materialise() || held.is_distrusted() || is_stored {
+        mark_held(&raw, &opening, superblock_at, journal)?;
+        return finish(held, place, home, journal);
+    }
+    let stored = write_home_of(&mut StoredLog { place, journal }, place, home)?;
+    let number = stored.last_sequence.map_or(tail.sequence, |last| last.wrapping_add(1));
+    let (owed, next) = owed(held, place, journal)?;
+    if owed.is_empty() {
+        return finish(held, place, home, journal);
+    }
+    // The numbers that the guest's next kernel gives begin behind those of the held log, and ours must not reach them.
+    if sequence::is_after(number, next) || !append(&raw, &opening, number, owed, (place, home, journal))? {
+        mark_held(&raw, &opening, superblock_at, journal)?;
+    }
+    finish(held, place, home, journal)
+}
+
+/// The error mark: from here on storage is not good by itself.
+fn mark_held(raw: &[u8], opening: &Opening, at: u64, journal: &LoggedFile) -> Result<(), Error> {
+    let marked = mark::marked(raw, mark::MarkKind::Held, opening).map_err(failed("marking the journal"))?;
+    journal.write_all_at(&marked, at).map_err(failed("marking the journal"))?;
+    journal.sync_data().map_err(failed("marking the journal"))
+}
+
+/// The newest committed versions that are not at home, and the number after the last transaction.
+fn owed(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    journal: &LoggedFile,
+) -> Result<(BTreeMap<u64, Vec<u8>>, u32), Error> {
+    let mut log = LogReader { held, place, journal };
+    let mut raw = vec![0; place.block_bytes as usize];
+    log.read(0, &mut raw).map_err(failed("reading the held journal"))?;
+    let (said, format) = Superblock::parse(&raw).map_err(|error| Error::Refused(error.to_string()))?;
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
+    let plan = Plan::new(&mut log, &said, &format, &|block| bounds.contains(block))
+        .map_err(|error| Error::Refused(error.to_string()))?;
+    let mut owed = BTreeMap::new();
+    let mut content = vec![0; place.block_bytes as usize];
+    for block in plan.blocks() {
+        for copy in block.copies() {
+            let found = log.read(copy.position, &mut content).map_err(failed("reading the held journal"))?;
+            if found == Content::AtHome {
+                break;
+            }
+            if copy.restore(&format, &mut content) {
+                owed.insert(block.home(), content.clone());
+                break;
+            }
+        }
+    }
+    Ok((owed, plan.summary().walk.next_sequence()))
+}
+
+/// Makes one compound of what is owed, on a log that was just replayed. False when it does not fit.
+fn append(
+    raw: &[u8],
+    opening: &Opening,
+    number: u32,
+    owed: BTreeMap<u64, Vec<u8>>,
+    (place, home, journal): (&FoundLogPlace, &LoggedFile, &LoggedFile),
+) -> Result<bool, Error> {
+    let (_, format) = Superblock::parse(raw).map_err(|error| Error::Refused(error.to_string()))?;
+    let emptied = mark::aged(raw, opening, (format.first, number)).map_err(failed("emptying the journal"))?;
+    let machine = Durability::opened(&emptied, Duration::ZERO).map_err(Error::Refused)?;
+    let superblock_at = place.offset_of(0).unwrap_or(u64::MAX);
+    journal.write_all_at(&emptied, superblock_at).map_err(failed("emptying the journal"))?;
+    journal.sync_data().map_err(failed("emptying the journal"))?;
+    let versions: Vec<(u64, Vec<u8>)> = owed.into_iter().collect();
+    let blocks = versions.iter().zip(0..).map(|((block, _), index)| (*block, Version(index))).collect();
+    let transaction = Transaction { sequence: number, blocks, revokes: Vec::new(), freed: Freed::Unknown };
+    let mut run = Run { machine: machine.on_storage(), versions, opening, raw: &emptied, place, home, journal };
+    run.commit(&transaction).map_err(failed("making what is held durable"))
+}
+
+/// The machine, with its steps carried out one after the other.
+struct Run<'a> {
+    machine: Durability,
+    versions: Vec<(u64, Vec<u8>)>,
+    opening: &'a Opening,
+    raw: &'a [u8],
+    place: &'a FoundLogPlace,
+    home: &'a LoggedFile,
+    journal: &'a LoggedFile,
+}
+
+struct Shown<'a>(&'a [(u64, Vec<u8>)]);
+
+impl View for Shown<'_> {
+    fn made_durable(&mut self, _through: u32, _blocks: &[(u64, Version)]) {}
+
+    fn is_free(&mut self, _block: u64) -> bool {
+        false
+    }
+
+    fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
+        let found = usize::try_from(version.0).ok().and_then(|index| self.0.get(index));
+        into.copy_from_slice(&found.ok_or(io::ErrorKind::NotFound)?.1);
+        Ok(())
+    }
+
+    fn logged(&mut self, _position: u32, _into: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn wall_clock(&self) -> (u64, u32) {
+        wall_clock()
+    }
+}
+
+impl Run<'_> {
+    fn commit(&mut self, transaction: &Transaction) -> io::Result<bool> {
+        let mut steps = Vec::new();
+        self.machine.committed(Duration::ZERO, transaction, AnswerId(0), &mut Shown(&self.versions), &mut steps);
+        while !steps.is_empty() {
+            let mut next = Vec::new();
+            for step in std::mem::take(&mut steps) {
+                let operation = match step {
+                    Step::Write { operation, place, bytes } => {
+                        self.write(place, &bytes)?;
+                        operation
+                    }
+                    Step::Flush { operation } => {
+                        self.home.sync_data()?;
+                        self.journal.sync_data()?;
+                        operation
+                    }
+                    Step::Answer { is_good, .. } => return Ok(is_good),
+                    Step::Failed(why) => {
+                        log::warn!("{why}: the journal is marked instead, and recovered as one that is only held");
+                        return Ok(false);
+                    }
+                    Step::Go(_) => continue,
+                };
+                let mut view = Shown(&self.versions);
+                self.machine.operation_done(Duration::ZERO, operation, true, &mut view, &mut next);
+            }
+            steps = next;
+        }
+        Err(io::Error::other("the compound was never made"))
+    }
+
+    fn write(&self, place: Place, bytes: &Arc<[u8]>) -> io::Result<()> {
+        let block_bytes = u64::from(self.place.block_bytes);
+        match place {
+            Place::Home(block) => self.home.write_all_at(bytes, self.place.home_start + block * block_bytes),
+            Place::Log(position) => {
+                for (offset, part) in parts(self.place, position, bytes)? {
+                    self.journal.write_all_at(part, offset)?;
+                }
+                Ok(())
+            }
+            Place::Superblock => {
+                let said = Superblock::decode(bytes).map_err(io::Error::other)?;
+                let marked = mark::aged(self.raw, self.opening, (said.start, said.sequence))?;
+                let at = self.place.offset_of(0).ok_or(io::ErrorKind::NotFound)?;
+                self.journal.write_all_at(&marked, at)
+            }
+        }
+    }
+}
+
+/// Where the blocks of a run in the log are on the disk, and their bytes: a log lies in pieces.
+pub(crate) fn parts<'b>(place: &FoundLogPlace, position: u32, bytes: &'b [u8]) -> io::Result<Vec<(u64, &'b [u8])>> {
+    let block_bytes = place.block_bytes as usize;
+    let mut parts: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
+    for (index, position) in (0..bytes.len() / block_bytes).zip(position..) {
+        let offset = place
+            .offset_of(position)
+            .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))?;
+        let range = index * block_bytes..(index + 1) * block_bytes;
+        match parts.last_mut() {
+            Some((first, run)) if *first + run.len() as u64 == offset => run.end = range.end,
+            _ => parts.push((offset, range)),
+        }
+    }
+    Ok(parts.into_iter().map(|(offset, range)| (offset, &bytes[range])).collect())
+}

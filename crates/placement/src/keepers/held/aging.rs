@@ -1,0 +1,983 @@
+//! Durability by age (`durable-within`) of a log that is held: crate `durability` decides, here it is asked and carried out.
+//!
+//! While it is in force, the journal's own place on storage has a live log of compounds, and its superblock says so, with the mark of
+//! durability by age ([`crate::mark::MarkKind::Aged`]) in the place of the error mark: a power cut leaves a file system that the
+//! guest's kernel or e2fsck recovers by themselves. Every change of homes, the guest's and the host's, asks the machine first; a
+//! superblock of the guest that moves the tail or closes the log is held until the machine agrees, and taken then
+//! ([`Step::Superblock`]).
+//!
+//! It begins with the log (storage is a truth then), or under a running guest: when no home write is under way, and the error mark stays
+//! until the first compound is durable. It ends with the log, at the operator's wish, before somebody takes the log elsewhere, or when
+//! it fails: then every operation of ours ends first, the error mark goes to storage, and only then anything goes on, as with
+//! `never`.
+//!
+//! A log block for which there is no memory would go to its own place, which is where compounds are: it waits until the error mark is
+//! durable there, and nothing begins beside blocks that are stored so.
+//!
+//! What it must never do: let a home write pass the machine; let anything go between the end of durability and the error mark; have
+//! compounds and log blocks of the guest in one place; use a compound's number twice in one opening of a log.
+//!
+//! Failure story: where the error mark cannot be written either, every change of homes, every superblock and every log block without
+//! memory fails, and the mark is tried again with each.
+
+use super::Held;
+use super::watched::{self, Watched};
+use crate::aged;
+use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock, Task};
+use crate::log::Log;
+use crate::mark;
+use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home};
+use crate::report::DurabilityReport;
+use block_route::{Buffer, RequestId, RequestKind, Status};
+use durability::{AnswerId, Durability, Freed, Kind, OperationId, Place, Transaction, Version, View, WriteId};
+use jbd2::{Format, Superblock, sequence};
+use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Source};
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+/// Storage's superblock is written anew this often while homes change, so that an older copy of the image is told from the image.
+const COUNTED_EVERY: Duration = Duration::from_secs(1);
+
+/// What ended for want of memory is tried again after its age, and not sooner than this.
+const RETRIED_AFTER: Duration = Duration::from_secs(1);
+
+/// A log block for which there was no memory: its position, its request, its content.
+pub(super) type Unheld = (u32, RequestId, Buffer);
+
+/// What a keeper knows of durability by age, whether it is in force or not.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    aging: Option<Aging>,
+    /// It is to begin, and waits until no home write is under way: none begins.
+    is_engaging: bool,
+    /// Somebody takes the log elsewhere.
+    is_leaving: bool,
+    /// The first number that no compound of this opening has.
+    next_number: Option<u32>,
+    /// Why it cannot be in force.
+    why_not: Option<String>,
+    /// It has ended for want of memory, and is not tried again before this.
+    lacks_memory_until: Option<Duration>,
+    /// How often it began.
+    stints: u64,
+    /// Of those that are over.
+    counted: durability::Status,
+}
+
+/// Durability by age, in force.
+#[derive(Debug)]
+struct Aging {
+    machine: Durability,
+    within: Duration,
+    /// When it began.
+    since: Duration,
+    stint: u64,
+    format: Format,
+    watched: Watched,
+    opening: Opening,
+    /// The guest's superblock as it wrote it last.
+    superblock: Vec<u8>,
+    /// When the superblock on storage was written last.
+    counted_at: Duration,
+    counted_home: u64,
+    operations: HashMap<OperationId, Pending>,
+    /// Changes of homes that wait, and whether the machine has let them go.
+    guests: HashMap<(RequestId, u64), (WriteId, bool)>,
+    /// Home writes on their way, by their numbers in the area.
+    flights: HashMap<usize, WriteId>,
+    /// The host's own that wait.
+    hosts: HashMap<WriteId, (usize, HostWrite)>,
+    answers: HashMap<AnswerId, Asked>,
+    /// The superblock of this request is taken now.
+    ready: Option<RequestId>,
+    /// The guest has closed the log, and storage says so.
+    is_closed: bool,
+    /// It ends, and why.
+    ending: Option<Ending>,
+    /// Superblocks that are taken when it has ended.
+    later: Vec<(RequestId, Vec<u8>)>,
+    /// Log blocks that go to their own places when it has ended.
+    unheld: Vec<Unheld>,
+    next: u64,
+}
+
+/// What ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// It was wished, or somebody takes the log elsewhere.
+    Wish,
+    /// For now: there is no memory for the log.
+    Memory,
+    /// Until the log is opened anew.
+    Fault,
+}
+
+#[derive(Debug)]
+struct Ending {
+    why: String,
+    cause: Cause,
+}
+
+#[derive(Debug)]
+struct Pending {
+    parts: usize,
+    is_good: bool,
+    /// It writes the superblock, with this opening.
+    opening: Option<Opening>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Commit(Vec<RequestId>),
+    Superblock { request: RequestId, content: Vec<u8>, closes: bool },
+    Nobody,
+}
+
+/// What becomes of a superblock that the guest writes.
+pub(super) enum AgedSuperblock {
+    /// It is held, and taken later.
+    Held,
+    /// It is the area's to judge now; storage may have it already.
+    Taken { is_on_storage: bool },
+}
+
+/// What the machine sees.
+struct Shown<'a> {
+    log: &'a Log,
+    area: &'a JournalArea,
+    id: LogId,
+    watched: &'a mut Watched,
+}
+
+impl View for Shown<'_> {
+    fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]) {
+        self.watched.made_durable(through, blocks);
+    }
+
+    fn is_free(&mut self, block: u64) -> bool {
+        self.watched.is_free(self.log, block)
+    }
+
+    fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
+        content(self.log, self.area, self.id, version, into)
+    }
+
+    fn logged(&mut self, position: u32, into: &mut [u8]) -> io::Result<()> {
+        self.log.read_stored(position, into)
+    }
+
+    fn wall_clock(&self) -> (u64, u32) {
+        aged::wall_clock()
+    }
+}
+
+/// Reads a committed version, wherever it is.
+fn content(log: &Log, area: &JournalArea, id: LogId, version: Version, into: &mut [u8]) -> io::Result<()> {
+    let (sequence, position) = watched::parts(version);
+    match area.version(id, position, sequence, into) {
+        CommittedVersion::Copied => Ok(()),
+        CommittedVersion::Home(block) => log.read_home(block, into),
+        // Beside compounds nothing is stored so, and what is read there is no block of the guest's log.
+        CommittedVersion::Stored { .. } => {
+            Err(io::Error::other(format!("log block {position} of transaction {sequence} is in its own place")))
+        }
+        CommittedVersion::Gone => {
+            Err(io::Error::other(format!("log block {position} of transaction {sequence} is not held any more")))
+        }
+    }
+}
+
+fn copied(log: &Log, area: &JournalArea, id: LogId, version: Version) -> Option<Arc<[u8]>> {
+    let mut into = vec![0; log.place.block_bytes as usize];
+    content(log, area, id, version, &mut into).ok().map(|()| Arc::from(into))
+}
+
+/// Why the log of this superblock cannot be made durable by age.
+fn hindrance(log: &Log, superblock: &[u8]) -> Option<String> {
+    if log.place.is_external {
+        return Some("its journal is on a device of its own".to_owned());
+    }
+    Durability::opened(superblock, Duration::ZERO).err()
+}
+
+impl Aging {
+    fn new(
+        log: &Log,
+        machine: Durability,
+        within: Duration,
+        (format, opening): (Format, Opening),
+        superblock: &[u8],
+    ) -> Self {
+        Aging {
+            machine,
+            within,
+            since: log.home.now(),
+            stint: 0,
+            format,
+            watched: Watched::default(),
+            opening,
+            superblock: superblock.to_vec(),
+            counted_at: log.home.now(),
+            counted_home: 0,
+            operations: HashMap::new(),
+            guests: HashMap::new(),
+            flights: HashMap::new(),
+            hosts: HashMap::new(),
+            answers: HashMap::new(),
+            ready: None,
+            is_closed: false,
+            ending: None,
+            later: Vec::new(),
+            unheld: Vec::new(),
+            next: 0,
+        }
+    }
+
+    /// Whether nothing is under way that the error mark would have to be written beside.
+    fn is_quiet(&self, log: &Log) -> bool {
+        // Where the superblock shares its page with homes, the mark would bring along what the page held before they were written.
+        self.operations.is_empty() && (self.flights.is_empty() || is_alone_in_its_page(log))
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn ask(&mut self, asked: Asked) -> AnswerId {
+        let answer = AnswerId(self.id());
+        self.answers.insert(answer, asked);
+        answer
+    }
+
+    /// Asks the machine, and has done what it wants.
+    fn call<T>(
+        &mut self,
+        held: &Held,
+        log: &Log,
+        steps: &mut Steps,
+        call: impl FnOnce(&mut Durability, Duration, &mut dyn View, &mut Vec<durability::Step>) -> T,
+    ) -> T {
+        let mut said = Vec::new();
+        let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
+        let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
+        self.carry_out(held, log, said, steps);
+        result
+    }
+
+    fn carry_out(&mut self, held: &Held, log: &Log, said: Vec<durability::Step>, steps: &mut Steps) {
+        use durability::Step as Do;
+        for step in said {
+            match step {
+                Do::Write { operation, place, bytes } => match self.write(held, log, operation, place, bytes, steps) {
+                    Ok(()) => {}
+                    Err(error) => {
+                        log::error!("disk {}: {error}", log.home.options.name);
+                        self.operations.remove(&operation);
+                        self.call(held, log, steps, |machine, now, view, said| {
+                            machine.operation_done(now, operation, false, view, said);
+                        });
+                    }
+                },
+                Do::Flush { operation } => {
+                    self.operations.insert(operation, Pending { parts: 1, is_good: true, opening: None });
+                    steps.push(Side::Home, Step::Flush { task: self.task(operation) });
+                }
+                Do::Go(id) => self.go(log, id, steps),
+                Do::Answer { answer, is_good } => self.answered(answer, is_good, steps),
+                Do::Failed(why) => {
+                    self.ending.get_or_insert(Ending { why, cause: Cause::Fault });
+                }
+            }
+        }
+    }
+
+    /// Operations of one that is over mean nothing to the next.
+    fn task(&self, operation: OperationId) -> Task {
+        Task::Own(self.stint << 48 | operation.0)
+    }
+
+    fn write(
+        &mut self,
+        held: &Held,
+        log: &Log,
+        operation: OperationId,
+        place: Place,
+        bytes: Arc<[u8]>,
+        steps: &mut Steps,
+    ) -> io::Result<()> {
+        let mut opening = None;
+        let parts: Vec<(Side, u64, Buffer)> = match place {
+            Place::Home(block) => vec![(Side::Home, log.home_offset(block), Buffer::Bytes(bytes))],
+            Place::Log(position) => aged::parts(&log.place, position, &bytes)?
+                .into_iter()
+                .map(|(offset, part)| (Side::Journal, offset, Buffer::Bytes(Arc::from(part))))
+                .collect(),
+            Place::Superblock => {
+                let said = Superblock::decode(&bytes).map_err(io::Error::other)?;
+                let content = if said.is_empty() {
+                    bytes
+                } else {
+                    let next = Opening { count: self.opening.count + 1, ..self.opening };
+                    // The area knows both until storage says the later one.
+                    held.area.note_opening(held.id, &next, false);
+                    opening = Some(next);
+                    self.counted_at = log.home.now();
+                    self.counted_home = written_home(log);
+                    Arc::from(mark::aged(&bytes, &next, (said.start, said.sequence))?)
+                };
+                vec![(Side::Journal, log.place_of(0)?, Buffer::Bytes(content))]
+            }
+        };
+        self.operations.insert(operation, Pending { parts: parts.len(), is_good: true, opening });
+        let task = self.task(operation);
+        for (side, offset, buffer) in parts {
+            steps.push(side, Step::Write { request: None, offset, content: vec![buffer], task });
+        }
+        Ok(())
+    }
+
+    /// A write that waited may go.
+    fn go(&mut self, log: &Log, id: WriteId, steps: &mut Steps) {
+        if self.hosts.contains_key(&id) {
+            // What goes at the end goes behind the error mark.
+            if self.ending.is_none()
+                && let Some((operation, write)) = self.hosts.remove(&id)
+            {
+                self.flights.insert(operation, id);
+                host_write(log, operation, write, steps);
+            }
+            return;
+        }
+        if let Some((_, is_let_go)) = self.guests.values_mut().find(|(waiting, _)| *waiting == id) {
+            *is_let_go = true;
+            steps.push(Side::Home, Step::Retry);
+        }
+    }
+
+    fn answered(&mut self, answer: AnswerId, is_good: bool, steps: &mut Steps) {
+        let is_wished = self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish);
+        match self.answers.remove(&answer) {
+            Some(Asked::Commit(requests)) => {
+                // At a wish it is held from now on as it would be without durability.
+                let status = if is_good || is_wished { Status::Ok } else { Status::IoError };
+                requests.into_iter().for_each(|request| steps.push(Side::Journal, Step::Release(request, status)));
+            }
+            Some(Asked::Superblock { request, content, closes }) if is_good => {
+                self.ready = Some(request);
+                self.is_closed = closes;
+                steps.push(Side::Journal, Step::Superblock(request, content));
+            }
+            Some(Asked::Superblock { request, content, .. }) => self.later.push((request, content)),
+            Some(Asked::Nobody) | None => {}
+        }
+    }
+}
+
+/// A host's write of a committed version sets out.
+pub(super) fn host_write(log: &Log, operation: usize, write: HostWrite, steps: &mut Steps) {
+    let buffer = match write.source {
+        Source::Held(slice) => Buffer::Slice(slice),
+        Source::Bytes(bytes) => Buffer::Bytes(bytes),
+        Source::Given => unreachable!("the host has nothing given"),
+    };
+    let (offset, task) = (log.home_offset(write.block), Task::HostWrite(operation));
+    steps.push(Side::Home, Step::Write { request: None, offset, content: vec![buffer], task });
+}
+
+impl Held {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// Whether steps of the machine are under way.
+    pub(super) fn has_operations(&self) -> bool {
+        self.state().aging.as_ref().is_some_and(|aging| !aging.operations.is_empty())
+    }
+
+    /// A guest opens the log, and it is to be durable by age: storage says so when this returns. False where it is to be held without.
+    pub(super) fn begin_aging(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
+        let mut state = self.state();
+        let (stints, counted) = (state.stints + 1, state.counted);
+        *state = State { stints, counted, ..State::default() };
+        self.area.tell_accepted(self.id, false);
+        let Some(within) = log.home.durable_within() else { return Ok(false) };
+        if let Some(why) = hindrance(log, block) {
+            say_why_not(log, &mut state, why);
+            return Ok(false);
+        }
+        let (said, format) = Superblock::parse(block).map_err(io::Error::other)?;
+        let machine = Durability::opened(block, within).map_err(io::Error::other)?.on_storage();
+        let opening = write_aged(log, &self.area, block, (format.first, said.sequence))?;
+        let mut aging = Aging::new(log, machine, within, (format, opening), block);
+        (aging.stint, aging.counted_home) = (stints, written_home(log));
+        state.aging = Some(aging);
+        self.area.tell_accepted(self.id, true);
+        Ok(true)
+    }
+
+    /// The guest writes the superblock of an open log.
+    pub(super) fn aged_superblock(&self, log: &Log, block: &SuperblockBlock<'_>, steps: &mut Steps) -> AgedSuperblock {
+        let mut state = self.state();
+        let Some(aging) = &mut state.aging else { return AgedSuperblock::Taken { is_on_storage: false } };
+        let (request, content) = (block.request, block.content.to_vec());
+        if aging.ready == Some(request) {
+            aging.ready = None;
+            let is_on_storage = aging.is_closed;
+            aging.superblock = content;
+            if is_on_storage && let Some(aging) = self.over(&mut state) {
+                // No kernel writes into a log that it closes.
+                fail_waiting(aging.unheld, aging.later, steps);
+            }
+            self.end_if_drained(log, &mut state, steps);
+            return AgedSuperblock::Taken { is_on_storage };
+        }
+        steps.push(Side::Journal, Step::Hold(request));
+        let judged = Superblock::parse(&content).ok();
+        let is_log = judged.filter(|(_, format)| *format == aging.format).map(|(said, _)| said).filter(|said| {
+            let tail = self.area.tail(self.id);
+            said.is_empty() || tail.is_some_and(|tail| !sequence::is_after(tail.sequence, said.sequence))
+        });
+        match is_log {
+            _ if aging.ending.is_some() => aging.later.push((request, content)),
+            Some(said) if said.is_empty() => {
+                let answer = aging.ask(Asked::Superblock { request, content: content.clone(), closes: true });
+                aging.call(self, log, steps, |machine, now, view, said| {
+                    machine.closes(now, &content, answer, view, said);
+                });
+            }
+            Some(said) => {
+                aging.machine.set_superblock(&content);
+                let answer = aging.ask(Asked::Superblock { request, content, closes: false });
+                aging.call(self, log, steps, |machine, now, view, steps| {
+                    machine.tail_moves(now, said.sequence, answer, view, steps);
+                });
+            }
+            None => {
+                let why = "the guest wrote something else in the place of its journal's superblock".to_owned();
+                aging.ending = Some(Ending { why, cause: Cause::Fault });
+                aging.later.push((request, content));
+                self.give_up(log, aging, steps);
+            }
+        }
+        self.end_if_drained(log, &mut state, steps);
+        AgedSuperblock::Held
+    }
+
+    /// There is no memory for a log block. Given back if it may go to its own place.
+    pub(super) fn aged_stored(&self, log: &Log, unheld: Unheld, steps: &mut Steps) -> Option<Buffer> {
+        let mut state = self.state();
+        let Some(aging) = &mut state.aging else { return Some(unheld.2) };
+        steps.push(Side::Journal, Step::Hold(unheld.1));
+        aging.unheld.push(unheld);
+        if aging.ending.is_none() {
+            let why = "there is no memory for its blocks".to_owned();
+            aging.ending = Some(Ending { why, cause: Cause::Memory });
+            self.give_up(log, aging, steps);
+        }
+        self.end_if_drained(log, &mut state, steps);
+        None
+    }
+
+    /// The area has accepted transactions, written with these requests.
+    pub(super) fn aged_committed(&self, log: &Log, accepted: Vec<Accepted>, requests: &[RequestId], steps: &mut Steps) {
+        let mut state = self.state();
+        let Some(aging) = &mut state.aging else { return };
+        for accepted in accepted {
+            let blocks: Vec<(u64, Version)> = accepted
+                .tags
+                .iter()
+                .map(|(position, block)| (*block, watched::version(accepted.sequence, *position)))
+                .collect();
+            let mut read = |version| copied(log, &self.area, self.id, version);
+            let freed = aging.watched.committed(log, &blocks, &mut read).unwrap_or_else(|error| {
+                log::error!("disk {}: reading bitmaps failed: {error}", log.home.options.name);
+                Freed::Unknown
+            });
+            let transaction = Transaction { sequence: accepted.sequence, blocks, revokes: accepted.revokes, freed };
+            let mut requests = requests.to_vec();
+            requests.sort_unstable_by_key(|request| request.0);
+            requests.dedup();
+            requests.iter().for_each(|request| steps.push(Side::Journal, Step::Hold(*request)));
+            let answer = aging.ask(Asked::Commit(requests));
+            aging.call(self, log, steps, |machine, now, view, said| {
+                machine.committed(now, &transaction, answer, view, said);
+            });
+        }
+        self.end_if_drained(log, &mut state, steps);
+    }
+
+    /// The guest is about to change homes.
+    pub(super) fn aged_home_begins(
+        &self,
+        log: &Log,
+        change: &HomeChange<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<HomeVerdict> {
+        let mut state = self.state();
+        if state.is_engaging && log.is_open() {
+            return Ok(HomeVerdict::Wait);
+        }
+        if let Some(aging) = &mut state.aging
+            && aging.ending.is_some()
+        {
+            if !aging.is_quiet(log) {
+                return Ok(HomeVerdict::Wait);
+            }
+            self.end(log, &mut state, steps)?;
+        }
+        let Some(aging) = &mut state.aging else { return self.home_begins_in_area(log, change) };
+        let key = (change.request, change.range.start);
+        let id = match aging.guests.get(&key) {
+            Some((_, false)) => return Ok(HomeVerdict::Wait),
+            Some((id, true)) => *id,
+            None => {
+                let id = WriteId(aging.id());
+                let kind = match change.kind {
+                    RequestKind::Discard => Kind::Discard,
+                    RequestKind::WriteZeroes { .. } => Kind::Zeroes,
+                    _ => Kind::Write,
+                };
+                let whole = change.whole.start..change.whole.end.max(change.whole.start);
+                aging.guests.insert(key, (id, false));
+                let may_go = aging.call(self, log, steps, |machine, now, view, said| {
+                    machine.write_begins(now, id, kind, change.blocks.clone(), whole, view, said)
+                });
+                if !may_go {
+                    self.end_if_drained(log, &mut state, steps);
+                    return Ok(HomeVerdict::Wait);
+                }
+                aging.guests.insert(key, (id, true));
+                id
+            }
+        };
+        let verdict = self.home_begins_in_area(log, change);
+        match &verdict {
+            Ok(HomeVerdict::Go { operation, .. }) => {
+                aging.guests.remove(&key);
+                aging.flights.insert(*operation, id);
+            }
+            // The area has it ask again, for its own reasons; it never cuts a change into parts.
+            Ok(HomeVerdict::Wait | HomeVerdict::Parts(_)) => {}
+            Err(_) => {
+                aging.guests.remove(&key);
+                aging.call(self, log, steps, |machine, now, view, said| {
+                    machine.write_ended(now, id, false, view, said);
+                });
+            }
+        }
+        self.end_if_drained(log, &mut state, steps);
+        verdict
+    }
+
+    pub(super) fn home_begins_in_area(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+        if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
+            self.area.discarded(self.id, change.whole.clone());
+        }
+        loop {
+            match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
+                HomeWrite::Go { operation, replaced } => return Ok(HomeVerdict::Go { operation, replaced }),
+                HomeWrite::Wait => return Ok(HomeVerdict::Wait),
+                // About to be overwritten: read, and given back to the area.
+                HomeWrite::Restore(blocks) => {
+                    let mut content = vec![0; log.place.block_bytes as usize];
+                    for block in blocks {
+                        log.read_home(block, &mut content)?;
+                        self.area.restore(self.id, block, &content).map_err(io::Error::other)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A home write, the guest's or the host's, has ended. Says whether no flush of the guest's has to cover it.
+    pub(super) fn aged_home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
+        let mut state = self.state();
+        let mut is_covered = true;
+        if let Some(aging) = &mut state.aging {
+            if let Some(id) = aging.flights.remove(&operation) {
+                aging.call(self, log, steps, |machine, now, view, said| {
+                    machine.write_ended(now, id, is_ok, view, said);
+                });
+            }
+            // With no age the guest is told when it is durable, and that is the route's to see to.
+            is_covered = !aging.within.is_zero();
+            if is_covered {
+                let answer = aging.ask(Asked::Nobody);
+                aging.call(self, log, steps, |machine, now, view, said| machine.flush_asked(now, answer, view, said));
+            }
+        }
+        self.end_if_drained(log, &mut state, steps);
+        drop(state);
+        self.try_engage(log, steps);
+        is_covered
+    }
+
+    /// The host is about to write these home.
+    pub(super) fn aged_host_writes(&self, log: &Log, writes: Vec<(usize, HostWrite)>, steps: &mut Steps) {
+        let mut state = self.state();
+        for (operation, write) in writes {
+            let Some(aging) = &mut state.aging else {
+                host_write(log, operation, write, steps);
+                continue;
+            };
+            let (id, blocks) = (WriteId(aging.id()), write.block..write.block + 1);
+            // The machine may let it go at once.
+            aging.hosts.insert(id, (operation, write));
+            let may_go = aging.call(self, log, steps, |machine, now, view, said| {
+                machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, view, said)
+            });
+            if may_go {
+                aging.go(log, id, steps);
+            }
+        }
+        self.end_if_drained(log, &mut state, steps);
+    }
+
+    /// Whether the host may write anything home now.
+    pub(super) fn may_write_home(&self) -> bool {
+        let state = self.state();
+        !state.is_engaging && state.aging.as_ref().is_none_or(|aging| aging.ending.is_none())
+    }
+
+    /// A step of the machine is done.
+    pub(super) fn aged_done(&self, log: &Log, number: u64, error: Option<&io::Error>, steps: &mut Steps) {
+        let mut state = self.state();
+        let Some(aging) = state.aging.as_mut().filter(|aging| aging.stint == number >> 48) else { return };
+        let operation = OperationId(number & ((1 << 48) - 1));
+        let Some(pending) = aging.operations.get_mut(&operation) else { return };
+        if let Some(error) = error {
+            log::error!("disk {}: making the journal durable failed: {error}", log.home.options.name);
+            pending.is_good = false;
+        }
+        pending.parts -= 1;
+        if pending.parts > 0 {
+            return;
+        }
+        let Some(pending) = aging.operations.remove(&operation) else { return };
+        if let Some(opening) = pending.opening.filter(|_| pending.is_good) {
+            self.area.note_opening(self.id, &opening, true);
+            aging.opening = opening;
+        }
+        aging.call(self, log, steps, |machine, now, view, said| {
+            machine.operation_done(now, operation, pending.is_good, view, said);
+        });
+        self.end_if_drained(log, &mut state, steps);
+    }
+
+    /// The disk was woken: what is wished may be something else, or time has come.
+    pub(super) fn aged_woken(&self, log: &Log, steps: &mut Steps) {
+        let mut state = self.state();
+        let wished = log.home.durable_within().filter(|_| !state.is_leaving);
+        if let Some(aging) = &mut state.aging
+            && aging.ending.is_none()
+        {
+            match wished {
+                None => {
+                    let why = "as wished".to_owned();
+                    aging.ending = Some(Ending { why, cause: Cause::Wish });
+                    self.give_up(log, aging, steps);
+                }
+                Some(within) => {
+                    if within != aging.within {
+                        if within.is_zero() {
+                            // What ended until now was no matter of the guest's flushes.
+                            log.home.set_dirty();
+                        }
+                        aging.within = within;
+                        aging.call(self, log, steps, |machine, now, view, said| {
+                            machine.set_within(now, within, view, said);
+                        });
+                    }
+                    let is_time = log.home.now() - aging.counted_at >= COUNTED_EVERY;
+                    if is_time {
+                        aging.counted_at = log.home.now();
+                    }
+                    if is_time && aging.counted_home != written_home(log) {
+                        aging.call(self, log, steps, |machine, now, view, said| machine.touch(now, view, said));
+                    }
+                    aging.call(self, log, steps, |machine, now, view, said| machine.timer(now, view, said));
+                }
+            }
+        }
+        self.end_if_drained(log, &mut state, steps);
+        drop(state);
+        self.try_engage(log, steps);
+    }
+
+    pub(super) fn aged_due_in(&self, log: &Log) -> Option<Duration> {
+        let state = self.state();
+        if let Some(until) = state.lacks_memory_until.filter(|_| log.is_open()) {
+            return Some(until.saturating_sub(log.home.now()));
+        }
+        let aging = state.aging.as_ref().filter(|aging| aging.ending.is_none())?;
+        // Whether homes have changed is seen then.
+        let count = aging.counted_at + COUNTED_EVERY;
+        let at = aging.machine.deadline().map_or(count, |deadline| count.min(aging.since + deadline));
+        Some(at.saturating_sub(log.home.now()))
+    }
+
+    fn give_up(&self, log: &Log, aging: &mut Aging, steps: &mut Steps) {
+        let mut said = Vec::new();
+        aging.machine.give_up(&mut said);
+        aging.carry_out(self, log, said, steps);
+    }
+
+    fn end_if_drained(&self, log: &Log, state: &mut State, steps: &mut Steps) {
+        let is_drained = state.aging.as_ref().is_some_and(|aging| {
+            // One that closes is over when its superblock is taken.
+            aging.ending.is_some() && aging.is_quiet(log) && aging.ready.is_none() && !aging.is_closed
+        });
+        if is_drained && let Err(error) = self.end(log, state, steps) {
+            log::error!("disk {}: {error}", log.home.options.name);
+            // Who waits for that would wait for ever.
+            if let Some(aging) = &mut state.aging {
+                fail_waiting(std::mem::take(&mut aging.unheld), std::mem::take(&mut aging.later), steps);
+            }
+        }
+    }
+
+    /// Storage gets the error mark; what waited goes on as without durability.
+    fn end(&self, log: &Log, state: &mut State, steps: &mut Steps) -> io::Result<()> {
+        let Some(aging) = &mut state.aging else { return Ok(()) };
+        let Some(ending) = &aging.ending else { return Ok(()) };
+        let next = Opening { count: aging.opening.count + 1, ..aging.opening };
+        mark_again(log, &self.area, &aging.superblock, next).map_err(|error| {
+            let sentence = format!(
+                "the journal is not made durable any more ({}), and marking it failed: {error}; nothing is written to its file \
+                 system before that is done",
+                ending.why
+            );
+            log.home.note_fault(&sentence);
+            io::Error::new(error.kind(), sentence)
+        })?;
+        match ending.cause {
+            Cause::Wish => {
+                log::info!("disk {}: its journal is only held from now on, as wished", log.home.options.name)
+            }
+            Cause::Memory => {
+                let sentence = format!(
+                    "its journal is not made durable within {} s for now, and only held: {}",
+                    aging.within.as_secs(),
+                    ending.why
+                );
+                log::warn!("disk {}: {sentence}", log.home.options.name);
+                state.why_not = Some(sentence);
+                state.lacks_memory_until = Some(retried_at(log));
+            }
+            Cause::Fault => {
+                let sentence = format!(
+                    "its journal is not made durable within {} s any more, and only held: {}",
+                    aging.within.as_secs(),
+                    ending.why
+                );
+                log::error!("disk {}: {sentence}", log.home.options.name);
+                log.home.note_fault(&sentence);
+                state.why_not = Some(sentence);
+            }
+        }
+        let Some(aging) = self.over(state) else { return Ok(()) };
+        for (operation, write) in aging.hosts.into_values() {
+            host_write(log, operation, write, steps);
+        }
+        for (request, content) in aging.later {
+            steps.push(Side::Journal, Step::Superblock(request, content));
+        }
+        for (position, request, buffer) in aging.unheld {
+            self.store(log, position, request, buffer, steps);
+            steps.push(Side::Journal, Step::Release(request, Status::Ok));
+        }
+        steps.push(Side::Home, Step::Retry);
+        Ok(())
+    }
+
+    /// It is over.
+    fn over(&self, state: &mut State) -> Option<Aging> {
+        let aging = state.aging.take()?;
+        self.area.tell_accepted(self.id, false);
+        state.next_number = Some(aging.machine.next_number());
+        state.counted = sum(&state.counted, &aging.machine.status());
+        Some(aging)
+    }
+
+    /// Begins under a running guest, if that is wished and no home write is under way.
+    pub(super) fn try_engage(&self, log: &Log, steps: &mut Steps) {
+        let is_busy = {
+            let inner = self.inner();
+            inner.stored_in_flight > 0 || inner.host_in_flight > 0
+        };
+        let mut state = self.state();
+        if state.lacks_memory_until.is_some_and(|until| log.home.now() >= until) && log.is_open() {
+            // Nothing is tried beside blocks in their own places, for which changes of homes would wait.
+            if self.has_stored_blocks() {
+                state.lacks_memory_until = Some(retried_at(log));
+            } else {
+                (state.lacks_memory_until, state.why_not) = (None, None);
+            }
+        }
+        let wished = log.home.durable_within().filter(|_| {
+            log.is_open()
+                && state.aging.is_none()
+                && !state.is_leaving
+                && state.why_not.is_none()
+                && !log.is_distrusted()
+        });
+        let Some(within) = wished else {
+            if std::mem::take(&mut state.is_engaging) {
+                steps.push(Side::Home, Step::Retry);
+            }
+            return;
+        };
+        if is_busy || self.area.has_home_writes_in_flight(self.id) {
+            state.is_engaging = true;
+            return;
+        }
+        if self.has_stored_blocks() {
+            let why = "blocks of it are in their own places for want of memory";
+            state.why_not = Some(format!("its journal is only held for now, and not made durable by age: {why}"));
+            state.lacks_memory_until = Some(retried_at(log));
+        } else if let Err(why) = self.engage(log, within, &mut state) {
+            say_why_not(log, &mut state, why);
+        }
+        state.is_engaging = false;
+        if let Some(aging) = &mut state.aging {
+            aging.call(self, log, steps, |machine, now, view, said| machine.timer(now, view, said));
+        }
+        steps.push(Side::Home, Step::Retry);
+    }
+
+    /// Whether blocks of the guest's log are in their own places on storage, of transactions that are not committed yet, too.
+    fn has_stored_blocks(&self) -> bool {
+        self.area.look(self.id, |held| (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage))
+    }
+
+    fn engage(&self, log: &Log, within: Duration, state: &mut State) -> Result<(), String> {
+        let mut superblock = vec![0; log.place.block_bytes as usize];
+        if !self.area.look(self.id, |held| held.read_held(0, &mut superblock)) {
+            return Err("its superblock is not held".to_owned());
+        }
+        if let Some(why) = hindrance(log, &superblock) {
+            return Err(why);
+        }
+        let (_, format) = Superblock::parse(&superblock).map_err(|error| error.to_string())?;
+        let tail = self.area.tail(self.id).ok_or("it has no tail")?;
+        // No compound of this opening, made here or by an earlier process, has a number beyond those of the guest's transactions.
+        let next = self.area.next_sequence(self.id).ok_or("it is not open")?;
+        let mut owed: Vec<Transaction> = Vec::new();
+        let mut contents = Vec::new();
+        for (sequence, block, position) in self.area.versions_owed(self.id) {
+            let version = watched::version(sequence, position);
+            let content = copied(log, &self.area, self.id, version).ok_or("a version that it owes cannot be read")?;
+            contents.push((block, version, content));
+            match owed.last_mut() {
+                Some(last) if last.sequence == sequence => last.blocks.push((block, version)),
+                _ => owed.push(Transaction {
+                    sequence,
+                    blocks: vec![(block, version)],
+                    revokes: Vec::new(),
+                    freed: Freed::Unknown,
+                }),
+            }
+        }
+        let watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
+        let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence), Duration::ZERO)?
+            .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
+        let marked = log.take_mark().ok_or("its mark on storage is not known")?;
+        let mut aging = Aging::new(log, machine, within, (format, marked.opening), &superblock);
+        state.stints += 1;
+        (aging.stint, aging.watched) = (state.stints, watched);
+        state.aging = Some(aging);
+        self.area.tell_accepted(self.id, true);
+        log::info!(
+            "disk {}: its journal is made durable within {} s from now on",
+            log.home.options.name,
+            within.as_secs()
+        );
+        Ok(())
+    }
+
+    /// Somebody is about to take the log elsewhere.
+    pub(super) fn aged_may_be_taken(&self, log: &Log) -> bool {
+        let mut state = self.state();
+        state.is_leaving = true;
+        if state.aging.is_some() {
+            log.home.wake.wake();
+            return false;
+        }
+        !state.is_engaging
+    }
+
+    /// It stays here after all.
+    pub(super) fn aged_stays(&self, log: &Log) {
+        self.state().is_leaving = false;
+        log.home.wake.wake();
+    }
+
+    /// The log is gone, or its guest: nothing of ours is under way any more.
+    pub(super) fn forget_aging(&self) {
+        let mut state = self.state();
+        self.over(&mut state);
+        let (stints, counted) = (state.stints, state.counted);
+        *state = State { stints, counted, ..State::default() };
+    }
+
+    pub(super) fn aged_report(&self, log: &Log) -> DurabilityReport {
+        let block_bytes = u64::from(log.place.block_bytes);
+        let state = self.state();
+        let aging = state.aging.as_ref();
+        let now = aging.map(|aging| aging.machine.status()).unwrap_or_default();
+        let all = sum(&state.counted, &now);
+        let age = |aging: &Aging, oldest: Duration| (log.home.now() - aging.since).saturating_sub(oldest).as_secs_f64();
+        let is_lost = aging.is_some_and(|aging| aging.watched.is_lost());
+        DurabilityReport {
+            within_s: aging.map(|aging| if is_lost { 0 } else { aging.within.as_secs() }),
+            oldest_undurable_s: aging.zip(now.oldest).map(|(aging, oldest)| age(aging, oldest)),
+            compounds: all.compounds,
+            compound_blocks: all.compound_blocks,
+            append_bytes_home: all.append_blocks * block_bytes,
+            bytes_brought_home: all.blocks_brought_home * block_bytes,
+            writes_held: all.writes_held,
+            discards_held: all.discards_held,
+            through: aging.map(|aging| (aging.machine.durable(), aging.machine.under_way())),
+            reason: match &state.why_not {
+                None if is_lost => {
+                    Some("its bitmaps are not understood, so every commit is durable at once".to_owned())
+                }
+                why => why.clone(),
+            },
+        }
+    }
+}
+
+fn retried_at(log: &Log) -> Duration {
+    log.home.now() + log.home.durable_within().unwrap_or_default().max(RETRIED_AFTER)
+}
+
+/// What waited for the end fails.
+fn fail_waiting(unheld: Vec<Unheld>, later: Vec<(RequestId, Vec<u8>)>, steps: &mut Steps) {
+    let requests = unheld.into_iter().map(|(_, request, _)| request);
+    for request in requests.chain(later.into_iter().map(|(request, _)| request)) {
+        steps.push(Side::Journal, Step::Release(request, Status::IoError));
+    }
+}
+
+fn say_why_not(log: &Log, state: &mut State, why: String) {
+    let sentence = format!("its journal is only held, and not made durable by age: {why}");
+    log::warn!("disk {}: {sentence}", log.home.options.name);
+    log.home.note_fault(&sentence);
+    state.why_not = Some(sentence);
+}
+
+fn sum(one: &durability::Status, other: &durability::Status) -> durability::Status {
+    durability::Status {
+        oldest: None,
+        compounds: one.compounds + other.compounds,
+        compound_blocks: one.compound_blocks + other.compound_blocks,
+        append_blocks: one.append_blocks + other.append_blocks,
+        blocks_brought_home: one.blocks_brought_home + other.blocks_brought_home,
+        writes_held: one.writes_held + other.writes_held,
+        discards_held: one.discards_held + other.discards_held,
+    }
+}

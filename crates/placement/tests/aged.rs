@@ -1,0 +1,652 @@
+//! `durable-within` at the level of a disk's route: a power cut at any moment, those of a recovery and of the end of durability among them,
+//! leaves the blocks of a transaction all as of one transaction, no older than what was durable.
+//!
+//! Everything that is sent to the image is written down as `log-writes=` does, by the test for what the route plans and by the disk itself
+//! for the rest; the log is cut everywhere.
+
+use block_route::{
+    Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+};
+use guest_memory::{MemorySlice, PageId, RegionDescriptor, VmMemory, simulated_room};
+use guest_tools::random::Random;
+use jbd2::build::{LogBuilder, Transaction};
+use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
+use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use write_log::{EntryKind, WriteLog, entries};
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 6144;
+const PAGES: u32 = 2048;
+const SECTOR: usize = 512;
+/// Blocks that every transaction writes: in use, so no appends, and with nothing in them.
+type Homes = [u64; 3];
+
+fn homes(image: &Vec<u8>, journal: &[u64]) -> Homes {
+    let mut allocation = extfs::Allocation::default();
+    let mut found = (0..BLOCKS).filter(|block| {
+        let content = &image[(block * BLOCK) as usize..][..BLOCK as usize];
+        !journal.contains(&(block * BLOCK))
+            && content.iter().all(|byte| *byte == 0)
+            && !allocation.is_free(image, *block).expect("bitmaps")
+    });
+    std::array::from_fn(|_| found.next().expect("an inode table has unused blocks"))
+}
+
+struct Rig {
+    directory: tempfile::TempDir,
+    image: PathBuf,
+    file: File,
+    log: Arc<WriteLog>,
+    memory: Arc<VmMemory>,
+    journals: Arc<Journals>,
+    route: DiskRoute,
+    clock: Arc<AtomicU64>,
+    next: u32,
+    homes: Homes,
+    log_at: Vec<u64>,
+    superblock: Vec<u8>,
+    builder: LogBuilder,
+    waiting: Vec<DiskOperation>,
+    /// The last transaction, and the last that has to be there.
+    committed: u8,
+    told: Vec<(RequestId, Status)>,
+}
+
+impl Rig {
+    fn new(within: Option<Duration>) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = directory.path().join("image");
+        let file = File::options().create_new(true).read(true).write(true).open(&image).expect("made");
+        file.set_len(BLOCKS * BLOCK).expect("a length");
+        let made =
+            Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(&image).output();
+        assert!(made.expect("e2fsprogs are installed").status.success());
+        std::fs::copy(&image, directory.path().join("before")).expect("copied");
+        let bytes = std::fs::read(&image).expect("the image");
+        let found = extfs::discover(&bytes).expect("readable").remove(0);
+        let extents = found.journal.extents(&found.superblock);
+        let log_at: Vec<u64> = extents
+            .iter()
+            .flat_map(|extent| (0..u64::from(extent.count)).map(|index| (extent.physical + index) * BLOCK))
+            .collect();
+        let superblock = bytes[log_at[0] as usize..][..BLOCK as usize].to_vec();
+        let (parsed, format) = Superblock::parse(&superblock).expect("a journal");
+        let memory = VmMemory::new();
+        let area =
+            AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry")).expect("made");
+        let log = Arc::new(WriteLog::create(&directory.path().join("log")).expect("a log"));
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: image.clone(),
+            placement: PlacementKind::Copy,
+            honour_flush: false,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: within,
+            write_log: Some(Arc::clone(&log)),
+        };
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let journals = Journals::new(&memory, area, options).expect("journals");
+        let clock = Arc::new(AtomicU64::new(0));
+        journals.disk(0).simulate_clock(Arc::clone(&clock));
+        let ram = File::options().create_new(true).read(true).write(true).open(journals.directory().path().join("ram"));
+        let ram = ram.expect("made");
+        ram.set_len(u64::from(PAGES) * BLOCK).expect("a length");
+        let region = RegionDescriptor {
+            gpa: 0,
+            size: u64::from(PAGES) * BLOCK,
+            user_addr: 0x7000_0000,
+            file: ram,
+            file_offset: 0,
+        };
+        memory.simulate_protection();
+        let table = Arc::new(memory.map(vec![region]).expect("mapped"));
+        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
+        route.started(Start::Fresh, &table).expect("started");
+        Rig {
+            image,
+            file,
+            log,
+            memory,
+            journals,
+            route,
+            clock,
+            next: 0,
+            homes: homes(&bytes, &log_at),
+            log_at,
+            superblock,
+            builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1),
+            waiting: Vec::new(),
+            committed: 0,
+            told: Vec::new(),
+            directory,
+        }
+    }
+
+    fn plan(&mut self, plan: Plan) {
+        for action in plan.actions {
+            match action {
+                PlanAction::Disk(operation) => self.waiting.push(operation),
+                PlanAction::Release(request, status) => self.told.push((request, status)),
+                PlanAction::Hold(_) => {}
+            }
+        }
+    }
+
+    fn request(&mut self, kind: RequestKind, offset: u64, content: &[u8]) {
+        let page = PageId(self.next % PAGES);
+        self.next += 1;
+        self.memory.simulated_guest_write(page, 0, content);
+        let slices: Vec<MemorySlice> = match content.len() {
+            0 => Vec::new(),
+            len => vec![self.memory.page(page).expect("a page").sub(0, len)],
+        };
+        let (id, mut plan) = (RequestId(self.next), Plan::default());
+        self.route.route(&Request { id, kind, offset, len: content.len() as u64, segments: &slices }, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        self.plan(plan);
+    }
+
+    /// Storage does what it was told, until nothing is left.
+    fn settle(&mut self) {
+        while !self.waiting.is_empty() {
+            let operation = self.waiting.remove(0);
+            match operation.operation {
+                Operation::Write => {
+                    let mut bytes = Vec::new();
+                    for buffer in &operation.buffers {
+                        match buffer {
+                            Buffer::Slice(slice) => {
+                                let at = bytes.len();
+                                bytes.resize(at + slice.len(), 0);
+                                slice.copy_out(0, &mut bytes[at..]);
+                            }
+                            Buffer::Bytes(more) => bytes.extend_from_slice(more),
+                        }
+                    }
+                    self.file.write_all_at(&bytes, operation.offset).expect("written");
+                    self.log.written(operation.offset, &bytes);
+                }
+                Operation::Flush => {
+                    let flush = self.log.flush_begins();
+                    self.log.flush_ended(&flush, true);
+                }
+                Operation::Read | Operation::Discard | Operation::WriteZeroes { .. } => {}
+            }
+            let mut plan = Plan::default();
+            if let Some(ticket) = operation.ticket {
+                self.route.disk_done(ticket, Ok(()), &mut plan);
+            }
+            self.plan(plan);
+        }
+    }
+
+    fn superblock(&mut self, start: u32, sequence: u32) {
+        let mut block = self.superblock.clone();
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        self.request(RequestKind::Write, self.log_at[0], &block);
+        self.settle();
+    }
+
+    fn open(&mut self) {
+        self.superblock(self.builder.position, self.builder.sequence);
+    }
+
+    /// A transaction that writes all homes.
+    fn commit(&mut self) {
+        self.commit_with(|_| true);
+    }
+
+    /// The same, with memory for some of its blocks.
+    fn commit_with(&mut self, is_room: impl Fn(&[u8]) -> bool) {
+        self.committed += 1;
+        let blocks = self.homes.iter().map(|block| (*block, content(self.committed))).collect();
+        let mut log = Vec::new();
+        let transaction = Transaction { blocks, ..Transaction::default() };
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        for (position, block) in log {
+            simulated_room::set_full(!is_room(&block));
+            self.request(RequestKind::Write, self.log_at[position as usize], &block);
+            simulated_room::set_full(false);
+        }
+    }
+
+    fn write_home(&mut self, block: u64, version: u8) {
+        self.request(RequestKind::Write, block * BLOCK, &content(version));
+    }
+
+    fn pass(&mut self, milliseconds: u64) {
+        self.clock.fetch_add(milliseconds, Ordering::AcqRel);
+        let mut plan = Plan::default();
+        self.route.woken(&mut plan);
+        self.plan(plan);
+        self.settle();
+    }
+
+    fn compounds(&self) -> u64 {
+        self.journals.report("vm").disks[0].durability.as_ref().map_or(0, |durability| durability.compounds)
+    }
+
+    /// A name for this place in the log of writes: from here on at least this transaction is there, after a power cut.
+    fn promise(&self, transaction: u8) {
+        self.log.mark(&format!("promise {transaction}"));
+    }
+
+    /// From here on storage may have an error mark.
+    fn gives_up(&self) {
+        self.log.mark("gives up");
+    }
+
+    /// Cuts the log of writes everywhere, a few times each. Gives how many cuts were judged.
+    fn judge(self) -> u64 {
+        let Rig { directory, log_at, homes, .. } = self;
+        let mut durable = std::fs::read(directory.path().join("before")).expect("the image");
+        let log = File::open(directory.path().join("log")).expect("the log");
+        let mut unflushed: BTreeMap<u64, Vec<Arc<[u8]>>> = BTreeMap::new();
+        let mut random = Random::new(7);
+        let (mut promised, mut may_give_up, mut judged) = (0, false, 0);
+        for (index, entry) in entries(&log).enumerate() {
+            let entry = entry.expect("an entry");
+            match entry.kind {
+                EntryKind::Write(data) => {
+                    for (at, part) in (entry.offset / SECTOR as u64..).zip(data.chunks(SECTOR)) {
+                        unflushed.entry(at).or_default().push(Arc::from(part));
+                    }
+                }
+                EntryKind::Flush => {
+                    for (at, all) in std::mem::take(&mut unflushed) {
+                        let at = at as usize * SECTOR;
+                        durable[at..at + SECTOR].copy_from_slice(all.last().expect("one"));
+                    }
+                }
+                EntryKind::Mark(name) if name == "gives up" => may_give_up = true,
+                EntryKind::Mark(name) => promised = name.trim_start_matches("promise ").parse().expect("a number"),
+                EntryKind::Discard(_) => unreachable!("nothing is discarded"),
+            }
+            for keep in [0, 100, 50, 20, 80] {
+                let mut cut = durable.clone();
+                for (at, all) in &unflushed {
+                    let which = random.below(all.len() as u64) as usize;
+                    if random.below(100) < keep {
+                        let at = *at as usize * SECTOR;
+                        cut[at..at + SECTOR].copy_from_slice(&all[if keep == 100 { all.len() - 1 } else { which }]);
+                    }
+                }
+                judged += 1;
+                let problem = state(cut, (&log_at, &homes), promised, may_give_up).err();
+                assert!(problem.is_none(), "entry {index}, {keep} percent kept, {promised} promised: {problem:?}");
+            }
+        }
+        judged
+    }
+}
+
+fn content(version: u8) -> Vec<u8> {
+    (0..BLOCK).map(|index| (index as u8).wrapping_mul(3).wrapping_add(version)).collect()
+}
+
+struct Stored<'a>(&'a [u8], &'a [u64]);
+
+impl LogRead for Stored<'_> {
+    type Error = std::convert::Infallible;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Self::Error> {
+        let at = self.1[position as usize] as usize;
+        let len = buffer.len();
+        buffer.copy_from_slice(&self.0[at..at + len]);
+        Ok(Content::Present)
+    }
+}
+
+/// What a kernel makes of it: the transaction of which all homes are.
+fn state(mut image: Vec<u8>, (log_at, homes): (&[u64], &Homes), promised: u8, may_give_up: bool) -> Result<u8, String> {
+    let raw = image[log_at[0] as usize..][..SUPERBLOCK_BYTES].to_vec();
+    let (superblock, format) = Superblock::parse(&raw).map_err(|error| error.to_string())?;
+    if superblock.errno != 0 {
+        // A full check has to be made, and a kernel says so.
+        return if may_give_up { Ok(0) } else { Err("there is an error mark".to_owned()) };
+    }
+    if !superblock.is_empty() {
+        let plan = jbd2::Plan::new(&mut Stored(&image, log_at), &superblock, &format, &|_| true);
+        let plan = plan.map_err(|error| error.to_string())?;
+        let mut copies = Vec::new();
+        for block in plan.blocks() {
+            let mut content = vec![0; BLOCK as usize];
+            let Ok(_) = Stored(&image, log_at).read(block.newest().position, &mut content);
+            if !block.newest().restore(&format, &mut content) {
+                return Err(format!("the copy of block {} is damaged", block.home()));
+            }
+            copies.push((block.home(), content));
+        }
+        for (home, content) in copies {
+            image[(home * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&content);
+        }
+    }
+    let versions: Vec<Option<u8>> = homes
+        .iter()
+        .map(|home| {
+            let found = &image[(home * BLOCK) as usize..][..BLOCK as usize];
+            let version = found[0];
+            (found == content(version)).then_some(version).or((found.iter().all(|byte| *byte == 0)).then_some(0))
+        })
+        .collect();
+    match versions[..] {
+        [Some(first), Some(second), Some(third)] if first == second && second == third => {
+            if first >= promised {
+                Ok(first)
+            } else {
+                Err(format!("it is as of {first}"))
+            }
+        }
+        _ => Err(format!("homes are as of {versions:?}")),
+    }
+}
+
+const AGE: Duration = Duration::from_millis(1000);
+
+#[test]
+fn a_log_becomes_durable_and_is_closed() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    for round in 0..4 {
+        rig.commit();
+        rig.commit();
+        rig.settle();
+        assert_eq!(rig.compounds(), round, "it is not due yet");
+        rig.pass(1500);
+        assert_eq!(rig.compounds(), round + 1);
+        rig.promise(rig.committed);
+    }
+    // Checkpoint, newer versions waiting meanwhile.
+    rig.commit();
+    let last = rig.committed;
+    rig.homes.into_iter().for_each(|block| rig.write_home(block, last));
+    rig.settle();
+    rig.promise(last);
+    let tail = (rig.builder.position, rig.builder.sequence);
+    rig.superblock(tail.0, tail.1);
+    rig.superblock(0, tail.1);
+    assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok));
+    let image = std::fs::read(&rig.image).expect("the image");
+    assert_eq!(state(image, (&rig.log_at, &rig.homes), last, false), Ok(last));
+    assert!(rig.journals.report("vm").disks[0].durability.is_none(), "the log is closed");
+    assert!(rig.judge() > 100);
+}
+
+#[test]
+fn a_home_write_waits_for_what_it_belongs_to() {
+    let mut rig = Rig::new(Some(Duration::from_secs(3600)));
+    rig.open();
+    for _ in 0..3 {
+        rig.commit();
+        let last = rig.committed;
+        // One home of three: without its compound a cut would leave another state.
+        rig.write_home(rig.homes[1], last);
+        rig.settle();
+        rig.promise(last);
+    }
+    assert!(rig.compounds() >= 2);
+    assert!(rig.judge() > 100);
+}
+
+#[test]
+fn with_no_age_a_commit_is_answered_when_it_is_durable() {
+    let mut rig = Rig::new(Some(Duration::ZERO));
+    rig.open();
+    for _ in 0..5 {
+        rig.commit();
+        let (before, told) = (rig.compounds(), rig.told.len());
+        rig.settle();
+        assert!(rig.compounds() > before && rig.told.len() > told, "its commit block is answered");
+        rig.promise(rig.committed);
+    }
+    assert!(rig.judge() > 100);
+}
+
+#[test]
+fn a_recovery_beside_compounds_can_be_cut_anywhere() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    rig.promise(rig.committed);
+    // Held only: the recovery makes it durable, and then writes it home.
+    rig.commit();
+    rig.commit();
+    rig.settle();
+    rig.journals.recover_all().expect("recovered");
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 50);
+}
+
+#[test]
+fn it_ends_and_begins_under_a_running_guest() {
+    let mut rig = Rig::new(None);
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    assert_eq!(rig.compounds(), 0);
+    for _ in 0..2 {
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        rig.pass(0);
+        assert!(rig.compounds() > 0, "what is owed becomes durable at once");
+        for _ in 0..2 {
+            rig.commit();
+            rig.settle();
+            rig.pass(1500);
+        }
+        let mut raw = vec![0; SUPERBLOCK_BYTES];
+        rig.file.read_exact_at(&mut raw, rig.log_at[0]).expect("read");
+        let said = Superblock::decode(&raw).expect("a superblock");
+        assert!(said.errno == 0 && !said.is_empty(), "{said:?}");
+        rig.journals.set_durable_within(0, None).expect("possible");
+        rig.pass(0);
+        rig.file.read_exact_at(&mut raw, rig.log_at[0]).expect("read");
+        let said = Superblock::decode(&raw).expect("a superblock");
+        assert!(said.errno != 0 && said.is_empty(), "{said:?}");
+        rig.commit();
+        let last = rig.committed;
+        rig.write_home(rig.homes[0], last);
+        rig.settle();
+    }
+    rig.journals.recover_all().expect("recovered");
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 100);
+}
+
+/// What storage says of the log.
+fn said(rig: &Rig) -> Superblock {
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    rig.file.read_exact_at(&mut raw, rig.log_at[0]).expect("read");
+    Superblock::decode(&raw).expect("a superblock")
+}
+
+fn is_aged(rig: &Rig) -> bool {
+    let said = said(rig);
+    said.errno == 0 && !said.is_empty()
+}
+
+/// Every home is as of the last transaction.
+fn expect_recovered(rig: &Rig) {
+    rig.journals.recover_all().expect("recovered");
+    let image = std::fs::read(&rig.image).expect("the image");
+    assert_eq!(state(image, (&rig.log_at, &rig.homes), rig.committed, false), Ok(rig.committed));
+}
+
+/// Without memory for it a log block goes to its own place, which is where compounds are: durability by age ends before that, and
+/// begins again when the log is held in full. `compounds` are live in the log, the last still on its way if `is_under_way`.
+fn without_memory(compounds: u8, is_under_way: bool, begins_again: bool) {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    for index in 0..compounds {
+        rig.commit();
+        rig.settle();
+        if index + 1 == compounds && is_under_way {
+            rig.clock.fetch_add(1500, Ordering::AcqRel);
+            let mut plan = Plan::default();
+            rig.route.woken(&mut plan);
+            rig.plan(plan);
+        } else {
+            rig.pass(1500);
+            rig.promise(rig.committed);
+        }
+    }
+    rig.gives_up();
+    for _ in 0..3 {
+        // With descriptors and commit blocks in their own places, too, the log is not read before recovery.
+        rig.commit_with(|block| begins_again && jbd2::peek(block).is_some());
+    }
+    rig.settle();
+    assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok), "the guest is told of no error");
+    assert!(said(&rig).errno != 0, "the error mark is on storage");
+    let reason = rig.journals.report("vm").disks[0].durability.as_ref().and_then(|report| report.reason.clone());
+    assert!(reason.expect("a reason").contains("no memory"), "and why is said");
+    if begins_again {
+        // While blocks of it are in their own places nothing begins.
+        rig.pass(5000);
+        rig.pass(5000);
+        assert!(!is_aged(&rig));
+        // The guest's tail passes them.
+        let last = rig.committed;
+        rig.homes.into_iter().for_each(|block| rig.write_home(block, last));
+        rig.settle();
+        let tail = (rig.builder.position, rig.builder.sequence);
+        rig.superblock(tail.0, tail.1);
+        rig.commit();
+        rig.settle();
+        rig.pass(5000);
+        rig.commit();
+        rig.settle();
+        rig.pass(5000);
+        assert!(is_aged(&rig));
+        rig.promise(rig.committed);
+    }
+    expect_recovered(&rig);
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 50);
+}
+
+#[test]
+fn it_ends_before_a_block_without_memory_goes_to_its_place() {
+    without_memory(0, false, false);
+    without_memory(1, true, false);
+    without_memory(3, false, false);
+}
+
+#[test]
+fn it_begins_again_when_no_block_is_in_its_own_place() {
+    without_memory(2, true, true);
+}
+
+#[test]
+fn it_does_not_begin_beside_blocks_in_their_own_places() {
+    let mut rig = Rig::new(None);
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.commit_with(|block| jbd2::peek(block).is_some());
+    rig.settle();
+    rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    rig.pass(5000);
+    rig.pass(5000);
+    assert_eq!((rig.compounds(), is_aged(&rig)), (0, false));
+    expect_recovered(&rig);
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 50);
+}
+
+/// Every file of a directory, and of those below.
+fn files(directory: &Path, into: &mut Vec<(PathBuf, Vec<u8>)>) {
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let kind = std::fs::symlink_metadata(&path).expect("it is there").file_type();
+        if kind.is_dir() {
+            files(&path, into);
+        } else if kind.is_file() {
+            into.push((path.clone(), std::fs::read(&path).expect("read")));
+        }
+    }
+}
+
+/// A recovery beside compounds is killed between any two of its writes, or in the midst of one: the next brings the same. (With a
+/// kill what was written is there, flushed or not. Tables are closed behind the last write.)
+#[test]
+fn a_recovery_beside_compounds_can_be_killed_anywhere() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    rig.commit();
+    let last = rig.committed;
+    // Some of what is held is newer than what is durable, some is at home.
+    rig.write_home(rig.homes[2], last);
+    rig.settle();
+    rig.commit();
+    rig.settle();
+    let mut left = Vec::new();
+    for part in ["vms", "registry"] {
+        files(&rig.directory.path().join(part), &mut left);
+    }
+    let before = std::fs::read(&rig.image).expect("the image");
+    rig.log.mark("recovery");
+    rig.journals.recover_all().expect("recovered");
+    let area = rig.journals.directory().path().to_owned();
+    let Rig { directory, image, journals, route, homes, log_at, committed, .. } = rig;
+    drop((route, journals));
+    let log = File::open(directory.path().join("log")).expect("the log");
+    let kinds = entries(&log).map(|entry| entry.expect("an entry"));
+    let recovery: Vec<(u64, Vec<u8>)> = kinds
+        .skip_while(|entry| !matches!(&entry.kind, EntryKind::Mark(name) if name == "recovery"))
+        .filter_map(|entry| match entry.kind {
+            EntryKind::Write(data) => Some((entry.offset, data.to_vec())),
+            _ => None,
+        })
+        .collect();
+    assert!(recovery.len() > 6, "{} writes", recovery.len());
+    for killed in 0..=recovery.len() {
+        for half in [false, true] {
+            let mut bytes = before.clone();
+            for (offset, data) in &recovery[..killed] {
+                bytes[*offset as usize..][..data.len()].copy_from_slice(data);
+            }
+            if half {
+                let Some((offset, data)) = recovery.get(killed) else { continue };
+                // The superblock goes in one sector that counts.
+                let len = (data.len() / 2).next_multiple_of(SECTOR);
+                bytes[*offset as usize..][..len].copy_from_slice(&data[..len]);
+            }
+            // The same files, as they were.
+            let write = |path: &Path, bytes: &[u8]| {
+                std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+                let file = File::options().create(true).truncate(false).write(true).open(path).expect("opened");
+                file.set_len(bytes.len() as u64).expect("a length");
+                file.write_all_at(bytes, 0).expect("written");
+            };
+            left.iter().for_each(|(path, bytes)| write(path, bytes));
+            write(&image, &bytes);
+            let what = format!("killed after {killed} writes of {}, half of one more: {half}", recovery.len());
+            let registry = directory.path().join("registry");
+            let found = AreaDirectory::take_over(&area, &registry).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let finished = placement::finish_directory(&found, std::slice::from_ref(&image))
+                .and_then(placement::Finish::into_result);
+            finished.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let bytes = std::fs::read(&image).expect("the image");
+            let raw = &bytes[log_at[0] as usize..][..SUPERBLOCK_BYTES];
+            let said = Superblock::decode(raw).expect("a superblock");
+            assert!(said.is_empty() && said.errno == 0, "{what}: {said:?}");
+            assert_eq!(state(bytes, (&log_at, &homes), committed, false), Ok(committed), "{what}");
+        }
+    }
+}
