@@ -16,7 +16,7 @@ use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory, simulated_room};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, NvmRoute, PlacementKind,
+    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, PlacementKind,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -141,7 +141,7 @@ pub struct Simulation<'r> {
     table: Arc<MemoryTable>,
     /// What is tested.
     pub journals: Arc<Journals>,
-    routes: Vec<Box<dyn Route>>,
+    routes: Vec<DiskRoute>,
     watcher: Option<SharedWatcher>,
     operations: u64,
     /// The disks.
@@ -247,13 +247,8 @@ impl<'r> Simulation<'r> {
         let milliseconds = Arc::new(AtomicU64::new(0));
         journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(&milliseconds)));
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
-        let route = |disk| -> Box<dyn Route> {
-            match &nvm {
-                Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), disk)),
-                None => Box::new(DiskRoute::new(Arc::clone(&journals), disk)),
-            }
-        };
-        let mut routes: Vec<Box<dyn Route>> = (0..images.len()).map(route).collect();
+        let mut routes: Vec<DiskRoute> =
+            (0..images.len()).map(|disk| DiskRoute::new(Arc::clone(&journals), disk)).collect();
         for route in &mut routes {
             route.started(Start::Fresh, &table).during("starting a route")?;
         }

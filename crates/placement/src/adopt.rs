@@ -21,12 +21,8 @@ impl Journals {
     /// A sentence about the first log that is not.
     pub fn check_left(&self) -> io::Result<()> {
         for log in self.logs() {
-            let held_in_region = match &log.home.options.nvm {
-                Some(nvm) => nvm.blocks_of(log.index).is_some(),
-                None => false,
-            };
             let is_elsewhere = log.is_open() && !log.keeper.leaves_nothing_here();
-            if is_elsewhere || held_in_region {
+            if is_elsewhere || log.keeper.blocks_owed(&log).is_some() {
                 return Err(io::Error::other(format!(
                     "disk {}: the journal of the file system at byte {} lives in placement {}, and cannot be left",
                     log.home.options.name,
@@ -64,7 +60,7 @@ impl Journals {
             let on_storage = Log {
                 placement: PlacementKind::Storage,
                 storage_from: Some(sequence),
-                keeper: keeper_of(&self.area, log.id, PlacementKind::Storage),
+                keeper: keeper_of(&self.area, log.id, PlacementKind::Storage, &log.home),
                 ..(**log).clone()
             };
             on_storage.set_open();

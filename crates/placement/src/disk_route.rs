@@ -1,7 +1,7 @@
 //! The route of a disk that carries logs or their homes.
 //!
-//! Requests are cut into pieces; each piece of a log, and each of a file system whose log wants to know, goes to that log's
-//! keeper ([`crate::keeper`]), everything else to storage as it is. Here are the tickets of operations on their way, what waits,
+//! Every disk has this one. Requests are cut into pieces; each piece of a log, and each of a file system whose log wants to know, goes to
+//! that log's keeper ([`crate::keeper`]), everything else to storage as it is. Here are the tickets of operations on their way, what waits,
 //! the counters, the trace, and what a flush of the guest has to cover. What a keeper decides is its own; the route asks none
 //! where its log lives.
 
@@ -13,7 +13,8 @@ mod tests;
 use crate::disk::DiskCounters;
 use crate::journals::{Journals, TraceKind};
 use crate::keeper::{
-    BlockContent, HomeChange, HomeVerdict, LogBlock, LogVerdict, OddVerdict, Side, Steps, SuperblockBlock, Task,
+    BlockContent, HomeChange, HomePart, HomeVerdict, Leaving, LogBlock, LogVerdict, OddVerdict, Side, Steps,
+    SuperblockBlock, Task,
 };
 use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
 use crate::log::Log;
@@ -25,6 +26,7 @@ use guest_memory::{MemorySlice, MemoryTable};
 use journal_area::Source;
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -39,8 +41,8 @@ enum Errand {
     KeeperFlush(Arc<Log>, Task, u64),
     /// A write that nothing of ours covers, and whether it may have changed the layout.
     Plain(bool),
-    /// A flush that covers so many writes.
-    Flush(u64),
+    /// The guest's flush, for this request, that covers so many writes.
+    Flush(RequestId, u64),
 }
 
 /// A piece of a request that has to wait; its request is held.
@@ -64,7 +66,7 @@ pub struct DiskRoute {
     memory: Option<Arc<MemoryTable>>,
     errands: HashMap<u64, Errand>,
     next_ticket: u64,
-    /// Changes of homes that have to wait until a keeper says otherwise.
+    /// Changes and reads that have to wait until a keeper says otherwise.
     behind: Vec<Waiting>,
     /// Logs whose keepers were given something in this pass: they hear of its end, even if they are gone by then.
     in_pass: Vec<Arc<Log>>,
@@ -245,17 +247,17 @@ impl DiskRoute {
         let block_bytes = u64::from(range.block_bytes);
         let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
         let aligned = (start - range.start).is_multiple_of(block_bytes) && (end - start).is_multiple_of(block_bytes);
-        let to_storage = |route: &mut Self, from: u64, to: u64, plan: &mut Plan| {
-            let slices = if waiting.slices.is_empty() {
-                Vec::new()
-            } else {
-                segments::part(&waiting.slices, from - start, to - from)
+        let to_storage = |route: &mut Self, part: Range<u64>, plan: &mut Plan| {
+            let slices = match waiting.slices.is_empty() {
+                _ if part.is_empty() => return,
+                true => Vec::new(),
+                false => segments::part(&waiting.slices, part.start - start, part.end - part.start),
             };
-            route.log_to_storage(&waiting, from, to, slices, plan);
+            route.log_to_storage(&waiting, part.start, part.end, slices, plan);
         };
         if waiting.kind != RequestKind::Write || !aligned {
             match log.keeper.odd_log_write(&log, waiting.kind, &waiting.slices) {
-                OddVerdict::Store => to_storage(self, start, end, plan),
+                OddVerdict::Store => to_storage(self, start..end, plan),
                 OddVerdict::Ignore => {}
                 OddVerdict::Patch => self.foreign_write(&log, range, &waiting, plan),
                 OddVerdict::Refuse => {
@@ -275,6 +277,8 @@ impl DiskRoute {
             self.in_pass.push(Arc::clone(&log));
         }
         let mut at = start;
+        // Blocks that go to storage as they are, and together.
+        let mut run = start..start;
         while at < end {
             let position = range.first_position + ((at - range.start) / block_bytes) as u32;
             let slices = segments::part(&waiting.slices, at - start, block_bytes);
@@ -288,36 +292,49 @@ impl DiskRoute {
                     self.count_commits(&slices, range.block_bytes);
                 }
                 let content = BlockContent::Guest(&slices);
-                match log.keeper.log_write(&log, LogBlock { position, content, request: waiting.request }) {
-                    LogVerdict::Store => to_storage(self, at, at + block_bytes, plan),
-                    LogVerdict::StoreFor(task) => {
-                        DiskCounters::add(&self.counters().journal_bytes_to_storage, block_bytes);
-                        let ticket = self.ticket(Errand::Keeper(Arc::clone(&log), task));
-                        plan.disk(DiskOperation {
-                            request: Some(waiting.request),
-                            ticket: Some(ticket),
-                            operation: Operation::Write,
-                            offset: at,
-                            len: block_bytes,
-                            buffers: slices.into_iter().map(Buffer::Slice).collect(),
-                        });
+                let block = LogBlock { position, content, request: waiting.request };
+                let verdict = log.keeper.log_write(&log, block);
+                if verdict == LogVerdict::Store {
+                    if run.end != at {
+                        to_storage(self, std::mem::replace(&mut run, at..at), plan);
                     }
-                    LogVerdict::Kept => {}
-                    LogVerdict::Held => plan.hold(waiting.request),
-                    LogVerdict::Fail => plan.fail(waiting.request),
+                    run.end = at + block_bytes;
+                } else {
+                    let buffers = || slices.iter().copied().map(Buffer::Slice).collect();
+                    self.log_block_given(&log, &waiting, verdict, (at, block_bytes), buffers, plan);
                 }
             }
             at += block_bytes;
         }
+        to_storage(self, run, plan);
+    }
+
+    /// A keeper was given a whole block of its log: what it leaves to storage goes there.
+    fn log_block_given(
+        &mut self,
+        log: &Arc<Log>,
+        waiting: &Waiting,
+        verdict: LogVerdict,
+        (at, len): (u64, u64),
+        buffers: impl FnOnce() -> Vec<Buffer>,
+        plan: &mut Plan,
+    ) {
+        let errand = match verdict {
+            LogVerdict::Store => Errand::Plain(waiting.rescan),
+            LogVerdict::StoreFor(task) => Errand::Keeper(Arc::clone(log), task),
+            LogVerdict::Kept => return,
+            LogVerdict::Held => return plan.hold(waiting.request),
+            LogVerdict::Fail => return plan.fail(waiting.request),
+        };
+        DiskCounters::add(&self.counters().journal_bytes_to_storage, len);
+        let ticket = Some(self.ticket(errand));
+        let request = Some(waiting.request);
+        plan.disk(DiskOperation { request, ticket, operation: Operation::Write, offset: at, len, buffers: buffers() });
     }
 
     /// A part of a log goes to its own place on storage.
     fn log_to_storage(&mut self, waiting: &Waiting, from: u64, to: u64, slices: Vec<MemorySlice>, plan: &mut Plan) {
-        let operation = match waiting.kind {
-            RequestKind::Discard => Operation::Discard,
-            RequestKind::WriteZeroes { unmap } => Operation::WriteZeroes { unmap },
-            _ => Operation::Write,
-        };
+        let operation = operation_of(waiting.kind);
         if operation == Operation::Write {
             DiskCounters::add(&self.counters().journal_bytes_to_storage, to - from);
         }
@@ -361,29 +378,20 @@ impl DiskRoute {
             let mut steps = Steps::default();
             let is_stored = log.keeper.patched(log, position, into, &slices).and_then(|content| {
                 if position != 0 {
-                    let content = BlockContent::Bytes(content);
-                    log.keeper.log_write(log, LogBlock { position, content, request: waiting.request });
-                    return Ok(None);
+                    let block = BlockContent::Bytes(content.clone());
+                    let block = LogBlock { position, content: block, request: waiting.request };
+                    return Ok((log.keeper.log_write(log, block), content));
                 }
                 let block = SuperblockBlock { content: &content, request: waiting.request };
                 let passes = self.journals.superblock_written(log, block, &mut steps)?;
-                Ok(passes.then_some(content))
+                Ok((if passes { LogVerdict::Store } else { LogVerdict::Kept }, content))
             });
             self.carry_out(log, steps, plan);
             match is_stored {
-                Ok(None) => {}
-                Ok(Some(content)) => {
+                Ok((verdict, content)) => {
                     // The whole block: what is there is the mark.
-                    DiskCounters::add(&self.counters().journal_bytes_to_storage, block_bytes);
-                    let ticket = self.ticket(Errand::Plain(waiting.rescan));
-                    plan.disk(DiskOperation {
-                        request: Some(waiting.request),
-                        ticket: Some(ticket),
-                        operation: Operation::Write,
-                        offset: begin,
-                        len: block_bytes,
-                        buffers: vec![Buffer::Bytes(Arc::from(content))],
-                    });
+                    let buffers = || vec![Buffer::Bytes(Arc::from(content))];
+                    self.log_block_given(log, waiting, verdict, (begin, block_bytes), buffers, plan);
                 }
                 Err(error) => {
                     log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
@@ -413,6 +421,8 @@ impl DiskRoute {
         self.carry_out(log, steps, plan);
         match is_stored {
             Ok(true) => self.log_to_storage(waiting, at, at + block.len() as u64, slices, plan),
+            // Its keeper writes it there, or nobody does.
+            Ok(false) if waiting.rescan => self.journals.scan_soon(self.disk),
             Ok(false) => {}
             Err(error) => {
                 log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
@@ -434,16 +444,26 @@ impl DiskRoute {
         let blocks = into / block_bytes..(range.end - home.start).div_ceil(block_bytes);
         let payload = segments::blocks(&waiting.slices, into % block_bytes, home.block_bytes);
         let change = HomeChange {
-            kind: waiting.kind,
             request: waiting.request,
+            kind: waiting.kind,
             range: into..range.end - home.start,
             blocks,
             whole: into.div_ceil(block_bytes)..(range.end - home.start) / block_bytes,
             payload: &payload,
+            slices: &waiting.slices,
+            is_watched: waiting.rescan,
         };
         let mut steps = Steps::default();
         let (operation, replaced) = match log.keeper.home_begins(&log, &change, &mut steps) {
             Ok(HomeVerdict::Go { operation, replaced }) => (operation, replaced),
+            Ok(HomeVerdict::Parts(parts)) => {
+                self.carry_out(&log, steps, plan);
+                self.trace(waiting.kind, TraceKind::Home, range.start, range.end - range.start);
+                for part in parts {
+                    self.home_part(&log, home, &waiting, part, plan);
+                }
+                return;
+            }
             Ok(HomeVerdict::Wait) => {
                 plan.hold(waiting.request);
                 self.behind.push(waiting);
@@ -464,16 +484,11 @@ impl DiskRoute {
         }
         self.trace(waiting.kind, TraceKind::Home, range.start, len);
         let buffers = assemble(&waiting.slices, into % block_bytes, block_bytes, &replaced);
-        let disk_operation = match waiting.kind {
-            RequestKind::Discard => Operation::Discard,
-            RequestKind::WriteZeroes { unmap } => Operation::WriteZeroes { unmap },
-            _ => Operation::Write,
-        };
         let ticket = self.ticket(Errand::Home(Arc::clone(&log), operation, waiting.rescan));
         plan.disk(DiskOperation {
             request: Some(waiting.request),
             ticket: Some(ticket),
-            operation: disk_operation,
+            operation: operation_of(waiting.kind),
             offset: range.start,
             len,
             buffers,
@@ -481,14 +496,42 @@ impl DiskRoute {
         self.carry_out(&log, steps, plan);
     }
 
+    /// A part of a change of homes goes to storage by itself.
+    fn home_part(&mut self, log: &Arc<Log>, home: &HomeRange, waiting: &Waiting, part: HomePart, plan: &mut Plan) {
+        let (offset, len) = (home.start + part.range.start, part.range.end - part.range.start);
+        let (operation, buffers) = match part.content {
+            Some(content) => (Operation::Write, vec![Buffer::Bytes(Arc::from(content))]),
+            None if waiting.slices.is_empty() => (operation_of(waiting.kind), Vec::new()),
+            None => {
+                let slices = segments::part(&waiting.slices, offset - waiting.piece.range().start, len);
+                (operation_of(waiting.kind), slices.into_iter().map(Buffer::Slice).collect())
+            }
+        };
+        if operation == Operation::Write {
+            DiskCounters::add(&self.counters().home_bytes_to_storage, len);
+        }
+        let ticket = Some(self.ticket(Errand::Home(Arc::clone(log), part.operation, waiting.rescan)));
+        plan.disk(DiskOperation { request: Some(waiting.request), ticket, operation, offset, len, buffers });
+    }
+
     fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let disk = self.journals.disk(self.disk);
         let to_flush = disk.to_flush();
         if to_flush.is_some() || disk.options.honour_flush {
+            self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.flush_begins(log, request.id));
             DiskCounters::add(&disk.counters.flushes_to_storage, 1);
-            let ticket = self.ticket(Errand::Flush(to_flush.unwrap_or(0)));
+            let ticket = self.ticket(Errand::Flush(request.id, to_flush.unwrap_or(0)));
             plan.disk(DiskOperation { ticket: Some(ticket), ..block_route::whole(request) });
         }
+    }
+}
+
+/// How a change of storage is carried out.
+fn operation_of(kind: RequestKind) -> Operation {
+    match kind {
+        RequestKind::Discard => Operation::Discard,
+        RequestKind::WriteZeroes { unmap } => Operation::WriteZeroes { unmap },
+        _ => Operation::Write,
     }
 }
 
@@ -520,6 +563,10 @@ impl Route for DiskRoute {
         self.memory = Some(Arc::clone(memory));
         match start {
             Start::Fresh => {
+                // No request is left of an earlier start, and no operation.
+                self.errands.clear();
+                self.behind.clear();
+                self.in_pass.clear();
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;
                 self.journals.replay_aged(self.disk)?;
@@ -586,6 +633,8 @@ impl Route for DiskRoute {
             Errand::KeeperFlush(log, task, covered) => {
                 if is_ok {
                     self.journals.disk(self.disk).set_flushed(covered);
+                } else {
+                    self.flush_failed();
                 }
                 let mut steps = Steps::default();
                 log.keeper.done(&log, task, result.as_ref().err(), &mut steps);
@@ -595,10 +644,14 @@ impl Route for DiskRoute {
                 self.journals.disk(self.disk).set_dirty();
                 self.scan_if(rescan);
             }
-            Errand::Flush(covered) => {
+            Errand::Flush(request, covered) => {
                 if is_ok {
                     self.journals.disk(self.disk).set_flushed(covered);
+                } else {
+                    self.flush_failed();
                 }
+                let logs = self.journals.logs_at_home(self.disk);
+                self.tell(logs, plan, |log, steps| log.keeper.flush_ended(log, request, is_ok, steps));
             }
         }
     }
@@ -607,14 +660,28 @@ impl Route for DiskRoute {
         Some(self.journals.disk(self.disk).wake.descriptor())
     }
 
-    fn hand_over(&mut self, log: LogIndex, _plan: &mut Plan) -> io::Result<bool> {
-        self.journals.hand_over(log)
+    fn hand_over(&mut self, index: LogIndex, plan: &mut Plan) -> io::Result<bool> {
+        let log = self.journals.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
+        let mut steps = Steps::default();
+        let leaving = log.keeper.leave_for_storage(&log, &mut steps);
+        self.carry_out(&log, steps, plan);
+        match leaving? {
+            Leaving::AtOnce => self.journals.hand_over(index),
+            Leaving::UnderWay => Ok(false),
+            Leaving::HasLeft => {
+                self.journals.is_on_storage(index, None);
+                Ok(true)
+            }
+        }
     }
 
-    fn give_up_hand_over(&mut self, log: LogIndex, _plan: &mut Plan) {
-        if let Some(log) = self.journals.log(log) {
-            log.keeper.stays(&log);
-        }
+    fn give_up_hand_over(&mut self, index: LogIndex, plan: &mut Plan) {
+        let logs = self.journals.log(index).into_iter().collect();
+        self.tell(logs, plan, |log, steps| log.keeper.stay(log, steps));
+    }
+
+    fn stopped(&mut self) {
+        self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.end_soon(log));
     }
 
     fn woken(&mut self, plan: &mut Plan) {
@@ -638,6 +705,10 @@ impl DiskRoute {
         if self.journals.area.has_contradiction() {
             self.journals.distrust_on(self.disk);
         }
+    }
+
+    fn flush_failed(&self) {
+        self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.flush_failed(log));
     }
 
     fn scan_if(&mut self, rescan: bool) {

@@ -13,6 +13,7 @@
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_home;
 use crate::journals::Journals;
+use crate::keeper::Steps;
 use crate::keepers::keeper_of;
 use crate::log::{Log, Marked};
 use crate::opening::write_mark_bytes;
@@ -53,14 +54,13 @@ impl Journals {
             (Remote, Remote | Storage) if log.keeper.pause(to == Storage) => return Ok(Change::Done),
             (from, to) if from == to => Change::Done,
             (Retain, Copy) | (Copy, Retain) => {
-                let holding = if to == Retain { Holding::Retain } else { Holding::Copy };
-                self.area.set_holding(log.id, holding);
                 self.replace(&log, to, None);
                 Change::Done
             }
-            (Nvm, Storage) | (Storage, Nvm) | (Retain | Copy, Storage) | (Storage, Retain | Copy)
-                if self.can_be(&log, to) && self.can_be(&log, log.placement) =>
-            {
+            (Nvm | Retain | Copy | Storage, Nvm | Retain | Copy | Storage) => {
+                if to == Nvm {
+                    check_region(&log)?;
+                }
                 if log.is_open() {
                     let is_leaving = to == Storage;
                     log.want(to);
@@ -115,16 +115,6 @@ impl Journals {
         Ok(())
     }
 
-    /// Whether a log can be so on its disk, whose region, if it has one, decides who routes its requests.
-    fn can_be(&self, log: &Log, placement: PlacementKind) -> bool {
-        let has_region = log.home.options.nvm.is_some();
-        match placement {
-            PlacementKind::Nvm => has_region && !log.place.is_external,
-            PlacementKind::Retain | PlacementKind::Copy => !has_region,
-            _ => true,
-        }
-    }
-
     /// A log that was on NVM, or was to be, is on storage from now on; from transaction `from` on, if that is in its midst.
     pub(crate) fn is_on_storage(&self, index: LogIndex, from: Option<u32>) {
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
@@ -148,6 +138,8 @@ impl Journals {
         if placement.is_held() {
             // It may have been handed over before.
             self.area.forget_hand_over(log.id);
+            let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
+            self.area.set_holding(log.id, holding);
         }
         self.put(log, placement, storage_from);
         self.describe_or_complain();
@@ -159,7 +151,7 @@ impl Journals {
             Arc::clone(&log.keeper)
         } else {
             log.keeper.leave();
-            keeper_of(&self.area, log.id, placement)
+            keeper_of(&self.area, log.id, placement, &log.home)
         };
         let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
         self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);
@@ -213,7 +205,7 @@ impl Journals {
                 // It is held as it was.
                 drop(taking);
                 log.put_mark_back(marked);
-                log.keeper.stays(&log);
+                log.keeper.stay(&log, &mut Steps::default());
                 log.home.wake.wake();
                 return Err(error);
             }
@@ -286,6 +278,25 @@ impl Journals {
         }
         Ok(bytes)
     }
+}
+
+/// Whether a log can go to a region of NVM.
+///
+/// # Errors
+/// A sentence when it cannot.
+fn check_region(log: &Log) -> io::Result<()> {
+    let name = &log.home.options.name;
+    let refuse =
+        |reason: String| Err(io::Error::other(format!("the journal cannot go to nvm while its guest runs: {reason}")));
+    let Some(nvm) = &log.home.options.nvm else {
+        return refuse(format!(
+            "disk {name} has no region of NVM; give it one in the configuration (placement=nvm=PATH), and start the VM anew"
+        ));
+    };
+    if log.place.is_external {
+        return refuse("a journal on a device of its own does not go to NVM".to_owned());
+    }
+    nvm.check_room(log.place.log_blocks, log.place.block_bytes).or_else(|error| refuse(error.to_string()))
 }
 
 /// Why a log with a device of its own cannot be durable by age.

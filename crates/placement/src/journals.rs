@@ -8,7 +8,7 @@
 use crate::description::{AreaDirectory, LogDescription, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::distrust;
-use crate::keeper::{Finished, Keeper, Steps, SuperblockBlock, SuperblockWritten};
+use crate::keeper::{Finished, Keeper, Side, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
 use crate::layout::DiskLayout;
 use crate::log::{Log, LogState};
@@ -338,6 +338,7 @@ impl Journals {
                 }
                 if self.area.has_host_writes_in_flight(log.id) || log.keeper.has_own_in_flight() {
                     // They must not land on what the guest writes in the place of the file system: it goes when they end.
+                    log.keeper.end_soon(&log);
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     self.scan_soon(log.home_disk);
                     continue;
@@ -348,7 +349,12 @@ impl Journals {
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     continue;
                 };
-                log.keeper.forget(&log);
+                let mut steps = Steps::default();
+                log.keeper.forget(&log, &mut steps);
+                for (side, step) in steps.0 {
+                    let disk = if side == Side::Home { &log.home } else { &log.journal };
+                    disk.pass_on(Arc::clone(&log), side, step);
+                }
                 log.take_mark();
                 log.set_closed();
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
@@ -437,6 +443,7 @@ impl Journals {
         }
         .map_err(io::Error::other)?;
         let state = Arc::new(LogState::new(wish.as_ref().map_or(placement, |(wanted, _)| *wanted)));
+        let keeper = shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement, &home));
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {
             id,
@@ -447,7 +454,7 @@ impl Journals {
             home,
             journal,
             place,
-            keeper: shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement)),
+            keeper,
             storage_from: None,
             state,
         });

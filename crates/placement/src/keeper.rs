@@ -5,6 +5,9 @@
 //! data: what it wants done it says in [`Steps`], and it is told when that is done. (What is rare and simple, a superblock that opens or
 //! closes a log, a block that has to be read back, it reads and writes itself, as the marks of ARCHITECTURE.md are.)
 //!
+//! A keeper may have homes as well as the log ([`Keeper::shows_homes`], [`HomeVerdict::Parts`]): one that has the newest versions of
+//! blocks in a region of NVM absorbs what the guest writes home, and answers reads of it.
+//!
 //! # Which thread calls
 //!
 //! A log and its home may be on two disks with two threads. What concerns the log ([`Keeper::superblock`], [`Keeper::log_write`],
@@ -89,6 +92,10 @@ pub(crate) enum Step {
     Release(RequestId, Status),
     /// Asks again about what waits.
     Retry,
+    /// The log is closed now: if it was wished elsewhere meanwhile, it lives there from the next mount on.
+    Closed,
+    /// Storage says durably that the log is there from this transaction on: its own place has it from now on.
+    OnStorage { from: u32 },
     /// Takes the superblock of a request that is held, with one hold: its time has come.
     Superblock(RequestId, Vec<u8>),
 }
@@ -100,6 +107,16 @@ pub(crate) struct Steps(pub Vec<(Side, Step)>);
 impl Steps {
     pub fn push(&mut self, side: Side, step: Step) {
         self.0.push((side, step));
+    }
+
+    /// Keeps a request of the disk with the home from completing.
+    pub fn hold(&mut self, request: RequestId) {
+        self.push(Side::Home, Step::Hold(request));
+    }
+
+    /// Takes one hold off a request of the disk with the home.
+    pub fn release(&mut self, request: RequestId, status: Status) {
+        self.push(Side::Home, Step::Release(request, status));
     }
 
     /// Fails a request of the disk with the log that has no hold yet.
@@ -190,6 +207,21 @@ pub(crate) struct HomeChange<'a> {
     pub whole: Range<u64>,
     /// For each of `blocks` its content, if it is covered whole and lies together; empty for what carries none.
     pub payload: &'a [Option<MemorySlice>],
+    /// All that it carries.
+    pub slices: &'a [MemorySlice],
+    /// It may change the layout: storage has to have it.
+    pub is_watched: bool,
+}
+
+/// A part of a change of homes that goes to storage by itself.
+#[derive(Debug)]
+pub(crate) struct HomePart {
+    /// In bytes from the begin of the file system.
+    pub range: Range<u64>,
+    /// What is written there in place of what the guest gave.
+    pub content: Option<Vec<u8>>,
+    /// The keeper hears of its end under this number.
+    pub operation: usize,
 }
 
 /// Whether a write, discard or zeroing of homes may go.
@@ -198,8 +230,41 @@ pub(crate) enum HomeVerdict {
     /// It goes; the keeper hears of its end under this number. For each block that does not go out as it was given: its index
     /// within the write, and its source.
     Go { operation: usize, replaced: Vec<(usize, Source)> },
+    /// Only these parts of it go; the keeper has the rest.
+    Parts(Vec<HomePart>),
     /// It waits until the keeper says [`Step::Retry`].
     Wait,
+}
+
+/// How a read of a log block is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogRead {
+    /// As storage has it.
+    Stored,
+    /// With what was copied into the buffer.
+    Copied,
+    /// When the keeper says [`Step::Retry`].
+    Wait,
+}
+
+/// How a read of homes is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum HomeRead {
+    /// Storage has these parts, in bytes from the begin of the file system; the rest was given.
+    Stored(Vec<Range<u64>>),
+    /// It waits until the keeper says [`Step::Retry`]. Nothing was given.
+    Wait,
+}
+
+/// How a log that its guest has open gets to its own place on storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// In one step, if it is held (`Journals::hand_over`).
+    AtOnce,
+    /// It is on its way: to be asked again.
+    UnderWay,
+    /// The keeper has nothing of it.
+    HasLeft,
 }
 
 /// What is to be said of a log whose guest is gone.
@@ -280,15 +345,25 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Copies a log block into `buffer` as its guest has to find it. False when it is as storage has it.
+    /// Copies a log block into `buffer` as its guest has to find it.
     ///
     /// # Errors
     /// When what is at home or on storage cannot be read.
-    fn log_read(&self, _log: &Log, _position: u32, _buffer: &mut [u8]) -> io::Result<bool> {
-        Ok(false)
+    fn log_read(&self, _log: &Log, _position: u32, _buffer: &mut [u8]) -> io::Result<LogRead> {
+        Ok(LogRead::Stored)
     }
 
-    /// The guest is about to change homes.
+    /// Whether homes may be here instead of on storage, so that reads of them have to be asked about ([`Keeper::home_read`]).
+    fn shows_homes(&self, _log: &Log) -> bool {
+        false
+    }
+
+    /// The guest reads homes, this range in bytes from the begin of the file system. What the keeper has it gives to `answer`.
+    fn home_read(&self, _log: &Log, range: Range<u64>, _answer: &mut dyn FnMut(Range<u64>, &[u8])) -> HomeRead {
+        HomeRead::Stored(vec![range])
+    }
+
+    /// The guest is about to change homes. The steps come before what the verdict lets go.
     ///
     /// # Errors
     /// When what is there has to be kept, and cannot be read: the request fails.
@@ -304,6 +379,12 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// The guest flushes the disk with the file system. What it waits for beside the disk's own flush is held.
     fn flush_asked(&self, _log: &Log, _request: RequestId, _steps: &mut Steps) {}
 
+    /// A flush of the disk with the file system begins, for this request of the guest.
+    fn flush_begins(&self, _log: &Log, _request: RequestId) {}
+
+    /// It has ended.
+    fn flush_ended(&self, _log: &Log, _request: RequestId, _is_ok: bool, _steps: &mut Steps) {}
+
     /// A step is done; `error` says how it failed, if it did.
     fn done(&self, _log: &Log, _task: Task, _error: Option<&io::Error>, _steps: &mut Steps) {}
 
@@ -317,6 +398,23 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     fn due_in(&self, _log: &Log) -> Option<Duration> {
         None
     }
+
+    /// A flush of the disk with the home has failed: what was written before may not be on storage, and no later flush says so.
+    fn flush_failed(&self, _log: &Log) {}
+
+    /// No more goes home by itself than is on its way: the disk with the home stops, or the file system is going.
+    fn end_soon(&self, _log: &Log) {}
+
+    /// The log, open, shall be in its own place on storage: one step towards that. The disk with the log asks.
+    ///
+    /// # Errors
+    /// Why it did not get there: it is kept as it was.
+    fn leave_for_storage(&self, _log: &Log, _steps: &mut Steps) -> io::Result<Leaving> {
+        Ok(Leaving::AtOnce)
+    }
+
+    /// Who wished the log on storage does not wait any longer.
+    fn stay(&self, _log: &Log, _steps: &mut Steps) {}
 
     /// Whether steps of its own are under way that somebody who reads the log's place has to wait for.
     fn has_stored_in_flight(&self) -> bool {
@@ -350,9 +448,6 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         true
     }
 
-    /// Nobody takes it elsewhere any more.
-    fn stays(&self, _log: &Log) {}
-
     /// How what it holds becomes durable, for reports.
     fn durability(&self, _log: &Log) -> Option<DurabilityReport> {
         None
@@ -362,7 +457,7 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     fn leave(&self) {}
 
     /// Its log has gone from the disk.
-    fn forget(&self, _log: &Log) {}
+    fn forget(&self, _log: &Log, _steps: &mut Steps) {}
 
     /// What was done with a server, for reports.
     fn remote_report(&self) -> Option<RemoteReport> {

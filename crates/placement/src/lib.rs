@@ -1,8 +1,8 @@
 //! The places a journal can live: which logs a VM's disks carry, and the routes that send each request to its place.
 //!
 //! A route ([`block_route::Route`]) belongs to one disk. [`DiskRoute`] gives what concerns a log to that log's keeper (module
-//! `keeper`: the contract, with its hooks; `keepers`: held, stored, dropped, shipped), [`NvmRoute`] serves disks with a region of
-//! persistent memory. [`Journals`] knows all logs of a VM: it finds them, opens and closes them, moves them from one place to
+//! `keeper`: the contract, with its hooks; `keepers`: held, stored, dropped, shipped; `nvm`: in a region of persistent memory).
+//! [`Journals`] knows all logs of a VM: it finds them, opens and closes them, moves them from one place to
 //! another, and finishes them after a death. What storage says of a log is read in one table ([`Stored`]).
 //!
 //! What this crate must never do: leave a lost journal unmarked on storage, or let an older version of a block land on a
@@ -56,7 +56,7 @@ pub use hand_over::Change;
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use log::Log;
 pub use mark::{HeldMark, MarkKind};
-pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, NvmRoute, is_mark, recover_image};
+pub use nvm::{NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image};
 pub use owed::{LostLog, Owed, area_of_marked, held_by_another, owed};
 pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{

@@ -559,7 +559,7 @@ impl Slot {
             let has_to_move = if on_battery {
                 placements.any(|now| now.is_held() || now == PlacementKind::Discard)
             } else {
-                to.is_held() && placements.any(|now| now == PlacementKind::Storage)
+                (to.is_held() || to == PlacementKind::Nvm) && placements.any(|now| now == PlacementKind::Storage)
             };
             if has_to_move {
                 let name = live.journals.disk(index).options.name.clone();

@@ -117,7 +117,11 @@ fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Resul
     let model =
         |options: &NvmOptions| options.delay.unwrap_or(DelayModel { write_latency_ns: 0, bytes_per_second: u64::MAX });
     match key {
-        "nvm-region" => options.region = text(key, value)?.parse::<RegionChoice>()?,
+        "nvm-region" => {
+            let mut choices = RegionChoice::several(&text(key, value)?)?;
+            options.region = choices.remove(0);
+            options.more_regions = choices;
+        }
         "nvm-size" => options.create_bytes = number(key, value, 1)?.saturating_mul(1 << 20),
         "nvm-latency" => {
             options.delay = Some(DelayModel { write_latency_ns: number(key, value, 0)?, ..model(options) });

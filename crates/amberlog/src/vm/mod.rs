@@ -33,8 +33,8 @@ use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, FinishError, Journals, JournalsOptions, NvmRoute,
-    PlacementKind, VmReport,
+    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, FinishError, Journals, JournalsOptions, PlacementKind,
+    VmReport,
 };
 use samples::Samples;
 use sandbox::Sandbox;
@@ -662,13 +662,7 @@ impl Vm {
             let door = doors.of(&disk.options.name).0;
             self.line.set_entrance(door, Arc::clone(&entrance));
             config.entrance = Some(entrance);
-            let route: Box<dyn Route> = if disk.options.nvm.is_some() {
-                let route = NvmRoute::new(Arc::clone(&self.journals), index);
-                route.start_timer()?;
-                Box::new(route)
-            } else {
-                Box::new(DiskRoute::new(Arc::clone(&self.journals), index))
-            };
+            let route: Box<dyn Route> = Box::new(DiskRoute::new(Arc::clone(&self.journals), index));
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index, door });
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
             let image = (disk.options.path.clone(), disk.options.read_only);

@@ -3,7 +3,7 @@
 
 use crate::remote::wait_for_log;
 use crate::support::*;
-use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
+use guest_kit::image::{ExtRecipe, FileSystem, PartitionTable, copy_image, partitioned};
 use guest_kit::workload::{STREAMS, Workload};
 use guest_kit::{Guest, Signal};
 use guest_tools::random::Random;
@@ -306,6 +306,41 @@ fn disks_share_a_file_and_a_small_region_is_refused() {
     let report = bench.report();
     for disk in 0..2 {
         assert!(report.disk(disk)["nvm"]["transactions"].as_u64() > Some(20), "{}", report.disk(disk));
+    }
+}
+
+/// Two file systems on a disk with two regions: everybody dies, and each is brought home from its own region.
+#[test]
+fn two_file_systems_of_a_disk_have_a_region_each() {
+    let bench = Bench::new();
+    let (image, region) = (bench.path("image"), bench.area().join("region"));
+    let offsets = partitioned(&image, PartitionTable::Gpt, &[64, 64]).unwrap();
+    let file_systems: Vec<FileSystem> =
+        offsets.iter().map(|offset| ExtRecipe::ext4(64, 8).make_at(&image, *offset).unwrap()).collect();
+    let script = format!(
+        "mkdir -p /tmp/second
+         mount -t ext4 -o data=journal /dev/vda1 /mnt || fail mount
+         mount -t ext4 -o data=ordered /dev/vda2 /tmp/second || fail mount
+         {} &
+         {}",
+        record_writer("/mnt/a", "a", &overwritten(1), "--forever"),
+        record_writer("/tmp/second/b", "b", &overwritten(2), "--forever"),
+    );
+    let mut guest =
+        Guest::start(bench.spec("both", script, on_nvm(&image, &region, ",nvm-size=16,nvm-region=0+1/2"))).unwrap();
+    for stream in ["a", "b"] {
+        guest.wait_acknowledged(stream, 20, LIMIT).unwrap();
+    }
+    assert_eq!(guest.kill_all().unwrap().code(), None);
+    let reported = guest.final_report();
+    drop(guest);
+    for part in ["0/2", "1/2"] {
+        let (code, json, stderr) = recover(&image, &region, &["--nvm-region", part]);
+        assert_eq!((code, json["status"].as_str()), (0, Some("recovered")), "{part}: {stderr}");
+    }
+    for (file_system, (stream, layout)) in file_systems.iter().zip([("a", overwritten(1)), ("b", overwritten(2))]) {
+        assert_consistent(file_system);
+        assert_records(file_system, &format!("/{stream}"), stream, &layout, &reported);
     }
 }
 

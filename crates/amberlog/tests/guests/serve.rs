@@ -271,6 +271,16 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
 /// it is back, and survives QEMU and the daemon, killed together.
 #[test]
 fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
+    leaves_nvm_and_is_elsewhere_with_the_next_mount("nvm");
+}
+
+/// The same, and it is held in memory then: a disk with a region is like any other.
+#[test]
+fn a_journal_leaves_nvm_under_a_guest_and_is_retained_with_the_next_mount() {
+    leaves_nvm_and_is_elsewhere_with_the_next_mount("retain");
+}
+
+fn leaves_nvm_and_is_elsewhere_with_the_next_mount(at_last: &str) {
     let bench = Bench::new();
     let (image, region) = (bench.path("n.img"), bench.area().join("region"));
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
@@ -312,10 +322,11 @@ fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
         assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
         text(&output.stdout)
     };
-    for refused in ["retain", "copy", "remote"] {
-        let output = daemon.ask(&["placement", "n", "disk0", refused]);
-        assert!(text(&output.stderr).contains("cannot go from nvm"), "{}", text(&output.stderr));
+    for wished in ["retain", "copy"] {
+        assert!(placement(wished).contains("next mount"));
     }
+    let refused = daemon.ask(&["placement", "n", "disk0", "remote"]);
+    assert!(text(&refused.stderr).contains("cannot go from nvm"), "{}", text(&refused.stderr));
     let more = |guest: &mut Guest| {
         let last = guest.acknowledged("a").last.unwrap_or(0);
         guest.wait_acknowledged("a", last + 10, LIMIT).unwrap();
@@ -337,13 +348,15 @@ fn a_journal_leaves_nvm_under_a_guest_and_comes_back_with_the_next_mount() {
     guest.thaw().unwrap();
     more(&mut guest);
 
-    assert!(placement("nvm").contains("next mount"));
+    for wished in ["retain", "nvm", at_last] {
+        assert!(placement(wished).contains("next mount"));
+    }
     more(&mut guest);
     guest.tell("again").unwrap();
     guest.wait_mark("again", LIMIT).unwrap();
     guest.wait_acknowledged("b", 20, LIMIT).unwrap();
     let entry = daemon.wait_state("n", "running");
-    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&"nvm".into(), -5), "{entry}");
+    assert_eq!((&entry["disks"][0]["placement"], journal_superblock(&image).errno), (&at_last.into(), -5), "{entry}");
     daemon.signal(Signal::KILL);
     drop(daemon);
     guest.kill_all().unwrap();

@@ -96,7 +96,9 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let directory = scratch()?;
     let base = directory.path().join("base");
     recording.write_base(0, &base)?;
-    let options = options(&mut random);
+    let mut options = options(&mut random);
+    // Every tail that moves waits for a mark, or hardly any.
+    options.mark_age = std::time::Duration::from_secs(seed % 2);
     let region_bytes = region_bytes(&base, &mut random)?;
     let look = Arc::new(Mutex::new(Look {
         judge: None,

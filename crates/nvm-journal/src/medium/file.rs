@@ -46,6 +46,24 @@ impl Default for RegionChoice {
 }
 
 impl RegionChoice {
+    /// Several parts of one device, as `0+1/4`: the first two of four.
+    ///
+    /// # Errors
+    /// A sentence when that names no parts, or one twice.
+    pub fn several(text: &str) -> Result<Vec<Self>, String> {
+        let wrong = || format!("regions are INDEX+INDEX/COUNT, as 0+1/4, not '{text}'");
+        let (indices, count) = text.split_once('/').ok_or_else(wrong)?;
+        let mut choices: Vec<Self> = Vec::new();
+        for index in indices.split('+') {
+            let choice: Self = format!("{index}/{count}").parse()?;
+            if choices.contains(&choice) {
+                return Err(wrong());
+            }
+            choices.push(choice);
+        }
+        Ok(choices)
+    }
+
     /// Where the part is in a device of `device_bytes`: first byte and length. Nothing for a part that is none.
     pub fn place(&self, device_bytes: u64) -> Option<(u64, u64)> {
         if self.index >= self.count || self.count > PARTS_MAX {

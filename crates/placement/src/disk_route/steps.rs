@@ -6,7 +6,7 @@ use crate::journals::TraceKind;
 use crate::keeper::{Side, Step, Steps, SuperblockBlock};
 use crate::layout::Piece;
 use crate::log::Log;
-use block_route::{Buffer, DiskOperation, Operation, Plan, RequestId, Status};
+use block_route::{Buffer, DiskOperation, Operation, Plan, RequestId, RequestKind, Status};
 use std::sync::Arc;
 
 impl DiskRoute {
@@ -65,6 +65,13 @@ impl DiskRoute {
                 Step::Hold(request) => plan.hold(request),
                 Step::Release(request, status) => plan.release(request, status),
                 Step::Retry => is_retry = true,
+                Step::Closed => {
+                    // It may have been put in another's keeping by a step before.
+                    if let Some(log) = self.journals.log(log.index) {
+                        self.journals.follow_wish(&log);
+                    }
+                }
+                Step::OnStorage { from } => self.journals.is_on_storage(log.index, Some(from)),
                 Step::Superblock(request, content) => self.held_superblock(log, request, &content, plan),
             }
         }
@@ -106,9 +113,12 @@ impl DiskRoute {
     pub(super) fn retry_waiting(&mut self, plan: &mut Plan) {
         for waiting in std::mem::take(&mut self.behind) {
             let request = waiting.request;
-            let Piece::Home(home, ..) = waiting.piece else { continue };
             // It takes holds of its own, so the one it waited with can go after.
-            self.home_write(&home, waiting, plan);
+            match waiting.piece {
+                _ if waiting.kind == RequestKind::Read => self.read_piece(waiting, plan),
+                Piece::Home(home, ..) => self.home_write(&home, waiting, plan),
+                Piece::Log(..) | Piece::Plain(..) => unreachable!("only homes and reads wait"),
+            }
             plan.release(request, Status::Ok);
         }
     }

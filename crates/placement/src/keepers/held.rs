@@ -17,8 +17,8 @@ use super::stored::finish_closed;
 use crate::aged::finish_aged;
 use crate::distrust;
 use crate::keeper::{
-    BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps,
-    SuperblockBlock, SuperblockWritten, Task,
+    BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
+    Steps, SuperblockBlock, SuperblockWritten, Task,
 };
 use crate::log::Log;
 use crate::mark::MarkKind;
@@ -239,8 +239,9 @@ impl Keeper for Held {
 
     /// Whoever reads it may be a kernel about to mount, with blocks of the file system in its cache already: it has to replay
     /// the log itself.
-    fn log_read(&self, log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<bool> {
-        self.area.show(self.id, position, buffer, &mut OnDisks(log))
+    fn log_read(&self, log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<LogRead> {
+        let is_shown = self.area.show(self.id, position, buffer, &mut OnDisks(log))?;
+        Ok(if is_shown { LogRead::Copied } else { LogRead::Stored })
     }
 
     fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
@@ -340,7 +341,7 @@ impl Keeper for Held {
         self.aged_may_be_taken(log)
     }
 
-    fn stays(&self, log: &Log) {
+    fn stay(&self, log: &Log, _steps: &mut Steps) {
         self.aged_stays(log);
     }
 
@@ -401,7 +402,7 @@ impl Keeper for Held {
     }
 
     /// The file system was replaced while its log was open.
-    fn forget(&self, log: &Log) {
+    fn forget(&self, log: &Log, _steps: &mut Steps) {
         self.forget_aging();
         if !log.is_open() {
             return;

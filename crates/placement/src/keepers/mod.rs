@@ -2,28 +2,36 @@
 
 mod dropped;
 mod held;
-mod region;
 mod shipped;
 mod stored;
 
 pub(crate) use held::Held;
 pub(crate) use shipped::Shipped;
+pub(crate) use stored::{finish_on_storage, replay};
 
-use crate::disk::PlacementKind;
+use crate::disk::{Disk, PlacementKind};
 use crate::keeper::Keeper;
+use crate::nvm::InRegion;
 use dropped::Dropped;
 use journal_area::{JournalArea, LogId};
-use region::Region;
 use std::sync::Arc;
 use stored::Stored;
 
-/// The keeper of a log that lives there. One that is shipped to a server has one of its own ([`Shipped`]); where that cannot be, it is
-/// in its own place on storage.
-pub(crate) fn keeper_of(area: &Arc<JournalArea>, id: LogId, placement: PlacementKind) -> Arc<dyn Keeper> {
+/// The keeper of a log that lives there, with its homes on disk `home`. One that is shipped to a server has one of its own ([`Shipped`]);
+/// where that cannot be, or there is no region for it, it is in its own place on storage.
+pub(crate) fn keeper_of(
+    area: &Arc<JournalArea>,
+    id: LogId,
+    placement: PlacementKind,
+    home: &Arc<Disk>,
+) -> Arc<dyn Keeper> {
     match placement {
         PlacementKind::Retain | PlacementKind::Copy => Arc::new(Held::new(Arc::clone(area), id)),
         PlacementKind::Storage | PlacementKind::Remote => Arc::new(Stored),
         PlacementKind::Discard => Arc::new(Dropped::new(Arc::clone(area))),
-        PlacementKind::Nvm => Arc::new(Region),
+        PlacementKind::Nvm => match &home.options.nvm {
+            Some(nvm) => Arc::new(InRegion::new(home, area, nvm)),
+            None => Arc::new(Stored),
+        },
     }
 }

@@ -2,7 +2,7 @@
 
 use super::stored::finish_on_storage;
 use crate::keeper::{
-    BlockContent, Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Side, Step, Steps, SuperblockBlock,
+    BlockContent, Finished, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step, Steps, SuperblockBlock,
     SuperblockWritten, Task,
 };
 use crate::log::Log;
@@ -92,10 +92,10 @@ impl Keeper for Shipped {
     }
 
     /// What is live is here, the rest is as storage has it.
-    fn log_read(&self, _log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<bool> {
-        let Some(block) = self.remote.read(position) else { return Ok(false) };
+    fn log_read(&self, _log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<LogRead> {
+        let Some(block) = self.remote.read(position) else { return Ok(LogRead::Stored) };
         buffer.copy_from_slice(&block);
-        Ok(true)
+        Ok(LogRead::Copied)
     }
 
     fn done(&self, log: &Log, _task: Task, _error: Option<&io::Error>, _steps: &mut Steps) {
@@ -122,7 +122,7 @@ impl Keeper for Shipped {
         true
     }
 
-    fn forget(&self, log: &Log) {
+    fn forget(&self, log: &Log, _steps: &mut Steps) {
         self.area.release(log.place.log_bytes());
     }
 

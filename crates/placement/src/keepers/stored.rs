@@ -56,7 +56,7 @@ pub(super) fn stored_superblock(log: &Log, block: &[u8]) -> (SuperblockWritten, 
 }
 
 /// The guest of a log on storage is gone. Its next kernel replays the log, but for a VM that is gone that is ours to do.
-pub(super) fn finish_on_storage(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+pub(crate) fn finish_on_storage(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
     if log.is_distrusted() {
         return Ok(left_to_guest(log, is_vm_gone));
     }
@@ -73,7 +73,7 @@ pub(super) fn finish_closed(log: &Log, is_vm_gone: bool) -> io::Result<Finished>
     if is_vm_gone && is_mounted_with_empty_log(log)? { replay(log) } else { Ok(Finished::Nothing) }
 }
 
-pub(super) fn replay(log: &Log) -> io::Result<Finished> {
+pub(crate) fn replay(log: &Log) -> io::Result<Finished> {
     let report = crate::finish::finish_stored(&log.place, &log.home.file, &log.journal.file);
     Ok(Finished::Recovered(vec![report.map_err(io::Error::other)?]))
 }

@@ -2,7 +2,7 @@
 
 use super::Region;
 use super::log_stream::{LogStream, Tail, TailMove, Transaction};
-use super::mark::Mark;
+use super::mark::Marks;
 use super::view::CommittedView;
 use crate::log::Log;
 use extfs::Allocation;
@@ -12,7 +12,6 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What a block's home holds, as the guest sees it, while a version of it is in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,11 +57,7 @@ pub(super) struct Captured {
     pub journal: Journal<Region>,
     pub owner: Owner,
     /// What the journal's superblock on storage is meanwhile.
-    pub mark: Mark,
-    /// The next one, where it was written and the region was not told yet.
-    pub next_mark: Option<Mark>,
-    /// When the mark was last written anew.
-    pub marked: Instant,
+    pub marks: Marks,
     pub homes: HashMap<u64, Held>,
     pub at_home: HashMap<u64, AtHome>,
     pub allocation: Allocation,
@@ -78,6 +73,14 @@ pub(super) struct Captured {
 fn is_home(log: &Log, block: u64) -> bool {
     let place = &log.place;
     block < place.home_blocks && !place.own_blocks.iter().any(|range| range.contains(&block))
+}
+
+/// Whether a transaction is one that a tail has passed.
+fn is_passed(sequence: u32, passed: TailMove) -> bool {
+    match passed {
+        TailMove::Passed(tail) => jbd2::sequence::is_after(tail, sequence),
+        TailMove::Anew => true,
+    }
 }
 
 impl Captured {
@@ -148,20 +151,22 @@ impl Captured {
         result
     }
 
-    /// The guest's log begins later now. What it held before and the guest has not written home, or has overwritten there,
-    /// is not wanted any more; `is_busy` tells blocks that a write is on its way to, which are left for its end.
-    pub fn tail_moved(&mut self, passed: TailMove, is_busy: &dyn Fn(u64) -> bool) -> Result<(), Error> {
-        let is_passed = |sequence: u32| match passed {
-            TailMove::Passed(tail) => jbd2::sequence::is_after(tail, sequence),
-            TailMove::Anew => true,
-        };
-        self.at_home.retain(|_, known| !is_passed(known.sequence));
-        let gone: Vec<u64> = self
-            .homes
+    /// What leaves the region when the guest's log begins later: what the log held before and the guest has not written home, or has
+    /// overwritten there, is not wanted any more. `is_busy` tells blocks that a write is on its way to, which are left for its end.
+    pub fn passed_by(&self, passed: TailMove, is_busy: &dyn Fn(u64) -> bool) -> Vec<u64> {
+        self.homes
             .iter()
-            .filter(|(block, held)| held.home != HomeState::Same && is_passed(held.sequence) && !is_busy(**block))
+            .filter(|(block, held)| {
+                held.home != HomeState::Same && is_passed(held.sequence, passed) && !is_busy(**block)
+            })
             .map(|(block, _)| *block)
-            .collect();
+            .collect()
+    }
+
+    /// The guest's log begins later now.
+    pub fn tail_moved(&mut self, passed: TailMove, is_busy: &dyn Fn(u64) -> bool) -> Result<(), Error> {
+        self.at_home.retain(|_, known| !is_passed(known.sequence, passed));
+        let gone = self.passed_by(passed, is_busy);
         self.release(&gone)?;
         if passed == TailMove::Anew {
             self.journal.set_sequence(self.stream.cursor().sequence.wrapping_sub(1))?;

@@ -9,14 +9,13 @@
 use super::State;
 use super::captured::{AtHome, Captured, Held, HomeState, Written};
 use super::inflight::Writer;
+use super::keeper::{Errand, Work};
 use super::report::NvmCounters;
-use super::route::{Errand, NvmRoute};
-use crate::disk::DiskCounters;
-use crate::journals::TraceKind;
-use block_route::{Buffer, DiskOperation, Operation, Plan};
+use crate::keeper::{Side, Steps};
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes that go home in one piece at most.
 const RUN_BYTES: u64 = 256 << 10;
@@ -43,14 +42,14 @@ impl Checkpoint {
     }
 }
 
-impl NvmRoute {
+impl Work {
     /// Begins a checkpoint of everything that can go home. False when nothing can, or one is going on.
-    pub(super) fn begin_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) -> bool {
-        self.begin_checkpoint_of(captured, 1, plan)
+    pub(super) fn begin_checkpoint(&mut self, captured: &mut Captured, steps: &mut Steps) -> bool {
+        self.begin_checkpoint_of(captured, 1, steps)
     }
 
     /// The same for runs of at least `run_blocks_min` blocks.
-    fn begin_checkpoint_of(&mut self, captured: &mut Captured, run_blocks_min: u64, plan: &mut Plan) -> bool {
+    fn begin_checkpoint_of(&mut self, captured: &mut Captured, run_blocks_min: u64, steps: &mut Steps) -> bool {
         if self.checkpoint.is_some() || self.checkpoint_failed {
             return false;
         }
@@ -76,7 +75,7 @@ impl NvmRoute {
         runs.sort_by_key(|run| (run.end - run.start, Reverse(run.start)));
         NvmCounters::add(&self.nvm.counters.checkpoints, 1);
         self.checkpoint = Some(Checkpoint { runs, writing: 0, written: Vec::new(), flushing: None, has_failed: false });
-        self.drive_checkpoint(captured, plan);
+        self.drive_checkpoint(captured, steps);
         true
     }
 
@@ -86,7 +85,7 @@ impl NvmRoute {
     }
 
     /// Sends home what the disk has room for.
-    pub(super) fn drive_checkpoint(&mut self, captured: &mut Captured, plan: &mut Plan) {
+    pub(super) fn drive_checkpoint(&mut self, captured: &mut Captured, steps: &mut Steps) {
         loop {
             let Some(checkpoint) = &mut self.checkpoint else { return };
             if checkpoint.writing >= RUNS_MAX || checkpoint.has_failed {
@@ -109,7 +108,7 @@ impl NvmRoute {
                 if versions.is_empty() {
                     block += 1;
                 } else {
-                    self.send_home(captured, first, content, versions, plan);
+                    self.send_home(captured, first, content, versions, steps);
                 }
             }
         }
@@ -129,15 +128,15 @@ impl NvmRoute {
             return;
         }
         checkpoint.flushing = Some(std::mem::take(&mut checkpoint.written));
-        if let Err(error) = self.begin_mark(captured) {
+        let mark = self.begin_mark(captured).unwrap_or_else(|error| {
             // What is in the region stays there.
             log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
             if let Some(checkpoint) = &mut self.checkpoint {
                 checkpoint.has_failed = true;
             }
-        }
-        let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
-        self.flush_for(Errand::CheckpointFlush(covered), None, plan);
+            0
+        });
+        self.flush_for(Errand::CheckpointFlush(mark), steps);
     }
 
     fn send_home(
@@ -146,31 +145,21 @@ impl NvmRoute {
         first: u64,
         content: Vec<u8>,
         versions: Vec<Written>,
-        plan: &mut Plan,
+        steps: &mut Steps,
     ) {
         let len = content.len() as u64;
         NvmCounters::add(&self.nvm.counters.checkpoint_bytes, len);
-        DiskCounters::add(&self.counters().home_bytes_to_storage, len);
-        let offset = captured.log.home_offset(first);
-        self.journals.trace(self.disk, TraceKind::Home, offset, len);
         let blocks = first..first + versions.len() as u64;
-        let ticket = self.ticket(Errand::Checkpoint(versions));
-        self.in_flight.begin(ticket.0, blocks, Writer::Host);
+        let offset = captured.log.home_offset(first);
+        let number = self.write(Side::Home, offset, content, Errand::Checkpoint(versions), steps);
+        self.in_flight.begin(number, blocks, Writer::Host);
         if let Some(checkpoint) = &mut self.checkpoint {
             checkpoint.writing += 1;
         }
-        plan.disk(DiskOperation {
-            request: None,
-            ticket: Some(ticket),
-            operation: Operation::Write,
-            offset,
-            len,
-            buffers: vec![Buffer::Bytes(Arc::from(content))],
-        });
     }
 
     /// A run is home.
-    pub(super) fn run_done(&mut self, captured: &mut Captured, versions: Vec<Written>, is_ok: bool, plan: &mut Plan) {
+    pub(super) fn run_done(&mut self, captured: &mut Captured, versions: Vec<Written>, is_ok: bool, steps: &mut Steps) {
         if !is_ok {
             log::error!("disk {}: a checkpoint of the NVM region failed; its blocks stay there", self.name());
         }
@@ -182,22 +171,22 @@ impl NvmRoute {
                 checkpoint.has_failed = true;
             }
         }
-        self.drive_checkpoint(captured, plan);
+        self.drive_checkpoint(captured, steps);
     }
 
-    /// What a checkpoint wrote is durable: it leaves the region.
-    pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+    /// What a checkpoint wrote is durable, and so is the mark with this number: it leaves the region.
+    pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, mark: u64, is_ok: bool, steps: &mut Steps) {
         let Some(checkpoint) = &mut self.checkpoint else { return };
         let Some(flushed) = checkpoint.flushing.take() else { return };
-        if !is_ok || checkpoint.has_failed {
+        if !is_ok || checkpoint.has_failed || captured.marks.is_lost(mark) {
             checkpoint.has_failed = true;
-        } else if let Err(error) = self.end_mark(captured) {
+        } else if let Err(error) = self.end_mark(captured, mark) {
             log::error!("disk {}: {error}", self.name());
             captured.has_failed = true;
         } else {
             self.release_home(captured, &flushed);
         }
-        self.drive_checkpoint(captured, plan);
+        self.drive_checkpoint(captured, steps);
     }
 
     /// Takes blocks out of the region whose versions, these, are durable at home.
@@ -251,7 +240,7 @@ impl NvmRoute {
 
     /// Keeps the region from filling up (section III-E: garbage collection at three fourths, then a checkpoint), and has
     /// everything go home when that is asked for.
-    pub(super) fn drive_space(&mut self, state: &mut State, plan: &mut Plan) {
+    pub(super) fn drive_space(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         self.collect_when_due(captured);
         if captured.journal.is_filled() && !captured.journal.has_pending() {
@@ -262,17 +251,20 @@ impl NvmRoute {
             }
         }
         if captured.journal.is_filled() {
-            self.begin_checkpoint(captured, plan);
+            self.begin_checkpoint(captured, steps);
         }
-        if self.checkpoint.is_none() && self.nvm.take_checkpoint_due() {
-            self.begin_checkpoint(captured, plan);
+        let is_time = self.checkpointed.elapsed() >= self.nvm.options.checkpoint_interval;
+        if self.checkpoint.is_none() && (is_time || self.nvm.checkpoints_asked() != self.checkpoints_asked) {
+            self.checkpointed = Instant::now();
+            self.checkpoints_asked = self.nvm.checkpoints_asked();
+            self.begin_checkpoint(captured, steps);
         }
-        self.drive_emptying(captured, plan);
-        self.send_long_runs(captured, plan);
+        self.drive_emptying(captured, steps);
+        self.send_long_runs(captured, steps);
     }
 
     /// Somebody waits until all that is committed by now is home: before a backup of the image.
-    fn drive_emptying(&mut self, captured: &mut Captured, plan: &mut Plan) {
+    fn drive_emptying(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let log = Arc::clone(&captured.log);
         if !log.is_emptying() {
             self.emptying = None;
@@ -284,7 +276,7 @@ impl NvmRoute {
         let last = *self.emptying.get_or_insert(captured.journal.sequence());
         let is_owed = |held: &Held| held.home != HomeState::Other && !jbd2::sequence::is_after(held.sequence, last);
         if captured.homes.values().any(is_owed) {
-            if self.begin_checkpoint(captured, plan) || !self.checkpoint_failed {
+            if self.begin_checkpoint(captured, steps) || !self.checkpoint_failed {
                 return;
             }
             log.end_emptying(Some(false));
@@ -295,7 +287,7 @@ impl NvmRoute {
     }
 
     /// Long runs go home from half full on; looked for once after each transaction.
-    fn send_long_runs(&mut self, captured: &mut Captured, plan: &mut Plan) {
+    fn send_long_runs(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let sequence = captured.journal.sequence();
         let (run_bytes, percent) = (self.nvm.options.early_run_bytes, u64::from(self.nvm.options.early_fill_percent));
         if run_bytes == 0
@@ -307,7 +299,7 @@ impl NvmRoute {
         }
         self.runs_looked_for = Some(sequence);
         let blocks = (run_bytes / captured.block_bytes()).max(1);
-        if self.begin_checkpoint_of(captured, blocks, plan) {
+        if self.begin_checkpoint_of(captured, blocks, steps) {
             NvmCounters::add(&self.nvm.counters.checkpoints_of_runs, 1);
         }
     }

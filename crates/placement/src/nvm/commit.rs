@@ -4,11 +4,12 @@
 use super::State;
 use super::captured::{AtHome, Captured, Held, HomeState};
 use super::inflight::Writer;
+use super::keeper::{Errand, Work};
 use super::log_stream::Transaction;
 use super::report::NvmCounters;
-use super::route::{Errand, NvmRoute};
 use crate::disk::DiskCounters;
-use block_route::{Buffer, DiskOperation, Operation, Plan, Status};
+use crate::keeper::{Side, Steps};
+use block_route::Status;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -38,30 +39,30 @@ pub(super) struct Commit {
     has_failed: bool,
 }
 
-impl NvmRoute {
+impl Work {
     /// Commits what is complete, one transaction after the other, until one has to wait.
-    pub(super) fn advance(&mut self, state: &mut State, plan: &mut Plan) {
+    pub(super) fn advance(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         while self.commit.is_none() && !captured.has_failed && self.may_commit() && !self.is_written_over() {
             let Some(transaction) = captured.accept() else { break };
             let commit = self.sort(captured, transaction);
             self.commit = Some(commit);
-            self.begin_commit(captured, plan);
+            self.begin_commit(captured, steps);
         }
         // Nobody is told that a log block is written while a commit block among those written may have to wait.
         let mut waiting = std::mem::take(&mut self.pass_requests);
         if self.commit.is_some() || !self.may_commit() {
             for request in &waiting {
-                plan.hold(*request);
+                steps.hold(*request);
             }
             self.held.append(&mut waiting);
         } else {
             let status = if captured.has_failed { Status::IoError } else { Status::Ok };
             for request in self.held.drain(..) {
-                plan.release(request, status);
+                steps.release(request, status);
             }
             if captured.has_failed {
-                waiting.into_iter().for_each(|request| plan.fail(request));
+                waiting.into_iter().for_each(|request| steps.fail(request));
             }
         }
     }
@@ -105,11 +106,11 @@ impl NvmRoute {
     }
 
     fn was_free(&self, captured: &mut Captured, block: u64) -> bool {
-        captured.was_free(self.journals.disk(self.disk).file.for_reading(), block)
+        captured.was_free(self.home.file.for_reading(), block)
     }
 
     /// Begins the commit that is there, if the region has room for it.
-    pub(super) fn begin_commit(&mut self, captured: &mut Captured, plan: &mut Plan) {
+    pub(super) fn begin_commit(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let Some(commit) = &self.commit else { return };
         if commit.stage != Stage::Room {
             return;
@@ -122,7 +123,7 @@ impl NvmRoute {
         }
         if captured.journal.room() < needed && !captured.has_failed {
             let is_hopeless = needed > captured.journal.geometry().blocks
-                || (self.checkpoint.is_none() && !self.begin_checkpoint(captured, plan) && self.in_flight.is_empty());
+                || (self.checkpoint.is_none() && !self.begin_checkpoint(captured, steps) && self.in_flight.is_empty());
             if !is_hopeless {
                 return;
             }
@@ -141,7 +142,7 @@ impl NvmRoute {
         // The disk works while the region is written.
         let rest = commit.appends.iter().filter(|(block, _)| !self.early.contains(**block));
         let rest: Vec<_> = rest.map(|(block, content)| (*block, Arc::clone(content))).collect();
-        let left = self.write_appends(captured, &rest, &Errand::Append, plan) + self.early.writing();
+        let left = self.write_appends(captured, &rest, &Errand::Append, steps) + self.early.writing();
         commit.stage = Stage::Appends(left);
         commit.has_failed = self.early.has_failed();
         let stored = store(captured, &commit);
@@ -153,7 +154,7 @@ impl NvmRoute {
         let has_appends = !commit.appends.is_empty();
         self.commit = Some(commit);
         if left == 0 {
-            if has_appends { self.appends_written(captured, plan) } else { self.end_commit(captured) }
+            if has_appends { self.appends_written(captured, steps) } else { self.end_commit(captured) }
         }
     }
 
@@ -163,7 +164,7 @@ impl NvmRoute {
         captured: &Captured,
         appends: &[(u64, Arc<[u8]>)],
         errand: &Errand,
-        plan: &mut Plan,
+        steps: &mut Steps,
     ) -> usize {
         let block_bytes = captured.block_bytes();
         let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -182,34 +183,26 @@ impl NvmRoute {
             let counters = &self.nvm.counters;
             NvmCounters::add(&counters.appends_written_home, blocks.end - blocks.start);
             NvmCounters::add(&counters.append_bytes_written_home, len);
-            DiskCounters::add(&self.counters().home_bytes_to_storage, len);
-            let ticket = self.ticket(errand.clone());
-            self.in_flight.begin(ticket.0, blocks, Writer::Host);
-            plan.disk(DiskOperation {
-                request: None,
-                ticket: Some(ticket),
-                operation: Operation::Write,
-                offset: captured.log.home_offset(first),
-                len,
-                buffers: vec![Buffer::Bytes(Arc::from(run))],
-            });
+            let offset = captured.log.home_offset(first);
+            let number = self.write(Side::Home, offset, run, errand.clone(), steps);
+            self.in_flight.begin(number, blocks, Writer::Host);
         }
         count
     }
 
     /// An append is home.
-    pub(super) fn append_done(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+    pub(super) fn append_done(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         let Some(commit) = &mut self.commit else { return };
         commit.has_failed |= !is_ok;
         let Stage::Appends(left) = &mut commit.stage else { return };
         *left -= 1;
         if *left == 0 {
-            self.appends_written(captured, plan);
+            self.appends_written(captured, steps);
         }
     }
 
     /// All appends are home: now durably so.
-    fn appends_written(&mut self, captured: &mut Captured, plan: &mut Plan) {
+    fn appends_written(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let Some(commit) = &mut self.commit else { return };
         if commit.has_failed {
             self.end_commit(captured);
@@ -217,24 +210,28 @@ impl NvmRoute {
         }
         commit.stage = Stage::Flush;
         // What went home may lie where something was freed that an older copy of the region still refers to.
-        if let Err(error) = self.begin_mark(captured) {
-            log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
-            if let Some(commit) = &mut self.commit {
-                commit.has_failed = true;
+        match self.begin_mark(captured) {
+            Ok(mark) => self.flush_for(Errand::CommitFlush(mark), steps),
+            Err(error) => {
+                log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
+                if let Some(commit) = &mut self.commit {
+                    commit.has_failed = true;
+                }
+                self.end_commit(captured);
             }
-            self.end_commit(captured);
-            return;
         }
-        let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
-        self.flush_for(Errand::CommitFlush(covered), None, plan);
     }
 
-    /// The appends are durable.
-    pub(super) fn commit_flushed(&mut self, captured: &mut Captured, is_ok: bool) {
+    /// The appends are durable, and so is the mark with this number, unless a flush has failed meanwhile.
+    pub(super) fn commit_flushed(&mut self, captured: &mut Captured, mark: u64, is_ok: bool, steps: &mut Steps) {
         if self.commit.is_none() {
             return;
         }
-        let is_told = is_ok && self.end_mark(captured).is_ok();
+        if is_ok && captured.marks.is_lost(mark) {
+            // Another flush: this one says nothing of the mark.
+            return self.appends_written(captured, steps);
+        }
+        let is_told = is_ok && self.end_mark(captured, mark).is_ok();
         if let Some(commit) = &mut self.commit {
             commit.has_failed |= !is_told;
             self.end_commit(captured);

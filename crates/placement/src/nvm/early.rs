@@ -11,9 +11,9 @@
 
 use super::State;
 use super::captured::Captured;
+use super::keeper::{Errand, Work};
 use super::report::NvmCounters;
-use super::route::{Errand, NvmRoute};
-use block_route::Plan;
+use crate::keeper::Steps;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -98,10 +98,10 @@ impl Early {
     }
 }
 
-impl NvmRoute {
+impl Work {
     /// Looks through the log blocks that have come, and sends home what is an append, once it is enough to be sent home at
     /// commit.
-    pub(super) fn look_ahead(&mut self, state: &mut State, plan: &mut Plan) {
+    pub(super) fn look_ahead(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         if self.commit.is_some()
             || self.closing.is_some()
@@ -133,7 +133,7 @@ impl NvmRoute {
         NvmCounters::add(&self.nvm.counters.appends_sent_early, appends.len() as u64);
         let list: Vec<_> = appends.iter().map(|(block, content)| (*block, Arc::clone(content))).collect();
         let errand = Errand::EarlyAppend(self.early.generation);
-        let writes = self.write_appends(captured, &list, &errand, plan);
+        let writes = self.write_appends(captured, &list, &errand, steps);
         self.early.sent.extend(appends);
         self.early.writing += writes;
         self.early.writing_all += writes;
@@ -145,7 +145,7 @@ impl NvmRoute {
         captured: Option<&mut Captured>,
         generation: u64,
         is_ok: bool,
-        plan: &mut Plan,
+        steps: &mut Steps,
     ) {
         self.early.writing_all -= 1;
         if generation != self.early.generation {
@@ -154,7 +154,7 @@ impl NvmRoute {
         self.early.writing -= 1;
         self.early.has_failed |= !is_ok;
         if let Some(captured) = captured {
-            self.append_done(captured, is_ok, plan);
+            self.append_done(captured, is_ok, steps);
         }
     }
 }

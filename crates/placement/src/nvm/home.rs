@@ -4,17 +4,15 @@
 //! absorbed. Where the guest writes something else, past its own journal (ext4 does so with its superblock), that goes
 //! through, and the version stays for as long as the guest's log would bring it back.
 
-use super::State;
 use super::captured::{Captured, Held, HomeState, Written};
 use super::inflight::Writer;
+use super::keeper::{Errand, Work};
 use super::report::NvmCounters;
-use super::route::{Errand, NvmRoute, Waiting};
-use crate::disk::DiskCounters;
-use crate::layout::HomeRange;
+use crate::keeper::{HomeChange, HomePart, HomeRead, HomeVerdict, Steps};
 use block_route::segments;
-use block_route::{Buffer, DiskOperation, Operation, Plan, RequestId, RequestKind, Status};
+use block_route::{RequestId, RequestKind, Status};
+use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// What becomes of one block of a home write.
 enum Decision {
@@ -33,53 +31,45 @@ struct Covered<'a> {
     bytes: Range<usize>,
     /// What is written there; nothing when that is zeros.
     given: Option<&'a [u8]>,
-    rescan: bool,
+    is_watched: bool,
 }
 
-impl NvmRoute {
+impl Work {
     /// A write, discard or zeroing inside the home of an open log.
-    pub(super) fn home_write(&mut self, state: &mut State, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
-        let State::Held(captured) = state else {
-            self.pass_on(&waiting, plan);
-            return;
-        };
-        let block_bytes = u64::from(home.block_bytes);
-        let range = waiting.piece.range();
-        let (start, end) = (range.start - home.start, range.end - home.start);
-        let blocks = start / block_bytes..end.div_ceil(block_bytes);
-        if self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
-            plan.hold(waiting.request);
-            self.behind.push(waiting);
-            return;
+    pub(super) fn home_write(
+        &mut self,
+        captured: &mut Captured,
+        change: &HomeChange<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<HomeVerdict> {
+        let block_bytes = captured.block_bytes();
+        let (start, end) = (change.range.start, change.range.end);
+        if self.in_flight.overlaps(&change.blocks, Some(Writer::Host)) {
+            return Ok(self.wait());
         }
-        if waiting.kind == RequestKind::Discard {
-            self.discard(captured, &waiting, &blocks, start.div_ceil(block_bytes)..end / block_bytes, plan);
-            return;
+        if change.kind == RequestKind::Discard {
+            return self.discard(captured, change, steps);
         }
-        let mut decisions = Vec::with_capacity((blocks.end - blocks.start) as usize);
-        for block in blocks.clone() {
+        let mut decisions = Vec::with_capacity((change.blocks.end - change.blocks.start) as usize);
+        for block in change.blocks.clone() {
             let first = (block * block_bytes).max(start);
             let last = ((block + 1) * block_bytes).min(end);
-            let given = (waiting.kind == RequestKind::Write)
-                .then(|| segments::gather(&segments::part(&waiting.slices, first - start, last - first)));
+            let given = (change.kind == RequestKind::Write)
+                .then(|| segments::gather(&segments::part(change.slices, first - start, last - first)));
             let bytes = (first - block * block_bytes) as usize..(last - block * block_bytes) as usize;
-            let covered = Covered { block, bytes, given: given.as_deref(), rescan: waiting.rescan };
-            match self.decide(captured, &covered, plan) {
-                Ok(Some(decision)) => decisions.push(decision),
-                Ok(None) => {
-                    // A commit is in the way, or the region is full: when that is over it is asked again.
-                    plan.hold(waiting.request);
-                    self.behind.push(waiting);
-                    return;
-                }
-                Err(error) => {
-                    log::error!("disk {}: {error}", self.name());
-                    plan.fail(waiting.request);
-                    return;
-                }
+            let covered = Covered { block, bytes, given: given.as_deref(), is_watched: change.is_watched };
+            match self.decide(captured, &covered, steps).map_err(io::Error::other)? {
+                Some(decision) => decisions.push(decision),
+                // A commit is in the way, or the region is full: when that is over it is asked again.
+                None => return Ok(self.wait()),
             }
         }
-        self.write_decided(captured, &waiting, blocks.start, decisions, plan);
+        Ok(HomeVerdict::Parts(self.decided(captured, change, decisions, steps)))
+    }
+
+    fn wait(&mut self) -> HomeVerdict {
+        self.is_waited_for = true;
+        HomeVerdict::Wait
     }
 
     /// What becomes of one block. Nothing when it has to wait.
@@ -87,13 +77,13 @@ impl NvmRoute {
         &mut self,
         captured: &mut Captured,
         covered: &Covered<'_>,
-        plan: &mut Plan,
+        steps: &mut Steps,
     ) -> Result<Option<Decision>, nvm_journal::Error> {
         let block = covered.block;
         let block_bytes = captured.block_bytes() as usize;
         let is_whole = covered.bytes.len() == block_bytes;
         let whole = covered.given.filter(|_| is_whole);
-        let same = if covered.rescan || !self.nvm.options.delayed_checkpoint {
+        let same = if covered.is_watched || !self.nvm.options.delayed_checkpoint {
             Decision::Through(true)
         } else {
             Decision::Absorb
@@ -130,7 +120,7 @@ impl NvmRoute {
             captured.journal.collect()?;
         }
         if captured.journal.room() == 0 {
-            if self.checkpoint.is_some() || self.begin_checkpoint(captured, plan) {
+            if self.checkpoint.is_some() || self.begin_checkpoint(captured, steps) {
                 return Ok(None);
             }
             log::warn!("disk {}: block {block} is overwritten, and the NVM region has no room for it", self.name());
@@ -138,8 +128,7 @@ impl NvmRoute {
             return Ok(Some(Decision::Through(false)));
         }
         let mut content = vec![0; block_bytes];
-        let journals = Arc::clone(&self.journals);
-        captured.read_home(journals.disk(self.disk).file.for_reading(), block, &mut content).map_err(|source| {
+        captured.read_home(self.home.file.for_reading(), block, &mut content).map_err(|source| {
             nvm_journal::Error::Failed {
                 what: format!("reading block {block}, which is about to be overwritten"),
                 source,
@@ -152,17 +141,18 @@ impl NvmRoute {
         Ok(Some(Decision::Through(false)))
     }
 
-    fn write_decided(
+    /// What goes to storage of a write whose blocks are decided about.
+    fn decided(
         &mut self,
         captured: &mut Captured,
-        waiting: &Waiting,
-        first: u64,
+        change: &HomeChange<'_>,
         decisions: Vec<Decision>,
-        plan: &mut Plan,
-    ) {
+        steps: &mut Steps,
+    ) -> Vec<HomePart> {
+        let mut parts = Vec::new();
         let mut run: Option<Range<u64>> = None;
         let mut same = Vec::new();
-        for (block, decision) in (first..).zip(decisions) {
+        for (block, decision) in (change.blocks.start..).zip(decisions) {
             if let Some(held) = captured.homes.get_mut(&block) {
                 held.home = match decision {
                     Decision::Absorb | Decision::Through(true) => HomeState::Same,
@@ -182,113 +172,86 @@ impl NvmRoute {
                 continue;
             }
             if let Some(run) = run.take() {
-                self.write_run(captured, waiting, run, std::mem::take(&mut same), plan);
+                parts.push(self.run(captured, change, run, std::mem::take(&mut same), steps));
             }
             match decision {
-                Decision::Whole(content) => self.write_whole(captured, waiting, block, content, plan),
+                Decision::Whole(content) => parts.push(self.whole(captured, change, block, content, steps)),
                 _ => {
                     NvmCounters::add(&self.nvm.counters.writes_absorbed, 1);
                     NvmCounters::add(&self.nvm.counters.bytes_absorbed, captured.block_bytes());
                 }
             }
         }
-        if let Some(run) = run {
-            self.write_run(captured, waiting, run, same, plan);
-        }
+        parts.extend(run.map(|run| self.run(captured, change, run, same, steps)));
+        parts
     }
 
-    /// Passes a run of blocks on as the guest gave it.
-    fn write_run(
+    /// A run of blocks goes on as the guest gave it.
+    fn run(
         &mut self,
         captured: &Captured,
-        waiting: &Waiting,
+        change: &HomeChange<'_>,
         blocks: Range<u64>,
         same: Vec<Written>,
-        plan: &mut Plan,
-    ) {
-        let range = waiting.piece.range();
-        let from = captured.log.home_offset(blocks.start).max(range.start);
-        let to = captured.log.home_offset(blocks.end).min(range.end);
-        let buffers = if waiting.slices.is_empty() {
-            Vec::new()
-        } else {
-            let slices = segments::part(&waiting.slices, from - range.start, to - from);
-            slices.into_iter().map(Buffer::Slice).collect()
-        };
-        let operation = match waiting.kind {
-            RequestKind::Discard => Operation::Discard,
-            RequestKind::WriteZeroes { unmap } => Operation::WriteZeroes { unmap },
-            _ => Operation::Write,
-        };
-        if operation == Operation::Write {
-            DiskCounters::add(&self.counters().home_bytes_to_storage, to - from);
-        }
+        steps: &mut Steps,
+    ) -> HomePart {
+        let block_bytes = captured.block_bytes();
+        let from = (blocks.start * block_bytes).max(change.range.start);
+        let to = (blocks.end * block_bytes).min(change.range.end);
         let is_held = blocks.clone().any(|block| captured.homes.contains_key(&block));
         blocks.clone().for_each(|block| self.early.take_back(block));
-        let errand =
-            Errand::Through { request: waiting.request, blocks: blocks.clone(), same, rescan: waiting.rescan, is_held };
-        self.submit(waiting, errand, (blocks, Writer::Guest), is_held, (operation, from, to - from, buffers), plan);
+        let errand = Errand::Through { request: change.request, blocks: blocks.clone(), same, is_held };
+        let operation = self.begin(errand, (blocks, Writer::Guest), is_held.then_some(change.request), steps);
+        HomePart { range: from..to, content: None, operation }
     }
 
-    /// Writes a block that was put together.
-    fn write_whole(&mut self, captured: &Captured, waiting: &Waiting, block: u64, content: Vec<u8>, plan: &mut Plan) {
-        let len = content.len() as u64;
-        DiskCounters::add(&self.counters().home_bytes_to_storage, len);
-        let blocks = block..block + 1;
-        let errand = Errand::Through {
-            request: waiting.request,
-            blocks: blocks.clone(),
-            same: Vec::new(),
-            rescan: waiting.rescan,
-            is_held: true,
-        };
-        let write = (Operation::Write, captured.log.home_offset(block), len, vec![Buffer::Bytes(Arc::from(content))]);
-        self.submit(waiting, errand, (blocks, Writer::Host), true, write, plan);
-    }
-
-    fn submit(
+    /// A block that was put together.
+    fn whole(
         &mut self,
-        waiting: &Waiting,
+        captured: &Captured,
+        change: &HomeChange<'_>,
+        block: u64,
+        content: Vec<u8>,
+        steps: &mut Steps,
+    ) -> HomePart {
+        let blocks = block..block + 1;
+        let errand =
+            Errand::Through { request: change.request, blocks: blocks.clone(), same: Vec::new(), is_held: true };
+        let operation = self.begin(errand, (blocks, Writer::Host), Some(change.request), steps);
+        let from = block * captured.block_bytes();
+        HomePart { range: from..from + content.len() as u64, content: Some(content), operation }
+    }
+
+    fn begin(
+        &mut self,
         errand: Errand,
         (blocks, writer): (Range<u64>, Writer),
-        is_held: bool,
-        (operation, offset, len, buffers): (Operation, u64, u64, Vec<Buffer>),
-        plan: &mut Plan,
-    ) {
-        let ticket = self.ticket(errand);
-        self.in_flight.begin(ticket.0, blocks, writer);
-        if is_held {
-            plan.hold(waiting.request);
+        held: Option<RequestId>,
+        steps: &mut Steps,
+    ) -> usize {
+        let number = self.number(errand);
+        self.in_flight.begin(number, blocks, writer);
+        if let Some(request) = held {
+            steps.hold(request);
         }
-        plan.disk(DiskOperation {
-            request: Some(waiting.request),
-            ticket: Some(ticket),
-            operation,
-            offset,
-            len,
-            buffers,
-        });
+        number as usize
     }
 
-    /// The guest no longer cares for what is in `whole`; `blocks` are all that the range touches.
+    /// The guest no longer cares for what it discards.
     fn discard(
         &mut self,
         captured: &mut Captured,
-        waiting: &Waiting,
-        blocks: &Range<u64>,
-        whole: Range<u64>,
-        plan: &mut Plan,
-    ) {
+        change: &HomeChange<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<HomeVerdict> {
+        let whole = &change.whole;
         let gone: Vec<u64> = captured.homes.keys().copied().filter(|block| whole.contains(block)).collect();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
         captured.at_home.retain(|block, _| !whole.contains(block));
         captured.allocation.forget();
-        if let Err(error) = captured.release(&gone) {
-            log::error!("disk {}: {error}", self.name());
-            plan.fail(waiting.request);
-            return;
-        }
-        self.write_run(captured, waiting, blocks.clone(), Vec::new(), plan);
+        captured.release(&gone).map_err(io::Error::other)?;
+        let part = self.run(captured, change, change.blocks.clone(), Vec::new(), steps);
+        Ok(HomeVerdict::Parts(vec![part]))
     }
 
     /// A write to homes has ended. What it has overwritten and the guest's log has left is let go, once that is durable.
@@ -298,7 +261,7 @@ impl NvmRoute {
         (request, blocks, is_held): (RequestId, Range<u64>, bool),
         same: Vec<Written>,
         is_ok: bool,
-        plan: &mut Plan,
+        steps: &mut Steps,
     ) {
         if is_ok {
             self.settled.extend(same);
@@ -315,10 +278,9 @@ impl NvmRoute {
         };
         let late: Vec<u64> = if is_ok { blocks.filter(is_late).collect() } else { Vec::new() };
         if late.is_empty() {
-            plan.release(request, Status::Ok);
+            steps.release(request, Status::Ok);
         } else {
-            let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
-            self.flush_for(Errand::LateFlush { request, late, covered }, None, plan);
+            self.flush_for(Errand::LateFlush { request, late }, steps);
         }
     }
 
@@ -329,7 +291,7 @@ impl NvmRoute {
         request: RequestId,
         late: Vec<u64>,
         is_ok: bool,
-        plan: &mut Plan,
+        steps: &mut Steps,
     ) {
         let is_late = |block: &u64| {
             captured
@@ -340,78 +302,42 @@ impl NvmRoute {
         let gone: Vec<u64> = late.into_iter().filter(|block| is_late(block)).collect();
         let is_ok = is_ok && captured.release(&gone).is_ok();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
-        plan.release(request, if is_ok { Status::Ok } else { Status::IoError });
+        steps.release(request, if is_ok { Status::Ok } else { Status::IoError });
     }
 
     /// A read inside the home of an open log: from the region what is there, the rest from storage.
-    pub(super) fn home_read(&mut self, state: &mut State, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
-        let State::Held(captured) = state else {
-            self.storage_read(&waiting, waiting.piece.range(), plan);
-            return;
-        };
-        let block_bytes = u64::from(home.block_bytes);
-        let range = waiting.piece.range();
-        let blocks = (range.start - home.start) / block_bytes..(range.end - home.start).div_ceil(block_bytes);
+    pub(super) fn home_read(
+        &mut self,
+        captured: &Captured,
+        range: Range<u64>,
+        answer: &mut dyn FnMut(Range<u64>, &[u8]),
+    ) -> HomeRead {
+        let block_bytes = captured.block_bytes();
+        let blocks = range.start / block_bytes..range.end.div_ceil(block_bytes);
         let is_on_storage = |block: u64| captured.visible(block).is_none();
         if blocks
             .clone()
             .any(|block| is_on_storage(block) && self.in_flight.overlaps(&(block..block + 1), Some(Writer::Host)))
         {
-            plan.hold(waiting.request);
-            self.behind.push(waiting);
-            return;
+            self.is_waited_for = true;
+            return HomeRead::Wait;
         }
-        let mut run: Option<Range<u64>> = None;
+        let mut stored: Vec<Range<u64>> = Vec::new();
         for block in blocks {
-            let start = home.start + block * block_bytes;
+            let start = block * block_bytes;
             let part = start.max(range.start)..(start + block_bytes).min(range.end);
             match captured.visible(block) {
                 Some(content) => {
-                    if let Some(run) = run.take() {
-                        self.storage_read(&waiting, run, plan);
-                    }
                     NvmCounters::add(&self.nvm.counters.reads_answered, 1);
-                    self.answer(
-                        &waiting,
-                        &part,
-                        &content[(part.start - start) as usize..(part.end - start) as usize],
-                        plan,
-                    );
+                    let inside = (part.start - start) as usize..(part.end - start) as usize;
+                    answer(part, &content[inside]);
                 }
-                None => run = Some(run.map_or(part.clone(), |run| run.start..part.end)),
+                None => match stored.last_mut() {
+                    Some(last) if last.end == part.start => last.end = part.end,
+                    _ => stored.push(part),
+                },
             }
         }
-        if let Some(run) = run {
-            self.storage_read(&waiting, run, plan);
-        }
-    }
-
-    /// Has storage fill a part of a read.
-    pub(super) fn storage_read(&self, waiting: &Waiting, part: Range<u64>, plan: &mut Plan) {
-        let slices = segments::part(&waiting.slices, part.start - waiting.piece.range().start, part.end - part.start);
-        plan.disk(DiskOperation {
-            request: Some(waiting.request),
-            ticket: None,
-            operation: Operation::Read,
-            offset: part.start,
-            len: part.end - part.start,
-            buffers: slices.into_iter().map(Buffer::Slice).collect(),
-        });
-    }
-
-    /// Copies bytes of ours into a part of a read's guest memory.
-    pub(super) fn answer(&self, waiting: &Waiting, part: &Range<u64>, bytes: &[u8], plan: &mut Plan) {
-        let slices = segments::part(&waiting.slices, part.start - waiting.piece.range().start, part.end - part.start);
-        let mut at = 0;
-        for slice in &slices {
-            if let Some(memory) = &self.memory
-                && let Err(error) = memory.prepare_write(slice)
-            {
-                log::error!("disk {}: a read fails: {error}", self.name());
-                return plan.fail(waiting.request);
-            }
-            slice.copy_in(0, &bytes[at..at + slice.len()]);
-            at += slice.len();
-        }
+        HomeRead::Stored(stored)
     }
 }

@@ -37,6 +37,11 @@ impl InFlight {
         self.overlaps(&(block..block + 1), None)
     }
 
+    /// Whether any write of `writer` is on its way.
+    pub fn has_any_of(&self, writer: Writer) -> bool {
+        self.writes.iter().any(|(.., of)| *of == writer)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.writes.is_empty()
     }

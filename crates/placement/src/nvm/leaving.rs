@@ -17,10 +17,10 @@
 
 use super::State;
 use super::captured::{Captured, HomeState, Written};
-use super::route::{Errand, NvmRoute};
-use crate::disk::{DiskCounters, PlacementKind};
+use super::keeper::{Errand, Work};
+use crate::keeper::{self, Side, Step, Steps};
 use crate::opening::write_mark_bytes;
-use block_route::{Buffer, DiskOperation, LogIndex, Operation, Plan, Status, segments};
+use block_route::Status;
 use jbd2::SuperblockEdit;
 use std::collections::HashSet;
 use std::io;
@@ -56,38 +56,34 @@ pub(super) struct Left {
     has_failed: bool,
 }
 
-impl NvmRoute {
+impl Work {
     /// Takes a log that shall leave one step on. True when it has left.
-    pub(super) fn leave(&mut self, index: LogIndex, plan: &mut Plan) -> io::Result<bool> {
-        let nvm = Arc::clone(&self.nvm);
-        let mut state = nvm.lock();
+    pub(super) fn leave(&mut self, state: &mut State, steps: &mut Steps) -> io::Result<keeper::Leaving> {
         if let Some(reason) = self.leaving_failed.take() {
             return Err(io::Error::other(reason));
         }
-        let is_held = |state: &State| matches!(state, State::Held(captured) if captured.log.index == index);
-        if is_held(&state) && self.leaving.is_none() && self.closing.is_none() {
+        if let State::Held(captured) = state
+            && self.leaving.is_none()
+            && self.closing.is_none()
+        {
             self.leaving = Some(Leaving::Gathering);
             self.checkpoint_failed = false;
-            if let State::Held(captured) = &mut *state {
-                self.begin_checkpoint(captured, plan);
-            }
+            self.begin_checkpoint(captured, steps);
         }
-        self.drive(&mut state, plan);
-        if is_held(&state) || matches!(self.leaving, Some(Leaving::Rest(_))) {
-            return Ok(false);
+        self.drive(state, steps);
+        if matches!(state, State::Held(_)) || matches!(self.leaving, Some(Leaving::Rest(_))) {
+            return Ok(keeper::Leaving::UnderWay);
         }
         // It was closed meanwhile, or never came here.
-        self.journals.is_on_storage(index, None);
-        Ok(true)
+        Ok(keeper::Leaving::HasLeft)
     }
 
     /// A log that shall leave stays after all, if it has not left yet.
-    pub(super) fn stay(&mut self, plan: &mut Plan) {
+    pub(super) fn stay(&mut self, state: &mut State, steps: &mut Steps) {
         use Leaving::{Draining, Flushing, Gathering, Writing};
         if matches!(self.leaving, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
-            let nvm = Arc::clone(&self.nvm);
             self.leaving = None;
-            self.drive(&mut nvm.lock(), plan);
+            self.drive(state, steps);
         }
     }
 
@@ -111,7 +107,7 @@ impl NvmRoute {
     }
 
     /// Takes a log that leaves as far as it gets.
-    pub(super) fn drive_leaving(&mut self, state: &mut State, plan: &mut Plan) {
+    pub(super) fn drive_leaving(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         if captured.has_failed && self.leaving.is_some() {
             self.cannot_leave("the region has failed");
@@ -128,7 +124,7 @@ impl NvmRoute {
             return;
         }
         if captured.homes.values().any(|held| held.home != HomeState::Other) {
-            if !self.begin_checkpoint(captured, plan) && self.checkpoint_failed {
+            if !self.begin_checkpoint(captured, steps) && self.checkpoint_failed {
                 self.cannot_leave("writing its blocks home failed");
             }
             return;
@@ -137,13 +133,13 @@ impl NvmRoute {
             return;
         }
         self.left = Left::default();
-        let writes = self.write_open_end(captured, &Errand::LeavingLog, plan);
+        let writes = self.write_open_end(captured, &Errand::LeavingLog, steps);
         self.leaving = Some(Leaving::Writing(writes));
-        self.open_end_written(captured, plan);
+        self.open_end_written(captured, steps);
     }
 
     /// Sends the log blocks that are not committed, and were not sent before, to their own places. Gives the number of writes.
-    fn write_open_end(&mut self, captured: &Captured, errand: &Errand, plan: &mut Plan) -> usize {
+    fn write_open_end(&mut self, captured: &Captured, errand: &Errand, steps: &mut Steps) -> usize {
         let mut blocks: Vec<(u64, u32, &Arc<[u8]>)> = captured
             .stream
             .copies()
@@ -163,35 +159,21 @@ impl NvmRoute {
         }
         let count = runs.len();
         for (offset, run) in runs {
-            self.write_log(offset, run, errand.clone(), plan);
+            self.write(Side::Journal, offset, run, errand.clone(), steps);
         }
         count
     }
 
-    fn write_log(&mut self, offset: u64, bytes: Vec<u8>, errand: Errand, plan: &mut Plan) {
-        let len = bytes.len() as u64;
-        DiskCounters::add(&self.counters().journal_bytes_to_storage, len);
-        let ticket = self.ticket(errand);
-        plan.disk(DiskOperation {
-            request: None,
-            ticket: Some(ticket),
-            operation: Operation::Write,
-            offset,
-            len,
-            buffers: vec![Buffer::Bytes(Arc::from(bytes))],
-        });
-    }
-
     /// A log block is in its place.
-    pub(super) fn leaving_log_done(&mut self, state: &mut State, is_ok: bool, plan: &mut Plan) {
+    pub(super) fn leaving_log_done(&mut self, state: &mut State, is_ok: bool, steps: &mut Steps) {
         self.left.has_failed |= !is_ok;
         if let (Some(Leaving::Writing(left)), State::Held(captured)) = (&mut self.leaving, state) {
             *left -= 1;
-            self.open_end_written(captured, plan);
+            self.open_end_written(captured, steps);
         }
     }
 
-    fn open_end_written(&mut self, captured: &Captured, plan: &mut Plan) {
+    fn open_end_written(&mut self, captured: &Captured, steps: &mut Steps) {
         if !matches!(self.leaving, Some(Leaving::Writing(0))) {
             return;
         }
@@ -202,12 +184,11 @@ impl NvmRoute {
         let is_still = |block: &&u64| !self.in_flight.touches(**block);
         let written = captured.homes.keys().filter(is_still).filter_map(|block| captured.written(*block)).collect();
         self.leaving = Some(Leaving::Flushing(written));
-        let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
-        self.flush_for(Errand::LeavingFlush(covered), None, plan);
+        self.flush_for(Errand::LeavingFlush, steps);
     }
 
     /// The log blocks are durable, and what the guest wrote past its journal: nothing more is owed.
-    fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+    fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         let Some(Leaving::Flushing(written)) = &mut self.leaving else { return };
         let written = std::mem::take(written);
         if !is_ok {
@@ -238,18 +219,17 @@ impl NvmRoute {
         match (edited, captured.log.offset_of(0)) {
             (Ok(()), Some(offset)) => {
                 self.leaving = Some(Leaving::Superblock);
-                self.write_log(offset, block, Errand::LeavingSuperblock, plan);
+                self.write(Side::Journal, offset, block, Errand::LeavingSuperblock, steps);
             }
             _ => self.cannot_leave("its superblock is not one"),
         }
     }
 
     /// The superblock that says where the log is has arrived, or not.
-    fn leaving_superblock_done(&mut self, captured: &mut Captured, is_ok: bool, plan: &mut Plan) {
+    fn leaving_superblock_done(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         if is_ok {
             self.leaving = Some(Leaving::LastFlush);
-            let covered = self.journals.disk(self.disk).to_flush().unwrap_or(0);
-            self.flush_for(Errand::LeavingLastFlush(covered), None, plan);
+            self.flush_for(Errand::LeavingLastFlush, steps);
         } else {
             self.mark_again(captured);
         }
@@ -257,76 +237,72 @@ impl NvmRoute {
 
     /// Whether storage says that the log is there is not known. It must not while anything is committed to the region.
     fn mark_again(&mut self, captured: &mut Captured) {
-        if let Err(error) = write_mark_bytes(&captured.log, &captured.mark) {
-            log::error!("disk {}: marking the journal as being on NVM again failed: {error}", self.name());
-            captured.has_failed = true;
+        match write_mark_bytes(&captured.log, captured.marks.durable()) {
+            // Storage has the last one that the region was told of.
+            Ok(()) => captured.marks.forget_next(),
+            Err(error) => {
+                log::error!("disk {}: marking the journal as being on NVM again failed: {error}", self.name());
+                captured.has_failed = true;
+            }
         }
         self.cannot_leave("writing its superblock failed");
     }
 
     /// A flush of a leaving log has ended.
-    pub(super) fn leaving_flush_done(&mut self, state: &mut State, is_last: bool, is_ok: bool, plan: &mut Plan) {
+    pub(super) fn leaving_flush_done(&mut self, state: &mut State, is_last: bool, is_ok: bool, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         match (is_last, is_ok) {
-            (false, _) => self.leaving_flushed(captured, is_ok, plan),
+            (false, _) => self.leaving_flushed(captured, is_ok, steps),
             (true, false) => self.mark_again(captured),
-            (true, true) => self.left_region(state, plan),
+            (true, true) => self.left_region(state, steps),
         }
     }
 
-    pub(super) fn leaving_superblock_written(&mut self, state: &mut State, is_ok: bool, plan: &mut Plan) {
+    pub(super) fn leaving_superblock_written(&mut self, state: &mut State, is_ok: bool, steps: &mut Steps) {
         if let State::Held(captured) = state {
-            self.leaving_superblock_done(captured, is_ok, plan);
+            self.leaving_superblock_done(captured, is_ok, steps);
         }
     }
 
     /// Storage says, durably, that the log is there.
-    fn left_region(&mut self, state: &mut State, plan: &mut Plan) {
+    fn left_region(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
         debug_assert!(captured.journal.is_empty(), "a region that still holds blocks is not given back");
-        self.journals.is_on_storage(captured.log.index, Some(captured.stream.cursor().sequence));
+        steps.push(Side::Home, Step::OnStorage { from: captured.stream.cursor().sequence });
         self.left.has_failed = false;
-        let writes = self.write_open_end(&captured, &Errand::LeavingRest, plan);
+        let writes = self.write_open_end(&captured, &Errand::LeavingRest, steps);
         self.leaving = Some(Leaving::Rest(writes));
         self.early.forget();
         self.settled.clear();
-        self.nvm.counters.add_journal(&captured.journal.counters());
-        let Captured { journal, log, .. } = *captured;
-        match journal.give_back() {
-            Ok(medium) => *state = State::Idle(medium),
-            Err(error) => log::error!("disk {}: giving the NVM region back failed: {error}", self.name()),
-        }
+        let log = Arc::clone(&captured.log);
+        self.give_back(*captured, state);
         // A guest that closes its log meanwhile closes one that is on storage.
         if let Some(closing) = self.closing.take() {
-            let request = closing.waiting.request;
-            if let Some(log) = self.journals.log(log.index) {
-                let block = segments::gather(&closing.waiting.slices);
-                self.superblock_write(state, &log, closing.waiting, block, plan);
+            self.write_for(closing.request, (closing.offset, closing.block), Errand::PassedOn, steps);
+            steps.release(closing.request, Status::Ok);
+            // What somebody else has written over it is a part of the disk, and the log is as that says.
+            if closing.foreign.is_none() {
+                log.set_closed();
+                steps.push(Side::Home, Step::Closed);
             }
-            plan.release(request, Status::Ok);
         }
-        self.end_rest(plan);
+        self.end_rest(steps);
     }
 
     /// What came while the log left is in its place.
-    pub(super) fn leaving_rest_done(&mut self, is_ok: bool, plan: &mut Plan) {
+    pub(super) fn leaving_rest_done(&mut self, is_ok: bool, steps: &mut Steps) {
         self.left.has_failed |= !is_ok;
         if let Some(Leaving::Rest(left)) = &mut self.leaving {
             *left -= 1;
-            self.end_rest(plan);
+            self.end_rest(steps);
         }
     }
 
-    fn end_rest(&mut self, plan: &mut Plan) {
+    fn end_rest(&mut self, steps: &mut Steps) {
         if matches!(self.leaving, Some(Leaving::Rest(0))) {
             let status = if self.left.has_failed { Status::IoError } else { Status::Ok };
-            self.held.drain(..).for_each(|request| plan.release(request, status));
+            self.held.drain(..).for_each(|request| steps.release(request, status));
             self.leaving = None;
         }
-    }
-
-    /// Whether a log of this disk goes to its own place on storage, though the disk has a region.
-    pub(super) fn is_stored(&self, log: &crate::log::Log) -> bool {
-        log.placement == PlacementKind::Storage && !log.place.is_external && log.home_disk == self.disk
     }
 }

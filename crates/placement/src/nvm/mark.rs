@@ -3,24 +3,22 @@
 //! While a region has a log, the journal superblock on storage is the mark, and the region knows its checksum. Blocks leave the
 //! region when they are durable at home; an image that was copied before does not have them. So the mark is written anew,
 //! with the next count, before blocks leave: with the flush of every slice of a checkpoint and of every transaction whose appends go
-//! home, and otherwise when the last one is older than [`AGE`].
+//! home, and otherwise, with a flush that comes anyway, when the last one is older than [`super::NvmOptions::mark_age`].
 //!
 //! Storage has even counts only. First the region is told an odd one, which says that storage has the count before it or the one after;
 //! then storage is written and flushed; then the region is told of that, and only then do blocks leave. So a crash at any
 //! point leaves two that belong together, and two of different moments never seem to.
 
 use super::captured::Captured;
-use super::route::NvmRoute;
+use super::keeper::Work;
 use crate::mark::{MarkKind, marked};
-use crate::opening::{is_alone_in_its_page, write_mark_bytes, write_mark_unflushed};
+use crate::opening::{is_alone_in_its_page, write_mark_unflushed};
 use crate::stored::{Says, Stored};
 use jbd2::SUPERBLOCK_BYTES;
 use journal_area::Opening;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How old a mark may be when blocks leave the region that the guest wrote home itself.
-const AGE: Duration = Duration::from_secs(1);
 /// How many counts lie between the marks of two copies that are still told apart by which is the older. Further apart they are
 /// of two openings, and refused as such.
 const DISTANCE_MAX: u64 = 1 << 15;
@@ -119,69 +117,229 @@ pub(super) fn is_on_nvm(superblock: &[u8]) -> bool {
     opening_of(superblock).is_some()
 }
 
-impl NvmRoute {
+/// The marks of an open log: the one that storage has durably, and the one that comes after it.
+///
+/// Each time that a mark is written has a number. A flush makes durable what was written when it began; one that fails makes doubtful
+/// all that was written until it ended, and a later flush says nothing of that.
+#[derive(Debug)]
+pub(super) struct Marks {
+    durable: Mark,
+    /// Written, and the region was not told yet.
+    next: Option<Mark>,
+    /// Number of the last time that one was written, …
+    written: u64,
+    /// … of the last that is known to be durable, …
+    told: u64,
+    /// … and of the last that a failed flush may have lost.
+    lost: u64,
+    /// When the last one became durable.
+    at: Instant,
+}
+
+/// What has to be written so that the next flush makes a new mark durable.
+#[derive(Debug)]
+enum ToWrite {
+    /// It is written already, under this number.
+    Nothing(u64),
+    /// The same once more: a failed flush may have lost it.
+    Again(Box<Mark>),
+    /// The one after the durable one.
+    Next,
+}
+
+impl Marks {
+    pub fn new(durable: Mark) -> Self {
+        Marks { durable, next: None, written: 0, told: 0, lost: 0, at: Instant::now() }
+    }
+
+    /// What storage has, or had before the next one.
+    pub fn durable(&self) -> &Mark {
+        &self.durable
+    }
+
+    fn to_write(&self) -> ToWrite {
+        match self.next {
+            Some(_) if self.written > self.lost => ToWrite::Nothing(self.written),
+            Some(mark) => ToWrite::Again(Box::new(mark)),
+            None => ToWrite::Next,
+        }
+    }
+
+    /// Gives the number of that.
+    fn was_written(&mut self, mark: Mark) -> u64 {
+        self.next = Some(mark);
+        self.written += 1;
+        self.written
+    }
+
+    /// Storage has the durable one, whatever was written since.
+    pub fn forget_next(&mut self) {
+        self.next = None;
+        self.told = self.written;
+    }
+
+    /// A flush has failed.
+    pub fn flush_failed(&mut self) {
+        self.lost = self.written;
+    }
+
+    /// Whether what was written under this number may not be on storage, whatever a flush says.
+    pub fn is_lost(&self, number: u64) -> bool {
+        number > self.told && number <= self.lost
+    }
+
+    /// The mark with this number is durable. Gives it, unless that was known.
+    fn became_durable(&mut self, number: u64) -> Option<Mark> {
+        if number <= self.told {
+            return None;
+        }
+        self.told = number;
+        self.durable = self.next.take()?;
+        self.at = Instant::now();
+        Some(self.durable)
+    }
+}
+
+impl Work {
     /// Whether the superblock on storage is the mark, and stays so.
     fn has_mark(&self) -> bool {
         self.leaving.is_none() && self.closing.as_ref().is_none_or(|closing| !closing.is_on_its_way)
     }
 
-    /// Writes the next mark, which the next flush makes durable.
-    pub(super) fn begin_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
-        if !self.has_mark() || captured.next_mark.is_some() || !is_alone_in_its_page(&captured.log) {
-            return Ok(());
+    /// Sees to it that the next mark is written, which the next flush makes durable. Gives the number of that for [`Self::end_mark`].
+    pub(super) fn begin_mark(&mut self, captured: &mut Captured) -> io::Result<u64> {
+        if !self.has_mark() || !is_alone_in_its_page(&captured.log) {
+            return Ok(captured.marks.told);
         }
-        self.expect_mark(captured)?;
-        let mark = next(&captured.mark)?;
+        let mark = match captured.marks.to_write() {
+            ToWrite::Nothing(number) => return Ok(number),
+            ToWrite::Again(mark) => *mark,
+            ToWrite::Next => {
+                self.expect_mark(captured)?;
+                next(&captured.marks.durable)?
+            }
+        };
         // Where this fails, storage may have it all the same: the region knows that.
         write_mark_unflushed(&captured.log, &mark)?;
-        captured.next_mark = Some(mark);
-        Ok(())
+        Ok(captured.marks.was_written(mark))
     }
 
     /// The region is told that storage has this mark or the next.
     fn expect_mark(&self, captured: &mut Captured) -> io::Result<()> {
-        captured.owner.mark_checksum = checksum(&counted_on(&captured.mark, 1)?);
+        captured.owner.mark_checksum = checksum(&counted_on(&captured.marks.durable, 1)?);
         captured.journal.set_owner(&captured.owner).map_err(io::Error::other)
     }
 
-    /// A flush has ended that was begun after the next mark was written: the region is told.
-    pub(super) fn end_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
+    /// A flush has ended that was begun after the mark with this number was written: the region is told.
+    ///
+    /// # Errors
+    /// When that fails, or another flush has failed meanwhile: nothing may leave the region.
+    pub(super) fn end_mark(&mut self, captured: &mut Captured, number: u64) -> io::Result<()> {
         if !self.has_mark() {
             return Ok(());
         }
-        let Some(mark) = captured.next_mark.take() else { return Ok(()) };
-        captured.owner.mark_checksum = checksum(&mark);
-        captured.mark = mark;
-        captured.marked = Instant::now();
-        captured.journal.set_owner(&captured.owner)?;
+        if captured.marks.is_lost(number) {
+            return Err(io::Error::other("a flush has failed, and the mark of the NVM region may not be on storage"));
+        }
+        if let Some(mark) = captured.marks.became_durable(number) {
+            captured.owner.mark_checksum = checksum(&mark);
+            captured.journal.set_owner(&captured.owner)?;
+        }
         Ok(())
     }
 
-    /// Both at once, where the last one is too old.
+    /// Whether the last mark is too old for blocks to leave the region under it.
+    pub(super) fn is_mark_old(&self, captured: &Captured) -> bool {
+        captured.marks.at.elapsed() >= self.nvm.options.mark_age && !captured.journal.is_empty() && self.has_mark()
+    }
+
+    /// Begins the next mark where the last one is too old. Gives a number for [`Self::end_mark`].
+    pub(super) fn begin_old_mark(&mut self, captured: &mut Captured) -> io::Result<u64> {
+        if self.is_mark_old(captured) { self.begin_mark(captured) } else { Ok(captured.marks.told) }
+    }
+
+    /// Both at once, where the last one is too old and somebody mounts: that is rare.
     pub(super) fn renew_old_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let is_young = captured.marked.elapsed() < AGE;
-        if is_young || !self.has_mark() || captured.journal.is_empty() || !is_alone_in_its_page(&captured.log) {
+        if !self.is_mark_old(captured) {
             return Ok(());
         }
-        let mark = match captured.next_mark {
-            Some(mark) => mark,
-            None => {
-                self.expect_mark(captured)?;
-                next(&captured.mark)?
-            }
-        };
-        write_mark_bytes(&captured.log, &mark)?;
-        captured.next_mark = Some(mark);
-        self.end_mark(captured)
+        let number = self.begin_mark(captured)?;
+        if let Err(error) = captured.log.journal.file.sync_data() {
+            captured.marks.flush_failed();
+            return Err(error);
+        }
+        self.end_mark(captured, number)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DISTANCE_MAX, Mark, Standing, checksum, counted_on, next, opening_of, standing, with_opening};
+    use super::with_opening;
+    use super::{DISTANCE_MAX, Mark, Marks, Standing, ToWrite, checksum, counted_on, next, opening_of, standing};
     use jbd2::SuperblockEdit;
     use jbd2::build::SuperblockBuilder;
     use journal_area::Opening;
+
+    /// Storage with a cache: a flush that fails loses what was not on the medium yet, and says so once.
+    struct Storage {
+        cached: Mark,
+        is_dirty: bool,
+        medium: Mark,
+    }
+
+    #[test]
+    fn the_region_is_told_of_no_mark_that_storage_may_not_have() {
+        for seed in 0..300 {
+            let mut random = seeded_random::Random::new(seed);
+            let first = super::first(&SuperblockBuilder::default().build()).expect("a superblock");
+            let mut marks = Marks::new(first);
+            let mut storage = Storage { cached: first, is_dirty: false, medium: first };
+            // Flushes that are under way, with the number that each was begun with.
+            let mut flushes: Vec<u64> = Vec::new();
+            let mut writes_since_told = 0;
+            for _ in 0..200 {
+                if random.below(2) == 0 && flushes.len() < 4 {
+                    let mark = match marks.to_write() {
+                        ToWrite::Nothing(number) => {
+                            flushes.push(number);
+                            continue;
+                        }
+                        ToWrite::Again(mark) => *mark,
+                        ToWrite::Next => next(marks.durable()).expect("a superblock"),
+                    };
+                    (storage.cached, storage.is_dirty) = (mark, true);
+                    writes_since_told += 1;
+                    flushes.push(marks.was_written(mark));
+                } else if !flushes.is_empty() {
+                    let number = flushes.swap_remove(random.below(flushes.len() as u64) as usize);
+                    let has_failed = random.below(8) == 0;
+                    if has_failed {
+                        storage.is_dirty = false;
+                        marks.flush_failed();
+                        writes_since_told = 0;
+                        continue;
+                    }
+                    // It need not cover what was written since it began.
+                    let covers = number == marks.written || random.below(2) == 0;
+                    if covers && std::mem::replace(&mut storage.is_dirty, false) {
+                        storage.medium = storage.cached;
+                    }
+                    if !marks.is_lost(number) && marks.became_durable(number).is_some() {
+                        writes_since_told = 0;
+                    }
+                    assert!(*marks.durable() == storage.medium || !storage.is_older(marks.durable()), "seed {seed}");
+                }
+                assert!(writes_since_told < 2, "seed {seed}: a mark is written once, but for flushes that fail");
+            }
+        }
+    }
+
+    impl Storage {
+        /// Whether the medium has a mark of before this one.
+        fn is_older(&self, mark: &Mark) -> bool {
+            standing(&self.medium, checksum(mark)) == Standing::Older
+        }
+    }
 
     #[test]
     fn a_mark_says_which_of_two_copies_is_the_older() {

@@ -13,11 +13,13 @@
 //! * A log leaves the region for storage only when storage has all that the region would have given ([`leaving`]).
 //! * A version leaves the region only when the same content is durable at home, when the guest's log no longer holds it
 //!   and what is at home is what a complete journal would leave there, or when the guest revoked or discarded it.
-//! * What is not understood is not guessed: external journals, fast commits, unknown features, a second file system on the
-//!   disk and a region that is too small have their log written to its own place (`storage`), loudly.
+//! * What is not understood is not guessed: external journals, fast commits, unknown features, a file system for which the disk has no
+//!   region left and a region that is too small have their log written to its own place (`storage`), loudly.
 //!
 //! Failure story: when the region or an append fails, the guest's log write fails, and its kernel aborts its journal; what
 //! was committed stays what recovery finds.
+//!
+//! The keeper of such a log is in [`keeper`]: one a log, with a region of its own.
 
 mod captured;
 mod checkpoint;
@@ -26,26 +28,25 @@ mod early;
 mod foreign;
 mod home;
 mod inflight;
+mod keeper;
 mod leaving;
 mod log_stream;
 mod mark;
 mod recover;
 mod report;
-mod route;
 mod superblock;
 mod view;
 
+pub(crate) use keeper::InRegion;
 #[cfg(test)]
 pub(crate) use mark::checksum as mark_checksum;
 pub use mark::is_mark;
 pub(crate) use mark::{Standing, standing};
 pub use recover::{NvmFinished, recover_image};
 pub use report::NvmReport;
-pub use route::NvmRoute;
 
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
-use block_route::LogIndex;
 use captured::Captured;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};
@@ -53,13 +54,13 @@ use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use write_log::LoggedFile;
 
 /// A region, whichever memory it is in.
-pub(crate) type Region = Box<dyn Medium>;
+pub type Region = Box<dyn Medium>;
 
 /// How a disk uses a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub struct NvmOptions {
     pub path: PathBuf,
     /// Which part of it.
     pub region: RegionChoice,
+    /// Other parts of it, for more file systems of the disk: a region is one journal's.
+    pub more_regions: Vec<RegionChoice>,
     /// A file that does not exist is made this large, in bytes.
     pub create_bytes: u64,
     /// Slower memory than there is.
@@ -85,6 +88,8 @@ pub struct NvmOptions {
     pub early_batch_bytes: u64,
     /// Everything goes home after this time at the latest.
     pub checkpoint_interval: Duration,
+    /// How old the mark on storage may be when blocks leave the region that the guest wrote home itself.
+    pub mark_age: Duration,
     /// From when the region is filled so far on, in percent, …
     pub early_fill_percent: u32,
     /// … runs of at least so many bytes go home (0: nothing does before three fourths, as in the paper).
@@ -102,6 +107,7 @@ impl NvmOptions {
         NvmOptions {
             path: path.into(),
             region: RegionChoice::default(),
+            more_regions: Vec::new(),
             create_bytes: 128 << 20,
             delay: None,
             byte_level: true,
@@ -110,6 +116,7 @@ impl NvmOptions {
             append_home_bytes_min: 1 << 20,
             early_batch_bytes: 256 << 10,
             checkpoint_interval: Duration::from_secs(300),
+            mark_age: Duration::from_secs(1),
             early_fill_percent: 50,
             early_run_bytes: 64 << 10,
             checkpoint_slices: 4,
@@ -117,10 +124,17 @@ impl NvmOptions {
         }
     }
 
-    fn open_options(&self) -> OpenOptions {
+    /// Its regions, as they are given.
+    fn shown_regions(&self) -> String {
+        let indices: Vec<String> =
+            [self.region].iter().chain(&self.more_regions).map(|choice| choice.index.to_string()).collect();
+        format!("{}/{}", indices.join("+"), self.region.count)
+    }
+
+    fn open_options(&self, region: RegionChoice) -> OpenOptions {
         OpenOptions {
             path: self.path.clone(),
-            region: self.region,
+            region,
             create_bytes: Some(self.create_bytes),
             delay: self.delay,
             stores: None,
@@ -153,15 +167,22 @@ impl Journals {
     }
 }
 
-/// One disk's region.
+/// A region that a log of the disk can have.
+struct Slot {
+    /// Where it begins in its file, in bytes.
+    offset: u64,
+    state: Mutex<State>,
+}
+
+/// One disk's regions: each is one log's.
 pub struct NvmDisk {
-    /// How it is used.
+    /// How they are used.
     pub options: NvmOptions,
     durability: Durability,
-    region_offset: u64,
-    state: Mutex<State>,
+    slots: Vec<Slot>,
     counters: NvmCounters,
-    checkpoint_due: AtomicBool,
+    /// How often everything was asked to go home.
+    checkpoints_asked: AtomicU64,
     /// Two keys for what is known to be at home.
     keys: [RandomState; 2],
 }
@@ -183,24 +204,44 @@ pub(crate) fn region_error(path: &std::path::Path) -> impl FnOnce(nvm_journal::E
 }
 
 impl NvmDisk {
-    /// Opens and locks a disk's region, and says what it survives.
+    /// Opens and locks a disk's regions, and says what they survive.
     ///
     /// # Errors
-    /// [`Error::Refused`] when it is in use, damaged or no region.
+    /// [`Error::Refused`] when one is in use, damaged or no region.
     pub fn open(options: NvmOptions) -> Result<Self, Error> {
-        let file = MediumFile::open(options.open_options()).map_err(region_error(&options.path))?;
+        let (region_offset, medium) = Self::open_region(&options, options.region)?;
+        let more = options.more_regions.iter().map(|choice| Self::open_region(&options, *choice));
+        let more: Vec<(u64, Region)> = more.collect::<Result<_, _>>()?;
+        let mut disk = Self::with_medium(options, region_offset, medium)?;
+        for (offset, medium) in more {
+            disk.add_region(offset, medium)?;
+        }
+        Ok(disk)
+    }
+
+    fn open_region(options: &NvmOptions, choice: RegionChoice) -> Result<(u64, Region), Error> {
+        let file = MediumFile::open(options.open_options(choice)).map_err(region_error(&options.path))?;
         let region_offset = file.offset();
         let medium = file.map().map_err(region_error(&options.path))?;
         log::info!(
-            "{}, region {}: {} MiB, {} ({}), stores by {}",
+            "{}, region {choice}: {} MiB, {} ({}), stores by {}",
             options.path.display(),
-            options.region,
             medium.len() >> 20,
             medium.durability().name(),
             medium.durability().sentence(),
             medium.store_kind().name()
         );
-        Self::with_medium(options, region_offset, Box::new(medium))
+        Ok((region_offset, Box::new(medium)))
+    }
+
+    /// One more region, for one more log.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it is damaged.
+    pub fn add_region(&mut self, region_offset: u64, medium: Region) -> Result<(), Error> {
+        Found::read(medium.bytes()).map_err(region_error(&self.options.path))?;
+        self.slots.push(Slot { offset: region_offset, state: Mutex::new(State::Idle(medium)) });
+        Ok(())
     }
 
     /// The same with a medium of the caller's, for simulations.
@@ -212,10 +253,9 @@ impl NvmDisk {
         Ok(NvmDisk {
             durability: medium.durability(),
             options,
-            region_offset,
-            state: Mutex::new(State::Idle(medium)),
+            slots: vec![Slot { offset: region_offset, state: Mutex::new(State::Idle(medium)) }],
             counters: NvmCounters::default(),
-            checkpoint_due: AtomicBool::new(false),
+            checkpoints_asked: AtomicU64::new(0),
             keys: [RandomState::new(), RandomState::new()],
         })
     }
@@ -225,8 +265,35 @@ impl NvmDisk {
         self.durability
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic under this lock")
+    fn lock(&self, slot: usize) -> MutexGuard<'_, State> {
+        self.slots[slot].state.lock().expect("no panic under this lock")
+    }
+
+    fn states(&self) -> impl Iterator<Item = MutexGuard<'_, State>> {
+        (0..self.slots.len()).map(|slot| self.lock(slot))
+    }
+
+    /// A region that is nobody's and has room for such a log.
+    ///
+    /// # Errors
+    /// A sentence when there is none.
+    fn free_slot(&self, log_blocks: u32, block_bytes: u32) -> Result<usize, String> {
+        let mut why = "every region of the disk has failed".to_owned();
+        for (index, slot) in self.slots.iter().enumerate() {
+            match &*self.lock(index) {
+                State::Idle(medium) => match superblock::check_room(medium, slot.offset, log_blocks, block_bytes) {
+                    Ok(()) => return Ok(index),
+                    Err(reason) => why = reason,
+                },
+                State::Held(_) => {
+                    why = "every region of the disk has another file system's; give it one for each (nvm-region=0+1/2 and so \
+                           on, and a larger nvm-size)"
+                        .to_owned();
+                }
+                State::Failed => {}
+            }
+        }
+        Err(why)
     }
 
     fn journal_options(&self) -> JournalOptions {
@@ -238,15 +305,15 @@ impl NvmDisk {
     /// # Errors
     /// [`Error::Refused`] when the region holds blocks of something else, or is damaged.
     pub fn finish_earlier(&self, image: &Image) -> Result<Option<NvmFinished>, Error> {
-        match &mut *self.lock() {
-            State::Idle(medium) => {
-                let home = recover::unlogged(image)?;
-                match recover::recover_medium(medium, &self.options.path, &home)? {
-                    None => recover::refuse_without_region(&self.options.path, &home),
-                    finished => Ok(finished),
-                }
-            }
-            State::Held(_) | State::Failed => Ok(None),
+        let mut result = None;
+        for mut state in self.states() {
+            let State::Idle(medium) = &mut *state else { return Ok(None) };
+            let finished = recover::recover_medium(medium, &self.options.path, &recover::unlogged(image)?)?;
+            result = finished.or(result);
+        }
+        match result {
+            None => recover::refuse_without_region(&self.options.path, &recover::unlogged(image)?),
+            finished => Ok(finished),
         }
     }
 
@@ -255,45 +322,45 @@ impl NvmDisk {
     /// # Errors
     /// [`Error::Refused`] with a sentence when it has not.
     pub fn check_room(&self, log_blocks: u32, block_bytes: u32) -> Result<(), Error> {
-        let State::Idle(medium) = &*self.lock() else { return Ok(()) };
-        superblock::check_room(medium, self.region_offset, log_blocks, block_bytes)
-            .map_err(|reason| Error::Refused(format!("{}: {reason}", self.options.path.display())))
+        for (index, slot) in self.slots.iter().enumerate() {
+            let State::Idle(medium) = &*self.lock(index) else { continue };
+            superblock::check_room(medium, slot.offset, log_blocks, block_bytes)
+                .map_err(|reason| Error::Refused(format!("{}: {reason}", self.options.path.display())))?;
+        }
+        Ok(())
     }
 
-    /// Brings home what the region holds for a log whose guest is gone. Nothing when it holds none of this log's.
+    /// Brings home what a region holds for a log whose guest is gone: the one that it has, or whichever is nobody's. Nothing when
+    /// that holds nothing.
     ///
     /// # Errors
     /// When writing fails: the region is as it was, and this can be called again.
-    pub(crate) fn recover(&self, log: LogIndex, home: &LoggedFile) -> Result<Option<Report>, Error> {
-        let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Failed) {
-            State::Held(captured) if captured.log.index == log => {
-                self.counters.add_journal(&captured.journal.counters());
-                *state = State::Idle(captured.journal.into_medium());
+    fn recover(&self, slot: Option<usize>, home: &LoggedFile) -> Result<Option<Report>, Error> {
+        let mut result = None;
+        for index in (0..self.slots.len()).filter(|index| slot.is_none_or(|slot| slot == *index)) {
+            let mut state = self.lock(index);
+            match std::mem::replace(&mut *state, State::Failed) {
+                State::Held(captured) if slot.is_some() => {
+                    self.counters.add_journal(&captured.journal.counters());
+                    *state = State::Idle(captured.journal.into_medium());
+                }
+                other => *state = other,
             }
-            other => *state = other,
+            let State::Idle(medium) = &mut *state else { continue };
+            let finished = recover::recover_medium(medium, &self.options.path, home)?;
+            result = finished.map(|finished| finished.recovery).or(result);
         }
-        let State::Idle(medium) = &mut *state else { return Ok(None) };
-        let finished = recover::recover_medium(medium, &self.options.path, home)?;
-        Ok(finished.map(|finished| finished.recovery))
+        Ok(result)
     }
 
-    /// How many blocks the region holds of a log that is open; nothing when it does not hold that log.
-    pub(crate) fn blocks_of(&self, log: LogIndex) -> Option<u64> {
-        match &*self.lock() {
-            State::Held(captured) if captured.log.index == log => Some(captured.journal.len() as u64),
-            _ => None,
-        }
-    }
-
-    /// Has everything in the region go home soon.
+    /// Has everything in the regions go home soon.
     pub fn request_checkpoint(&self) {
-        self.checkpoint_due.store(true, Ordering::Release);
+        self.checkpoints_asked.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether that was asked for since it was last taken.
-    fn take_checkpoint_due(&self) -> bool {
-        self.checkpoint_due.swap(false, Ordering::AcqRel)
+    /// How often that was asked for.
+    fn checkpoints_asked(&self) -> u64 {
+        self.checkpoints_asked.load(Ordering::Acquire)
     }
 
     /// What a block's content is known by once it is at home: 128 bits under keys that no guest knows.
@@ -303,12 +370,12 @@ impl NvmDisk {
 
     /// What was done with the region, for a report.
     pub fn report(&self) -> NvmReport {
-        let state = self.lock();
-        let live = match &*state {
+        let live = |state: MutexGuard<'_, State>| match &*state {
             State::Held(captured) => Some(captured.journal.counters()),
             State::Idle(_) | State::Failed => None,
         };
-        self.counters.report(self, live)
+        let live: Vec<_> = self.states().filter_map(live).collect();
+        self.counters.report(self, &live)
     }
 
     /// What must hold between requests, for tests.
@@ -316,15 +383,15 @@ impl NvmDisk {
     /// # Errors
     /// A sentence about what does not.
     pub fn check(&self) -> Result<(), String> {
-        match &*self.lock() {
+        self.states().try_for_each(|state| match &*state {
             State::Held(captured) => captured.check(),
             State::Idle(_) | State::Failed => Ok(()),
-        }
+        })
     }
 
-    /// Looks at the region's bytes, for simulations that crash it.
+    /// Looks at the first region's bytes, for simulations that crash it.
     pub fn look_at_region<T>(&self, look: impl FnOnce(&dyn Medium) -> T) -> Option<T> {
-        match &*self.lock() {
+        match &*self.lock(0) {
             State::Idle(medium) => Some(look(medium)),
             State::Held(captured) => Some(look(captured.journal.medium())),
             State::Failed => None,

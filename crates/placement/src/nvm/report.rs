@@ -100,13 +100,13 @@ impl NvmCounters {
         }
     }
 
-    pub fn report(&self, disk: &NvmDisk, live: Option<JournalCounters>) -> NvmReport {
+    pub fn report(&self, disk: &NvmDisk, live: &[JournalCounters]) -> NvmReport {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let live = values(&live.unwrap_or_default());
-        let sum = |index: usize| load(&self.closed[index]) + live[index];
+        let live: Vec<_> = live.iter().map(values).collect();
+        let sum = |index: usize| load(&self.closed[index]) + live.iter().map(|values| values[index]).sum::<u64>();
         NvmReport {
             path: disk.options.path.display().to_string(),
-            region: disk.options.region.to_string(),
+            region: disk.options.shown_regions(),
             durability: disk.durability().name(),
             bytes_to_nvm: sum(0),
             delta_bytes: sum(1),

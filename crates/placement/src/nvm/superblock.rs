@@ -2,15 +2,16 @@
 
 use super::captured::Captured;
 use super::foreign::Foreign;
+use super::keeper::{Errand, Work};
 use super::log_stream::{LogStream, Tail, TailMove};
-use super::mark;
-use super::route::{Errand, NvmRoute, Waiting};
+use super::mark::{self, Marks};
+use super::report::NvmCounters;
 use super::{Region, State};
 use crate::foreign::is_brought;
-use crate::keeper::{Steps, SuperblockBlock};
+use crate::keeper::{Side, Step, Steps, SuperblockBlock, SuperblockWritten};
 use crate::log::Log;
 use crate::opening::write_mark_bytes;
-use block_route::{Operation, Plan, Status};
+use block_route::{RequestId, Status};
 use extfs::Allocation;
 use jbd2::{Format, Superblock};
 use nvm_journal::{ATTACHMENT_BYTES, Journal, Owner};
@@ -26,7 +27,10 @@ const PASSING_FIELDS: [(usize, usize); 3] = [(0x18, 8), (0x58, 4), (0xfc, 4)];
 /// A log that is being closed: its superblock waits until everything is home.
 #[derive(Debug)]
 pub(super) struct Closing {
-    pub waiting: Waiting,
+    pub request: RequestId,
+    /// What it writes, and where: a byte of the disk.
+    pub offset: u64,
+    pub block: Vec<u8>,
     /// The write has been given to the disk.
     pub is_on_its_way: bool,
     /// Not a kernel ends it, but somebody who writes over it ([`super::foreign`]).
@@ -50,107 +54,93 @@ pub(super) fn check_room(medium: &Region, offset: u64, log_blocks: u32, block_by
     Ok(())
 }
 
-/// What a superblock of a log that is not open says.
-enum Opening {
-    Open(Superblock, Format),
-    /// The log stays closed, or is kept on storage: why, if it is worth saying.
-    Storage(Option<String>),
-}
-
-fn judge(log: &Log, block: &[u8]) -> Opening {
-    let Ok(superblock) = Superblock::decode(block) else { return Opening::Storage(None) };
-    if superblock.is_empty() {
-        return Opening::Storage(None);
-    }
-    let no = |reason: String| Opening::Storage(Some(reason));
+/// How a log can be read that a superblock opens. A sentence when it cannot be taken.
+fn judge(log: &Log, superblock: &Superblock) -> Result<Format, String> {
     let format = match superblock.format() {
         Ok(format) if format.fast_commit => {
-            return no("it may hold fast commits, which only the guest's own kernel can replay".to_owned());
+            return Err("it may hold fast commits, which only the guest's own kernel can replay".to_owned());
         }
         Ok(format) => format,
-        Err(error) => return no(error.to_string()),
+        Err(error) => return Err(error.to_string()),
     };
     let place = &log.place;
     if superblock.block_size != place.block_bytes
         || superblock.maxlen > place.log_blocks
         || !format.contains(superblock.start)
     {
-        return no("its superblock says sizes that it cannot have where it is".to_owned());
+        return Err("its superblock says sizes that it cannot have where it is".to_owned());
     }
-    Opening::Open(superblock, format)
+    Ok(format)
 }
 
-impl NvmRoute {
-    /// The guest writes the journal's superblock, which is `block` then.
-    pub(super) fn superblock_write(
+impl Work {
+    /// The guest writes the journal's superblock.
+    pub(super) fn superblock_written(
         &mut self,
         state: &mut State,
-        log: &Arc<Log>,
-        waiting: Waiting,
-        block: Vec<u8>,
-        plan: &mut Plan,
-    ) {
-        // What the guest wrote into the log before counts before.
-        self.advance(state, plan);
-        if self.is_stored(log) {
-            // A log on storage wants nothing done.
-            let superblock = SuperblockBlock { content: &block, request: waiting.request };
-            match self.journals.superblock_written(log, superblock, &mut Steps::default()) {
-                Ok(true) => self.pass_on(&waiting, plan),
-                // It says that the log begins earlier than what is on storage.
-                Ok(false) => {}
-                Err(error) => {
-                    log::error!("disk {}: {error}", self.name());
-                    plan.fail(waiting.request);
-                }
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        let (request, block) = (block.request, block.content);
+        let open = Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty());
+        let State::Held(captured) = state else { return self.open_superblock(log, open, block) };
+        let is_another = open.as_ref().is_some_and(|open| Self::is_another(captured, open));
+        match open {
+            Some(open) if !is_another => self.goes_on(captured, &open, block, request, steps)?,
+            _ if self.closing.is_some() => {
+                return Err(io::Error::other("the journal on NVM is being closed already"));
             }
-            return;
-        }
-        if let State::Held(captured) = state
-            && captured.log.index == log.index
-        {
-            match Superblock::decode(&block) {
-                Ok(superblock) if !superblock.is_empty() => {
-                    if Self::is_another(captured, &superblock) {
-                        self.written_over(state, waiting, Foreign::Superblock(block), plan);
-                    } else if let Err(error) = self.goes_on(captured, &superblock, &block) {
-                        log::error!("disk {}: {error}", self.name());
-                        plan.fail(waiting.request);
-                    }
-                }
-                _ if self.closing.is_some() => plan.fail(waiting.request),
-                _ => {
-                    plan.hold(waiting.request);
-                    self.closing = Some(Closing { waiting, is_on_its_way: false, foreign: None });
-                    self.close_instead_of_leaving();
-                    self.drive(state, plan);
-                }
-            }
-            return;
-        }
-        match self.open(state, log, &block) {
-            Ok(true) => {}
-            Ok(false) => {
-                let is_open = Superblock::decode(&block).is_ok_and(|superblock| !superblock.is_empty());
-                if is_open {
-                    log.set_open();
+            open => {
+                let write = (log.place_of(0)?, block.to_vec());
+                if open.is_some() {
+                    self.written_over(captured, request, write, Foreign::Superblock);
                 } else {
-                    log.set_closed();
+                    let (offset, block) = write;
+                    self.closing = Some(Closing { request, offset, block, is_on_its_way: false, foreign: None });
+                    self.close_instead_of_leaving();
                 }
-                self.pass_on(&waiting, plan);
-                if !is_open {
-                    self.journals.follow_wish(log);
-                }
+                steps.hold(request);
+                self.drive(state, steps);
             }
-            Err(error) => {
-                log::error!("disk {}: the journal cannot be taken onto NVM: {error}", self.name());
-                plan.fail(waiting.request);
+        }
+        Ok((SuperblockWritten::GoesOn, false))
+    }
+
+    /// The superblock of a log that no region has; `open` is what it says, unless that is that the log is empty.
+    fn open_superblock(
+        &mut self,
+        log: &Log,
+        open: Option<Superblock>,
+        block: &[u8],
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        match open {
+            None => {
+                if Superblock::decode(block).is_ok() {
+                    self.area.set_foreign(log.id, false);
+                }
+                Ok((SuperblockWritten::Closed, true))
+            }
+            // It is in its own place until it is next empty.
+            Some(_) if log.is_open() => Ok((SuperblockWritten::GoesOn, true)),
+            Some(open) => {
+                let is_taken = self.open(log, &open, block).map_err(|error| {
+                    io::Error::new(error.kind(), format!("the journal cannot be taken onto NVM: {error}"))
+                })?;
+                Ok((SuperblockWritten::Opened, !is_taken))
             }
         }
     }
 
     /// The log goes on: its tail may have moved.
-    fn goes_on(&mut self, captured: &mut Captured, superblock: &Superblock, block: &[u8]) -> io::Result<()> {
+    fn goes_on(
+        &mut self,
+        captured: &mut Captured,
+        superblock: &Superblock,
+        block: &[u8],
+        request: RequestId,
+        steps: &mut Steps,
+    ) -> io::Result<()> {
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
         captured.shown = None;
         captured.is_read = false;
@@ -166,11 +156,20 @@ impl NvmRoute {
             return Err(io::Error::other("the guest began its journal anew while it committed"));
         }
         // What the tail has passed is at home, and leaves the region.
-        self.renew_old_mark(captured)?;
-        let before = captured.homes.len();
         let in_flight = &self.in_flight;
-        captured.tail_moved(passed, &|block| in_flight.touches(block))?;
-        super::report::NvmCounters::add(&self.nvm.counters.blocks_dropped, (before - captured.homes.len()) as u64);
+        let is_some_passed = !captured.passed_by(passed, &|block| in_flight.touches(block)).is_empty();
+        if passed == TailMove::Anew {
+            self.renew_old_mark(captured)?;
+            self.pass(captured, passed)?;
+        } else if is_some_passed && self.is_mark_old(captured) {
+            // Not before the next mark is durable; and until they have left, the guest is not told that its tail has moved: recovery
+            // would bring them back.
+            let mark = self.begin_mark(captured)?;
+            steps.hold(request);
+            self.flush_for(Errand::TailFlush { request, passed, mark }, steps);
+        } else {
+            self.pass(captured, passed)?;
+        }
         let differs = {
             let known = &captured.owner.attachment;
             (0..ATTACHMENT_BYTES).any(|at| {
@@ -185,36 +184,57 @@ impl NvmRoute {
         Ok(())
     }
 
+    /// The guest's tail has passed what leaves the region.
+    fn pass(&mut self, captured: &mut Captured, passed: TailMove) -> Result<(), nvm_journal::Error> {
+        let before = captured.homes.len();
+        let in_flight = &self.in_flight;
+        captured.tail_moved(passed, &|block| in_flight.touches(block))?;
+        NvmCounters::add(&self.nvm.counters.blocks_dropped, (before - captured.homes.len()) as u64);
+        Ok(())
+    }
+
+    /// The same, once the mark with this number is durable.
+    pub(super) fn tail_flushed(
+        &mut self,
+        captured: &mut Captured,
+        request: RequestId,
+        (passed, mark): (TailMove, u64),
+        is_ok: bool,
+        steps: &mut Steps,
+    ) {
+        let outcome = match is_ok {
+            true => self.end_mark(captured, mark).and_then(|()| self.pass(captured, passed).map_err(io::Error::other)),
+            false => Err(io::Error::other("flushing the disk failed, so the journal's tail cannot move")),
+        };
+        if let Err(error) = &outcome {
+            log::error!("disk {}: {error}", self.name());
+        }
+        steps.release(request, if outcome.is_ok() { Status::Ok } else { Status::IoError });
+    }
+
     /// Opens a log, if it can be taken. False when its writes go to storage.
-    fn open(&mut self, state: &mut State, log: &Arc<Log>, block: &[u8]) -> io::Result<bool> {
-        let (superblock, format) = match judge(log, block) {
-            Opening::Open(superblock, format) => (superblock, format),
-            Opening::Storage(reason) => {
-                if let Some(reason) = reason {
-                    self.kept_on_storage(log, &reason);
-                }
-                if Superblock::decode(block).is_ok_and(|superblock| superblock.is_empty()) {
-                    self.written_closed.remove(&log.index);
-                }
+    fn open(&mut self, log: &Log, superblock: &Superblock, block: &[u8]) -> io::Result<bool> {
+        let format = match judge(log, superblock) {
+            Ok(format) => format,
+            Err(reason) => {
+                self.kept_on_storage(log, &reason);
                 return Ok(false);
             }
         };
-        if is_brought(log, &superblock, self.written_closed.contains(&log.index))? {
+        if is_brought(log, superblock, self.area.is_foreign(log.id))? {
             return Ok(false);
         }
         let place = &log.place;
-        let State::Idle(medium) = state else {
-            let reason = match state {
-                State::Held(_) => "the region holds another file system's of this disk",
-                _ => "the region has failed",
-            };
-            self.kept_on_storage(log, reason);
-            return Ok(false);
+        let slot = match self.nvm.free_slot(place.log_blocks, place.block_bytes) {
+            Ok(slot) => slot,
+            Err(reason) => {
+                self.kept_on_storage(log, &reason);
+                return Ok(false);
+            }
         };
-        if let Err(reason) = check_room(medium, self.nvm.region_offset, place.log_blocks, place.block_bytes) {
-            self.kept_on_storage(log, &reason);
-            return Ok(false);
-        }
+        let region_offset = self.nvm.slots[slot].offset;
+        let nvm = Arc::clone(&self.nvm);
+        let mut state = nvm.lock(slot);
         let mark = mark::first(block)?;
         let owner = Owner {
             file_system: place.file_system_uuid,
@@ -224,10 +244,10 @@ impl NvmRoute {
             mark_checksum: mark::checksum(&mark),
             attachment: *block.first_chunk().ok_or_else(|| io::Error::other("the superblock is cut short"))?,
         };
-        let State::Idle(medium) = std::mem::replace(state, State::Failed) else { return Ok(false) };
+        let State::Idle(medium) = std::mem::replace(&mut *state, State::Failed) else { return Ok(false) };
         let options = self.nvm.journal_options();
         let sequence = superblock.sequence.wrapping_sub(1);
-        let journal = Journal::claim(medium, self.nvm.region_offset, place.block_bytes, &owner, sequence, options)?;
+        let journal = Journal::claim(medium, region_offset, place.block_bytes, &owner, sequence, options)?;
         // First the region says whose it is, then storage says that the journal is elsewhere: a crash in between leaves a
         // region that owes nothing.
         if let Err(error) = write_mark_bytes(log, &mark) {
@@ -245,13 +265,11 @@ impl NvmRoute {
             journal.geometry().blocks
         );
         *state = State::Held(Box::new(Captured {
-            log: Arc::clone(log),
+            log: Arc::new(log.clone()),
             stream: LogStream::new(format, tail, copies_max),
             journal,
             owner,
-            mark,
-            next_mark: None,
-            marked: Instant::now(),
+            marks: Marks::new(mark),
             homes: HashMap::new(),
             at_home: HashMap::new(),
             allocation: Allocation::default(),
@@ -259,8 +277,9 @@ impl NvmRoute {
             is_read: false,
             has_failed: false,
         }));
+        self.slot = Some(slot);
         self.settled.clear();
-        log.set_open();
+        self.checkpointed = Instant::now();
         Ok(true)
     }
 
@@ -273,7 +292,7 @@ impl NvmRoute {
     }
 
     /// Takes a log that is being closed one step on.
-    pub(super) fn drive_closing(&mut self, state: &mut State, plan: &mut Plan) {
+    pub(super) fn drive_closing(&mut self, state: &mut State, steps: &mut Steps) {
         let Some(closing) = &self.closing else { return };
         let State::Held(captured) = state else { return };
         if closing.is_on_its_way
@@ -294,55 +313,51 @@ impl NvmRoute {
                 // Goes on when those writes have ended.
                 return;
             }
-            self.begin_checkpoint(captured, plan);
+            self.begin_checkpoint(captured, steps);
             return;
         }
         let Some(closing) = &mut self.closing else { return };
-        let request = closing.waiting.request;
+        let request = closing.request;
         closing.is_on_its_way = true;
-        let waiting = closing.waiting.clone();
+        let write = (closing.offset, closing.block.clone());
         if let Err(error) = released {
             log::error!("disk {}: the journal on NVM cannot be closed: {error}", self.name());
             self.closing = None;
-            plan.release(request, Status::IoError);
+            steps.release(request, Status::IoError);
             return;
         }
         if let Err(error) = self.put_in_place(captured) {
             log::error!("disk {}: writing what lies where the journal was failed: {error}", self.name());
             self.closing = None;
-            plan.release(request, Status::IoError);
+            steps.release(request, Status::IoError);
             return;
         }
-        let errand = Errand::Closed { rescan: waiting.rescan };
-        self.write_through(&waiting, Operation::Write, errand, plan);
-        plan.release(request, Status::Ok);
+        self.write_for(request, write, Errand::Closed, steps);
+        steps.release(request, Status::Ok);
     }
 
     /// The superblock of a closed log is on storage.
-    pub(super) fn closed(&mut self, state: &mut State, is_ok: bool) {
+    pub(super) fn closed(&mut self, state: &mut State, is_ok: bool, steps: &mut Steps) {
         let closing = self.closing.take();
         if !is_ok {
             return;
         }
         if let State::Held(captured) = std::mem::replace(state, State::Failed) {
-            captured.log.set_closed();
+            let log = Arc::clone(&captured.log);
+            log.set_closed();
             if let Some(foreign) = closing.and_then(|closing| closing.foreign) {
                 // What follows is somebody's, until the log is empty.
-                self.written_closed.insert(captured.log.index);
-                if matches!(foreign, Foreign::Superblock(_)) {
-                    captured.log.set_open();
+                self.area.set_foreign(log.id, true);
+                if matches!(foreign, Foreign::Superblock) {
+                    log.set_open();
                 }
             }
-            self.journals.follow_wish(&captured.log);
-            self.nvm.counters.add_journal(&captured.journal.counters());
             // Before the region is nobody's: a mark on storage without a region is refused by every later start.
-            if let Err(error) = captured.log.journal.file.sync_data() {
+            if let Err(error) = log.journal.file.sync_data() {
                 log::error!("disk {}: flushing the superblock of a closed journal failed: {error}", self.name());
             }
-            match captured.journal.give_back() {
-                Ok(medium) => *state = State::Idle(medium),
-                Err(error) => log::error!("disk {}: giving the NVM region back failed: {error}", self.name()),
-            }
+            self.give_back(*captured, state);
+            steps.push(Side::Home, Step::Closed);
         }
     }
 }

@@ -10,7 +10,7 @@ use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
 use placement::{
-    AreaDirectory, Change, DiskOptions, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport, NvmRoute,
+    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport,
     PlacementKind,
 };
 use std::collections::{HashMap, HashSet};
@@ -128,7 +128,7 @@ pub struct Guest {
     next_content: u64,
     images: Arc<Mutex<Vec<Vec<u8>>>>,
     nvm: Arc<NvmDisk>,
-    route: NvmRoute,
+    route: DiskRoute,
     memory: Arc<VmMemory>,
     file: std::fs::File,
     directory: tempfile::TempDir,
@@ -178,6 +178,7 @@ impl Guest {
         options.early_batch_bytes = random.below(3) * BLOCK as u64;
         options.early_run_bytes = random.below(3) * BLOCK as u64;
         options.early_fill_percent = 1;
+        options.mark_age = Duration::from_secs(random.below(2));
         options.checkpoint_slices = [4, u32::MAX][random.below(2) as usize];
         options.checkpoint_slice_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
@@ -241,7 +242,7 @@ impl Guest {
             next_content: seed << 20,
             images,
             nvm,
-            route: NvmRoute::new(journals, 0),
+            route: DiskRoute::new(journals, 0),
             memory,
             file,
             directory,

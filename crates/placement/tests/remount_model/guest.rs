@@ -7,9 +7,7 @@ use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescripto
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
-use placement::{
-    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmRoute, PlacementKind,
-};
+use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmDisk, NvmOptions, PlacementKind};
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::ops::Range;
@@ -198,7 +196,7 @@ pub struct Guest {
     memory: Arc<VmMemory>,
     table: Arc<MemoryTable>,
     journals: Arc<Journals>,
-    route: Box<dyn Route>,
+    route: DiskRoute,
     nvm: Option<Arc<NvmDisk>>,
     next_page: u32,
     next_request: u32,
@@ -254,6 +252,7 @@ impl Guest {
             options.append_home_bytes_min = if random.below(3) == 0 { 3 * 4096 } else { 0 };
             options.delayed_checkpoint = random.below(6) != 0;
             options.checkpoint_slice_bytes_min = [1024, 1 << 20][random.below(2) as usize];
+            options.mark_age = std::time::Duration::from_secs(seed % 2);
             let medium = Box::new(SimulatedMedium::new(REGION_BYTES));
             Arc::new(NvmDisk::with_medium(options, 0, medium).expect("an empty region"))
         });
@@ -273,10 +272,7 @@ impl Guest {
         let journals = Journals::new(&memory, area, options).expect("journals");
         memory.simulate_protection();
         let table = Arc::new(memory.map(vec![region]).expect("mapped"));
-        let mut route: Box<dyn Route> = match &nvm {
-            Some(_) => Box::new(NvmRoute::new(Arc::clone(&journals), 0)),
-            None => Box::new(DiskRoute::new(Arc::clone(&journals), 0)),
-        };
+        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
         route.started(Start::Fresh, &table).expect("started");
         let layout = layout(image);
         let raw = &image[layout.log_at[0]..][..layout.block_bytes];

@@ -559,8 +559,8 @@ impl Held {
                 aging.guests.remove(&key);
                 aging.flights.insert(*operation, id);
             }
-            // The area has it ask again, for its own reasons.
-            Ok(HomeVerdict::Wait) => {}
+            // The area has it ask again, for its own reasons; it never cuts a change into parts.
+            Ok(HomeVerdict::Wait | HomeVerdict::Parts(_)) => {}
             Err(_) => {
                 aging.guests.remove(&key);
                 aging.call(self, log, steps, |machine, now, view, said| {

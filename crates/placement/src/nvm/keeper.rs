@@ -1,0 +1,701 @@
+//! The keeper of a log that goes to a region of NVM: what the guest does reaches the machines of this directory, and what they want
+//! done goes out as steps.
+//!
+//! [`Work`] is what they share: what is on its way, and for what; which requests wait. The log as it is known, and the region,
+//! are [`State`], which others look at, too (reports, recovery). Everything comes from the thread of the disk, which has the log and
+//! its homes, but for what a scan or a report asks.
+//!
+//! Lock order: the work, then the region's state, then (where something is read into guest memory, or somebody brings a log along)
+//! the area's.
+
+use super::captured::{Captured, Written};
+use super::checkpoint::Checkpoint;
+use super::commit::Commit;
+use super::early::Early;
+use super::foreign::{Foreign, give_up_mark, last_written};
+use super::inflight::{InFlight, Writer};
+use super::leaving::{Leaving, Left};
+use super::log_stream::TailMove;
+use super::superblock::Closing;
+use super::{NvmDisk, State};
+use crate::disk::{Disk, DiskCounters};
+use crate::keeper::{
+    self, BlockContent, Finished, HomeChange, HomePart, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict,
+    OddVerdict, Side, Step, Steps, SuperblockBlock, SuperblockWritten, Task,
+};
+use crate::keepers::{finish_on_storage, replay};
+use crate::log::Log;
+use crate::stored::{self, Says};
+use block_route::{Buffer, RequestId, RequestKind, Status, segments};
+use guest_memory::MemorySlice;
+use jbd2::SuperblockEdit;
+use journal_area::JournalArea;
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// What an operation with a number was for.
+#[derive(Clone, Debug)]
+pub(super) enum Errand {
+    /// The guest's write to homes.
+    Through {
+        request: RequestId,
+        blocks: Range<u64>,
+        /// Blocks that it made what their latest version is.
+        same: Vec<Written>,
+        /// It holds its request beside the operation.
+        is_held: bool,
+    },
+    /// The flush of such a write, whose blocks the guest's log has left.
+    LateFlush { request: RequestId, late: Vec<u64> },
+    /// The flush after which blocks leave that the guest's tail has passed; with the number of a mark.
+    TailFlush { request: RequestId, passed: TailMove, mark: u64 },
+    /// An append of the transaction that is being committed.
+    Append,
+    /// An append of a transaction that was not complete, and of which generation.
+    EarlyAppend(u64),
+    /// The flush of its appends, and of the mark with this number.
+    CommitFlush(u64),
+    /// A run of a checkpoint.
+    Checkpoint(Vec<Written>),
+    /// Its flush, and of the mark with this number.
+    CheckpointFlush(u64),
+    /// The superblock of a log that is closed.
+    Closed,
+    /// Log blocks of a log that leaves for storage, …
+    LeavingLog,
+    /// … their flush, …
+    LeavingFlush,
+    /// … the superblock that says where the log is, …
+    LeavingSuperblock,
+    /// … its flush, …
+    LeavingLastFlush,
+    /// … and log blocks that came meanwhile.
+    LeavingRest,
+    /// Something that is the disk's from now on.
+    PassedOn,
+}
+
+impl Errand {
+    /// Whether it put something on storage, in place of making that durable.
+    fn wrote(&self) -> bool {
+        !matches!(
+            self,
+            Errand::LateFlush { .. }
+                | Errand::TailFlush { .. }
+                | Errand::CommitFlush(_)
+                | Errand::CheckpointFlush(_)
+                | Errand::LeavingFlush
+                | Errand::LeavingLastFlush
+        )
+    }
+}
+
+/// What is known of a log beside its content.
+#[derive(Debug)]
+pub(super) struct Work {
+    /// The disk with the log and its homes.
+    pub(super) home: Arc<Disk>,
+    pub(super) area: Arc<JournalArea>,
+    pub(super) nvm: Arc<NvmDisk>,
+    /// Which of the disk's regions it has.
+    pub(super) slot: Option<usize>,
+    errands: HashMap<u64, Errand>,
+    next_errand: u64,
+    pub(super) in_flight: InFlight,
+    pub(super) commit: Option<Commit>,
+    pub(super) early: Early,
+    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) checkpoint_failed: bool,
+    /// When everything was last sent home because of the options' interval.
+    pub(super) checkpointed: Instant,
+    /// How often everything was asked to go home when that was looked at last.
+    pub(super) checkpoints_asked: u64,
+    /// What a checkpoint took out of the region is not collected yet.
+    pub(super) collection_due: bool,
+    /// After which transaction long runs were looked for last.
+    pub(super) runs_looked_for: Option<u32>,
+    pub(super) closing: Option<Closing>,
+    pub(super) leaving: Option<Leaving>,
+    /// What the leaving log has written of itself.
+    pub(super) left: Left,
+    /// Why the last attempt to leave has failed; told to who asks next.
+    pub(super) leaving_failed: Option<String>,
+    /// Somebody waits until what was committed up to this transaction is home.
+    pub(super) emptying: Option<u32>,
+    /// Requests of this pass that wrote into the log.
+    pub(super) pass_requests: Vec<RequestId>,
+    /// Requests that wait until no commit is under way.
+    pub(super) held: Vec<RequestId>,
+    /// Blocks that the guest has written home as they are in the region: they leave it at the next flush.
+    pub(super) settled: Vec<Written>,
+    /// The same of flushes that are under way, with the number of a mark that they make durable.
+    flushing: HashMap<RequestId, (Vec<Written>, u64)>,
+    /// Somebody was told to wait until [`Step::Retry`].
+    pub(super) is_waited_for: bool,
+}
+
+impl Work {
+    fn new(home: Arc<Disk>, area: Arc<JournalArea>, nvm: Arc<NvmDisk>) -> Self {
+        Work {
+            home,
+            area,
+            checkpoints_asked: nvm.checkpoints_asked(),
+            nvm,
+            slot: None,
+            errands: HashMap::new(),
+            next_errand: 0,
+            in_flight: InFlight::default(),
+            commit: None,
+            early: Early::default(),
+            checkpoint: None,
+            checkpoint_failed: false,
+            checkpointed: Instant::now(),
+            collection_due: false,
+            runs_looked_for: None,
+            closing: None,
+            leaving: None,
+            left: Left::default(),
+            leaving_failed: None,
+            emptying: None,
+            pass_requests: Vec::new(),
+            held: Vec::new(),
+            settled: Vec::new(),
+            flushing: HashMap::new(),
+            is_waited_for: false,
+        }
+    }
+
+    pub(super) fn counters(&self) -> &DiskCounters {
+        &self.home.counters
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.home.options.name
+    }
+
+    /// A number for an operation, by which its end is known.
+    pub(super) fn number(&mut self, errand: Errand) -> u64 {
+        let number = self.next_errand;
+        self.next_errand += 1;
+        self.errands.insert(number, errand);
+        number
+    }
+
+    /// Writes bytes to the disk, for nobody. Gives the operation's number.
+    pub(super) fn write(&mut self, side: Side, offset: u64, bytes: Vec<u8>, errand: Errand, steps: &mut Steps) -> u64 {
+        let number = self.number(errand);
+        let content = vec![Buffer::Bytes(Arc::from(bytes))];
+        steps.push(side, Step::Write { request: None, offset, content, task: Task::Own(number) });
+        number
+    }
+
+    /// Writes a block of the log to its place, for the request that brought it.
+    pub(super) fn write_for(
+        &mut self,
+        request: RequestId,
+        (offset, block): (u64, Vec<u8>),
+        errand: Errand,
+        steps: &mut Steps,
+    ) {
+        let task = Task::Own(self.number(errand));
+        let content = vec![Buffer::Bytes(Arc::from(block))];
+        steps.push(Side::Journal, Step::Write { request: Some(request), offset, content, task });
+    }
+
+    /// Flushes the disk.
+    pub(super) fn flush_for(&mut self, errand: Errand, steps: &mut Steps) {
+        let task = Task::Own(self.number(errand));
+        steps.push(Side::Home, Step::Flush { task });
+    }
+
+    /// Takes note of what a scan has found.
+    fn refresh(&self, state: &mut State, log: &Log) {
+        let State::Held(captured) = state else { return };
+        let (known, now) = (&captured.log.place, &log.place);
+        if (known.home_blocks, known.file_system_uuid) != (now.home_blocks, now.file_system_uuid) {
+            captured.log = Arc::new(log.clone());
+        }
+    }
+
+    /// The region is nobody's any more.
+    pub(super) fn give_back(&mut self, captured: Captured, state: &mut State) {
+        self.slot = None;
+        self.nvm.counters.add_journal(&captured.journal.counters());
+        match captured.journal.give_back() {
+            Ok(medium) => *state = State::Idle(medium),
+            Err(error) => {
+                *state = State::Failed;
+                log::error!("disk {}: giving the NVM region back failed: {error}", self.name());
+            }
+        }
+    }
+
+    /// The file system was replaced while its log was open: what it had committed must never land on the new one.
+    fn file_system_is_gone(&mut self, state: &mut State, steps: &mut Steps) {
+        let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
+        log::warn!(
+            "disk {}: the file system at byte {} was replaced while {} blocks of it were on NVM only",
+            self.name(),
+            captured.log.place.home_start,
+            captured.journal.len()
+        );
+        if let Err(error) = self
+            .put_in_place(&captured)
+            .and_then(|()| give_up_mark(&captured))
+            .and_then(|()| self.bring_seen_home(&captured))
+        {
+            log::error!(
+                "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
+                self.name()
+            );
+        }
+        self.give_back(*captured, state);
+        self.forget_work(steps);
+    }
+
+    /// Another guest begins; no request and no operation of ours is under way.
+    fn begin_anew(&mut self) {
+        let slot = self.slot;
+        let (home, area, nvm) = (Arc::clone(&self.home), Arc::clone(&self.area), Arc::clone(&self.nvm));
+        let mut early = std::mem::take(&mut self.early);
+        early.begin_anew();
+        // Numbers are not used again.
+        let next_errand = self.next_errand;
+        *self = Work { slot, early, next_errand, ..Work::new(home, area, nvm) };
+    }
+
+    /// Nothing that is under way counts any more; who waits for it is told that it failed.
+    fn forget_work(&mut self, steps: &mut Steps) {
+        self.commit = None;
+        self.early.forget();
+        self.checkpoint = None;
+        self.leaving = None;
+        self.emptying = None;
+        self.settled.clear();
+        self.flushing.clear();
+        let closing = self.closing.take().filter(|closing| !closing.is_on_its_way);
+        for request in self.held.drain(..).chain(closing.map(|closing| closing.request)) {
+            steps.release(request, Status::IoError);
+        }
+        self.ask_again(steps);
+    }
+
+    /// Whoever was told to wait asks again.
+    fn ask_again(&mut self, steps: &mut Steps) {
+        if std::mem::take(&mut self.is_waited_for) {
+            steps.push(Side::Home, Step::Retry);
+        }
+    }
+
+    /// Takes everything that waits one step on.
+    pub(super) fn drive(&mut self, state: &mut State, steps: &mut Steps) {
+        if let State::Held(captured) = state {
+            self.begin_commit(captured, steps);
+            self.drive_checkpoint(captured, steps);
+        }
+        // First: if it does not leave after all, what waited for it goes on.
+        self.drive_leaving(state, steps);
+        self.advance(state, steps);
+        self.drive_space(state, steps);
+        self.drive_closing(state, steps);
+    }
+
+    /// Copies a log block until its transaction is complete.
+    fn log_write(&mut self, state: &mut State, log: &Log, block: LogBlock<'_>) -> LogVerdict {
+        let State::Held(captured) = state else {
+            if let BlockContent::Guest(slices) = block.content {
+                self.note_foreign(log, slices);
+            }
+            return LogVerdict::Store;
+        };
+        if self.closing.as_ref().is_some_and(|closing| closing.is_on_its_way) {
+            // Its place is a part of the disk again.
+            return LogVerdict::Store;
+        }
+        let content = match block.content {
+            BlockContent::Guest(slices) => segments::gather(slices),
+            BlockContent::Bytes(bytes) => bytes,
+        };
+        captured.shown = None;
+        captured.is_read = false;
+        let is_over = self.closing.is_none() && captured.stream.is_live(block.position);
+        let over = log.offset_of(block.position).filter(|_| is_over).map(|offset| (offset, content.clone()));
+        if captured.has_failed || captured.stream.write(block.position, Arc::from(content)).is_err() {
+            if !captured.has_failed {
+                log::error!("disk {}: a transaction is larger than the NVM region; make it larger", self.name());
+            }
+            return LogVerdict::Fail;
+        }
+        match over {
+            Some(over) => {
+                self.written_over(captured, block.request, over, Foreign::Live(block.position));
+                LogVerdict::Held
+            }
+            None => {
+                self.pass_requests.push(block.request);
+                LogVerdict::Kept
+            }
+        }
+    }
+
+    /// A read of a log block: whoever mounts replays what it finds there ([`Captured::show`]).
+    fn log_read(&mut self, state: &mut State, position: u32, buffer: &mut [u8]) -> io::Result<LogRead> {
+        let State::Held(captured) = state else { return Ok(LogRead::Stored) };
+        if position != 0 {
+            buffer.copy_from_slice(&captured.shown_block(self.home.file.for_reading(), position)?);
+            return Ok(LogRead::Copied);
+        }
+        if self.commit.is_some() {
+            self.is_waited_for = true;
+            return Ok(LogRead::Wait);
+        }
+        captured.show().map_err(io::Error::other)?;
+        buffer.fill(0);
+        buffer[..captured.owner.attachment.len()].copy_from_slice(&captured.owner.attachment);
+        let tail = captured.shown_tail();
+        if let Ok(mut edit) = SuperblockEdit::new(buffer) {
+            edit.start(tail.position).sequence(tail.sequence).seal();
+        }
+        Ok(LogRead::Copied)
+    }
+
+    fn errand_done(&mut self, state: &mut State, number: u64, errand: Errand, is_ok: bool, steps: &mut Steps) {
+        if errand.wrote() {
+            self.in_flight.end(number);
+            // A guest's flush asks for what the guest has written. Ours are flushed by whoever needs them on the disk.
+            if !matches!(errand, Errand::Append | Errand::EarlyAppend(_) | Errand::Checkpoint(_)) {
+                self.home.set_dirty();
+            }
+        }
+        match &errand {
+            Errand::LeavingLog => return self.leaving_log_done(state, is_ok, steps),
+            Errand::LeavingFlush => return self.leaving_flush_done(state, false, is_ok, steps),
+            Errand::LeavingSuperblock => return self.leaving_superblock_written(state, is_ok, steps),
+            Errand::LeavingLastFlush => return self.leaving_flush_done(state, true, is_ok, steps),
+            Errand::LeavingRest => return self.leaving_rest_done(is_ok, steps),
+            Errand::Closed => return self.closed(state, is_ok, steps),
+            _ => {}
+        }
+        let captured = match state {
+            State::Held(captured) => Some(&mut **captured),
+            State::Idle(_) | State::Failed => None,
+        };
+        let status = if is_ok { Status::Ok } else { Status::IoError };
+        match (errand, captured) {
+            (Errand::Through { request, blocks, same, is_held }, Some(captured)) => {
+                self.through_done(captured, (request, blocks, is_held), same, is_ok, steps);
+            }
+            (
+                Errand::Through { request, is_held: true, .. }
+                | Errand::LateFlush { request, .. }
+                | Errand::TailFlush { request, .. },
+                None,
+            ) => steps.release(request, status),
+            (Errand::LateFlush { request, late }, Some(captured)) => {
+                self.late_flushed(captured, request, late, is_ok, steps);
+            }
+            (Errand::TailFlush { request, passed, mark }, Some(captured)) => {
+                self.tail_flushed(captured, request, (passed, mark), is_ok, steps);
+            }
+            (Errand::Append, Some(captured)) => self.append_done(captured, is_ok, steps),
+            (Errand::EarlyAppend(generation), captured) => {
+                self.early_append_done(captured, generation, is_ok, steps);
+            }
+            (Errand::CommitFlush(mark), Some(captured)) => self.commit_flushed(captured, mark, is_ok, steps),
+            (Errand::Checkpoint(versions), Some(captured)) => self.run_done(captured, versions, is_ok, steps),
+            (Errand::CheckpointFlush(mark), Some(captured)) => {
+                self.checkpoint_flushed(captured, mark, is_ok, steps);
+            }
+            _ => {}
+        }
+    }
+
+    /// The guest's flush begins: what it wrote home as the region has it leaves the region when it has ended.
+    fn flush_begins(&mut self, captured: &mut Captured, request: RequestId) {
+        if self.settled.is_empty() {
+            return;
+        }
+        let settled = std::mem::take(&mut self.settled);
+        match self.begin_old_mark(captured) {
+            Ok(mark) => {
+                self.flushing.insert(request, (settled, mark));
+            }
+            // They stay there.
+            Err(error) => log::error!("disk {}: {error}", self.name()),
+        }
+    }
+
+    fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
+        let Some((settled, mark)) = self.flushing.remove(&request) else { return };
+        if !is_ok || captured.marks.is_lost(mark) {
+            // They stay there until a checkpoint brings them home again.
+            return;
+        }
+        match self.end_mark(captured, mark) {
+            Ok(()) => self.release_home(captured, &settled),
+            Err(error) => log::error!("disk {}: {error}", self.name()),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct InRegion {
+    nvm: Arc<NvmDisk>,
+    work: Mutex<Work>,
+}
+
+impl InRegion {
+    /// The keeper of a log whose disk, with the log and its homes, has regions.
+    pub fn new(home: &Arc<Disk>, area: &Arc<JournalArea>, nvm: &Arc<NvmDisk>) -> Self {
+        let work = Work::new(Arc::clone(home), Arc::clone(area), Arc::clone(nvm));
+        InRegion { nvm: Arc::clone(nvm), work: Mutex::new(work) }
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().expect("no panic under this lock")
+    }
+
+    /// Looks at the work and the region that it has, if it has one.
+    fn with<T>(&self, look: impl FnOnce(&mut Work, &mut State) -> T) -> T {
+        let mut work = self.work();
+        match work.slot {
+            Some(slot) => look(&mut work, &mut self.nvm.lock(slot)),
+            None => look(&mut work, &mut State::Failed),
+        }
+    }
+
+    fn is_captured(&self) -> bool {
+        self.with(|_, state| matches!(state, State::Held(_)))
+    }
+
+    /// Something has ended: everything that waits goes on.
+    fn ended(&self, number: u64, is_ok: bool, steps: &mut Steps) {
+        self.with(|work, state| {
+            let Some(errand) = work.errands.remove(&number) else { return };
+            work.errand_done(state, number, errand, is_ok, steps);
+            work.drive(state, steps);
+            work.ask_again(steps);
+        });
+    }
+}
+
+impl Keeper for InRegion {
+    fn watches_home(&self, _log: &Log) -> bool {
+        self.is_captured()
+    }
+
+    fn counts_transactions(&self, _log: &Log) -> bool {
+        self.is_captured()
+    }
+
+    fn superblock(
+        &self,
+        log: &Log,
+        block: SuperblockBlock<'_>,
+        steps: &mut Steps,
+    ) -> io::Result<(SuperblockWritten, bool)> {
+        self.with(|work, state| {
+            work.refresh(state, log);
+            work.superblock_written(state, log, block, steps)
+        })
+    }
+
+    fn log_write(&self, log: &Log, block: LogBlock<'_>) -> LogVerdict {
+        self.with(|work, state| work.log_write(state, log, block))
+    }
+
+    fn odd_log_write(&self, log: &Log, kind: RequestKind, slices: &[MemorySlice]) -> OddVerdict {
+        self.with(|work, state| {
+            let is_over = work.closing.as_ref().is_some_and(|closing| closing.is_on_its_way);
+            match (state, kind) {
+                (State::Held(_), _) if is_over => OddVerdict::Store,
+                (State::Held(_), RequestKind::Discard) => OddVerdict::Ignore,
+                (State::Held(_), _) => OddVerdict::Patch,
+                _ => {
+                    work.note_foreign(log, slices);
+                    OddVerdict::Store
+                }
+            }
+        })
+    }
+
+    fn patched(&self, log: &Log, position: u32, part: Range<usize>, slices: &[MemorySlice]) -> io::Result<Vec<u8>> {
+        let mut content = self.with(|_, state| match state {
+            State::Held(captured) => last_written(captured, log, position),
+            State::Idle(_) | State::Failed => {
+                let mut content = vec![0; log.place.block_bytes as usize];
+                log.read_stored(position, &mut content).map(|()| content)
+            }
+        })?;
+        if slices.is_empty() {
+            content[part].fill(0);
+        } else {
+            content[part].copy_from_slice(&segments::gather(slices));
+        }
+        Ok(content)
+    }
+
+    fn settle_pass(&self, log: &Log, steps: &mut Steps) {
+        self.with(|work, state| {
+            work.refresh(state, log);
+            work.advance(state, steps);
+            if work.closing.is_some() {
+                // It may have begun with a block of this pass.
+                work.drive(state, steps);
+            }
+        });
+    }
+
+    fn end_of_pass(&self, log: &Log, steps: &mut Steps) {
+        self.settle_pass(log, steps);
+        self.with(|work, state| {
+            work.look_ahead(state, steps);
+            work.drive_space(state, steps);
+            work.ask_again(steps);
+        });
+    }
+
+    fn shows_log(&self, _log: &Log) -> bool {
+        self.is_captured()
+    }
+
+    fn log_read(&self, _log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<LogRead> {
+        self.with(|work, state| work.log_read(state, position, buffer))
+    }
+
+    fn shows_homes(&self, _log: &Log) -> bool {
+        self.is_captured()
+    }
+
+    fn home_read(&self, _log: &Log, range: Range<u64>, answer: &mut dyn FnMut(Range<u64>, &[u8])) -> HomeRead {
+        self.with(|work, state| match state {
+            State::Held(captured) => work.home_read(captured, range, answer),
+            State::Idle(_) | State::Failed => HomeRead::Stored(vec![range]),
+        })
+    }
+
+    fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
+        self.with(|work, state| {
+            work.refresh(state, log);
+            match state {
+                State::Held(captured) => work.home_write(captured, change, steps),
+                State::Idle(_) | State::Failed => {
+                    let part = HomePart { range: change.range.clone(), content: None, operation: usize::MAX };
+                    Ok(HomeVerdict::Parts(vec![part]))
+                }
+            }
+        })
+    }
+
+    fn home_ended(&self, _log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
+        self.ended(operation as u64, is_ok, steps);
+        false
+    }
+
+    fn flush_begins(&self, _log: &Log, request: RequestId) {
+        self.with(|work, state| {
+            if let State::Held(captured) = state {
+                work.flush_begins(captured, request);
+            }
+        });
+    }
+
+    fn flush_ended(&self, _log: &Log, request: RequestId, is_ok: bool, steps: &mut Steps) {
+        self.with(|work, state| {
+            if let State::Held(captured) = state {
+                work.flush_ended(captured, request, is_ok);
+                work.drive(state, steps);
+                work.ask_again(steps);
+            }
+        });
+    }
+
+    fn flush_failed(&self, _log: &Log) {
+        self.with(|_, state| {
+            if let State::Held(captured) = state {
+                captured.marks.flush_failed();
+            }
+        });
+    }
+
+    fn done(&self, _log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
+        if let Task::Own(number) = task {
+            self.ended(number, error.is_none(), steps);
+        }
+    }
+
+    fn woken(&self, _log: &Log, side: Side, steps: &mut Steps) {
+        if side == Side::Home {
+            self.with(|work, state| {
+                work.checkpoint_failed = false;
+                work.drive(state, steps);
+                work.ask_again(steps);
+            });
+        }
+    }
+
+    fn due_in(&self, _log: &Log) -> Option<Duration> {
+        let work = self.work();
+        // One that goes on is followed by the next when it has ended.
+        let may_begin = work.slot.is_some() && work.checkpoint.is_none();
+        may_begin.then(|| self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed()))
+    }
+
+    fn has_own_in_flight(&self) -> bool {
+        self.with(|work, _| work.in_flight.has_any_of(Writer::Host))
+    }
+
+    fn end_soon(&self, _log: &Log) {
+        self.with(|work, _| {
+            if let Some(checkpoint) = &mut work.checkpoint {
+                checkpoint.end_soon();
+            }
+        });
+    }
+
+    fn leave_for_storage(&self, _log: &Log, steps: &mut Steps) -> io::Result<keeper::Leaving> {
+        self.with(|work, state| work.leave(state, steps))
+    }
+
+    fn stay(&self, _log: &Log, steps: &mut Steps) {
+        self.with(|work, state| {
+            work.stay(state, steps);
+            work.ask_again(steps);
+        });
+    }
+
+    fn blocks_owed(&self, _log: &Log) -> Option<u64> {
+        self.with(|_, state| match state {
+            State::Held(captured) => Some(captured.journal.len() as u64),
+            State::Idle(_) | State::Failed => None,
+        })
+    }
+
+    fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+        let recovered = {
+            let mut work = self.work();
+            work.begin_anew();
+            let recovered = self.nvm.recover(work.slot, &log.home.file).map_err(io::Error::other)?;
+            work.slot = None;
+            recovered
+        };
+        let Some(report) = recovered else { return finish_on_storage(log, is_vm_gone) };
+        log.set_closed();
+        let mut reports = vec![report];
+        if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_) | Says::LeftToGuest(_)) {
+            // It was about to leave the region, which owed nothing any more.
+            if let Finished::Recovered(more) = replay(log)? {
+                reports.extend(more);
+            }
+        }
+        Ok(Finished::Recovered(reports))
+    }
+
+    fn forget(&self, _log: &Log, steps: &mut Steps) {
+        self.with(|work, state| work.file_system_is_gone(state, steps));
+    }
+}

@@ -1,0 +1,387 @@
+//! A disk with regions of NVM has the same route as any other: two file systems on it have a region each, and a journal goes from a region
+//! to memory, to storage and back while its guest runs.
+
+use block_route::{
+    Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
+};
+use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
+use jbd2::SuperblockEdit;
+use jbd2::build::{LogBuilder, Transaction};
+use nvm_journal::medium::{OpenOptions, RegionChoice};
+use placement::{
+    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, Log, NvmDisk, NvmOptions, PlacementKind,
+    recover_image,
+};
+use recovery::{Access, Disk};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const BLOCK: u64 = 4096;
+const PAGES: u32 = 512;
+const FILE_SYSTEM_BLOCKS: u64 = 4096;
+const PARTITIONS: [u64; 2] = [1 << 20, 24 << 20];
+const DISK_BYTES: u64 = 48 << 20;
+
+/// A file system as its guest has it.
+struct Mounted {
+    start: u64,
+    log_at: Vec<u64>,
+    superblock: Vec<u8>,
+    builder: LogBuilder,
+}
+
+struct Rig {
+    file: std::fs::File,
+    memory: Arc<VmMemory>,
+    journals: Arc<Journals>,
+    route: DiskRoute,
+    file_systems: Vec<Mounted>,
+    next_page: u32,
+    next_request: u32,
+    image: PathBuf,
+    region: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+fn partition_table() -> Vec<u8> {
+    let mut sector = vec![0; 512];
+    for (index, start) in PARTITIONS.iter().enumerate() {
+        let entry = &mut sector[446 + 16 * index..][..16];
+        entry[4] = 0x83;
+        entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+        entry[12..16].copy_from_slice(&((FILE_SYSTEM_BLOCKS * BLOCK / 512) as u32).to_le_bytes());
+    }
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
+fn mounted(image: &[u8], start: u64) -> Mounted {
+    let found = extfs::discover(&image.to_vec()).expect("readable");
+    let found = found.iter().find(|found| found.offset == start).expect("a file system");
+    let extents = found.journal.extents(&found.superblock);
+    let runs = extents.iter().flat_map(|extent| (0..u64::from(extent.count)).map(|index| extent.physical + index));
+    let log_at: Vec<u64> = runs.map(|block| start + block * BLOCK).collect();
+    let superblock = image[log_at[0] as usize..][..BLOCK as usize].to_vec();
+    let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
+    Mounted { start, log_at, superblock, builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1) }
+}
+
+impl Rig {
+    /// A disk with two partitions, an ext4 file system on each, and so many regions.
+    fn new(regions: u32) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (image, region) = (directory.path().join("image"), directory.path().join("region"));
+        let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&image).expect("made");
+        file.set_len(DISK_BYTES).expect("a length");
+        for start in PARTITIONS {
+            let offset = format!("offset={start}");
+            let arguments =
+                ["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-O", "^metadata_csum", "-E", &offset];
+            let blocks = FILE_SYSTEM_BLOCKS.to_string();
+            let made = Command::new("mke2fs").args(arguments).arg(&image).arg(blocks).status();
+            assert!(made.expect("e2fsprogs are installed").success());
+        }
+        file.write_all_at(&partition_table(), 0).expect("a partition table");
+        let bytes = std::fs::read(&image).expect("the image");
+        let mut options = NvmOptions::new(&region);
+        options.create_bytes = 32 << 20;
+        options.region = RegionChoice { index: 0, count: 2 };
+        options.more_regions = (1..regions).map(|index| RegionChoice { index, count: 2 }).collect();
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: image.clone(),
+            placement: PlacementKind::Nvm,
+            honour_flush: false,
+            read_only: false,
+            nvm: Some(Arc::new(NvmDisk::open(options).expect("regions can be made"))),
+            durable_within: None,
+            remote: None,
+            write_log: None,
+        };
+        let memory = VmMemory::new();
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let journals = Journals::new(&memory, area.expect("a directory"), options).expect("journals");
+        memory.simulate_protection();
+        let table = Arc::new(ram(&memory, &directory.path().join("ram")));
+        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
+        route.started(Start::Fresh, &table).expect("started");
+        Rig {
+            file,
+            memory,
+            journals,
+            route,
+            file_systems: PARTITIONS.iter().map(|start| mounted(&bytes, *start)).collect(),
+            next_page: 0,
+            next_request: 0,
+            image,
+            region,
+            _directory: directory,
+        }
+    }
+
+    fn log(&self, which: usize) -> Arc<Log> {
+        let start = self.file_systems[which].start;
+        self.journals.logs().into_iter().find(|log| log.place().home_start == start).expect("its log")
+    }
+
+    /// Routes a request, and has storage do all that comes of it. Gives the bytes that were written there.
+    fn request(&mut self, kind: RequestKind, offset: u64, content: &mut [u8]) -> u64 {
+        self.next_request += 1;
+        let page = PageId(self.next_page % PAGES);
+        self.next_page += 1;
+        self.memory.simulated_guest_write(page, 0, content);
+        let slice = self.memory.page(page).expect("a page").sub(0, content.len());
+        let segments = if content.is_empty() { Vec::new() } else { vec![slice] };
+        let id = RequestId(self.next_request);
+        let len = content.len() as u64;
+        let mut plan = Plan::default();
+        self.route.route(&Request { id, kind, offset, len, segments: &segments }, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        let written = self.carry_out(plan);
+        slice.copy_out(0, content);
+        written
+    }
+
+    fn carry_out(&mut self, plan: Plan) -> u64 {
+        let mut written = 0;
+        for action in plan.actions {
+            match action {
+                PlanAction::Disk(operation) => {
+                    written += self.storage_does(&operation);
+                    let mut plan = Plan::default();
+                    if let Some(ticket) = operation.ticket {
+                        self.route.disk_done(ticket, Ok(()), &mut plan);
+                    }
+                    written += self.carry_out(plan);
+                }
+                PlanAction::Release(_, status) => assert_eq!(status, Status::Ok),
+                PlanAction::Hold(_) => {}
+            }
+        }
+        written
+    }
+
+    fn storage_does(&self, operation: &DiskOperation) -> u64 {
+        let mut at = operation.offset;
+        for buffer in &operation.buffers {
+            let mut bytes = vec![0; buffer.len()];
+            match (operation.operation, buffer) {
+                (Operation::Read, Buffer::Slice(slice)) => {
+                    self.file.read_exact_at(&mut bytes, at).expect("read");
+                    slice.copy_in(0, &bytes);
+                }
+                (Operation::Write, Buffer::Slice(slice)) => {
+                    slice.copy_out(0, &mut bytes);
+                    self.file.write_all_at(&bytes, at).expect("written");
+                }
+                (Operation::Write, Buffer::Bytes(content)) => self.file.write_all_at(content, at).expect("written"),
+                other => panic!("{other:?}"),
+            }
+            at += buffer.len() as u64;
+        }
+        if operation.operation == Operation::Write { operation.len } else { 0 }
+    }
+
+    /// The guest mounts a file system, or unmounts it.
+    fn superblock(&mut self, which: usize, is_open: bool) -> u64 {
+        let of = &self.file_systems[which];
+        let (mut block, at) = (of.superblock.clone(), of.log_at[0]);
+        let start = if is_open { of.builder.position } else { 0 };
+        SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(of.builder.sequence).seal();
+        self.request(RequestKind::Write, at, &mut block)
+    }
+
+    /// Commits a block. Gives the bytes that went to storage.
+    fn commit(&mut self, which: usize, block: u64, content: &[u8]) -> u64 {
+        let transaction = Transaction { blocks: vec![(block, content.to_vec())], ..Transaction::default() };
+        let of = &mut self.file_systems[which];
+        let mut log = Vec::new();
+        of.builder.transaction(&transaction, &mut |position, block| {
+            log.push((of.log_at[position as usize], block.to_vec()));
+        });
+        log.into_iter().map(|(at, mut block)| self.request(RequestKind::Write, at, &mut block)).sum()
+    }
+
+    fn home_at(&self, which: usize, block: u64) -> u64 {
+        self.file_systems[which].start + block * BLOCK
+    }
+
+    /// A block as the guest reads it.
+    fn read(&mut self, which: usize, block: u64) -> Vec<u8> {
+        let mut content = vec![0; BLOCK as usize];
+        self.request(RequestKind::Read, self.home_at(which, block), &mut content);
+        content
+    }
+
+    /// The same as storage has it.
+    fn stored(&self, which: usize, block: u64) -> Vec<u8> {
+        let mut content = vec![0; BLOCK as usize];
+        self.file.read_exact_at(&mut content, self.home_at(which, block)).expect("read");
+        content
+    }
+
+    /// Has a log live elsewhere, at once or from the next mount on.
+    fn change(&mut self, which: usize, to: PlacementKind) -> Change {
+        let index = self.log(which).index();
+        let change = self.journals.change_placement(index, to).expect("it may");
+        if change == Change::HandOver {
+            for _ in 0..100 {
+                let mut plan = Plan::default();
+                let has_left = self.route.hand_over(index, &mut plan).expect("handed over");
+                self.carry_out(plan);
+                if has_left {
+                    return change;
+                }
+            }
+            panic!("it does not leave");
+        }
+        change
+    }
+}
+
+fn ram(memory: &Arc<VmMemory>, path: &Path) -> MemoryTable {
+    let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(path).expect("made");
+    let size = u64::from(PAGES) * PAGE_BYTES as u64;
+    file.set_len(size).expect("a length");
+    memory.map(vec![RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file, file_offset: 0 }]).expect("mapped")
+}
+
+fn content(seed: u8) -> Vec<u8> {
+    (0..PAGE_BYTES).map(|index| (index as u8).wrapping_mul(5).wrapping_add(seed)).collect()
+}
+
+/// A block of the inode table: in use in any file system.
+const IN_USE: u64 = 40;
+
+#[test]
+fn two_file_systems_of_a_disk_have_a_region_each() {
+    let mut rig = Rig::new(2);
+    for which in 0..2 {
+        rig.superblock(which, true);
+        assert_eq!(rig.commit(which, IN_USE, &content(which as u8)), 0, "a region has it");
+    }
+    for which in 0..2 {
+        assert!(rig.read(which, IN_USE) == content(which as u8) && rig.stored(which, IN_USE) != content(which as u8));
+        // Absorbed, of the region that has it.
+        let at = rig.home_at(which, IN_USE);
+        assert_eq!(rig.request(RequestKind::Write, at, &mut content(which as u8)), 0);
+    }
+    // A checkpoint is of both.
+    rig.journals.disk(0).options.nvm.as_ref().expect("regions").request_checkpoint();
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    rig.carry_out(plan);
+    for which in 0..2 {
+        assert!(rig.stored(which, IN_USE) == content(which as u8));
+        assert_eq!(rig.commit(which, IN_USE + 1, &content(10 + which as u8)), 0, "a region has it");
+    }
+    // Killed: each is brought home from its own region.
+    let image = rig.image.with_extension("left");
+    let region = rig.region.with_extension("left");
+    std::fs::copy(&rig.image, &image).expect("copied");
+    std::fs::copy(&rig.region, &region).expect("copied");
+    for (which, start) in PARTITIONS.into_iter().enumerate() {
+        let options =
+            OpenOptions { region: RegionChoice { index: which as u32, count: 2 }, ..OpenOptions::new(&region) };
+        let disk = Disk::open(&image, Access::Write).expect("an image");
+        let finished = recover_image(&disk, options, Access::Write).expect("they belong together").expect("owed");
+        assert_eq!((finished.offset, finished.recovery.blocks_written), (start, 1));
+        let bytes = std::fs::read(&image).expect("read");
+        let at = rig.home_at(which, IN_USE + 1) as usize;
+        assert!(bytes[at..][..BLOCK as usize] == content(10 + which as u8)[..]);
+    }
+    // Unmounted, each is whole, and the regions are free.
+    for which in 0..2 {
+        let at = rig.home_at(which, IN_USE + 1);
+        rig.request(RequestKind::Write, at, &mut content(10 + which as u8));
+        rig.superblock(which, false);
+        assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE + 1) == content(10 + which as u8));
+        rig.superblock(which, true);
+        assert_eq!(rig.commit(which, IN_USE, &content(20)), 0, "a region has it again");
+    }
+}
+
+#[test]
+fn a_guest_that_is_gone_leaves_both_file_systems_whole() {
+    let mut rig = Rig::new(2);
+    for which in 0..2 {
+        rig.superblock(which, true);
+        rig.commit(which, IN_USE, &content(which as u8));
+    }
+    let table = Arc::new(ram(&rig.memory, &rig.image.with_extension("ram")));
+    rig.route.started(Start::Fresh, &table).expect("started");
+    for which in 0..2 {
+        assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE) == content(which as u8));
+    }
+    // The next kernel goes on from what it finds.
+    let bytes = std::fs::read(&rig.image).expect("the image");
+    rig.file_systems = PARTITIONS.iter().map(|start| mounted(&bytes, *start)).collect();
+    for which in 0..2 {
+        rig.superblock(which, true);
+        assert_eq!(rig.commit(which, IN_USE, &content(7)), 0, "a region has it");
+    }
+}
+
+#[test]
+fn a_second_file_system_without_a_region_of_its_own_is_on_storage() {
+    let mut rig = Rig::new(1);
+    for which in 0..2 {
+        rig.superblock(which, true);
+    }
+    assert_eq!(rig.commit(0, IN_USE, &content(1)), 0, "the region has it");
+    assert!(rig.commit(1, IN_USE, &content(2)) > 2 * BLOCK, "its own place has it");
+    // When the first one is unmounted, the second has the region from its next mount on.
+    rig.superblock(0, false);
+    rig.superblock(1, false);
+    rig.superblock(1, true);
+    assert_eq!(rig.commit(1, IN_USE, &content(3)), 0, "the region has it");
+    assert!(rig.read(1, IN_USE) == content(3));
+}
+
+#[test]
+fn a_journal_goes_from_a_region_to_memory_and_to_storage_and_back() {
+    use PlacementKind::{Copy, Nvm, Retain, Storage};
+    let mut rig = Rig::new(2);
+    rig.superblock(0, true);
+    rig.superblock(1, true);
+    let mut seed = 0;
+    let mut now = Nvm;
+    for to in [Retain, Nvm, Copy, Nvm, Storage, Nvm, Storage, Retain, Storage, Nvm, Retain, Copy, Storage] {
+        seed += 1;
+        let bytes = rig.commit(0, IN_USE, &content(seed));
+        assert_eq!(bytes > 0, now == Storage, "{now:?}: {bytes} bytes to storage");
+        rig.commit(1, IN_USE, &content(seed));
+        let is_at_once = to == Storage || (now.is_held() && to.is_held());
+        let change = rig.change(0, to);
+        let expected = match (is_at_once, to) {
+            (true, Storage) => Change::HandOver,
+            (true, _) => Change::Done,
+            (false, _) => Change::AtNextMount,
+        };
+        assert_eq!(change, expected, "{now:?} to {to:?}");
+        assert_eq!(rig.log(0).placement, if is_at_once { to } else { now });
+        seed += 1;
+        // The guest goes on, wherever its journal is now.
+        rig.commit(0, IN_USE + 1, &content(seed));
+        let mut home = content(seed);
+        let at = rig.home_at(0, IN_USE + 1);
+        rig.request(RequestKind::Write, at, &mut home);
+        let at = rig.home_at(0, IN_USE);
+        rig.request(RequestKind::Write, at, &mut content(seed - 1));
+        rig.superblock(0, false);
+        assert_eq!(rig.log(0).placement, to, "from {now:?}");
+        assert!(rig.stored(0, IN_USE) == content(seed - 1) && rig.stored(0, IN_USE + 1) == content(seed));
+        rig.superblock(0, true);
+        now = to;
+        // The other file system's goes on where it is.
+        assert_eq!(rig.log(1).placement, Nvm);
+        assert!(rig.read(1, IN_USE) == content(seed - 1));
+    }
+    for refused in [PlacementKind::Remote, PlacementKind::Discard] {
+        let error = rig.journals.change_placement(rig.log(1).index(), refused).expect_err("it may not");
+        assert!(error.to_string().contains("cannot go from nvm"), "{error}");
+    }
+}
