@@ -31,6 +31,7 @@ mod sandbox;
 mod serve;
 mod shared;
 mod stacked;
+mod supervisor;
 mod support;
 mod wild;
 mod worker;
