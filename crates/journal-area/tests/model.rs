@@ -1017,3 +1017,19 @@ fn a_block_that_the_host_writes_is_not_written_by_the_guest_meanwhile() {
         run(Checksum::V3, Holding::Retain, &steps);
     }
 }
+
+/// What another process has to know that only the one before knew: what was discarded, what the guest has written home past its own
+/// journal, which pages are retained.
+#[test]
+fn a_process_that_goes_on_knows_what_the_one_before_knew() {
+    let commit =
+        |blocks: Vec<u64>| Step::Commit { blocks, revokes: vec![], split: 8, escaped: false, end: End::Commit };
+    let end = || Step::EndHome { index: 0, ok: true, late: false };
+    for holding in [Holding::Retain, Holding::Copy] {
+        run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Discard(1, 1), end(), Step::Die, commit(vec![3])]);
+        let past = [Step::Modify(vec![1], false, false), Step::BeginHome(1, 1), end()];
+        let by_the_host = [Step::Die, Step::HostWrites(4), end(), end(), Step::Checkpoint(usize::MAX, true)];
+        run(Checksum::V3, holding, &[&[commit(vec![1, 2])][..], &past, &by_the_host].concat());
+        run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Die, Step::CommitAgain(vec![1, 2], 1)]);
+    }
+}
