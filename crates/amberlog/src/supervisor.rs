@@ -8,19 +8,48 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process::ExitStatus;
 use std::sync::Arc;
-use supervision::{Channel, DOOR, Kept, Order, Said};
+use supervision::{Channel, DOOR, Kept, Order, Said, Shelf};
 
+/// Doors of one VM: as many as a VMM has disks at most.
+const DOORS_MAX: usize = 256;
 /// Messages of a worker that is dying already.
 const MISUNDERSTOOD_MAX: u32 = 1000;
+
+/// Where on a VM's shelf is what its workers have had kept.
+const KEPT: &str = "kept";
+/// And where its doors are, each by its disk's number.
+const DOORS: &str = "doors";
 
 /// See the module.
 #[derive(Default)]
 pub struct Charge {
     kept: Kept,
     doors: BTreeMap<usize, Door>,
+    doors_shelf: Shelf,
 }
 
 impl Charge {
+    /// What a supervisor before this one had on this shelf, and what this one will.
+    pub fn on(mut shelf: Shelf) -> Self {
+        let kept = Kept::on(shelf.split(KEPT));
+        let mut charge = Charge { kept, doors: BTreeMap::new(), doors_shelf: shelf.split(DOORS) };
+        for disk in charge.doors_shelf.parts() {
+            let mut shelf = charge.doors_shelf.split(&disk);
+            let Some(number) = disk.parse().ok().filter(|_| charge.is_served()) else {
+                shelf.clear();
+                continue;
+            };
+            match Door::found(shelf) {
+                Ok(door) => charge.doors.extend(door.map(|door| (number, door))),
+                Err(error) => log::error!("the door of disk {disk} cannot be opened again: {error}"),
+            }
+        }
+        // What is not understood is nobody's.
+        charge.doors_shelf.clear();
+        shelf.clear();
+        charge
+    }
+
     /// Tells a worker what the one before it had kept, and that it may begin.
     ///
     /// # Errors
@@ -57,23 +86,30 @@ impl Charge {
         match said {
             Said::Door { disk, name } => {
                 let listener = descriptors.into_iter().next();
+                // The one before, if there was one, has gone before its place is taken.
+                self.doors.remove(disk);
+                if self.doors.len() >= DOORS_MAX {
+                    log::error!("disk {name}: its door is not opened: there are {DOORS_MAX} for this VM");
+                    return;
+                }
+                // Without its door the number counts for nothing; a door without its number would be nobody's.
+                self.kept.put(format!("{DOOR}{name}"), disk.to_string());
+                let shelf = self.doors_shelf.split(&disk.to_string());
                 let opened = listener
                     .ok_or_else(|| io::Error::other("its socket did not come along"))
-                    .and_then(|listener| Door::open(UnixListener::from(listener), name));
+                    .and_then(|listener| Door::open(UnixListener::from(listener), name, shelf));
                 match opened {
                     Ok(door) => {
                         door.worker(admission(channel, *disk));
                         self.doors.insert(*disk, door);
-                        self.kept.put(format!("{DOOR}{name}"), disk.to_string());
                     }
                     Err(error) => log::error!("disk {name}: its door cannot be opened: {error}"),
                 }
             }
-            Said::Open { disk } => {
-                if let Some(door) = self.doors.get(disk) {
-                    door.worker(admission(channel, *disk));
-                }
-            }
+            Said::Open { disk } => match self.doors.get(disk) {
+                Some(door) => door.worker(admission(channel, *disk)),
+                None => log::error!("disk {disk} has no door any more: no VMM finds it; end the VM's VMM"),
+            },
             Said::Began { disk } => {
                 if let Some(door) = self.doors.get(disk) {
                     door.began();
@@ -83,6 +119,13 @@ impl Charge {
                 Some(door) => door.shut(),
                 None => admission(channel, *disk).shut(true),
             },
+            Said::Settle => {
+                if let Some(told) = descriptors.first()
+                    && let Err(error) = rustix::io::write(told, &[1])
+                {
+                    log::debug!("telling a worker that all was done: {error}");
+                }
+            }
             Said::Clear => self.clear(),
             Said::Keep { .. } | Said::Forget { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
                 Ok(_) => {}
@@ -122,6 +165,8 @@ impl Charge {
 
     /// Lets go of everything.
     pub fn clear(&mut self) {
+        // Without this nothing of the rest counts.
+        self.kept.forget(crate::worker::SERVED);
         self.kept.clear();
         self.doors.clear();
     }

@@ -80,6 +80,8 @@ pub struct Line {
     is_told: Condvar,
     /// Where the connections to each disk are given in.
     entrances: Mutex<BTreeMap<usize, Arc<Entrance>>>,
+    /// A pipe with what the supervisor says when all was done, one asking at a time.
+    settled: Mutex<(OwnedFd, OwnedFd)>,
 }
 
 impl Line {
@@ -94,6 +96,7 @@ impl Line {
         }
         let descriptor = io::stdin().as_fd().try_clone_to_owned()?;
         let began = Instant::now();
+        let settled = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("making a pipe")?;
         let line = Line {
             channel: Channel::from(descriptor),
             began,
@@ -101,6 +104,7 @@ impl Line {
             shut: Mutex::default(),
             is_told: Condvar::new(),
             entrances: Mutex::default(),
+            settled: Mutex::new(settled),
         };
         let mut kept = Kept::default();
         loop {
@@ -213,6 +217,23 @@ impl Line {
         self.channel.send(said, descriptors)
     }
 
+    /// Waits until the supervisor has done all that it was told, so that it is kept whoever dies next. If the supervisor is gone this
+    /// does not return: this process is at its end.
+    pub fn settle(&self) {
+        let settled = self.settled.lock().expect("no panic under this lock");
+        let is_done = self.say(&Said::Settle, &[settled.1.as_fd()]).is_ok() && {
+            loop {
+                match rustix::io::read(&settled.0, &mut [0; 1]) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    other => break other.is_ok(),
+                }
+            }
+        };
+        if !is_done {
+            std::process::exit(i32::from(crate::exit::FAILED));
+        }
+    }
+
     /// Has the supervisor keep a descriptor for the next worker, or none, only words.
     ///
     /// # Errors
@@ -231,18 +252,18 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one of this program ([`own_program`], [`installed_program`]).
+    /// Starts one of this program ([`own_program`], [`installed_program`]), whose standard output is `output`.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start(program: &Path, arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Self> {
+    pub fn start(program: &Path, arguments: impl IntoIterator<Item = OsString>, output: Stdio) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair().context("making the line to a worker")?;
         ours.set_patience(LISTENING_PATIENCE).context("bounding the line to a worker")?;
         let process = Command::new(program)
             .args(["worker", "--users-mask", &own_files::keep_files_private().as_raw_mode().to_string()])
             .args(arguments)
             .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
+            .stdout(output)
             .spawn()
             .context("starting the worker of a VM (is /proc mounted?)")?;
         Ok(Worker { channel: Arc::new(ours), process })

@@ -70,3 +70,17 @@ fn commands_of_other_programs_start_them() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("install amberlog-lab"), "{output:?}");
 }
+
+/// The worker writes it, and what it writes to is the user's.
+#[test]
+fn a_report_can_be_had_at_standard_output() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("disk.img");
+    std::fs::File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("an image");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_amberlog"));
+    command.args(["run", "--report", "/dev/stdout", "--disk"]).arg(&image).args(["--", "true"]);
+    let output = command.env("AMBERLOG_LOG", "error").output().expect("amberlog runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = String::from_utf8(output.stdout).expect("text");
+    assert!(report.contains("\"disks\""), "no report: {report}");
+}

@@ -2,7 +2,7 @@
 
 use crate::callers::{Callers, process_of};
 use crate::message::{GOODBYE, Message};
-use crate::record::Record;
+use crate::notes::{FoundDoor, FoundGuest, Notes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use supervision::Shelf;
 
 /// The way to a worker.
 pub trait Admission: Send {
@@ -43,8 +44,6 @@ enum Event {
     Worker(Admit),
     /// It has died.
     WorkerGone,
-    /// It has let the driver in.
-    Began,
     /// It is to be shut, if nobody is inside.
     Shut,
     /// The door is closed.
@@ -57,30 +56,51 @@ pub struct Door {
     signal: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     is_shut: Arc<AtomicBool>,
+    notes: Arc<Notes>,
 }
 
 impl Door {
-    /// Opens it: `listener` is where the VMM of disk `name` connects.
+    /// Opens it: `listener` is where the VMM of disk `name` connects. What is to outlive this process is put on `shelf`.
     ///
     /// # Errors
     /// When the kernel has no thread or descriptor for it.
-    pub fn open(listener: UnixListener, name: &str) -> io::Result<Self> {
+    pub fn open(listener: UnixListener, name: &str, shelf: Shelf) -> io::Result<Self> {
+        let notes = Notes::new(shelf, name, &listener)?;
+        Self::start(FoundDoor { name: name.to_owned(), listener, guest: None, notes })
+    }
+
+    /// Goes on with one that an earlier process left on `shelf`. Nothing if it had got nowhere.
+    ///
+    /// # Errors
+    /// When the kernel has no thread or descriptor for it.
+    pub fn found(shelf: Shelf) -> io::Result<Option<Self>> {
+        Notes::found(shelf).map(Self::start).transpose()
+    }
+
+    fn start(door: FoundDoor) -> io::Result<Self> {
+        let FoundDoor { name, listener, guest, notes } = door;
+        let notes = Arc::new(notes);
         listener.set_nonblocking(true)?;
+        let guest = guest.map(|FoundGuest { connection, pid, unanswered }| {
+            bound(&connection);
+            Guest { connection, pid, notes: Arc::clone(&notes), unanswered, worker: None }
+        });
         let signal = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (events, received) = channel();
         let mut inside = Inside {
-            name: name.to_owned(),
+            name: name.clone(),
             listener,
             signal: Arc::clone(&signal),
             is_shut: Arc::default(),
             events: received,
             admit: None,
-            guest: None,
+            guest,
+            notes: Arc::clone(&notes),
         };
         let is_shut = Arc::clone(&inside.is_shut);
         let thread = std::thread::Builder::new().name(format!("door {name}"));
         let thread = log_context::spawn(thread, move || inside.run())?;
-        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread), is_shut })
+        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread), is_shut, notes })
     }
 
     /// A worker takes connections from now on: it is given those that come and the one that is there.
@@ -93,9 +113,9 @@ impl Door {
         self.tell(Event::WorkerGone);
     }
 
-    /// The worker has let the driver in.
+    /// The worker has let the driver in. On return that is noted.
     pub fn began(&self) {
-        self.tell(Event::Began);
+        self.notes.began();
     }
 
     /// It is shut if nobody is inside; the worker is told.
@@ -121,14 +141,21 @@ impl Drop for Door {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        self.notes.close();
     }
+}
+
+/// A front-end says a message with one call, and takes what it is told: one that does not must not keep this thread.
+fn bound(connection: &UnixStream) {
+    let _ =
+        connection.set_read_timeout(Some(VMM_PATIENCE)).and_then(|()| connection.set_write_timeout(Some(VMM_PATIENCE)));
 }
 
 /// The VMM that is inside.
 struct Guest {
     connection: UnixStream,
     pid: i32,
-    record: Record,
+    notes: Arc<Notes>,
     /// What has no answer yet.
     unanswered: Option<Arc<Message>>,
     /// The way to the worker, if one has taken it.
@@ -143,9 +170,16 @@ struct Inside {
     events: Receiver<Event>,
     admit: Option<Admit>,
     guest: Option<Guest>,
+    notes: Arc<Notes>,
 }
 
 impl Inside {
+    fn let_out(&mut self) {
+        // First it is forgotten, then its connection ends.
+        self.notes.let_out();
+        self.guest = None;
+    }
+
     fn run(&mut self) {
         let mut callers = Callers::new(&self.name);
         loop {
@@ -216,13 +250,12 @@ impl Inside {
                         guest.worker = None;
                     }
                 }
-                Event::Began => {
-                    if let Some(guest) = &mut self.guest {
-                        guest.record.began();
-                    }
-                }
                 Event::Shut => {
                     let is_shut = self.guest.is_none();
+                    if is_shut {
+                        // Before anybody relies on it: a supervisor that comes must not open it again.
+                        self.notes.close();
+                    }
                     self.is_shut.store(is_shut, Ordering::Release);
                     if let Some(admit) = &self.admit {
                         admit.shut(is_shut);
@@ -262,11 +295,10 @@ impl Inside {
     fn let_in(&mut self, connection: UnixStream, callers: &mut Callers) {
         let pid = process_of(&connection);
         callers.turn_away(pid);
-        // A front-end says a message with one call, and takes what it is told: one that does not must not keep this thread.
-        let _ = connection
-            .set_read_timeout(Some(VMM_PATIENCE))
-            .and_then(|()| connection.set_write_timeout(Some(VMM_PATIENCE)));
-        self.guest = Some(Guest { connection, pid, record: Record::default(), unanswered: None, worker: None });
+        bound(&connection);
+        self.notes.let_in(pid, &connection);
+        let notes = Arc::clone(&self.notes);
+        self.guest = Some(Guest { connection, pid, notes, unanswered: None, worker: None });
         self.go_on();
     }
 
@@ -277,7 +309,7 @@ impl Inside {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 log::warn!("disk {}: the connection of process {} is dropped: {error}", self.name, guest.pid);
-                self.guest = None;
+                self.let_out();
             }
             // It has died again, or does not answer.
             Err(error) => {
@@ -292,13 +324,17 @@ impl Inside {
         if guest.worker.is_none() || guest.unanswered.is_some() {
             // The worker has died since this was asked, or said nothing yet: the message stays where it is until somebody hears it.
             if is_gone {
-                self.guest = None;
+                self.let_out();
             }
             return;
         }
+        self.notes.begin();
         let heard = Message::read(&guest.connection);
         match heard {
-            Ok(Some(message)) if message.is_modest() => guest.pass_on(Arc::new(message)),
+            Ok(Some(message)) if message.is_modest() => {
+                guest.pass_on(Arc::new(message));
+                self.notes.end();
+            }
             Ok(Some(message)) => {
                 // They are kept, and there is a bound on what this process can keep for all.
                 log::warn!(
@@ -308,14 +344,14 @@ impl Inside {
                     message.descriptors.len(),
                     message.code
                 );
-                self.guest = None;
+                self.let_out();
             }
-            Ok(None) => self.guest = None,
+            Ok(None) => self.let_out(),
             Err(error) => {
                 if error.kind() != io::ErrorKind::ConnectionReset {
                     log::warn!("disk {}: the connection of process {} is dropped: {error}", self.name, guest.pid);
                 }
-                self.guest = None;
+                self.let_out();
             }
         }
     }
@@ -323,18 +359,25 @@ impl Inside {
     fn worker_speaks(&mut self) {
         let Some(guest) = &mut self.guest else { return };
         let Some(worker) = &guest.worker else { return };
+        self.notes.begin();
         match Message::read(worker) {
-            Ok(Some(message)) if message.code == GOODBYE => self.guest = None,
+            Ok(Some(message)) if message.code == GOODBYE => self.let_out(),
             Ok(Some(answer)) => {
                 if let Some(asked) = guest.unanswered.take() {
-                    guest.record.note(&asked, Some(&answer));
+                    self.notes.note(&asked, Some(&answer));
+                    self.notes.set_unanswered(None);
                 }
                 if answer.write(&guest.connection, false).is_err() {
-                    self.guest = None;
+                    self.let_out();
+                } else {
+                    self.notes.end();
                 }
             }
             // Without a goodbye: it has died. The next one is told.
-            Ok(None) | Err(_) => guest.worker = None,
+            Ok(None) | Err(_) => {
+                guest.worker = None;
+                self.notes.end();
+            }
         }
     }
 }
@@ -347,14 +390,15 @@ impl Guest {
             self.worker = None;
         }
         if message.is_answered() {
+            self.notes.set_unanswered(Some(&message));
             self.unanswered = Some(message);
         } else {
-            self.record.note(&message, None);
+            self.notes.note(&message, None);
         }
     }
 
     fn go_on(&mut self, admit: &dyn Admission) -> io::Result<()> {
-        if self.record.is_positionless() {
+        if self.notes.record().is_positionless() {
             let refusal = "it has no in-flight region, so no other worker knows where its rings are";
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, refusal));
         }
@@ -372,7 +416,7 @@ impl Guest {
     }
 
     fn tell_again(&self, ours: &UnixStream) -> io::Result<()> {
-        for message in self.record.told_again() {
+        for message in self.notes.record().told_again() {
             message.write(ours, true)?;
             if !message.is_question() {
                 continue;
@@ -446,14 +490,14 @@ mod tests {
     fn a_worker_that_does_not_take_what_was_said_is_given_up_or_drops_the_vmm() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
         let vmm = UnixStream::connect(&path).expect("connected");
         // What is told again begins with questions then.
         say(&vmm, 3, &[]);
         say(&vmm, 16, &[0; 8]);
         let (admit, workers) = admission();
         door.worker(admit);
-        let (first, _) = workers.recv().expect("a connection");
+        let (first, _) = comes(&workers);
         hear(&first, 3);
         hear(&first, 16);
         drop(first);
@@ -461,18 +505,31 @@ mod tests {
         // It hears nothing, and is gone.
         let (admit, workers, is_given_up) = worker_that_may_be_given_up();
         door.worker(admit);
-        drop(workers.recv().expect("a connection"));
-        is_given_up.recv().expect("given up");
+        drop(comes(&workers));
+        comes(&is_given_up);
         // It drops the connection of its own will.
         let (admit, workers) = admission();
         door.worker(admit);
-        let (third, _) = workers.recv().expect("a connection");
+        let (third, _) = comes(&workers);
         say(&third, GOODBYE, &[]);
         drop(third);
-        assert!(Message::read(&vmm).expect("the end").is_none());
+        assert!(ends(&vmm));
+    }
+
+    /// A test that waits longer than this has failed.
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn comes<T>(from: &Receiver<T>) -> T {
+        from.recv_timeout(LIMIT).expect("it comes in time")
+    }
+
+    fn ends(connection: &UnixStream) -> bool {
+        connection.set_read_timeout(Some(LIMIT)).expect("a bound");
+        Message::read(connection).expect("the end in time").is_none()
     }
 
     fn hear(connection: &UnixStream, code: u32) -> Message {
+        connection.set_read_timeout(Some(LIMIT)).expect("a bound");
         let message = Message::read(connection).expect("read").expect("not the end");
         assert_eq!(message.code, code);
         message
@@ -487,12 +544,12 @@ mod tests {
     fn a_vmm_does_not_notice_that_its_worker_dies() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
         let vmm = UnixStream::connect(&path).expect("connected");
         say(&vmm, 1, &[]);
         let (admit, workers) = admission();
         door.worker(admit);
-        let (first, pid) = workers.recv().expect("a connection");
+        let (first, pid) = comes(&workers);
         assert_eq!(pid, std::process::id() as i32);
         hear(&first, 1);
         say(&first, 1, &[1; 8]);
@@ -506,7 +563,7 @@ mod tests {
         door.worker_gone();
         let (admit, workers) = admission();
         door.worker(admit);
-        let (second, _) = workers.recv().expect("the same connection");
+        let (second, _) = comes(&workers);
         hear(&second, 1);
         say(&second, 1, &[1; 8]);
         assert_eq!(hear(&second, 2).payload, [2; 8]);
@@ -520,7 +577,7 @@ mod tests {
         hear(&second, 3);
         // What the worker drops of its own will is dropped.
         say(&second, GOODBYE, &[]);
-        assert!(Message::read(&vmm).expect("the end").is_none());
+        assert!(ends(&vmm));
     }
 
     /// The worker's end is seen in the same moment as what the VMM says next, again and again.
@@ -528,16 +585,15 @@ mod tests {
     fn nothing_is_lost_that_is_said_while_a_worker_dies() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
         let vmm = UnixStream::connect(&path).expect("connected");
         say(&vmm, 3, &[]);
         for round in 0..200u32 {
             let (admit, workers) = admission();
             door.worker(admit);
-            let (worker, _) = workers.recv().expect("a connection");
+            let (worker, _) = comes(&workers);
             hear(&worker, 3);
             // What was noted of an earlier round comes first, if the VMM was not heard meanwhile.
-            worker.set_read_timeout(Some(Duration::from_secs(20))).expect("a bound");
             while round > 0 && hear(&worker, 13).word(4) != round - 1 {}
             drop(worker);
             say(&vmm, 13, &[[0; 4], round.to_ne_bytes()].concat());
@@ -545,28 +601,188 @@ mod tests {
         }
     }
 
+    /// A stand-in of a service manager's store, which may hear nothing more: its client is dead.
+    #[derive(Clone, Default)]
+    struct StandIn(Arc<Mutex<(std::collections::BTreeMap<String, OwnedFd>, bool)>>);
+
+    impl supervision::Store for StandIn {
+        fn put(&self, name: &str, descriptor: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
+            let mut store = self.0.lock().expect("no panic");
+            if !store.1 {
+                store.0.insert(name.to_owned(), descriptor.try_clone_to_owned()?);
+            }
+            Ok(())
+        }
+
+        fn remove(&self, name: &str) {
+            let mut store = self.0.lock().expect("no panic");
+            if !store.1 {
+                store.0.remove(name);
+            }
+        }
+    }
+
+    impl StandIn {
+        /// What it has, for the next process; what this one does from now on is not heard.
+        fn of_a_dead_process(&self) -> StandIn {
+            let mut store = self.0.lock().expect("no panic");
+            store.1 = true;
+            StandIn(Arc::new(Mutex::new((std::mem::take(&mut store.0), false))))
+        }
+
+        fn shelf(&self) -> Shelf {
+            let store = self.0.lock().expect("no panic");
+            let left = store.0.iter().map(|(name, it)| (name.clone(), it.try_clone().expect("a descriptor"))).collect();
+            drop(store);
+            Shelf::open(Box::new(self.clone()), left).split("disk")
+        }
+
+        /// Waits until the door is done with what it was about, and has stored this.
+        fn wait_for(&self, item: &str) {
+            let deadline = std::time::Instant::now() + LIMIT;
+            loop {
+                let found = self.shelf().take_found();
+                let mut words = [1; 8];
+                let seal = found["door"].descriptors[1].try_clone().expect("a descriptor");
+                let is_read = std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::from(seal), &mut words, 0);
+                if is_read.is_ok() && words == [0; 8] && found.contains_key(item) {
+                    return;
+                }
+                assert!(std::time::Instant::now() < deadline, "{item} is not stored: {:?}", found.keys());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    /// The process of the door dies with a question, and once more before anybody has answered: the VMM hears one answer.
+    #[test]
+    fn a_vmm_does_not_notice_that_the_process_of_its_door_dies() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let store = StandIn::default();
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", store.shelf()).expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 31, &[7; 24]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, _) = comes(&workers);
+        hear(&first, 31);
+        say(&first, 31, &[7; 24]);
+        hear(&vmm, 31);
+        for code in [32, 2, 8] {
+            say(&vmm, code, &[0; 24]);
+            hear(&first, code);
+        }
+        say(&vmm, 17, &[]);
+        hear(&first, 17);
+        store.wait_for("unanswered");
+        let mut store = store.of_a_dead_process();
+        drop((door, first));
+        let mut fresh = vec![31];
+        for has_begun in [false, true] {
+            let door = Door::found(store.shelf()).expect("opened").expect("found");
+            let (admit, workers) = admission();
+            door.worker(admit);
+            let (worker, pid) = comes(&workers);
+            assert_eq!(pid, std::process::id() as i32);
+            for code in [&[1, 2][..], &fresh, &[32, 8, 17]].concat() {
+                hear(&worker, code);
+                if [1, 31].contains(&code) {
+                    say(&worker, code, &[0; 24]);
+                }
+            }
+            if has_begun {
+                say(&worker, 17, &[3; 8]);
+                assert_eq!(hear(&vmm, 17).payload, [3; 8]);
+                say(&vmm, 3, &[]);
+                hear(&worker, 3);
+                store.wait_for("said device 3");
+            }
+            door.began();
+            fresh.clear();
+            let next = store.of_a_dead_process();
+            drop((door, worker));
+            store = next;
+        }
+        let door = Door::found(store.shelf()).expect("opened").expect("found");
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (worker, _) = comes(&workers);
+        for code in [3, 1, 2, 32, 8] {
+            hear(&worker, code);
+            if code == 1 {
+                say(&worker, code, &[0; 24]);
+            }
+        }
+        // What was answered is not asked again: the next that it hears is said after that.
+        say(&vmm, 18, &[0; 8]);
+        hear(&worker, 18);
+        vmm.set_read_timeout(Some(Duration::from_millis(50))).expect("a bound");
+        assert!((&vmm).read(&mut [0; 1]).map_or(true, |bytes| bytes == 0), "one answer");
+    }
+
+    /// Nobody knows what a VMM has said, or heard, whose door died in the midst of a word.
+    #[test]
+    fn a_vmm_is_let_go_whose_door_died_in_the_midst_of_a_word() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let store = StandIn::default();
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", store.shelf()).expect("opened");
+        let mut vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, _) = comes(&workers);
+        hear(&first, 3);
+        store.wait_for("guest");
+        let mut found = store.shelf().take_found();
+        let first_half = found.remove("guest").and_then(|mut guest| guest.descriptors.pop()).expect("its connection");
+        // Half of one.
+        store.wait_for("said device 3");
+        std::io::Write::write_all(&mut vmm, &[1, 0, 0]).expect("written");
+        // Until it has begun to read.
+        let mut unread = 3;
+        while unread > 0 {
+            unread = rustix::io::ioctl_fionread(&first_half).expect("a socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let store = store.of_a_dead_process();
+        let found = Door::found(store.shelf()).expect("opened").expect("found");
+        // The first one is there still, being no process of its own.
+        std::io::Write::write_all(&mut vmm, &[0; 9]).expect("written");
+        drop((door, first, first_half));
+        let door = found;
+        assert!(ends(&vmm));
+        // The next one is let in.
+        let next = UnixStream::connect(&path).expect("connected");
+        say(&next, 3, &[]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        hear(&comes(&workers).0, 3);
+    }
+
     #[test]
     fn a_vmm_without_an_in_flight_region_is_not_gone_on_with() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
         let vmm = UnixStream::connect(&path).expect("connected");
         say(&vmm, 12, &[0; 8]);
         let (admit, workers) = admission();
         door.worker(admit);
-        let (first, _) = workers.recv().expect("a connection");
+        let (first, _) = comes(&workers);
         hear(&first, 12);
         drop(first);
         door.worker_gone();
         door.worker(admission().0);
-        assert!(Message::read(&vmm).expect("the end").is_none());
+        assert!(ends(&vmm));
     }
 
     #[test]
     fn a_door_is_shut_only_behind_the_last() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
         let (mut admit, workers) = admission();
         let (shut, is_shut) = channel();
         admit.shut = shut;
@@ -591,16 +807,16 @@ mod tests {
     fn the_next_vmm_begins_anew() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d").expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
         let (admit, workers) = admission();
         door.worker(admit);
         for _ in 0..2 {
             let vmm = UnixStream::connect(&path).expect("connected");
             say(&vmm, 3, &[]);
-            let (worker, _) = workers.recv().expect("a connection");
+            let (worker, _) = comes(&workers);
             hear(&worker, 3);
             drop(vmm);
-            assert!(Message::read(&worker).expect("the end").is_none());
+            assert!(ends(&worker));
         }
         drop(door);
         let mut late = UnixStream::connect(&path).map_or_else(|_| Vec::new(), |late| vec![late]);

@@ -5,6 +5,9 @@
 //! worker is told what was noted, as a VMM that connects again would tell it, and then what was not answered yet. The VMM sees that
 //! an answer takes longer, and nothing else.
 //!
+//! What is noted is put on a shelf that may outlive this process ([`supervision::Shelf`]); then another one opens the door again, with the
+//! VMM inside.
+//!
 //! What it must never do: look at a guest's memory or rings, say anything to a VMM that no worker has said. Failure story: a
 //! VMM that says nonsense loses its connection, as with a worker alone.
 
@@ -13,6 +16,7 @@
 mod callers;
 mod door;
 mod message;
+mod notes;
 mod record;
 
 pub use callers::{Callers, HEADER_BYTES, process_of};

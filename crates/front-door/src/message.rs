@@ -69,6 +69,23 @@ impl Message {
         u32::from_ne_bytes(bytes.unwrap_or_default())
     }
 
+    /// It in bytes, without its descriptors.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(8 + self.payload.len());
+        bytes.extend(self.code.to_ne_bytes());
+        bytes.extend(self.flags.to_ne_bytes());
+        bytes.extend(&self.payload);
+        bytes
+    }
+
+    /// The same again. Nothing if these are not such bytes.
+    pub fn of_bytes(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let (code, rest) = bytes.split_first_chunk::<4>()?;
+        let (flags, payload) = rest.split_first_chunk::<4>()?;
+        let (code, flags) = (u32::from_ne_bytes(*code), u32::from_ne_bytes(*flags));
+        Some(Message { code, flags, payload: payload.to_vec(), descriptors })
+    }
+
     /// Takes one off a connection, waiting for the rest of it. Nothing at the end of the connection.
     ///
     /// # Errors

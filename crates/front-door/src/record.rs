@@ -114,6 +114,37 @@ impl Record {
         self.is_fresh = false;
     }
 
+    /// All of it, each with a name that no other one has.
+    pub fn items(&self) -> BTreeMap<String, Arc<Message>> {
+        let of_device = self.device.iter().map(|(code, message)| (format!("device {code}"), message));
+        let of_rings = self.rings.iter().map(|((ring, code), message)| (format!("ring {ring} {code}"), message));
+        let regions = self.regions.iter().enumerate().map(|(index, message)| (format!("region {index:04}"), message));
+        of_device.chain(of_rings).chain(regions).map(|(name, message)| (name, Arc::clone(message))).collect()
+    }
+
+    /// The same again. Nothing if that is not what [`Record::items`] gives.
+    pub fn of(items: &BTreeMap<String, Arc<Message>>, is_fresh: bool) -> Option<Self> {
+        let mut record = Record { is_fresh, ..Record::default() };
+        for (name, message) in items {
+            let message = Arc::clone(message);
+            let words: Vec<&str> = name.split(' ').collect();
+            match words.as_slice() {
+                ["device", code] => drop(record.device.insert(code.parse().ok()?, message)),
+                ["ring", ring, code] => {
+                    drop(record.rings.insert((ring.parse().ok()?, code.parse().ok()?), message));
+                }
+                ["region", _] => record.regions.push(message),
+                _ => return None,
+            }
+        }
+        Some(record)
+    }
+
+    /// Whether its driver starts anew.
+    pub fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
     /// Whether a ring was started and there is no in-flight region, which alone says how far it has got.
     pub fn is_positionless(&self) -> bool {
         !self.device.contains_key(&SET_INFLIGHT_FD) && self.rings.keys().any(|(_, code)| *code == SET_VRING_KICK)
@@ -187,6 +218,26 @@ mod tests {
         record.began();
         let going_on = [vec![3, 1, 15, 16, 1, 2, 32, 5], ring.clone(), ring].concat();
         assert_eq!(codes(&record), going_on);
+    }
+
+    #[test]
+    fn what_is_written_down_is_the_whole_record() {
+        let mut record = Record::default();
+        start(&mut record);
+        for region in 0..12u8 {
+            record.note(&Arc::new(Message::new(ADD_MEM_REG, vec![region; 40])), None);
+        }
+        let payloads = |record: &Record| -> Vec<_> {
+            record.told_again().iter().map(|message| (message.code, message.payload.clone())).collect()
+        };
+        for is_fresh in [true, false] {
+            let again = Record::of(&record.items(), is_fresh).expect("understood");
+            assert_eq!(again.is_fresh(), is_fresh);
+            assert_eq!(payloads(&again), payloads(&record), "in the same order, too");
+            record.began();
+        }
+        let strange = BTreeMap::from([("ring x 12".to_owned(), Arc::new(Message::new(12, Vec::new())))]);
+        assert!(Record::of(&strange, false).is_none());
     }
 
     #[test]

@@ -293,6 +293,11 @@ impl JournalArea {
         })
     }
 
+    /// Whether anything committed is in pages of the guest, and nowhere else.
+    pub fn retains_pages(&self) -> bool {
+        self.lock().logs().any(|jcb| jcb.retains_pages())
+    }
+
     /// A log that was to be handed over, or was once, is all here.
     pub fn forget_hand_over(&self, id: LogId) {
         if let Some((_, jcb)) = self.lock().log(id) {

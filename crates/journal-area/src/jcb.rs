@@ -262,6 +262,11 @@ impl VmJcb {
         self.by_page.find(self.page_hash(page), |position| self.location(*position) == Location::Guest(page))
     }
 
+    /// Whether any log block is held by reference to a page.
+    pub(crate) fn retains_pages(&self) -> bool {
+        self.by_page.len() > 0
+    }
+
     /// The log block with the newest committed version of `block`, whether it is owed or already home.
     pub(crate) fn newest(&self, block: u64) -> Option<u32> {
         self.by_block.find(self.block_hash(block), |position| self.homes.get(*position) == Some(block))

@@ -1,11 +1,11 @@
 //! The area against a complete journal: a simulated guest commits, revokes, writes home, scribbles and moves its tail; at
 //! every step, what recovery makes of the held log is compared with what the same replay makes of every block the guest
 //! ever wrote into its log; and before every store into the area's files, what the next process would make of them if
-//! this one were killed there. This is rule 2 of ARCHITECTURE.md, and with it its rules
-//! 1 and 3.
+//! this one were killed there. Now and then it is killed there, whatever it was about, and another one goes on under the guest. This is
+//! rule 2 of ARCHITECTURE.md, and with it its rules 1 and 3.
 
 use guest_memory::{
-    HostFile, MemorySlice, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_kill, simulated_room,
+    HostFile, MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_kill, simulated_room,
 };
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
@@ -91,10 +91,15 @@ struct InFlight {
     /// Pages of the guest's that the others are taken from.
     pages: Vec<PageId>,
     is_host: bool,
+    /// It is no write: what is in these blocks is nobody's business any more.
+    is_discard: bool,
+    /// How often each block had been committed when the write began.
+    commits: Vec<u64>,
 }
 
 struct Guest {
     memory: Arc<VmMemory>,
+    table: MemoryTable,
     area: Arc<JournalArea>,
     log: LogId,
     superblock: SuperblockBuilder,
@@ -106,6 +111,13 @@ struct Guest {
     guest_disk: Disk,
     /// Blocks that were revoked and not written since: what they hold is nobody's business.
     free: HashSet<u64>,
+    /// Blocks that were discarded and not committed since. No journal knows of it, so a replay may bring anything back.
+    discarded: HashSet<u64>,
+    /// Blocks whose home the guest has written since they were committed last: with that version, or with something else that
+    /// no journal knows of.
+    written: HashSet<u64>,
+    /// How often each block was committed.
+    commits: HashMap<u64, u64>,
     /// Page that caches each block.
     cache: HashMap<u64, PageId>,
     next_page: u32,
@@ -118,9 +130,13 @@ struct Guest {
     is_partial: bool,
     /// There is no memory for another copied page.
     is_full: bool,
+    /// At this moment.
+    is_full_now: bool,
     holding: Holding,
-    /// Before which store of the next log writes this process dies.
+    /// Before which of its next stores this process dies.
     dies_before: Option<usize>,
+    /// The guest opens or closes its log: it may be either.
+    is_turning: bool,
     directory: tempfile::TempDir,
 }
 
@@ -144,10 +160,10 @@ fn shape() -> LogShape {
 }
 
 /// The guest's memory as a process maps it.
-fn map(directory: &Path) -> Arc<VmMemory> {
+fn map(directory: &Path) -> (Arc<VmMemory>, MemoryTable) {
     let ram = std::fs::OpenOptions::new().read(true).write(true).open(directory.join("ram")).expect("a file");
     let memory = VmMemory::new();
-    memory
+    let table = memory
         .map(vec![RegionDescriptor {
             gpa: 0,
             size: u64::from(PAGES) * BLOCK as u64,
@@ -157,15 +173,18 @@ fn map(directory: &Path) -> Arc<VmMemory> {
         }])
         .expect("mapped");
     memory.simulate_protection();
-    memory
+    (memory, table)
 }
 
 impl Guest {
     fn new(checksum: Checksum, holding: Holding) -> Self {
+        // As another case may have left it that failed.
+        simulated_room::set_full(false);
+        simulated_kill::set_look(None);
         let directory = tempfile::tempdir().expect("a temporary directory");
         let ram = std::fs::File::create(directory.path().join("ram")).expect("a file");
         ram.set_len(u64::from(PAGES) * BLOCK as u64).expect("a length");
-        let memory = map(directory.path());
+        let (memory, table) = map(directory.path());
         let area = JournalArea::new(&memory, u64::MAX);
         let log = area.make_log(directory.path(), "log", shape(), holding, Vec::new()).expect("a log");
         let superblock = SuperblockBuilder {
@@ -181,6 +200,7 @@ impl Guest {
         let disk: Disk = (0..HOME_BLOCKS).map(|block| (block, vec![block as u8; BLOCK].into())).collect();
         Guest {
             memory,
+            table,
             area,
             log,
             superblock,
@@ -189,6 +209,9 @@ impl Guest {
             guest_disk: disk.clone(),
             disk,
             free: HashSet::new(),
+            discarded: HashSet::new(),
+            written: HashSet::new(),
+            commits: HashMap::new(),
             cache: HashMap::new(),
             next_page: 0,
             live: Vec::new(),
@@ -197,8 +220,10 @@ impl Guest {
             open: false,
             is_partial: false,
             is_full: false,
+            is_full_now: false,
             holding,
             dies_before: None,
+            is_turning: false,
             directory,
         }
     }
@@ -209,34 +234,55 @@ impl Guest {
         let left = left.unwrap_or_else(|| Left::take(&directory, &self.memory));
         // What is under way in the kernel ends first, unseen. The guest's own was not answered, and is asked for again.
         let in_flight = std::mem::take(&mut self.in_flight);
-        let mut again = Vec::new();
-        for write in in_flight {
-            let landed = self.landing(&write, true);
-            if !write.is_host {
-                self.free.retain(|block| !landed.iter().any(|(written, _)| written == block));
-                self.guest_disk.extend(landed.clone());
-                again.push((write.first, write.content.len() as u64));
-            }
-            self.disk.extend(landed);
+        for write in &in_flight {
+            self.lands(write, true);
         }
         std::fs::write(directory.join("log.table"), &left.table).expect("written");
         std::fs::write(directory.join("log.pool"), &left.pool).expect("written");
-        self.memory = map(&directory);
+        (self.memory, self.table) = map(&directory);
         self.memory.protect(&left.protected).expect("simulated");
         self.area = JournalArea::new(&self.memory, u64::MAX);
         let adopted = self.area.adopt_log(&directory, "log", shape(), self.holding, Vec::new());
         self.log = adopted.expect("what was left is understood");
-        assert_eq!(self.area.is_open(self.log), self.open);
-        for (first, count) in again {
-            self.begin_home_write(first, count);
+        assert!(self.is_turning || self.area.is_open(self.log) == self.open);
+        // Where there is no room the device waits with what it was asked for.
+        simulated_room::set_full(false);
+        for write in in_flight {
+            self.ask_again(&write);
+        }
+        simulated_room::set_full(self.is_full_now);
+    }
+
+    /// A write of the guest's that was under way when its process died.
+    fn ask_again(&mut self, write: &InFlight) {
+        let (first, count) = (write.first, write.content.len() as u64);
+        match (write.is_host, write.is_discard) {
+            (true, _) => {}
+            (false, true) => self.begin_discard(first, count),
+            (false, false) => self.begin_home_write(first, count),
         }
     }
 
     /// Makes a step, and recovers what is left if this process is killed before any of its stores. It has to be what a
-    /// complete journal makes before the step or after it.
-    fn step<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> T {
+    /// complete journal makes before the step or after it. If this process is to die in it, the next one makes it once more: nobody
+    /// was answered.
+    fn step<T>(&mut self, mut step: impl FnMut(&mut Self) -> T) -> T {
+        loop {
+            let complete = self.dies_before.map(|_| self.complete.clone());
+            let (result, left) = self.step_once(&mut step);
+            if left.is_none() {
+                return result;
+            }
+            self.complete = complete.expect("it was to die");
+            self.die(left);
+        }
+    }
+
+    /// The same once; also what was left, if this process died in it.
+    fn step_once<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> (T, Option<Left>) {
         let taken = Rc::new(RefCell::new(Vec::new()));
-        let (sink, directory) = (Rc::clone(&taken), self.directory.path().to_owned());
+        let death = Rc::new(RefCell::new((self.dies_before, None)));
+        let (sink, dead, directory) = (Rc::clone(&taken), Rc::clone(&death), self.directory.path().to_owned());
         let (memory, on) = (Arc::clone(&self.memory), self.disk.clone());
         let complete = |guest: &Self| -> Option<Disk> {
             let mut disk = guest.guest_disk.clone();
@@ -248,7 +294,18 @@ impl Guest {
             })
         };
         let before = complete(self);
-        simulated_kill::set_look(Some(Box::new(move || sink.borrow_mut().push(found(&directory, &memory, &on)))));
+        simulated_kill::set_look(Some(Box::new(move || {
+            sink.borrow_mut().push(found(&directory, &memory, &on));
+            let mut death = dead.borrow_mut();
+            match death.0 {
+                Some(0) => {
+                    death.1 = Some(Left::take(&directory, &memory));
+                    death.0 = None;
+                }
+                Some(stores) => death.0 = Some(stores - 1),
+                None => {}
+            }
+        })));
         let result = step(self);
         simulated_kill::set_look(None);
         let after = complete(self);
@@ -259,12 +316,15 @@ impl Guest {
             });
             assert!(is_one, "killed between two stores, neither before nor after the step");
         }
-        result
+        let (dies_before, left) = death.take();
+        self.dies_before = dies_before;
+        (result, left)
     }
 
     /// The first block that matters in which two disks differ.
     fn differing(&self, a: &Disk, b: &Disk) -> Option<u64> {
-        (0..HOME_BLOCKS).find(|block| !self.free.contains(block) && a[block] != b[block])
+        let matters = |block: &u64| !self.free.contains(block) && !self.discarded.contains(block);
+        (0..HOME_BLOCKS).find(|block| matters(block) && a[block] != b[block])
     }
 
     fn page_slice(&self, page: PageId) -> MemorySlice {
@@ -297,9 +357,20 @@ impl Guest {
         self.scribble(page, 0, &bytes);
     }
 
+    fn set_full_now(&mut self, is_full: bool) {
+        self.is_full_now = is_full;
+        simulated_room::set_full(is_full);
+    }
+
     fn scribble(&mut self, page: PageId, offset: usize, bytes: &[u8]) {
-        simulated_room::set_full(self.is_full);
-        while !self.step(|guest| guest.memory.simulated_guest_tries(page, offset, bytes)) {
+        self.make_writable(page);
+        self.memory.simulated_guest_write(page, offset, bytes);
+    }
+
+    /// The guest is about to write to a page.
+    fn make_writable(&mut self, page: PageId) {
+        self.set_full_now(self.is_full);
+        while !self.step(|guest| guest.memory.simulated_guest_tries(page, 0, &[])) {
             // The guest waits for memory to copy the page to, and so does amberlog with what it wants to write there. The
             // content stays, and blocks go home until the page is let go: nobody waits for ever.
             self.compare();
@@ -308,17 +379,28 @@ impl Guest {
             self.host_writes(3);
             if self.in_flight.is_empty() {
                 // What the host must not write home: room has to come from elsewhere.
-                simulated_room::set_full(false);
+                self.set_full_now(false);
+                let memory = Arc::clone(&self.memory);
                 assert_eq!(
                     self.step(|guest| guest.area.under_pressure()),
                     None,
                     "somebody waits although there is room"
                 );
-                assert!(!self.memory.simulated_is_protected(page), "there is room, and page {page:?} is not let go");
+                // Of another process the guest asks again.
+                let is_let_go = !self.memory.simulated_is_protected(page) || !Arc::ptr_eq(&memory, &self.memory);
+                assert!(is_let_go, "there is room, and page {page:?} is not let go");
             }
             self.end_all();
         }
-        simulated_room::set_full(false);
+        self.set_full_now(false);
+    }
+
+    /// The guest reads a block into a page that it has no more use for: amberlog writes there, past the protection.
+    fn read(&mut self, block: u64) {
+        let page = self.clean_page();
+        self.cache.retain(|_, used| *used != page);
+        self.step(|guest| guest.table.prepare_write(&guest.page_slice(page)).expect("there is room"));
+        self.page_slice(page).copy_in(0, &self.disk[&block]);
     }
 
     /// The next page that a kernel could reclaim: it caches nothing that is not home, and is not on its way there.
@@ -336,10 +418,15 @@ impl Guest {
 
     fn write_superblock(&mut self, start: u32, sequence: u32) -> SuperblockEffect {
         let block = SuperblockBuilder { start, sequence, ..self.superblock.clone() }.build();
-        self.step(|guest| {
+        self.is_turning = self.open == (start == 0);
+        let effect = self.step(|guest| {
             guest.complete.insert(0, block.clone());
             guest.area.superblock_written(guest.log, &block).expect("held")
-        })
+        });
+        // Whoever made the step once more may have found the log open.
+        let is_opened_before = self.is_turning && start != 0 && effect == SuperblockEffect::GoesOn;
+        self.is_turning = false;
+        if is_opened_before { SuperblockEffect::Opened } else { effect }
     }
 
     fn free_blocks(&self) -> u32 {
@@ -354,6 +441,7 @@ impl Guest {
         unique.sort_unstable();
         unique.dedup();
         let revokes: Vec<u64> = revokes.iter().copied().filter(|block| !unique.contains(block)).collect();
+        unique.iter().for_each(|block| self.end_discards(*block));
         let transaction = Transaction {
             blocks: unique
                 .iter()
@@ -364,10 +452,10 @@ impl Guest {
             seconds: u64::from(self.serial),
         };
         if self.builder.blocks_needed(&transaction) as u32 + 2 > self.free_blocks() {
-            self.checkpoint(usize::MAX);
+            self.checkpoint(usize::MAX, false);
             // The checkpoint put older versions into the cache; the new ones come back.
             for (block, content) in &transaction.blocks {
-                self.memory.simulated_guest_write(self.cache[block], 0, content);
+                self.scribble(self.cache[block], 0, content);
             }
         }
         if !self.open {
@@ -411,25 +499,9 @@ impl Guest {
                     })
                     .collect()
             };
-            if let Some(mut stores) = self.dies_before.take() {
-                // Its writes were begun, and some of its stores made. They were not answered: the guest asks again below.
-                let (taken, memory) = (Rc::new(RefCell::new(None)), Arc::clone(&self.memory));
-                let (sink, directory) = (Rc::clone(&taken), self.directory.path().to_owned());
-                simulated_kill::set_look(Some(Box::new(move || {
-                    if stores == 0 {
-                        sink.borrow_mut().get_or_insert_with(|| Left::take(&directory, &memory));
-                    }
-                    stores = stores.saturating_sub(1);
-                })));
-                self.area.hold(self.log, &writes(self));
-                simulated_kill::set_look(None);
-                let left = taken.borrow_mut().take();
-                self.die(left);
-            }
-            let writes = writes(self);
             let outcome = self.step(|guest| {
                 guest.complete.extend(batch.iter().cloned());
-                guest.area.hold(guest.log, &writes)
+                guest.area.hold(guest.log, &writes(guest))
             });
             assert!(outcome.no_memory.is_empty());
             self.is_partial = end == End::CommitFirst;
@@ -438,7 +510,12 @@ impl Guest {
         self.is_partial = false;
         if counts {
             let committed: Vec<u64> = unique.into_iter().filter(|block| self.cache.contains_key(block)).collect();
-            self.free.retain(|block| !committed.contains(block));
+            for block in &committed {
+                self.free.remove(block);
+                self.discarded.remove(block);
+                self.written.remove(block);
+                *self.commits.entry(*block).or_default() += 1;
+            }
             self.live.push((sequence, position, committed));
             for (_, _, blocks) in &mut self.live {
                 blocks.retain(|block| !revokes.contains(block));
@@ -452,28 +529,101 @@ impl Guest {
         if count == 0 {
             return;
         }
+        (first..first + count).for_each(|block| self.end_discards(block));
         let pages: Vec<PageId> = (first..first + count).map(|block| self.cache[&block]).collect();
-        let payload: Vec<_> = pages.iter().map(|page| Some(self.page_slice(*page))).collect();
         loop {
+            // Anew each time: another process has the pages elsewhere.
+            let payload: Vec<_> = pages.iter().map(|page| Some(self.page_slice(*page))).collect();
             match self.area.home_write_begins(self.log, first..first + count, &payload) {
                 HomeWrite::Go { operation, replaced } => {
                     let content: Vec<Arc<[u8]>> = pages.iter().map(|page| self.content(*page).into()).collect();
                     for (index, source) in &replaced {
                         assert!(bytes_of(source) == *content[*index], "what goes home is not what the guest gave");
                     }
-                    self.in_flight.push(InFlight { operation, first, content, replaced, pages, is_host: false });
+                    let commits = self.commits_of(first, count);
+                    self.in_flight.push(InFlight {
+                        operation,
+                        first,
+                        content,
+                        replaced,
+                        pages,
+                        is_host: false,
+                        is_discard: false,
+                        commits,
+                    });
                     return;
                 }
-                HomeWrite::Wait => {
-                    let host = self.in_flight.iter().position(|write| write.is_host);
-                    self.end_home_write(host.expect("it waits for the host"), true, false);
-                }
-                HomeWrite::Restore(blocks) => {
-                    for block in blocks {
-                        self.step(|guest| guest.area.restore(guest.log, block, &guest.disk[&block]).expect("room"));
-                    }
-                }
+                HomeWrite::Wait => self.end_host_write(),
+                HomeWrite::Restore(blocks) => self.restore(&blocks),
             }
+        }
+    }
+
+    fn commits_of(&self, first: u64, count: u64) -> Vec<u64> {
+        (first..first + count).map(|block| self.commits.get(&block).copied().unwrap_or_default()).collect()
+    }
+
+    fn end_host_write(&mut self) {
+        let host = self.in_flight.iter().position(|write| write.is_host);
+        self.end_home_write(host.expect("it waits for the host"), true, false);
+    }
+
+    fn restore(&mut self, blocks: &[u64]) {
+        for block in blocks {
+            self.step(|guest| guest.area.restore(guest.log, *block, &guest.disk[block]).expect("room"));
+        }
+    }
+
+    /// The guest has no use for these blocks any more, and begins to say so. None of its own writes to them is under way.
+    fn begin_discard(&mut self, first: u64, count: u64) {
+        let blocks = first..first + count;
+        for block in blocks.clone() {
+            self.discarded.insert(block);
+            self.written.remove(&block);
+            self.cache.remove(&block);
+            self.live.iter_mut().for_each(|(_, _, live)| live.retain(|live| *live != block));
+        }
+        loop {
+            self.step(|guest| guest.area.discarded(guest.log, blocks.clone()));
+            match self.area.home_write_begins(self.log, blocks.clone(), &vec![None; count as usize]) {
+                HomeWrite::Go { operation, replaced } => {
+                    assert!(replaced.is_empty(), "nothing is given");
+                    let content = vec![Arc::from([0; BLOCK].as_slice()); count as usize];
+                    let commits = self.commits_of(first, count);
+                    self.in_flight.push(InFlight {
+                        operation,
+                        first,
+                        content,
+                        replaced,
+                        pages: Vec::new(),
+                        is_host: false,
+                        is_discard: true,
+                        commits,
+                    });
+                    return;
+                }
+                HomeWrite::Wait => self.end_host_write(),
+                HomeWrite::Restore(blocks) => self.restore(&blocks),
+            }
+        }
+    }
+
+    /// A block is not used again before it was discarded.
+    fn end_discards(&mut self, block: u64) {
+        let covers = |write: &InFlight| (write.first..write.first + write.content.len() as u64).contains(&block);
+        while let Some(index) = self.in_flight.iter().position(|write| write.is_discard && covers(write)) {
+            self.end_home_write(index, true, false);
+        }
+    }
+
+    fn discard(&mut self, first: u64, count: u64) {
+        let is_busy = |block: &u64| {
+            let covers = |write: &InFlight| (write.first..write.first + write.content.len() as u64).contains(block);
+            self.in_flight.iter().any(|write| !write.is_host && covers(write))
+        };
+        let count = (0..count).take_while(|offset| !is_busy(&(first + offset))).count() as u64;
+        if count > 0 {
+            self.begin_discard(first, count);
         }
     }
 
@@ -503,22 +653,47 @@ impl Guest {
             assert!(is_same || is_page, "what is taken from elsewhere changed under the write");
         }
         if ok {
-            let landed = self.landing(&write, late);
-            if !write.is_host {
-                self.free.retain(|block| !landed.iter().any(|(written, _)| written == block));
-                self.guest_disk.extend(landed.clone());
-            }
-            self.disk.extend(landed);
+            self.lands(&write, late);
         }
-        self.step(|guest| guest.area.home_write_ended(guest.log, write.operation, ok));
+        let (_, left) = self.step_once(|guest| guest.area.home_write_ended(guest.log, write.operation, ok));
+        if left.is_some() {
+            self.in_flight.push(write);
+            self.die(left);
+        } else if ok && !write.is_host && !write.is_discard {
+            // As it was committed last, or past the journal after that.
+            let blocks = write.first..write.first + write.content.len() as u64;
+            let commits = self.commits_of(write.first, write.content.len() as u64);
+            let is_newest = |index: usize| commits[index] == write.commits[index];
+            self.written.extend(blocks.enumerate().filter(|(index, _)| is_newest(*index)).map(|(_, block)| block));
+        }
+    }
+
+    /// A write reaches storage.
+    fn lands(&mut self, write: &InFlight, late: bool) {
+        let landed = self.landing(write, late);
+        if !write.is_host {
+            if !write.is_discard {
+                self.free.retain(|block| !landed.iter().any(|(written, _)| written == block));
+            }
+            self.guest_disk.extend(landed.clone());
+        }
+        self.disk.extend(landed);
     }
 
     fn host_writes(&mut self, count: usize) {
         for (operation, write) in self.area.host_writes(self.log, count, false) {
             let content = vec![bytes_of(&write.source).into()];
             let replaced = vec![(0, write.source)];
-            let write = InFlight { operation, first: write.block, content, replaced, pages: Vec::new(), is_host: true };
-            self.in_flight.push(write);
+            self.in_flight.push(InFlight {
+                operation,
+                first: write.block,
+                content,
+                replaced,
+                pages: Vec::new(),
+                is_host: true,
+                is_discard: false,
+                commits: vec![0],
+            });
         }
     }
 
@@ -528,14 +703,15 @@ impl Guest {
         }
     }
 
-    /// The guest's checkpoint: writes home what its oldest `count` transactions need and moves the tail behind them.
-    fn checkpoint(&mut self, count: usize) {
+    /// The guest's checkpoint: writes home what its oldest `count` transactions need and moves the tail behind them. With `leaves`
+    /// it lets be what it has written home itself since it was committed: that is newer, though no journal knows.
+    fn checkpoint(&mut self, count: usize, leaves: bool) {
         self.end_all();
         let oldest: Vec<_> = self.live.drain(..count.min(self.live.len())).collect();
         for (_, _, blocks) in oldest {
             for block in blocks {
                 // What the guest no longer caches it has written home before it let go of the page.
-                if self.cache.contains_key(&block) {
+                if self.cache.contains_key(&block) && !(leaves && self.written.contains(&block)) {
                     self.write_committed_home(block);
                 }
             }
@@ -552,7 +728,7 @@ impl Guest {
         let mut newest = Disk::new();
         replay(&mut CompleteLog(&self.complete), &mut newest);
         if let Some(content) = newest.remove(&block) {
-            self.memory.simulated_guest_write(self.cache[&block], 0, &content);
+            self.scribble(self.cache[&block], 0, &content);
             self.begin_home_write(block, 1);
             self.end_all();
         }
@@ -705,13 +881,18 @@ enum Step {
     HostWrites(usize),
     /// The process is killed, and another one goes on.
     Die,
-    /// The same before a store of the next log writes.
+    /// The same before so many more of its stores, whatever it is about then.
     DieBefore(usize),
+    /// The guest commits what it has in its cache without having changed it.
+    CommitAgain(Vec<u64>, usize),
+    Discard(u64, u64),
+    /// It reads a block into a page that it has no more use for.
+    Read(u64),
     Scribble(u32),
     /// From now on there is no memory for another copied page, or there is again.
     Full(bool),
-    /// Of the oldest so many transactions.
-    Checkpoint(usize),
+    /// Of the oldest so many transactions; whether what the guest has written home itself stays as it is there.
+    Checkpoint(usize, bool),
     Crash(Vec<u64>, End),
 }
 
@@ -733,9 +914,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (1usize..4).prop_map(Step::HostWrites),
         1 => Just(Step::Die),
         1 => (0usize..24).prop_map(Step::DieBefore),
+        1 => (blocks(), 1usize..8).prop_map(|(blocks, split)| Step::CommitAgain(blocks, split)),
+        1 => (block(), 1u64..4).prop_map(|(first, count)| Step::Discard(first, count)),
+        1 => block().prop_map(Step::Read),
         2 => (0..PAGES / 4).prop_map(Step::Scribble),
         1 => any::<bool>().prop_map(Step::Full),
-        2 => prop_oneof![1 => 1..4usize, 1 => Just(usize::MAX)].prop_map(Step::Checkpoint),
+        2 => (prop_oneof![1 => 1..4usize, 1 => Just(usize::MAX)], any::<bool>())
+            .prop_map(|(count, leaves)| Step::Checkpoint(count, leaves)),
     ];
     let crash = prop_oneof![Just(End::NoCommit), Just(End::Damaged)];
     (prop::collection::vec(step, 1..60), prop::option::of((blocks(), crash))).prop_map(|(mut steps, crash)| {
@@ -760,11 +945,14 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
             Step::EndHome { index, ok, late } => guest.end_home_write(*index, *ok, *late),
             Step::HostWrites(count) => guest.host_writes(*count),
             Step::Die => guest.die(None),
+            Step::CommitAgain(blocks, split) => guest.commit(blocks, &[], *split, End::Commit),
+            Step::Discard(first, count) => guest.discard(*first, *count),
+            Step::Read(block) => guest.read(*block),
             Step::DieBefore(store) => guest.dies_before = Some(*store),
             // A wild write: the block that the page caches, if any, is now dirty.
             Step::Scribble(page) => guest.scribble(PageId(*page), 100, b"wild"),
             Step::Full(is_full) => guest.is_full = *is_full,
-            Step::Checkpoint(count) => guest.checkpoint(*count),
+            Step::Checkpoint(count, leaves) => guest.checkpoint(*count, *leaves),
             Step::Crash(blocks, end) => {
                 blocks.iter().for_each(|block| guest.modify(*block, false, false));
                 guest.commit(blocks, &[], 3, *end);
@@ -777,7 +965,7 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
     }
     guest.compare_found();
     // A clean stop: everything home, the log closed, nothing held.
-    guest.checkpoint(usize::MAX);
+    guest.checkpoint(usize::MAX, true);
     if guest.open {
         assert_eq!(guest.write_superblock(0, guest.builder.sequence), SuperblockEffect::Closed);
         guest.open = false;
@@ -827,5 +1015,21 @@ fn a_block_that_the_host_writes_is_not_written_by_the_guest_meanwhile() {
         ];
         steps.extend(ends.map(|index| Step::EndHome { index, ok: true, late: false }));
         run(Checksum::V3, Holding::Retain, &steps);
+    }
+}
+
+/// What another process has to know that only the one before knew: what was discarded, what the guest has written home past its own
+/// journal, which pages are retained.
+#[test]
+fn a_process_that_goes_on_knows_what_the_one_before_knew() {
+    let commit =
+        |blocks: Vec<u64>| Step::Commit { blocks, revokes: vec![], split: 8, escaped: false, end: End::Commit };
+    let end = || Step::EndHome { index: 0, ok: true, late: false };
+    for holding in [Holding::Retain, Holding::Copy] {
+        run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Discard(1, 1), end(), Step::Die, commit(vec![3])]);
+        let past = [Step::Modify(vec![1], false, false), Step::BeginHome(1, 1), end()];
+        let by_the_host = [Step::Die, Step::HostWrites(4), end(), end(), Step::Checkpoint(usize::MAX, true)];
+        run(Checksum::V3, holding, &[&[commit(vec![1, 2])][..], &past, &by_the_host].concat());
+        run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Die, Step::CommitAgain(vec![1, 2], 1)]);
     }
 }

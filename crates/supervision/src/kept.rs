@@ -1,5 +1,6 @@
 //! What is kept for a VM while its worker may die.
 
+use crate::Shelf;
 use crate::channel::Channel;
 use crate::{Order, Said};
 use std::collections::BTreeMap;
@@ -7,15 +8,32 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Entries kept for one VM: a few for it, a few for each of its disks.
-const ENTRIES_MAX: usize = 4096;
+const ENTRIES_MAX: usize = 1024;
+/// Descriptors of one entry: what is kept for all VMs together has a bound, which no worker is to use up.
+const DESCRIPTORS_MAX: usize = 1;
 
 /// Descriptors, by name, with what belongs to them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Kept {
     entries: BTreeMap<String, (String, Vec<OwnedFd>)>,
+    shelf: Shelf,
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.entries.keys()).finish()
+    }
 }
 
 impl Kept {
+    /// What was kept on a shelf, and what will be.
+    pub fn on(mut shelf: Shelf) -> Self {
+        let found = shelf.take_found().into_iter();
+        let entries =
+            found.map(|(key, found)| (key, (String::from_utf8_lossy(&found.words).into_owned(), found.descriptors)));
+        Kept { entries: entries.collect(), shelf }
+    }
+
     /// Takes in what a supervisor says that an earlier worker had kept.
     pub fn take_in(&mut self, key: String, data: String, descriptors: Vec<OwnedFd>) {
         self.entries.insert(key, (data, descriptors));
@@ -31,13 +49,21 @@ impl Kept {
                 if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(key) {
                     return Err(io::Error::other(format!("more than {ENTRIES_MAX} things are to be kept for one VM")));
                 }
+                if descriptors.len() > DESCRIPTORS_MAX {
+                    return Err(io::Error::other(format!("{} descriptors are to be kept as {key}", descriptors.len())));
+                }
+                let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                self.shelf.put(key, data.as_bytes(), &borrowed);
                 self.entries.insert(key.clone(), (data.clone(), descriptors));
             }
-            Said::Forget { key } => {
-                self.entries.remove(key);
-            }
-            Said::Clear => self.entries.clear(),
-            Said::Ready | Said::Door { .. } | Said::Shut { .. } | Said::Open { .. } | Said::Began { .. } => {
+            Said::Forget { key } => self.forget(key),
+            Said::Clear => self.clear(),
+            Said::Ready
+            | Said::Door { .. }
+            | Said::Shut { .. }
+            | Said::Open { .. }
+            | Said::Began { .. }
+            | Said::Settle => {
                 return Ok(false);
             }
         }
@@ -58,17 +84,27 @@ impl Kept {
 
     /// Keeps words without descriptors.
     pub fn put(&mut self, key: String, data: String) {
+        self.shelf.put(&key, data.as_bytes(), &[]);
         self.entries.insert(key, (data, Vec::new()));
     }
 
     /// Lets go of what is kept under keys that begin so, unless this says that it stays.
     pub fn retain(&mut self, beginning: &str, stays: impl Fn(&str) -> bool) {
-        self.entries.retain(|key, (data, _)| !key.starts_with(beginning) || stays(data));
+        let goes = |(key, (data, _)): &(&String, &(String, _))| key.starts_with(beginning) && !stays(data);
+        let gone: Vec<String> = self.entries.iter().filter(goes).map(|(key, _)| key.clone()).collect();
+        gone.iter().for_each(|key| self.forget(key));
     }
 
     /// Lets go of everything.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.shelf.clear();
+    }
+
+    /// Lets go of one thing.
+    pub fn forget(&mut self, key: &str) {
+        self.entries.remove(key);
+        self.shelf.remove(key);
     }
 
     /// Whether nothing is kept.
@@ -115,7 +151,7 @@ mod tests {
         let mut kept = Kept::default();
         assert!(keep(&mut kept, "a", "1", 1).expect("kept"));
         assert!(keep(&mut kept, "b", "1", 0).expect("kept"));
-        assert!(keep(&mut kept, "a", "2", 2).expect("kept"));
+        assert!(keep(&mut kept, "a", "2", 1).expect("kept"));
         assert!(!kept.heard(&Said::Ready, Vec::new()).expect("nothing to keep"));
         assert!(keep(&mut kept, "c d", "3", 0).expect("kept"));
         assert_eq!(kept.all("c "), [("d".to_owned(), "3".to_owned())]);
@@ -125,7 +161,7 @@ mod tests {
         kept.tell(&ours).expect("told");
         let theirs = Channel::from(theirs);
         let (order, descriptors) = theirs.receive::<Order>().expect("read").expect("one");
-        assert_eq!((order, descriptors.len()), (Order::Kept { key: "a".into(), data: "2".into() }, 2));
+        assert_eq!((order, descriptors.len()), (Order::Kept { key: "a".into(), data: "2".into() }, 1));
         assert_eq!(theirs.receive::<Order>().expect("read").expect("another").1.len(), 0);
         assert_eq!(theirs.receive::<Order>().expect("read").expect("the end").0, Order::Begin);
         assert!(kept.heard(&Said::Clear, Vec::new()).expect("let go") && kept.is_empty());
@@ -138,6 +174,8 @@ mod tests {
             keep(&mut kept, &number.to_string(), "", 0).expect("kept");
         }
         keep(&mut kept, "one more", "", 0).expect_err("too many");
-        keep(&mut kept, "7", "again", 0).expect("in its own place");
+        keep(&mut kept, "7", "again", 1).expect("in its own place");
+        keep(&mut kept, "7", "more", 2).expect_err("too many descriptors");
+        assert_eq!(kept.data("7"), Some("again"));
     }
 }

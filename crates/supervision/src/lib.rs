@@ -10,10 +10,12 @@
 mod channel;
 mod deaths;
 mod kept;
+mod vault;
 
 pub use channel::{Channel, DESCRIPTORS_MAX};
 pub use deaths::{DEATHS_MAX, Deaths, Next, OnCrash};
 pub use kept::Kept;
+pub use vault::{Found, Shelf, Store};
 
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +96,9 @@ pub enum Said {
         /// Which disk.
         disk: usize,
     },
+    /// Say, with a byte into the pipe that comes along, when all of this was done that was said before: what is kept then is kept
+    /// also over the supervisor's own death.
+    Settle,
     /// Let go of all that is kept, and close the doors: the VMM has ended, and what it was owed is home.
     Clear,
 }

@@ -16,7 +16,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{ExitCode, ExitStatus};
+use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -167,7 +167,8 @@ impl Workers {
 }
 
 fn start_worker(charge: &mut Charge) -> anyhow::Result<Worker> {
-    let worker = Worker::start(&own_program(), std::env::args_os().skip(1))?;
+    // A report or a trace may be wanted at /dev/stdout.
+    let worker = Worker::start(&own_program(), std::env::args_os().skip(1), Stdio::inherit())?;
     if let Err(error) = charge.tell(&worker.channel) {
         // It has died, which is seen where it is listened to.
         log::debug!("telling a worker to begin: {error}");

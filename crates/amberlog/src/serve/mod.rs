@@ -5,8 +5,9 @@
 //!
 //! What it must never do: take a disk from a guest that runs because a configuration changed. Failure story: killed at any
 //! moment, it takes its workers along and leaves in tmpfs what the VMs are owed, locked for as long as their VMMs live; the
-//! next daemon finishes it once they are gone. A guest does not go on under another daemon unless it was left (SIGUSR2,
-//! `amberlog detach`): then all that was held is on storage, and the next daemon takes it as it is.
+//! next daemon finishes it once they are gone. A guest goes on under another daemon if a service manager has kept what this one kept
+//! (`notify`, `inherited`), or if it was left (SIGUSR2, `amberlog detach`): then all that was held is on storage, and the next daemon
+//! takes it as it is.
 //!
 //! SIGHUP reads the configuration again. SIGTERM and SIGINT end the VMMs, as `amberlog run` does, and everything goes home.
 
@@ -17,6 +18,7 @@ mod config;
 mod control;
 mod disks;
 mod freeze;
+mod inherited;
 mod left;
 mod notify;
 mod power;
@@ -26,11 +28,12 @@ pub mod work;
 
 use crate::exit;
 use crate::metrics::endpoint::{Endpoint, Source};
+use crate::supervisor::Charge;
 use crate::vm::die_of_panics;
 use anyhow::Context;
 use config::Config;
 use control::{Control, Slots};
-use notify::Manager;
+use notify::{InStore, Manager};
 use own_files::OwnDirectory;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
@@ -40,6 +43,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use supervised::{Supervised, Wish};
+use supervision::Shelf;
 use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
@@ -123,6 +127,8 @@ struct Vms {
     slots: Slots,
     threads: BTreeMap<String, JoinHandle<()>>,
     no_sandbox: bool,
+    /// What is kept of them over the death of this process.
+    shelf: Shelf,
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
@@ -140,7 +146,12 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         signal_hook::consts::SIGINT,
         signal_hook::consts::SIGUSR2,
     ])?;
-    let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new(), no_sandbox: args.no_sandbox };
+    let manager = Manager::of_this_process().map(Arc::new);
+    let shelf = match &manager {
+        Some(manager) => Shelf::open(Box::new(InStore(Arc::clone(manager))), inherited::descriptors()),
+        None => Shelf::default(),
+    };
+    let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new(), no_sandbox: args.no_sandbox, shelf };
     let control = Control::listen(&config.run.join(ask::CONTROL), Arc::clone(&vms.slots))?;
     let source: Source = {
         let slots = Arc::clone(&vms.slots);
@@ -158,9 +169,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     ));
     let run = config.run.clone();
     access::open_above(&run, config.way())?;
+    vms.go_on(&config, &text)?;
     vms.apply(&config, &text)?;
     log::info!("serving {} VMs", vms.threads.len());
-    let manager = Manager::of_this_process().map(Arc::new);
     if let Some(manager) = &manager {
         manager.tell("READY=1");
         watch(manager, &vms.slots)?;
@@ -216,6 +227,18 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Tells each what is wanted of it. One whose worker does not answer keeps no other one waiting.
+fn want_at_once<'a>(wishes: impl Iterator<Item = (&'a Arc<Supervised>, Wish)>) {
+    std::thread::scope(|all| {
+        for (slot, wish) in wishes {
+            let wanted = wish.clone();
+            if std::thread::Builder::new().spawn_scoped(all, move || slot.want(wanted)).is_err() {
+                slot.want(wish);
+            }
+        }
+    });
+}
+
 /// Tells the service manager, as often as it wants to hear it, that questions are answered.
 fn watch(manager: &Arc<Manager>, slots: &Slots) -> anyhow::Result<()> {
     let Some(interval) = manager.interval else { return Ok(()) };
@@ -232,14 +255,36 @@ fn watch(manager: &Arc<Manager>, slots: &Slots) -> anyhow::Result<()> {
 }
 
 impl Vms {
+    /// Goes on with what an earlier supervisor had, which has died; also with VMs that are not in the configuration any more.
+    fn go_on(&mut self, config: &Config, text: &Arc<str>) -> anyhow::Result<()> {
+        for name in self.shelf.parts() {
+            let wish = config.vms.get(&name).map_or(Wish::Gone, |vm| Wish::Serve(Arc::clone(text), vm.on_crash));
+            log::info!("vm {name}: what an earlier supervisor kept of it is here");
+            self.start(&name, wish)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, name: &str, wish: Wish) -> anyhow::Result<()> {
+        let charge = Charge::on(self.shelf.split(name));
+        let slot = Supervised::new(name, wish, self.no_sandbox, charge);
+        let thread = Arc::clone(&slot);
+        let handle = std::thread::Builder::new()
+            .name(format!("vm {name}"))
+            .spawn(move || thread.run())
+            .with_context(|| format!("starting the thread of vm {name}"))?;
+        self.slots.lock().expect("no panic under this lock").insert(name.to_owned(), slot);
+        self.threads.insert(name.to_owned(), handle);
+        Ok(())
+    }
+
     /// Has the VMs be those of a configuration.
     fn apply(&mut self, config: &Config, text: &Arc<str>) -> anyhow::Result<()> {
         // Nobody waits for this lock while a worker is told something.
         let known = self.slots.lock().expect("no panic under this lock").clone();
-        for (name, slot) in known.iter().filter(|(_, slot)| !slot.is_over()) {
-            let wish = config.vms.get(name).map_or(Wish::Gone, |vm| Wish::Serve(Arc::clone(text), vm.on_crash));
-            slot.want(wish);
-        }
+        let wish = |name: &String| config.vms.get(name).map(|vm| Wish::Serve(Arc::clone(text), vm.on_crash));
+        let living = known.iter().filter(|(_, slot)| !slot.is_over());
+        want_at_once(living.map(|(name, slot)| (slot, wish(name).unwrap_or(Wish::Gone))));
         let mut slots = self.slots.lock().expect("no panic under this lock");
         // Those that have ended since they were taken out.
         let ended: Vec<_> = slots.iter().filter(|(_, slot)| slot.is_over()).map(|(name, _)| name.clone()).collect();
@@ -249,18 +294,12 @@ impl Vms {
                 let _ = thread.join();
             }
         }
+        drop(slots);
         for (name, vm) in &config.vms {
-            if slots.contains_key(name) {
+            if self.threads.contains_key(name) {
                 continue;
             }
-            let slot = Supervised::new(name, Arc::clone(text), vm.on_crash, self.no_sandbox);
-            let thread = Arc::clone(&slot);
-            let handle = std::thread::Builder::new()
-                .name(format!("vm {name}"))
-                .spawn(move || thread.run())
-                .with_context(|| format!("starting the thread of vm {name}"))?;
-            slots.insert(name.clone(), slot);
-            self.threads.insert(name.clone(), handle);
+            self.start(name, Wish::Serve(Arc::clone(text), vm.on_crash))?;
         }
         Ok(())
     }
@@ -303,7 +342,7 @@ impl Vms {
     /// Ends everything, or leaves it, and waits for that.
     fn stop(self, end: &Wish) {
         let slots = self.slots.lock().expect("no panic under this lock").clone();
-        slots.values().for_each(|slot| slot.want(end.clone()));
+        want_at_once(slots.values().map(|slot| (slot, end.clone())));
         for (name, thread) in self.threads {
             if thread.join().is_err() {
                 log::error!("vm {name}: its thread has failed");

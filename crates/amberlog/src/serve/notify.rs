@@ -1,10 +1,20 @@
-//! What a service manager is told (sd_notify(3)): that the daemon serves, that it still does, that it ends.
+//! What a service manager is told (sd_notify(3)): that the daemon serves, that it still does, that it ends; and what it is given to
+//! keep for the next daemon (FDSTORE=1).
 //!
-//! Failure story: a manager that does not listen is not missed; one that does starts the daemon again when it is not told in time.
+//! Failure story: a manager that does not listen is not missed; one that does starts the daemon again when it is not told in time. One
+//! that keeps nothing, or less than it was given, has the next daemon find a part, or nothing.
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
 use std::time::Duration;
+
+/// How long a manager may take nothing of what it is told.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where to tell it.
 #[derive(Debug)]
@@ -28,6 +38,7 @@ impl Manager {
 
     fn at(address: &str, interval: Option<Duration>) -> std::io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
+        socket.set_write_timeout(Some(PATIENCE))?;
         match address.strip_prefix('@') {
             Some(name) => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
             None => socket.connect(address)?,
@@ -40,6 +51,28 @@ impl Manager {
         if let Err(error) = self.socket.send(what.as_bytes()) {
             log::debug!("telling the service manager {what}: {error}");
         }
+    }
+}
+
+/// Its store of descriptors.
+pub struct InStore(pub Arc<Manager>);
+
+impl supervision::Store for InStore {
+    fn put(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        // Not to be thrown away because the other end of it is gone: that is for the next daemon to see.
+        let words = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
+        let descriptors = [descriptor];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::Error::other("there is no room for the descriptor"));
+        }
+        let words = [IoSlice::new(words.as_bytes())];
+        Ok(rustix::net::sendmsg(&self.0.socket, &words, &mut control, SendFlags::NOSIGNAL).map(drop)?)
+    }
+
+    fn remove(&self, name: &str) {
+        self.0.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
     }
 }
 

@@ -11,10 +11,11 @@ use crate::vm::watched::Watched;
 use crate::worker::{Worker, how_it_ended, own_program};
 use anyhow::Context;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use supervision::{Channel, Deaths, Next, OnCrash, Order};
@@ -69,9 +70,28 @@ fn ends_soon(pid: u32) -> bool {
     })
 }
 
+/// A stream that is read until some moment, however often something comes.
+struct Until {
+    stream: UnixStream,
+    deadline: Instant,
+}
+
+impl Read for Until {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}
+
 struct Running {
     channel: Arc<Channel>,
     pid: u32,
+    /// Its number may be another one's as soon as its end was seen.
+    process: Option<Arc<Watched>>,
 }
 
 struct Inner {
@@ -97,6 +117,8 @@ struct Inner {
 pub struct Supervised {
     name: String,
     no_sandbox: bool,
+    /// Until its thread begins.
+    charge: Mutex<Option<Charge>>,
     inner: Mutex<Inner>,
     changed: Condvar,
     /// Disks come and go one request after the other.
@@ -104,13 +126,15 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// A VM that is to be served so.
-    pub fn new(name: &str, config: Arc<str>, on_crash: OnCrash, no_sandbox: bool) -> Arc<Self> {
+    /// A VM of which that is wanted, with what there is of it already.
+    pub fn new(name: &str, wish: Wish, no_sandbox: bool, charge: Charge) -> Arc<Self> {
+        let on_crash = if let Wish::Serve(_, on_crash) = &wish { *on_crash } else { OnCrash::default() };
         Arc::new(Supervised {
             name: name.to_owned(),
             no_sandbox,
+            charge: Mutex::new(Some(charge)),
             inner: Mutex::new(Inner {
-                wish: Wish::Serve(config, on_crash),
+                wish,
                 on_crash,
                 worker: None,
                 deaths: Deaths::default(),
@@ -184,7 +208,7 @@ impl Supervised {
     /// The thread of a VM; ends when it is not wanted any more.
     pub fn run(&self) {
         let _entered = self.enter();
-        let mut charge = Charge::default();
+        let mut charge = self.charge.lock().expect("no panic under this lock").take().unwrap_or_default();
         while self.is_wanted(&mut charge) {
             match self.run_worker(&mut charge) {
                 Ok(()) => {}
@@ -224,12 +248,13 @@ impl Supervised {
             arguments.push("--no-sandbox".into());
         }
         let program = self.lock().program.clone();
-        let mut worker = Worker::start(&program, arguments)?;
+        let mut worker = Worker::start(&program, arguments, Stdio::null())?;
+        let process = Watched::new(worker.pid() as i32).map(Arc::new);
         if let Err(error) = charge.tell(&worker.channel) {
             // It has died, which is seen where it is listened to.
             log::debug!("telling a worker to begin: {error}");
         }
-        self.lock().worker = Some(Running { channel: Arc::clone(&worker.channel), pid: worker.pid() });
+        self.lock().worker = Some(Running { channel: Arc::clone(&worker.channel), pid: worker.pid(), process });
         if let Err(error) = self.tell() {
             // It would idle for ever, and its guest with it.
             log::error!(
@@ -323,15 +348,14 @@ impl Supervised {
         }
         let old = {
             let mut inner = self.lock();
-            let worker = inner.worker.as_ref().map(|worker| worker.pid);
-            let old = worker.with_context(|| format!("vm {} has no worker at this moment; ask again", self.name))?;
+            let worker = inner.worker.as_ref().and_then(|worker| Some((worker.pid, worker.process.clone()?)));
+            let worker = worker.with_context(|| format!("vm {} has no worker at this moment; ask again", self.name));
+            let (old, process) = worker?;
             inner.program = program.to_owned();
             inner.is_replaced = true;
+            process.signal(rustix::process::Signal::KILL);
             old
         };
-        if let Some(worker) = Watched::new(old as i32) {
-            worker.signal(rustix::process::Signal::KILL);
-        }
         let deadline = Instant::now() + REPLACED_WITHIN;
         while Instant::now() < deadline {
             let status = self.status();
@@ -341,17 +365,18 @@ impl Supervised {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let new = {
+        {
             let mut inner = self.lock();
             inner.program = own_program();
-            inner.is_replaced = true;
             inner.is_held = false;
             inner.deaths.forgive();
             self.changed.notify_all();
-            inner.worker.as_ref().map(|worker| worker.pid)
-        };
-        if let Some(worker) = new.and_then(|pid| Watched::new(pid as i32)) {
-            worker.signal(rustix::process::Signal::KILL);
+            let new = inner.worker.as_ref().and_then(|worker| worker.process.clone());
+            // Only the end of one that is ended here is none that counts.
+            inner.is_replaced = new.is_some();
+            if let Some(new) = new {
+                new.signal(rustix::process::Signal::KILL);
+            }
         }
         anyhow::bail!("vm {}: the new worker does not serve (the log says why); one of this program goes on", self.name)
     }
@@ -398,14 +423,16 @@ impl Supervised {
         let not_served = || format!("vm {} is not served at this moment; ask again", self.name);
         let channel = self.lock().worker.as_ref().map(|worker| Arc::clone(&worker.channel));
         let channel = channel.with_context(|| self.why_not_served().unwrap_or_else(not_served))?;
+        let deadline = Instant::now() + patience + PATIENCE;
         let (mut ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
         channel.send(&Order::Ask, &[theirs.as_fd()]).with_context(not_served)?;
         drop(theirs);
-        ours.set_read_timeout(Some(patience + PATIENCE))?;
         ours.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
         writeln!(ours, "{}", serde_json::to_string(question)?).with_context(not_served)?;
-        BufReader::new(ours.take(ANSWER_BYTES_MAX)).read_line(&mut line).with_context(not_served)?;
+        BufReader::new(Until { stream: ours, deadline }.take(ANSWER_BYTES_MAX))
+            .read_line(&mut line)
+            .with_context(not_served)?;
         let answer: Value = serde_json::from_str(&line).with_context(not_served)?;
         match answer["error"].as_str() {
             Some(error) => Err(anyhow::anyhow!("{error}")),

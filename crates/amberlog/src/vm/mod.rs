@@ -518,6 +518,13 @@ impl Vm {
         // From here on faults are answered: the logs that retain pages are known.
         let userfaultfd = kept.take("userfaultfd");
         let has_userfaultfd = userfaultfd.is_some();
+        let lives = |(pid, started): (i32, u64)| placement::process_started_at(pid) == Some(started);
+        if !has_userfaultfd && journals.area.retains_pages() && vmm.is_some_and(lives) {
+            anyhow::bail!(
+                "what the guest committed is in its own pages, and the userfaultfd that protects these is not there: end its VMM, \
+                 and what it is owed is brought home"
+            );
+        }
         if let Some((_, descriptor)) = userfaultfd {
             let sandbox = options.sandbox.then(|| Sandbox::new(journals.directory().path(), false));
             let memory = Arc::clone(&memory);
@@ -573,7 +580,13 @@ impl Vm {
     /// Gives up before any VMM could connect: nothing is owed.
     pub fn abandon(self) {
         self.journals.directory().remove();
+        self.clear();
+    }
+
+    /// Nothing of it is to be kept any more. If the supervisor is gone this process ends in the next moment.
+    fn clear(&self) {
         let _ = self.line.say(&Said::Clear, &[]);
+        self.line.settle();
     }
 
     /// Takes a guest that an earlier daemon left alone: before [`Vm::serve`].
@@ -691,6 +704,7 @@ impl Vm {
         }
         serving.doors = doors;
         self.line.keep(crate::worker::SERVED, "", None)?;
+        self.line.settle();
         if let Some(mut steps) = steps {
             steps.push(("for memory and disks", Instant::now()));
             self.say_how_long(&steps);
@@ -744,7 +758,7 @@ impl Vm {
         drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         self.journals.directory().remove();
-        let _ = self.line.say(&Said::Clear, &[]);
+        self.clear();
         flushed.context("flushing the images")?;
         written
     }
@@ -768,7 +782,7 @@ impl Vm {
             written = written.and(report);
         }
         // Whatever is owed still is found by its files: nobody goes on with it.
-        let _ = self.line.say(&Said::Clear, &[]);
+        self.clear();
         recovered.with_context(|| {
             let path = self.directory().display().to_string();
             format!("what is still owed stays in {path}; mend the cause and run amberlog again")

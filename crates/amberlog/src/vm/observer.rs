@@ -94,6 +94,8 @@ impl VmObserver {
         match self.handover.take(peer.pid) {
             Some(descriptor) => {
                 self.keep("userfaultfd", "", Some(descriptor.as_fd()));
+                // Before any page is protected through it: without it, what is retained would be the guest's to write over.
+                self.line.settle();
                 if let Err(error) = self.memory.take_userfaultfd(descriptor) {
                     log::warn!("{error}");
                 }
@@ -208,6 +210,8 @@ impl Observer for DiskObserver {
 
     fn began(&self) {
         let _ = self.vm.line.say(&Said::Began { disk: self.door }, &[]);
+        // Whoever comes next must not take its driver for one that starts anew.
+        self.vm.line.settle();
     }
 
     fn disconnected(&self, _peer: Peer) {

@@ -33,6 +33,7 @@ mod sandbox;
 mod serve;
 mod shared;
 mod stacked;
+mod supervisor;
 mod support;
 mod wild;
 mod worker;

@@ -22,9 +22,14 @@ pub(super) struct Daemon {
 impl Daemon {
     /// Starts one on `config`, whose sockets are in `run`; its log goes to the end of the one before.
     pub(super) fn start(bench: &Bench, config: &Path) -> Self {
+        Self::start_by(Command::new(amberlog()), bench, config)
+    }
+
+    /// The same with a command that becomes amberlog.
+    pub(super) fn start_by(mut command: Command, bench: &Bench, config: &Path) -> Self {
         let log = bench.path("daemon.log");
         let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
-        let process = Command::new(amberlog())
+        let process = command
             .args(["serve".as_ref(), "--config".as_ref(), config.as_os_str()])
             .stdin(Stdio::null())
             .stdout(File::create("/dev/null").unwrap())

@@ -1,0 +1,159 @@
+//! The supervisor itself dies, where a service manager keeps what it had kept. The manager is a stand-in for systemd: it hears what
+//! sd_notify(3) says, keeps descriptors, and gives them to the next daemon as sd_listen_fds(3) says. No systemd was asked.
+
+use crate::serve::{Daemon, write_config};
+use crate::support::*;
+use crate::worker::kill_nine;
+use guest_kit::image::ExtRecipe;
+use guest_kit::{Guest, Signal};
+use rustix::io::FdFlags;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use std::collections::BTreeMap;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Numbers that are nobody's, for descriptors on their way into a daemon.
+const HIGH: i32 = 600;
+
+struct Manager {
+    socket: std::path::PathBuf,
+    store: Arc<Mutex<BTreeMap<String, OwnedFd>>>,
+}
+
+impl Manager {
+    fn start(bench: &Bench) -> Self {
+        let socket = bench.path("notify");
+        let heard = UnixDatagram::bind(&socket).unwrap();
+        let store = Arc::new(Mutex::new(BTreeMap::new()));
+        let kept = Arc::clone(&store);
+        // Ends with the process of the test.
+        std::thread::spawn(move || {
+            loop {
+                hear(&heard, &kept);
+            }
+        });
+        Manager { socket, store }
+    }
+
+    fn len(&self) -> usize {
+        self.store.lock().unwrap().len()
+    }
+
+    /// Starts a daemon with what is in the store.
+    fn start_daemon(&self, bench: &Bench, config: &Path) -> Daemon {
+        // What a dead one had said last is heard first.
+        std::thread::sleep(Duration::from_millis(100));
+        let store = self.store.lock().unwrap();
+        let mut script = String::new();
+        let mut names = Vec::new();
+        let mut passed = Vec::new();
+        for (index, (name, descriptor)) in store.iter().enumerate() {
+            let high = rustix::io::fcntl_dupfd_cloexec(descriptor, HIGH).unwrap();
+            rustix::io::fcntl_setfd(&high, FdFlags::empty()).unwrap();
+            script += &format!("exec {}<&{high} {high}<&-\n", index + 3, high = high.as_raw_fd());
+            names.push(name.clone());
+            passed.push(high);
+        }
+        script += &format!(
+            "LISTEN_PID=$$ LISTEN_FDS={} LISTEN_FDNAMES={} NOTIFY_SOCKET={} exec {} \"$@\"",
+            names.len(),
+            names.join(":"),
+            self.socket.display(),
+            amberlog().display()
+        );
+        let mut command = Command::new("bash");
+        command.args(["-c", &script, "daemon"]);
+        Daemon::start_by(command, bench, config)
+    }
+}
+
+fn hear(socket: &UnixDatagram, store: &Mutex<BTreeMap<String, OwnedFd>>) {
+    let mut bytes = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).unwrap();
+    let mut descriptors: Vec<OwnedFd> = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let words = String::from_utf8(bytes[..received.bytes].to_vec()).unwrap();
+    let said = |key: &str| words.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let name = said("FDNAME").unwrap_or_default().to_owned();
+    let mut store = store.lock().unwrap();
+    if said("FDSTORE") == Some("1") {
+        assert_eq!((descriptors.len(), said("FDPOLL")), (1, Some("0")), "{words}");
+        assert!(store.insert(name, descriptors.remove(0)).is_none(), "{words}: that name is taken");
+    } else if said("FDSTOREREMOVE") == Some("1") {
+        assert!(store.remove(&name).is_some(), "{words}: there is no such name");
+    }
+}
+
+/// The daemon is killed under a guest that commits, again and again, now and then with its worker: the next one gets back what it had
+/// kept, and goes on. Nothing is reconnected, and journals stay held.
+#[test]
+fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors() {
+    let bench = Bench::new();
+    let [one, two] = ["one.img", "two.img"].map(|name| bench.path(name));
+    let file_system = ExtRecipe::ext4(96, 8).make(&one).unwrap();
+    ExtRecipe::ext4(32, 4).make(&two).unwrap();
+    let path = |image: &Path| image.to_str().unwrap().to_owned();
+    let config = write_config(&bench, &[("one", path(&one)), ("two", path(&two))]);
+    let manager = Manager::start(&bench);
+    let mut daemon = manager.start_daemon(&bench, &config);
+    let layout = overwritten(8);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let pid = |entry: &serde_json::Value, name: &str| entry[name].as_u64().unwrap_or_else(|| panic!("{entry}")) as u32;
+    for round in 0..4 {
+        let before = daemon.wait_state("one", "running");
+        let retained = before["disks"][0]["counters"]["blocks_retained_now"].as_u64();
+        assert!(retained > Some(0), "{before}");
+        if round % 2 == 1 {
+            kill_nine(pid(&before, "worker_pid"));
+        }
+        if round == 2 {
+            // Its VM is not in the configuration of the next one.
+            write_config(&bench, &[("two", path(&two))]);
+        }
+        daemon.signal(Signal::KILL);
+        daemon.wait();
+        let killed = Instant::now();
+        daemon = manager.start_daemon(&bench, &config);
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+            panic!("round {round}: {error}\n--- the daemon's log\n{}", daemon.log());
+        }
+        eprintln!("round {round}: 20 more were acknowledged {:?} after the supervisor's death", killed.elapsed());
+        let after = daemon.wait_state("one", "running");
+        assert_ne!(pid(&after, "supervisor_pid"), pid(&before, "supervisor_pid"));
+        assert_eq!(pid(&after, "vmm_pid"), guest.qemu_pid().unwrap());
+    }
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    let deadline = Instant::now() + LIMIT;
+    while std::fs::read_dir(bench.area()).unwrap().flatten().count() > 1 {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+    assert!(manager.len() > 0, "the other VM waits");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0));
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(manager.len(), 0, "nothing is left of what has ended");
+}
