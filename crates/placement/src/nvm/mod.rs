@@ -27,7 +27,7 @@ mod foreign;
 mod home;
 mod inflight;
 mod leaving;
-mod log_stream;
+pub(crate) mod log_stream;
 mod mark;
 mod recover;
 mod report;
