@@ -50,7 +50,7 @@ impl Keeper for Shipped {
         log.is_open() && self.watch().is_on()
     }
 
-    fn home_begins(&self, _log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+    fn home_begins(&self, _log: &Log, change: &HomeChange<'_>, _steps: &mut Steps) -> io::Result<HomeVerdict> {
         self.watch().home_change(change.blocks.clone(), change.payload);
         Ok(HomeVerdict::Go { operation: usize::MAX, replaced: Vec::new() })
     }
