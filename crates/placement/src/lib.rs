@@ -41,6 +41,7 @@ mod report;
 mod resume;
 mod scan;
 mod stored;
+mod watch;
 
 pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, THROUGH as PASSED_THROUGH,

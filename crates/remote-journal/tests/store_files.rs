@@ -207,6 +207,12 @@ fn a_missing_end_is_seen_with_many_journals() {
 /// torn, but the end mark says that it was durable. Only its journal is lost.
 #[test]
 fn a_rotten_record_of_the_last_group_costs_its_own_journal_alone() {
+    for is_ended in [true, false] {
+        rotten_in_the_last_group(is_ended);
+    }
+}
+
+fn rotten_in_the_last_group(is_ended: bool) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("store");
     let mut store = open(&path).expect("opens");
@@ -222,7 +228,9 @@ fn a_rotten_record_of_the_last_group_costs_its_own_journal_alone() {
     store.commit().expect("durable");
     acknowledged.insert(2, (epoch, 3));
     acknowledged.insert(3, (of_neighbour, 3));
-    store.end().expect("ended");
+    if is_ended {
+        store.end().expect("ended");
+    }
     drop(store);
     let last = segments(&path).pop().expect("there is one");
     let bytes = std::fs::read(&last).expect("read");

@@ -25,8 +25,10 @@ fn copy(image: &Path, flat: &Path, to_image: bool) {
     }
 }
 
-fn run(name: &str, mke2fs: &[&str]) {
+fn run(name: &str, mke2fs: &[&str], placement: &str) {
     let bench = Bench::new();
+    let is_remote = placement == "remote";
+    let server = is_remote.then(|| crate::remote::JournalServer::start(&bench.path("store"), "127.0.0.1:0", &[]));
     let (image, flat) = (bench.path("image"), bench.path("flat"));
     File::create(&image).unwrap().set_len(200 << 20).unwrap();
     let (at, count, _) = TABLE[2];
@@ -54,7 +56,11 @@ fn run(name: &str, mke2fs: &[&str]) {
          mark committed",
         table.join("\\n")
     );
-    let mut spec = bench.spec(name, script, disk(&image));
+    let served = match &server {
+        Some(server) => crate::remote::remote_disk(&image, &server.address),
+        None => disk_with(&image, &format!(",placement={placement}")).to_vec(),
+    };
+    let mut spec = bench.spec(name, script, served);
     spec.modules = vec!["dm-mod".to_owned()];
     spec.programs = vec!["dmsetup"];
     let mut guest = Guest::start(spec).unwrap();
@@ -74,18 +80,35 @@ fn run(name: &str, mke2fs: &[&str]) {
         let content = judge::read_file(&flat, &format!("/file-{n}")).unwrap();
         assert_eq!(content, Some(format!("content {n}\n").into_bytes()), "file-{n}");
     }
+    if placement == "storage" {
+        return;
+    }
     let fault = report.disk(0)["fault"].as_str().unwrap_or_default();
     assert!(fault.contains("is not what it seemed"), "{fault}\n{}", guest.stderr());
-    assert_eq!(report.disk(0)["placement"], "storage");
+    if !is_remote {
+        assert_eq!(report.disk(0)["placement"], "storage");
+    }
     assert_eq!(report.status(0), "materialised");
 }
 
 #[test]
 fn a_log_whose_homes_are_elsewhere_is_left_to_the_guest() {
-    run("stacked", &["-b", "4096", "-J", "size=4", "-E", "packed_meta_blocks=1"]);
+    run("stacked", &["-b", "4096", "-J", "size=4", "-E", "packed_meta_blocks=1"], "retain");
 }
 
 #[test]
 fn a_small_one_too() {
-    run("stacked-small", &["-b", "1024", "-J", "size=4", "-E", "packed_meta_blocks=1"]);
+    run("stacked-small", &["-b", "1024", "-J", "size=4", "-E", "packed_meta_blocks=1"], "retain");
+}
+
+#[test]
+fn one_that_goes_to_a_journal_server_too() {
+    run("stacked-remote", &["-b", "4096", "-J", "size=4", "-E", "packed_meta_blocks=1"], "remote");
+}
+
+/// Known, and not mended: the journal is replayed where the books say when the VM has ended, and nobody looks for signs before.
+#[test]
+#[ignore = "under storage nobody looks for signs: docs/guarantees.md says so"]
+fn one_on_storage_too() {
+    run("stacked-storage", &["-b", "4096", "-J", "size=4", "-E", "packed_meta_blocks=1"], "storage");
 }

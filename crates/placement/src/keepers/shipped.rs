@@ -1,33 +1,60 @@
 //! Placement `remote`: a log whose writes go to a journal server, and to its own place where there is none (`crate::remote`).
+//!
+//! Where its guest proves that the journal is not what it seems ([`crate::watch`]), it goes to its own place and stays there, and is
+//! left to the guest ([`crate::distrust`]).
 
 use super::stored::finish_on_storage;
+use crate::distrust;
 use crate::keeper::{
-    BlockContent, Finished, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step, Steps, SuperblockBlock,
-    SuperblockWritten, Task,
+    BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
+    Steps, SuperblockBlock, SuperblockWritten, Task,
 };
 use crate::log::Log;
 use crate::remote::{Outcome, RemoteLog, RemoteReport};
+use crate::watch::Watch;
 use block_route::{RequestKind, segments};
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
 use journal_area::JournalArea;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug)]
 pub(crate) struct Shipped {
     remote: RemoteLog,
+    watch: Mutex<Watch>,
     /// Its copy of the log is in this one's budget.
     area: Arc<JournalArea>,
 }
 
 impl Shipped {
     pub fn new(remote: RemoteLog, area: Arc<JournalArea>) -> Self {
-        Shipped { remote, area }
+        Shipped { remote, watch: Mutex::default(), area }
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().expect("no panic under this lock")
+    }
+
+    /// The journal is not what it seemed: nobody here replays it.
+    fn distrust(&self, log: &Log, why: Option<String>) {
+        if let Some(why) = why {
+            distrust::say(&self.area, log, &why);
+            self.remote.pause(true);
+        }
     }
 }
 
 impl Keeper for Shipped {
+    fn watches_home(&self, log: &Log) -> bool {
+        log.is_open() && self.watch().is_on()
+    }
+
+    fn home_begins(&self, _log: &Log, change: &HomeChange<'_>, _steps: &mut Steps) -> io::Result<HomeVerdict> {
+        self.watch().home_change(change.blocks.clone(), change.payload);
+        Ok(HomeVerdict::Go { operation: usize::MAX, replaced: Vec::new() })
+    }
+
     fn superblock(
         &self,
         log: &Log,
@@ -38,10 +65,15 @@ impl Keeper for Shipped {
         match Superblock::decode(block) {
             Ok(superblock) if !superblock.is_empty() && log.is_open() => {
                 self.remote.superblock(&superblock, block)?;
+                let why = self.watch().tail_moves(&superblock);
+                self.distrust(log, why);
                 Ok((SuperblockWritten::GoesOn, false))
             }
             Ok(superblock) if !superblock.is_empty() => {
                 self.remote.open(&superblock, block)?;
+                if !log.is_distrusted() {
+                    self.watch().opened(&log.place, &superblock);
+                }
                 Ok((SuperblockWritten::Opened, false))
             }
             other => {
@@ -52,6 +84,9 @@ impl Keeper for Shipped {
                     self.remote.close(block)?;
                     log.home.set_dirty();
                     log.journal.set_dirty();
+                    let why = other.as_ref().ok().and_then(|superblock| self.watch().tail_moves(superblock));
+                    self.distrust(log, why);
+                    self.watch().forget();
                 }
                 let what = if other.is_err() { SuperblockWritten::NoLog } else { SuperblockWritten::Closed };
                 Ok((what, !was_open))
@@ -67,7 +102,10 @@ impl Keeper for Shipped {
             BlockContent::Guest(slices) => segments::gather(slices),
             BlockContent::Bytes(bytes) => bytes,
         };
-        match self.remote.write(block.position, content.into(), block.request) {
+        let content: Arc<[u8]> = content.into();
+        let why = self.watch().log_write(&log.place, block.position, &content);
+        self.distrust(log, why);
+        match self.remote.write(block.position, content, block.request) {
             Outcome::Done => LogVerdict::Kept,
             Outcome::Held => LogVerdict::Held,
             Outcome::Fail => LogVerdict::Fail,
@@ -112,6 +150,7 @@ impl Keeper for Shipped {
     }
 
     fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+        self.watch().forget();
         // Storage has the whole log then, for the guest's next kernel or for us.
         self.remote.settle()?;
         finish_on_storage(log, is_vm_gone)

@@ -30,7 +30,7 @@ mod home;
 mod inflight;
 mod keeper;
 mod leaving;
-mod log_stream;
+pub(crate) mod log_stream;
 mod mark;
 mod recover;
 mod report;

@@ -685,6 +685,9 @@ impl Guest {
         if self.random.below(3) == 0 {
             self.host_works();
         }
+        // No kernel changes what is in its second sector.
+        let at = self.layout.log_at[0];
+        assert!(log[0][512..1024] == self.ideal[at + 512..at + 1024], "half of the superblock is another's");
         let (written, next, superblock) = replay(log, &self.layout.homes);
         let (expected, expected_next, _) = self.ideal_replay();
         assert_eq!(next, expected_next, "the transaction that the kernel goes on with");

@@ -1,0 +1,187 @@
+//! Whether a guest's journal is what it seems, where its log only passes through (placement `remote`) and is replayed by us in the
+//! end. What is taken for proof, and why no legal guest does it, says `journal-area/src/contradiction.rs`: a committed tag that
+//! no tag of this file system can be; and a tail that passes committed blocks which were never written home, while their contents
+//! were written to other blocks of the disk that had no reason to get them.
+//!
+//! It remembers no contents but those of a transaction that is not complete, and eight bytes for each block that is live in the log.
+//!
+//! It must never: change what is done with a write. Whoever asks hears why the books are wrong, once.
+//!
+//! Failure story: a log that cannot be followed (fast commits, one that is brought, more blocks than a log has) is not watched.
+
+use crate::nvm::log_stream::{LogStream, Tail, TailMove};
+use crate::scan::FoundLogPlace;
+use guest_memory::MemorySlice;
+use jbd2::Superblock;
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// So many contents at the wrong place are no coincidence.
+const MISPLACED_MIN: u32 = 3;
+/// Bytes of each of the two pieces of a block that stand for its content.
+const PIECE_BYTES: usize = 64;
+/// Contents written lately for which the log has no reason: the newest in each slot.
+const SLOTS: usize = 4096;
+
+/// The newest committed version of a block.
+#[derive(Clone, Copy, Debug)]
+struct Newest {
+    sequence: u32,
+    content: Option<u64>,
+    /// Something was written there since it was committed.
+    is_written: bool,
+}
+
+/// What is known of one log.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// Nothing while the log is closed, or is not followed.
+    stream: Option<LogStream>,
+    /// Sequence numbers of the live transactions, and the blocks of each.
+    live: VecDeque<(u32, Vec<u64>)>,
+    newest: HashMap<u64, Newest>,
+    unexplained: Vec<u64>,
+    misplaced: u32,
+    hasher: RandomState,
+}
+
+impl Watch {
+    pub fn is_on(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// The guest opens its log with this superblock.
+    pub fn opened(&mut self, place: &FoundLogPlace, superblock: &Superblock) {
+        self.forget();
+        let format = superblock.format().ok().filter(|format| !format.fast_commit && format.contains(superblock.start));
+        let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        self.stream = format.map(|format| LogStream::new(format, tail, place.log_blocks as usize));
+    }
+
+    /// Nothing is known of the log any more.
+    pub fn forget(&mut self) {
+        *self = Watch::default();
+    }
+
+    /// The guest writes a log block other than the superblock. Says why the books are wrong, if that proves it.
+    pub fn log_write(&mut self, place: &FoundLogPlace, position: u32, content: &Arc<[u8]>) -> Option<String> {
+        let stream = self.stream.as_mut()?;
+        if stream.write(position, Arc::clone(content)).is_err() {
+            self.forget();
+            return None;
+        }
+        while let Some(transaction) = self.stream.as_mut()?.accept(&|_| true) {
+            let sequence = transaction.sequence;
+            for block in &transaction.revokes {
+                self.newest.remove(block);
+            }
+            for (block, content) in &transaction.blocks {
+                if !can_be_home(place, *block) {
+                    let where_it_is = if *block < place.home_blocks {
+                        "the journal's own"
+                    } else {
+                        "beyond the end of the file system"
+                    };
+                    self.forget();
+                    return Some(format!(
+                        "transaction {sequence} of the guest's journal has a version of block {block}, which is {where_it_is}"
+                    ));
+                }
+                let content =
+                    self.fingerprint(|at, piece| piece.copy_from_slice(&content[at..at + piece.len()]), content.len());
+                self.newest.insert(*block, Newest { sequence, content, is_written: false });
+            }
+            self.live.push_back((sequence, transaction.blocks.into_keys().collect()));
+        }
+        None
+    }
+
+    /// The guest writes blocks of its file system, or gives them up; `payload` has what is known of their contents.
+    pub fn home_change(&mut self, blocks: Range<u64>, payload: &[Option<MemorySlice>]) {
+        if self.live.is_empty() {
+            return;
+        }
+        for (index, block) in blocks.enumerate() {
+            let content = payload
+                .get(index)
+                .and_then(Option::as_ref)
+                .and_then(|slice| self.fingerprint(|at, piece| slice.copy_out(at, piece), slice.len()));
+            let newest = self.newest.get_mut(&block);
+            let is_explained = newest.as_ref().is_some_and(|newest| newest.content == content);
+            if let Some(newest) = newest {
+                // With another content, too: ext4 writes its superblock past its journal, and e2fsck mends what it replays.
+                newest.is_written = true;
+            }
+            if let (false, Some(content)) = (is_explained, content) {
+                self.unexplained.resize(SLOTS, 0);
+                self.unexplained[content as usize % SLOTS] = content;
+            }
+        }
+    }
+
+    /// The guest writes the superblock of its open log; of one that ends, with no log in it. Says why the books are wrong, if that
+    /// proves it.
+    pub fn tail_moves(&mut self, superblock: &Superblock) -> Option<String> {
+        let stream = self.stream.as_mut()?;
+        let until = if superblock.is_empty() {
+            None
+        } else {
+            let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+            match stream.move_tail(tail) {
+                TailMove::Passed(sequence) => Some(sequence),
+                TailMove::Anew => {
+                    // A kernel has replayed it, or somebody has brought another.
+                    (self.live, self.newest) = Default::default();
+                    return None;
+                }
+            }
+        };
+        let is_passed = |sequence: u32| until.is_none_or(|until| jbd2::sequence::is_after(until, sequence));
+        while self.live.front().is_some_and(|(sequence, _)| is_passed(*sequence)) {
+            let Some((sequence, blocks)) = self.live.pop_front() else { break };
+            for block in blocks {
+                let Some(newest) = self.newest.get(&block).copied().filter(|newest| newest.sequence == sequence) else {
+                    continue;
+                };
+                self.newest.remove(&block);
+                let is_elsewhere = newest.content.is_some_and(|content| {
+                    self.unexplained.get(content as usize % SLOTS).is_some_and(|known| *known == content)
+                });
+                self.misplaced += u32::from(!newest.is_written && is_elsewhere);
+            }
+        }
+        if self.misplaced < MISPLACED_MIN {
+            return None;
+        }
+        let misplaced = self.misplaced;
+        self.forget();
+        Some(format!(
+            "the guest's journal is done with {misplaced} committed blocks that were never written home, but to other blocks of \
+             the disk"
+        ))
+    }
+
+    /// What stands for a content; nothing for one that says nothing, such as zeros.
+    fn fingerprint(&self, copy: impl Fn(usize, &mut [u8]), bytes: usize) -> Option<u64> {
+        if bytes < 4 * PIECE_BYTES {
+            return None;
+        }
+        let mut pieces = [0; 2 * PIECE_BYTES];
+        let (first, second) = pieces.split_at_mut(PIECE_BYTES);
+        copy(0, first);
+        copy(bytes / 2, second);
+        // 0 is an empty slot.
+        pieces.iter().any(|byte| *byte != pieces[0]).then(|| self.hasher.hash_one(pieces).max(1))
+    }
+}
+
+/// Whether a tag of this file system can name a block.
+fn can_be_home(place: &FoundLogPlace, block: u64) -> bool {
+    block < place.home_blocks && !place.own_blocks.iter().any(|own| own.contains(&block))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Guests whose blocks are where their tags say, and one whose blocks are not.
+
+use super::*;
+use crate::layout::LogRun;
+use guest_memory::{MemoryTable, RegionDescriptor, VmMemory};
+use jbd2::SuperblockEdit;
+use jbd2::build::{LogBuilder, Transaction};
+
+const BLOCK: usize = 1024;
+const LOG_BLOCKS: u32 = 200;
+const HOME_BLOCKS: u64 = 5000;
+/// Where the log is.
+const OWN: Range<u64> = 1000..1200;
+
+struct Rig {
+    watch: Watch,
+    place: FoundLogPlace,
+    builder: LogBuilder,
+    raw: Vec<u8>,
+    memory: Arc<VmMemory>,
+    _table: MemoryTable,
+    /// What is said to be wrong.
+    why: Option<String>,
+}
+
+fn content(seed: u64) -> Vec<u8> {
+    (0..BLOCK as u64).map(|at| ((seed * 1000 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut raw = vec![0; BLOCK];
+        for (offset, value) in
+            [(0, 0xc03b_3998), (4, 4), (0x0c, BLOCK as u32), (0x10, LOG_BLOCKS), (0x14, 1), (0x18, 7), (0x1c, 1)]
+        {
+            raw[offset..offset + 4].copy_from_slice(&u32::to_be_bytes(value));
+        }
+        let (superblock, format) = Superblock::parse(&raw).expect("a superblock");
+        let place = FoundLogPlace {
+            home_disk: 0,
+            journal_disk: 0,
+            home_start: 0,
+            block_bytes: BLOCK as u32,
+            log_blocks: LOG_BLOCKS,
+            home_blocks: HOME_BLOCKS,
+            runs: vec![LogRun { first_position: 0, count: LOG_BLOCKS, offset: OWN.start * BLOCK as u64 }],
+            own_blocks: vec![OWN],
+            is_external: false,
+            file_system_uuid: [1; 16],
+        };
+        let file = tempfile::tempfile_in("/dev/shm").expect("tmpfs");
+        file.set_len(4096).expect("a length");
+        let memory = VmMemory::new();
+        let region = RegionDescriptor { gpa: 0, size: 4096, user_addr: 0x7000_0000, file, file_offset: 0 };
+        memory.simulate_protection();
+        let table = memory.map(vec![region]).expect("mapped");
+        let mut watch = Watch::default();
+        watch.opened(&place, &superblock);
+        let builder = LogBuilder::new(format, superblock.start, superblock.sequence);
+        Rig { watch, place, builder, raw, memory, _table: table, why: None }
+    }
+
+    fn commit(&mut self, blocks: &[(u64, Vec<u8>)], revokes: &[u64]) {
+        let transaction = Transaction { blocks: blocks.to_vec(), revokes: revokes.to_vec(), ..Transaction::default() };
+        let mut log = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, Arc::<[u8]>::from(block))));
+        for (position, block) in log {
+            let why = self.watch.log_write(&self.place, position, &block);
+            self.why = self.why.take().or(why);
+        }
+    }
+
+    fn write(&mut self, block: u64, content: &[u8]) {
+        let slice = self.memory.page(guest_memory::PageId(0)).expect("a page").sub(0, BLOCK);
+        self.memory.simulated_guest_write(guest_memory::PageId(0), 0, content);
+        self.watch.home_change(block..block + 1, &[Some(slice)]);
+    }
+
+    /// The tail moves to where the next transaction will begin; or the log ends.
+    fn all_is_home(&mut self, ends: bool) {
+        let (start, sequence) = (if ends { 0 } else { self.builder.position }, self.builder.sequence);
+        SuperblockEdit::new(&mut self.raw).expect("a superblock").start(start).sequence(sequence).seal();
+        let superblock = Superblock::decode(&self.raw).expect("a superblock");
+        let why = self.watch.tail_moves(&superblock);
+        self.why = self.why.take().or(why);
+    }
+}
+
+fn blocks(from: u64) -> Vec<(u64, Vec<u8>)> {
+    (from..from + 6).map(|block| (block, content(block))).collect()
+}
+
+#[test]
+fn a_guest_whose_blocks_are_elsewhere_is_found_when_its_tail_moves_or_its_log_ends() {
+    for ends in [false, true] {
+        let mut rig = Rig::new();
+        rig.commit(&blocks(2000), &[]);
+        rig.commit(&blocks(2100), &[]);
+        for (block, content) in blocks(2000).into_iter().chain(blocks(2100)) {
+            rig.write(block + 900, &content);
+        }
+        assert_eq!(rig.why, None, "nothing is proven before");
+        rig.all_is_home(ends);
+        let why = rig.why.expect("it is proven");
+        assert!(why.contains("12 committed blocks that were never written home"), "{why}");
+        assert!(!rig.watch.is_on(), "it is said once");
+    }
+}
+
+#[test]
+fn legal_guests_prove_nothing() {
+    let mut rig = Rig::new();
+    for round in 0..30u64 {
+        let mut all = blocks(2000 + round % 3);
+        all.iter_mut().for_each(|(block, of_block)| *of_block = content(*block * 100 + round));
+        rig.commit(&all, &[]);
+        match round % 5 {
+            // Written home.
+            0 => all.iter().for_each(|(block, content)| rig.write(*block, content)),
+            // Written over, as ext4 does with its superblock; and the contents are a file's that was copied.
+            1 => all.iter().for_each(|(block, of_block)| {
+                rig.write(*block + 700, of_block);
+                rig.write(*block, &content(9_000_000 + round));
+            }),
+            // Revoked, and the contents are a file's that was copied.
+            2 => {
+                let homes: Vec<u64> = all.iter().map(|(block, _)| *block).collect();
+                all.iter().for_each(|(block, content)| rig.write(*block + 700, content));
+                rig.commit(&[(3000, content(round))], &homes);
+                rig.write(3000, &content(round));
+            }
+            // Given up: no content.
+            3 => rig.watch.home_change(2000..2010, &[]),
+            // Freed without a word (data=journal), and nothing of it goes anywhere.
+            _ => {}
+        }
+        rig.all_is_home(false);
+        assert_eq!(rig.why, None, "round {round}");
+        assert!(rig.watch.is_on());
+    }
+    // Few contents in two places are a coincidence.
+    rig.commit(&blocks(2000), &[]);
+    for (block, content) in &blocks(2000)[..2] {
+        rig.write(*block + 900, content);
+    }
+    rig.commit(&[(2500, vec![0; BLOCK]), (2501, vec![0; BLOCK]), (2502, vec![0; BLOCK])], &[]);
+    for block in 2600..2604 {
+        rig.write(block, &[0; BLOCK]);
+    }
+    rig.all_is_home(true);
+    assert_eq!(rig.why, None);
+}
+
+#[test]
+fn a_tag_that_cannot_be_is_found_at_its_commit() {
+    for (block, says) in [(OWN.start + 3, "the journal's own"), (HOME_BLOCKS, "beyond the end")] {
+        let mut rig = Rig::new();
+        rig.commit(&[(2000, content(1))], &[]);
+        assert_eq!(rig.why, None);
+        rig.commit(&[(block, content(2))], &[]);
+        let why = rig.why.expect("it is proven");
+        assert!(why.contains(says), "{why}");
+    }
+}
+
+#[test]
+fn a_log_that_is_mounted_again_or_brought_proves_nothing() {
+    let mut rig = Rig::new();
+    rig.commit(&blocks(2000), &[]);
+    for (block, content) in blocks(2000) {
+        rig.write(block + 900, &content);
+    }
+    rig.builder.position += 50;
+    rig.builder.sequence += 1;
+    rig.all_is_home(false);
+    assert_eq!(rig.why, None);
+    rig.commit(&blocks(2000), &[]);
+    for (block, content) in blocks(2000) {
+        rig.write(block + 800, &content);
+    }
+    rig.all_is_home(false);
+    assert!(rig.why.is_some(), "it goes on watching");
+}
