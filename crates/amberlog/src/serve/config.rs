@@ -121,8 +121,10 @@ impl VmConfig {
     /// # Errors
     /// What else is otherwise, which takes effect when its VMM has ended.
     pub fn disk_changes(&self, wanted: &VmConfig) -> anyhow::Result<DiskChanges> {
-        let later = "which takes effect when its VMM has ended";
-        ensure!(self.apart_from_disks == wanted.apart_from_disks, "more than its disks is changed, {later}");
+        ensure!(
+            self.apart_from_disks == wanted.apart_from_disks,
+            "more than its disks is changed, which takes effect when its VMM has ended"
+        );
         let name = |disk: &DiskOption| disk.name.clone().unwrap_or_default();
         let without = |all: &[DiskOption], others: &[DiskOption]| {
             let is_there = |disk: &&DiskOption| others.iter().any(|other| other.name == disk.name);
@@ -132,7 +134,8 @@ impl VmConfig {
             let now = self.options.disks.iter().find(|now| now.name == disk.name);
             ensure!(
                 now.is_none_or(|now| format!("{now:?}") == format!("{disk:?}")),
-                "disk {} is changed, {later}; a disk that is to go or to come has a name of its own (name=)",
+                "disk {} is changed, which takes effect when its VMM has ended; a disk that is to go or to come has a name of its \
+                 own (name=)",
                 name(disk)
             );
         }

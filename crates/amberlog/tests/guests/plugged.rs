@@ -138,9 +138,10 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
     assert_consistent(&more);
     assert_records(&more, "/torn", "torn", &overwritten(33), &guest.reported());
 
-    // A worker dies in the midst of it, somewhere.
+    // A worker dies in the midst of it, somewhere. Three deaths in ten seconds would have the VM held.
     for pause in [0, 5, 20, 60, 150] {
         for words in [["disk", "add", "db", &format!("{other},name=more")], ["disk", "remove", "db", "more"]] {
+            std::thread::sleep(Duration::from_millis(5200));
             let pid = daemon.wait_state("db", "running")["worker_pid"].as_u64().unwrap() as u32;
             std::thread::scope(|scope| {
                 scope.spawn(|| {
