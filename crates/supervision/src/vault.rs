@@ -291,10 +291,12 @@ mod tests {
             assert_eq!((found["a"].words.as_slice(), content(&found["a"]).as_str()), (b"2".as_slice(), "second"));
         }
         let mut vm = store.open().split("db");
+        let door = vm.split("door");
         vm.put("a", b"3", &[]);
         assert_eq!(store.open().split("db").take_found()["a"].words, b"3");
         vm.clear();
         assert_eq!(store.open().split("db").take_found().len(), 1, "a shelf that was split off is another one's");
+        drop(door);
     }
 
     /// Killed between putting one in and taking the other out.
