@@ -39,7 +39,11 @@ fn unplug(guest: &mut Guest, name: &str) {
         assert!(Instant::now() < deadline, "the guest does not let go of {device}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    guest.qmp().unwrap().execute("chardev-remove", json!({"id": id})).unwrap();
+    // The device lets go of it a moment after it has gone.
+    while let Err(error) = guest.qmp().unwrap().execute("chardev-remove", json!({"id": id})) {
+        assert!(error.to_string().contains("busy") && Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Another one can have it.
@@ -146,7 +150,10 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(pause));
-                    kill_nine(pid);
+                    // Another worker may have taken its place by now.
+                    if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+                        let _ = rustix::process::kill_process(pid, Signal::KILL);
+                    }
                 });
                 daemon.ask(&words);
             });
