@@ -240,7 +240,7 @@ impl DiskRoute {
 
     /// A write into a log that is not simply stored.
     fn log_write(&mut self, range: &LogRange, waiting: Waiting, plan: &mut Plan) {
-        let Some(log) = self.journals.log(range.log) else {
+        let Some(mut log) = self.journals.log(range.log) else {
             plan.fail(waiting.request);
             return;
         };
@@ -273,9 +273,7 @@ impl DiskRoute {
         }
         DiskCounters::add(&self.counters().journal_bytes_received, end - start);
         self.trace(waiting.kind, TraceKind::Journal, start, end - start);
-        if !self.in_pass.iter().any(|known| Arc::ptr_eq(known, &log)) {
-            self.in_pass.push(Arc::clone(&log));
-        }
+        self.note_in_pass(&log);
         let mut at = start;
         // Blocks that go to storage as they are, and together.
         let mut run = start..start;
@@ -286,7 +284,8 @@ impl DiskRoute {
                 plan.note_commit(waiting.request);
             }
             if position == 0 {
-                self.superblock_write(&log, &waiting, at, slices, plan);
+                log = self.superblock_write(&log, &waiting, at, slices, plan);
+                self.note_in_pass(&log);
             } else {
                 if !log.keeper.counts_transactions(&log) {
                     self.count_commits(&slices, range.block_bytes);
@@ -307,6 +306,13 @@ impl DiskRoute {
             at += block_bytes;
         }
         to_storage(self, run, plan);
+    }
+
+    /// A log's keeper is given something in this pass.
+    fn note_in_pass(&mut self, log: &Arc<Log>) {
+        if !self.in_pass.iter().any(|known| Arc::ptr_eq(known, log)) {
+            self.in_pass.push(Arc::clone(log));
+        }
     }
 
     /// A keeper was given a whole block of its log: what it leaves to storage goes there.
@@ -353,6 +359,7 @@ impl DiskRoute {
     /// and somebody may be copying an image over it.
     fn foreign_write(&mut self, log: &Arc<Log>, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
         self.settle(log, plan);
+        let mut log = Arc::clone(log);
         let block_bytes = u64::from(range.block_bytes);
         let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
         let mut at = start;
@@ -376,22 +383,23 @@ impl DiskRoute {
             }
             let into = (part.start - begin) as usize..(part.end - begin) as usize;
             let mut steps = Steps::default();
-            let is_stored = log.keeper.patched(log, position, into, &slices).and_then(|content| {
+            let is_stored = log.keeper.patched(&log, position, into, &slices).and_then(|content| {
                 if position != 0 {
                     let block = BlockContent::Bytes(content.clone());
                     let block = LogBlock { position, content: block, request: waiting.request };
-                    return Ok((log.keeper.log_write(log, block), content));
+                    return Ok((log.keeper.log_write(&log, block), content));
                 }
                 let block = SuperblockBlock { content: &content, request: waiting.request };
-                let passes = self.journals.superblock_written(log, block, &mut steps)?;
-                Ok((if passes { LogVerdict::Store } else { LogVerdict::Kept }, content))
+                let (taken_by, passes) = self.journals.superblock_written(&log, block, &mut steps);
+                log = taken_by;
+                Ok((if passes? { LogVerdict::Store } else { LogVerdict::Kept }, content))
             });
-            self.carry_out(log, steps, plan);
+            self.carry_out(&log, steps, plan);
             match is_stored {
                 Ok((verdict, content)) => {
                     // The whole block: what is there is the mark.
                     let buffers = || vec![Buffer::Bytes(Arc::from(content))];
-                    self.log_block_given(log, waiting, verdict, (begin, block_bytes), buffers, plan);
+                    self.log_block_given(&log, waiting, verdict, (begin, block_bytes), buffers, plan);
                 }
                 Err(error) => {
                     log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
@@ -401,9 +409,10 @@ impl DiskRoute {
             }
         }
         // The next part may be of the same block.
-        self.settle(log, plan);
+        self.settle(&log, plan);
     }
 
+    /// Gives the log as it is from now on.
     fn superblock_write(
         &mut self,
         log: &Arc<Log>,
@@ -411,14 +420,14 @@ impl DiskRoute {
         at: u64,
         slices: Vec<MemorySlice>,
         plan: &mut Plan,
-    ) {
+    ) -> Arc<Log> {
         // What the guest wrote into the log before counts before.
         self.settle(log, plan);
         let block = segments::gather(&slices);
         let mut steps = Steps::default();
         let superblock = SuperblockBlock { content: &block, request: waiting.request };
-        let is_stored = self.journals.superblock_written(log, superblock, &mut steps);
-        self.carry_out(log, steps, plan);
+        let (log, is_stored) = self.journals.superblock_written(log, superblock, &mut steps);
+        self.carry_out(&log, steps, plan);
         match is_stored {
             Ok(true) => self.log_to_storage(waiting, at, at + block.len() as u64, slices, plan),
             // Its keeper writes it there, or nobody does.
@@ -429,6 +438,7 @@ impl DiskRoute {
                 plan.fail(waiting.request);
             }
         }
+        log
     }
 
     /// A write, discard or zeroing inside a file system whose log wants to know.

@@ -50,6 +50,8 @@ impl Journals {
                 "the journal is not what it seemed (see its disk's fault), and stays on storage until the VM is started anew",
             ));
         }
+        // A log that is being opened is still closed, and its keeper is about to have it.
+        let _not_while_it_opens = log.state.opening.lock().expect("no panic under this lock");
         let change = match (log.placement, to) {
             (Remote, Remote | Storage) if log.keeper.pause(to == Storage) => return Ok(Change::Done),
             (from, to) if from == to => Change::Done,
@@ -166,12 +168,15 @@ impl Journals {
 
     /// A guest has closed a log: if it was wished elsewhere meanwhile, it goes there with the next mount.
     pub(crate) fn follow_wish(&self, log: &Log) {
-        let wanted = log.wanted();
-        if wanted == log.placement && log.storage_from.is_none() {
+        let is_there = |log: &Log| log.wanted() == log.placement && log.storage_from.is_none();
+        if is_there(log) {
             return;
         }
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
-        self.replace(log, wanted, None);
+        // One that somebody has brought is open again: its keeper goes on until that is closed.
+        if let Some(log) = self.log(log.index).filter(|log| !log.is_open() && !is_there(log)) {
+            self.replace(&log, log.wanted(), None);
+        }
     }
 
     /// Hands a held, open log over to its own place on storage. False when that has to wait for a write that is under way.

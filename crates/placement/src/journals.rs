@@ -240,13 +240,34 @@ impl Journals {
         }
     }
 
-    /// The guest writes a log's superblock. Says whether the write goes to storage as it is.
+    /// The guest writes a log's superblock. Gives the log as it is from now on, whose keeper wants the steps, and says whether the
+    /// write goes to storage as it is.
     pub(crate) fn superblock_written(
+        &self,
+        log: &Arc<Log>,
+        superblock: SuperblockBlock<'_>,
+        steps: &mut Steps,
+    ) -> (Arc<Log>, io::Result<bool>) {
+        let opening = log.state.opening.lock().expect("no panic under this lock");
+        // It may have gone elsewhere until a moment ago.
+        let current = self.log(log.index).unwrap_or_else(|| Arc::clone(log));
+        let taken = self.give_superblock(&current, superblock, steps);
+        drop(opening);
+        let taken = taken.map(|(what, passes)| {
+            if matches!(what, SuperblockWritten::Closed | SuperblockWritten::NoLog) {
+                self.follow_wish(&current);
+            }
+            passes
+        });
+        (current, taken)
+    }
+
+    fn give_superblock(
         &self,
         log: &Log,
         superblock: SuperblockBlock<'_>,
         steps: &mut Steps,
-    ) -> io::Result<bool> {
+    ) -> io::Result<(SuperblockWritten, bool)> {
         let block = superblock.content;
         let (what, passes) = log.keeper.superblock(log, superblock, steps)?;
         match what {
@@ -265,14 +286,13 @@ impl Journals {
             SuperblockWritten::GoesOn | SuperblockWritten::Brought => {}
             SuperblockWritten::Closed | SuperblockWritten::NoLog => {
                 log.set_closed();
-                self.follow_wish(log);
                 if what == SuperblockWritten::NoLog {
                     self.scan_soon(log.journal_disk);
                     log.journal.wake.wake();
                 }
             }
         }
-        Ok(passes)
+        Ok((what, passes))
     }
 
     /// Counts on in the marks of logs whose disks were written to since the last time, and wakes keepers whose time has come. To

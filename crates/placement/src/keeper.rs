@@ -92,7 +92,8 @@ pub(crate) enum Step {
     Release(RequestId, Status),
     /// Asks again about what waits.
     Retry,
-    /// The log is closed now: if it was wished elsewhere meanwhile, it lives there from the next mount on.
+    /// The log has ended: if it was wished elsewhere meanwhile, and none was brought in its place, it lives there from the next
+    /// mount on.
     Closed,
     /// Storage says durably that the log is there from this transaction on: its own place has it from now on.
     OnStorage { from: u32 },

@@ -68,6 +68,9 @@ pub(crate) struct LogState {
     /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
     /// and neither may be read before it is through.
     pub recovering: Mutex<()>,
+    /// Its guest is writing its superblock, by which it may be opened: nobody changes meanwhile who keeps it. Taken after the journals'
+    /// `scanning` by who wants to change that, and with nothing taken under it by who writes.
+    pub opening: Mutex<()>,
 }
 
 impl LogState {
@@ -84,6 +87,7 @@ impl LogState {
             }),
             mark: Mutex::default(),
             recovering: Mutex::default(),
+            opening: Mutex::default(),
         }
     }
 }

@@ -7,7 +7,7 @@ use block_route::{
 use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
 use jbd2::SuperblockEdit;
 use jbd2::build::{LogBuilder, Transaction};
-use nvm_journal::medium::{OpenOptions, RegionChoice};
+use nvm_journal::medium::{Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use placement::{
     AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, Log, NvmDisk, NvmOptions, PlacementKind,
     recover_image,
@@ -16,7 +16,8 @@ use recovery::{Access, Disk};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 512;
@@ -42,6 +43,7 @@ struct Rig {
     next_request: u32,
     image: PathBuf,
     region: PathBuf,
+    hook: Hook,
     _directory: tempfile::TempDir,
 }
 
@@ -68,6 +70,64 @@ fn mounted(image: &[u8], start: u64) -> Mounted {
     Mounted { start, log_at, superblock, builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1) }
 }
 
+/// What is done, once, when the region is fenced next.
+type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// A region with a hook in it.
+struct Hooked {
+    medium: Box<dyn Medium>,
+    hook: Hook,
+}
+
+impl Medium for Hooked {
+    fn bytes(&self) -> &[u8] {
+        self.medium.bytes()
+    }
+
+    fn store_word(&mut self, offset: u64, value: u64) {
+        self.medium.store_word(offset, value);
+    }
+
+    fn write_back(&mut self, offset: u64, len: u64) {
+        self.medium.write_back(offset, len);
+    }
+
+    fn stream(&mut self, offset: u64, bytes: &[u8]) {
+        self.medium.stream(offset, bytes);
+    }
+
+    fn fence(&mut self) -> std::io::Result<()> {
+        let hook = self.hook.lock().expect("no panic").take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        self.medium.fence()
+    }
+
+    fn durability(&self) -> Durability {
+        self.medium.durability()
+    }
+}
+
+/// Opens regions that have a hook in them.
+fn hooked(options: NvmOptions, hook: &Hook) -> NvmDisk {
+    let region = |choice| {
+        let options =
+            OpenOptions { region: choice, create_bytes: Some(options.create_bytes), ..OpenOptions::new(&options.path) };
+        let file = MediumFile::open(options).expect("a region");
+        let offset = file.offset();
+        let medium = Box::new(file.map().expect("mapped"));
+        (offset, Box::new(Hooked { medium, hook: Arc::clone(hook) }))
+    };
+    let (offset, medium) = region(options.region);
+    let more: Vec<_> = options.more_regions.iter().map(|choice| region(*choice)).collect();
+    let mut disk = NvmDisk::with_medium(options, offset, medium).expect("a region");
+    for (offset, medium) in more {
+        disk.add_region(offset, medium).expect("a region");
+    }
+    disk
+}
+
 impl Rig {
     /// A disk with two partitions, an ext4 file system on each, and so many regions.
     fn new(regions: u32) -> Self {
@@ -85,6 +145,7 @@ impl Rig {
         }
         file.write_all_at(&partition_table(), 0).expect("a partition table");
         let bytes = std::fs::read(&image).expect("the image");
+        let hook = Hook::default();
         let mut options = NvmOptions::new(&region);
         options.create_bytes = 32 << 20;
         options.region = RegionChoice { index: 0, count: 2 };
@@ -95,7 +156,7 @@ impl Rig {
             placement: PlacementKind::Nvm,
             honour_flush: false,
             read_only: false,
-            nvm: Some(Arc::new(NvmDisk::open(options).expect("regions can be made"))),
+            nvm: Some(Arc::new(hooked(options, &hook))),
             durable_within: None,
             remote: None,
             write_log: None,
@@ -118,8 +179,20 @@ impl Rig {
             next_request: 0,
             image,
             region,
+            hook,
             _directory: directory,
         }
+    }
+
+    /// What a crash at this moment leaves, brought home from the first region: the image.
+    fn recovered(&self) -> Vec<u8> {
+        let (image, region) = (self.image.with_extension("left"), self.region.with_extension("left"));
+        std::fs::copy(&self.image, &image).expect("copied");
+        std::fs::copy(&self.region, &region).expect("copied");
+        let options = OpenOptions { region: RegionChoice { index: 0, count: 2 }, ..OpenOptions::new(&region) };
+        let disk = Disk::open(&image, Access::Write).expect("an image");
+        recover_image(&disk, options, Access::Write).expect("they belong together");
+        std::fs::read(&image).expect("read")
     }
 
     fn log(&self, which: usize) -> Arc<Log> {
@@ -178,6 +251,7 @@ impl Rig {
                     self.file.write_all_at(&bytes, at).expect("written");
                 }
                 (Operation::Write, Buffer::Bytes(content)) => self.file.write_all_at(content, at).expect("written"),
+                (Operation::Flush, _) => {}
                 other => panic!("{other:?}"),
             }
             at += buffer.len() as u64;
@@ -383,5 +457,75 @@ fn a_journal_goes_from_a_region_to_memory_and_to_storage_and_back() {
     for refused in [PlacementKind::Remote, PlacementKind::Discard] {
         let error = rig.journals.change_placement(rig.log(1).index(), refused).expect_err("it may not");
         assert!(error.to_string().contains("cannot go from nvm"), "{error}");
+    }
+}
+
+#[test]
+fn a_journal_that_is_being_opened_does_not_go_elsewhere_meanwhile() {
+    for to in [PlacementKind::Storage, PlacementKind::Retain] {
+        let mut rig = Rig::new(1);
+        let (journals, index) = (Arc::clone(&rig.journals), rig.log(0).index());
+        let (answer, answered) = mpsc::channel();
+        let hook = move || {
+            let (done, is_done) = mpsc::channel();
+            std::thread::spawn(move || {
+                let _ = answer.send(journals.change_placement(index, to).expect("it may"));
+                let _ = done.send(());
+            });
+            // Whoever waits until it is open is not waited for.
+            let _ = is_done.recv_timeout(Duration::from_millis(200));
+        };
+        *rig.hook.lock().expect("no panic") = Some(Box::new(hook));
+        rig.superblock(0, true);
+        let change = answered.recv().expect("an answer");
+        assert_eq!(change, if to == PlacementKind::Storage { Change::HandOver } else { Change::AtNextMount });
+        assert_eq!(rig.commit(0, IN_USE, &content(1)), 0, "the region has it");
+        let at = rig.home_at(0, IN_USE) as usize;
+        assert!(rig.recovered()[at..][..BLOCK as usize] == content(1)[..], "{to:?}: what was committed is lost");
+        rig.superblock(0, false);
+        assert_eq!(rig.log(0).placement, to);
+    }
+}
+
+#[test]
+fn a_journal_that_is_copied_over_one_that_shall_live_elsewhere_stays_on_storage() {
+    for to in [PlacementKind::Retain, PlacementKind::Copy, PlacementKind::Storage] {
+        let mut rig = Rig::new(1);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let index = rig.log(0).index();
+        rig.journals.change_placement(index, to).expect("it may");
+        // Another file system's journal, with a transaction that it wants replayed.
+        let of = &mut rig.file_systems[0];
+        let log_at = of.log_at.clone();
+        let (position, sequence) = (of.builder.position, of.builder.sequence);
+        SuperblockEdit::new(&mut of.superblock)
+            .expect("a superblock")
+            .start(position + 7)
+            .sequence(sequence + 1000)
+            .seal();
+        let mut brought = of.superblock.clone();
+        rig.request(RequestKind::Write, log_at[0], &mut brought);
+        let blocks: Vec<(u64, Vec<u8>)> =
+            (7..17).map(|at| (log_at[position as usize + at], content(at as u8))).collect();
+        for (at, block) in &blocks {
+            rig.request(RequestKind::Write, *at, &mut block.clone());
+        }
+        // Written once more with its tail elsewhere, as the copy of a disk in use may have it.
+        SuperblockEdit::new(&mut brought).expect("a superblock").start(position + 8).sequence(sequence + 1001).seal();
+        rig.request(RequestKind::Write, log_at[0], &mut brought);
+        rig.request(RequestKind::Flush, 0, &mut []);
+        let is_as_brought = |rig: &Rig| {
+            let image = std::fs::read(&rig.image).expect("read");
+            let at = |at: u64| &image[at as usize..][..BLOCK as usize];
+            at(log_at[0]) == &brought[..] && blocks.iter().all(|(offset, block)| at(*offset) == &block[..])
+        };
+        assert!(is_as_brought(&rig), "{to:?}: a brought journal is not on storage");
+        let table = Arc::new(ram(&rig.memory, &rig.image.with_extension("ram")));
+        rig.route.started(Start::Fresh, &table).expect("started");
+        assert!(is_as_brought(&rig), "{to:?}: a brought journal is not on storage after a reset");
+        // Where it was wished it lives from the next mount on that is one.
+        rig.superblock(0, false);
+        assert_eq!(rig.log(0).placement, to);
     }
 }

@@ -84,9 +84,7 @@ impl DiskRoute {
     /// A superblock that was held is taken now.
     fn held_superblock(&mut self, log: &Arc<Log>, request: RequestId, content: &[u8], plan: &mut Plan) {
         let mut steps = Steps::default();
-        // Its file system may be another one by now.
-        let log = self.journals.log(log.index()).unwrap_or_else(|| Arc::clone(log));
-        let taken = self.journals.superblock_written(&log, SuperblockBlock { content, request }, &mut steps);
+        let (log, taken) = self.journals.superblock_written(log, SuperblockBlock { content, request }, &mut steps);
         self.carry_out(&log, steps, plan);
         let taken = taken.and_then(|passes| Ok(if passes { Some(log.place_of(0)?) } else { None }));
         let status = match taken {

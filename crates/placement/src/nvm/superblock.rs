@@ -344,13 +344,16 @@ impl Work {
         }
         if let State::Held(captured) = std::mem::replace(state, State::Failed) {
             let log = Arc::clone(&captured.log);
-            log.set_closed();
-            if let Some(foreign) = closing.and_then(|closing| closing.foreign) {
+            let foreign = closing.and_then(|closing| closing.foreign);
+            if foreign.is_some() {
                 // What follows is somebody's, until the log is empty.
                 self.area.set_foreign(log.id, true);
-                if matches!(foreign, Foreign::Superblock) {
-                    log.set_open();
-                }
+            }
+            // The one that was brought is open, in its own place, and was never closed for who looks from another thread.
+            if matches!(foreign, Some(Foreign::Superblock)) {
+                log.end_emptying(None);
+            } else {
+                log.set_closed();
             }
             // Before the region is nobody's: a mark on storage without a region is refused by every later start.
             if let Err(error) = log.journal.file.sync_data() {

@@ -126,7 +126,7 @@ impl Rig {
     /// Whether the superblock goes to storage as it is.
     fn write_superblock(&self, block: &[u8]) -> bool {
         let superblock = SuperblockBlock { content: block, request: RequestId(0) };
-        self.journals.superblock_written(&self.log(), superblock, &mut Steps::default()).expect("written")
+        self.journals.superblock_written(&self.log(), superblock, &mut Steps::default()).1.expect("written")
     }
 
     fn open(&self) {
