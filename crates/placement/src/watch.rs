@@ -66,13 +66,17 @@ impl Watch {
         *self = Watch::default();
     }
 
-    /// The guest writes a log block other than the superblock. Says why the books are wrong, if that proves it.
-    pub fn log_write(&mut self, place: &FoundLogPlace, position: u32, content: &Arc<[u8]>) -> Option<String> {
-        let stream = self.stream.as_mut()?;
+    /// The guest writes a log block other than the superblock: it counts when [`Watch::settle`] says so.
+    pub fn log_write(&mut self, position: u32, content: &Arc<[u8]>) {
+        let Some(stream) = self.stream.as_mut() else { return };
         if stream.write(position, Arc::clone(content)).is_err() {
             self.forget();
-            return None;
         }
+    }
+
+    /// What was written into the log until now counts before what comes next. Says why the books are wrong, if that proves it. Not
+    /// to be called for each block: a guest may write those of one transaction as often as it likes.
+    pub fn settle(&mut self, place: &FoundLogPlace) -> Option<String> {
         while let Some(transaction) = self.stream.as_mut()?.accept(&|_| true) {
             let sequence = transaction.sequence;
             for block in &transaction.revokes {

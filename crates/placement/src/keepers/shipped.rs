@@ -103,8 +103,7 @@ impl Keeper for Shipped {
             BlockContent::Bytes(bytes) => bytes,
         };
         let content: Arc<[u8]> = content.into();
-        let why = self.watch().log_write(&log.place, block.position, &content);
-        self.distrust(log, why);
+        self.watch().log_write(block.position, &content);
         match self.remote.write(block.position, content, block.request) {
             Outcome::Done => LogVerdict::Kept,
             Outcome::Held => LogVerdict::Held,
@@ -121,7 +120,14 @@ impl Keeper for Shipped {
         }
     }
 
-    fn end_of_pass(&self, _log: &Log, _steps: &mut Steps) {
+    /// Before the guest's superblock, too: its tail may have passed what came just before.
+    fn settle_pass(&self, log: &Log, _steps: &mut Steps) {
+        let why = self.watch().settle(&log.place);
+        self.distrust(log, why);
+    }
+
+    fn end_of_pass(&self, log: &Log, steps: &mut Steps) {
+        self.settle_pass(log, steps);
         self.remote.end_of_pass();
     }
 

@@ -55,6 +55,11 @@ pub(crate) struct LogStream {
     committed_at: (u64, u32),
     /// How far the transaction at the cursor was looked through before it is complete.
     ahead: Ahead,
+    /// How far it was followed.
+    parsed: Option<Parsed>,
+    /// How many blocks were looked at for that.
+    #[cfg(test)]
+    pub looked_at: std::cell::Cell<u64>,
 }
 
 /// See [`LogStream::ahead`].
@@ -88,6 +93,9 @@ impl LogStream {
             may_accept: false,
             committed_at: (0, 0),
             ahead: Ahead::default(),
+            parsed: None,
+            #[cfg(test)]
+            looked_at: std::cell::Cell::default(),
         }
     }
 
@@ -111,6 +119,10 @@ impl LogStream {
             return Err(Overflow);
         }
         self.may_accept = true;
+        if self.parsed.as_ref().is_some_and(|parsed| parsed.has_passed(&self.format, position)) {
+            // What is known of the transaction is of another block.
+            self.parsed = None;
+        }
         self.copies.insert(position, block);
         Ok(())
     }
@@ -141,6 +153,7 @@ impl LogStream {
         } else {
             self.live.clear();
             self.copies.clear();
+            self.parsed = None;
             (self.tail, self.cursor) = (tail, tail);
             return TailMove::Anew;
         }
@@ -246,39 +259,49 @@ impl LogStream {
         }
     }
 
-    /// Follows the transaction at the cursor; nothing when something of it is missing or wrong.
-    fn parse(&self) -> Option<Parsed> {
+    /// Follows the transaction at the cursor, from where it was followed to before; nothing when something of it is missing or wrong.
+    fn parse(&mut self) -> Option<Parsed> {
+        let cursor = self.cursor;
+        let known = self.parsed.take().filter(|parsed| parsed.begin == cursor);
+        let mut parsed = known.unwrap_or_else(|| Parsed::begin(cursor));
+        let end = self.follow(&mut parsed);
+        match end {
+            Some(()) => Some(parsed),
+            None => {
+                self.parsed = Some(parsed);
+                None
+            }
+        }
+    }
+
+    /// Follows a transaction as far as it is there and right; something if that is to its end.
+    fn follow(&self, parsed: &mut Parsed) -> Option<()> {
         let format = &self.format;
-        let mut parsed = Parsed { tags: Vec::new(), revokes: HashSet::new(), next: 0, committed_at: (0, 0) };
-        let mut position = self.cursor.position;
-        let mut blocks = u64::from(format.distance(self.tail.position, position));
-        let mut checksum = !0;
+        let before = u64::from(format.distance(self.tail.position, self.cursor.position));
         loop {
+            let position = parsed.next;
             // A log that runs into its own beginning is not a log.
-            if !format.contains(position) || blocks + 1 >= u64::from(format.log_blocks()) {
+            if !format.contains(position) || before + u64::from(parsed.blocks) + 1 >= u64::from(format.log_blocks()) {
                 return None;
             }
             let block = self.copies.get(&position)?;
+            #[cfg(test)]
+            self.looked_at.set(self.looked_at.get() + 1);
+            if let Some(tag) = parsed.expected.pop_front() {
+                parsed.checksum = self.add(parsed.checksum, block);
+                parsed.tags.push((position, tag));
+                parsed.pass(format);
+                continue;
+            }
             let header = jbd2::peek(block).filter(|header| header.sequence == self.cursor.sequence)?;
-            position = format.next(position);
-            blocks += 1;
             match header.kind {
                 Kind::Descriptor => {
                     let descriptor = Descriptor::new(format, block);
                     if !descriptor.checksum_ok() {
                         return None;
                     }
-                    checksum = self.add(checksum, block);
-                    for tag in descriptor.tags() {
-                        let data = self.copies.get(&position)?;
-                        checksum = self.add(checksum, data);
-                        parsed.tags.push((position, tag));
-                        position = format.next(position);
-                        blocks += 1;
-                        if blocks + 1 >= u64::from(format.log_blocks()) {
-                            return None;
-                        }
-                    }
+                    parsed.checksum = self.add(parsed.checksum, block);
+                    parsed.expected.extend(descriptor.tags());
                 }
                 Kind::Revoke => {
                     let revoke = Revoke::new(format, block);
@@ -290,15 +313,19 @@ impl LogStream {
                 Kind::Commit => {
                     let commit = Commit::new(format, block);
                     let is_right = match format.checksum {
-                        Checksum::V1 => commit.transaction_checksum_ok(checksum),
+                        Checksum::V1 => commit.transaction_checksum_ok(parsed.checksum),
                         _ => commit.checksum_ok(),
                     };
-                    parsed.next = position;
+                    if !is_right {
+                        return None;
+                    }
                     parsed.committed_at = (commit.seconds(), commit.nanoseconds());
-                    return is_right.then_some(parsed);
+                    parsed.pass(format);
+                    return Some(());
                 }
                 Kind::SuperblockV1 | Kind::SuperblockV2 | Kind::Unknown(_) => return None,
             }
+            parsed.pass(format);
         }
     }
 
@@ -318,11 +345,45 @@ fn unescaped(tag: &Tag, copy: &Arc<[u8]>) -> Arc<[u8]> {
     Arc::from(content)
 }
 
+/// How far a transaction was followed: what has been passed is not looked at again.
+#[derive(Debug)]
 struct Parsed {
+    /// Where it begins.
+    begin: Tail,
+    /// Blocks passed, and the position after them.
+    blocks: u32,
+    next: u32,
+    /// Tags whose data blocks follow there.
+    expected: VecDeque<Tag>,
+    /// jbd2's first kind of checksum so far.
+    checksum: u32,
     tags: Vec<(u32, Tag)>,
     revokes: HashSet<u64>,
-    next: u32,
     committed_at: (u64, u32),
+}
+
+impl Parsed {
+    fn begin(begin: Tail) -> Self {
+        Parsed {
+            begin,
+            blocks: 0,
+            next: begin.position,
+            expected: VecDeque::new(),
+            checksum: !0,
+            tags: Vec::new(),
+            revokes: HashSet::new(),
+            committed_at: (0, 0),
+        }
+    }
+
+    fn pass(&mut self, format: &Format) {
+        self.blocks += 1;
+        self.next = format.next(self.next);
+    }
+
+    fn has_passed(&self, format: &Format, position: u32) -> bool {
+        format.contains(position) && format.distance(self.begin.position, position) < self.blocks
+    }
 }
 
 #[cfg(test)]
@@ -525,6 +586,50 @@ mod tests {
             writer.stream.write(position, Arc::from(block.as_slice())).expect("room");
         }
         assert!(writer.stream.accept(&|_| true).is_none());
+    }
+
+    #[test]
+    fn a_block_that_is_written_again_counts_as_it_is_now() {
+        for checksum in [Checksum::None, Checksum::V1, Checksum::V2, Checksum::V3] {
+            let blocks = [(1, vec![1; BLOCK]), (2, vec![2; BLOCK]), (3, vec![3; BLOCK])];
+            let changed = [(1, vec![1; BLOCK]), (4, vec![4; BLOCK]), (3, vec![3; BLOCK])];
+            let (log, other) = {
+                let writer = Writer::new(checksum);
+                (writer.transaction(&blocks, &[9]), writer.transaction(&changed, &[8]))
+            };
+            for followed in 1..log.len() {
+                let mut writer = Writer::new(checksum);
+                let first = writer.format.first;
+                for (index, block) in log[..followed].iter().enumerate() {
+                    writer.stream.write(first + index as u32, Arc::from(block.as_slice())).expect("room");
+                    assert!(writer.stream.accept(&|_| true).is_none());
+                }
+                for (index, block) in other.iter().enumerate() {
+                    writer.stream.write(first + index as u32, Arc::from(block.as_slice())).expect("room");
+                }
+                let accepted = writer.stream.accept(&|_| true).expect("accepted");
+                assert_eq!(accepted.blocks.len(), 3);
+                assert_eq!(accepted.blocks.get(&4).map(|content| content[0]), Some(4), "after {followed} blocks");
+                assert_eq!(accepted.revokes, [8]);
+            }
+        }
+    }
+
+    #[test]
+    fn each_block_is_looked_at_once_however_its_transaction_comes() {
+        for checksum in [Checksum::V1, Checksum::V3] {
+            let mut writer = Writer::new(checksum);
+            let blocks: Vec<(u64, Vec<u8>)> = (0..50).map(|block| (block, vec![block as u8; BLOCK])).collect();
+            let log = writer.transaction(&blocks, &[99]);
+            let count = log.len() as u64;
+            for block in log {
+                assert!(writer.stream.accept(&|_| true).is_none());
+                writer.stream.write(writer.at, Arc::from(block)).expect("room");
+                writer.at = writer.format.next(writer.at);
+            }
+            assert!(writer.stream.accept(&|_| true).is_some());
+            assert_eq!(writer.stream.looked_at.get(), count);
+        }
     }
 
     #[test]
