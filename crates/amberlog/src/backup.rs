@@ -7,6 +7,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// Longer than any disk is copied: a week.
+const COPIED_SECONDS_MAX: u64 = 7 * 86_400;
+
 /// Arguments of `amberlog snapshot`.
 #[derive(Args, Debug)]
 pub struct SnapshotArgs {
@@ -16,9 +19,12 @@ pub struct SnapshotArgs {
     disk: String,
     /// The image, which the daemon makes: a file that is not there yet, where it may write.
     out: PathBuf,
-    /// Have the guest wait while its disk is copied, where the file system cannot share blocks.
+    /// Have the guest wait while its disk is copied, where the file system cannot share blocks; it is slowed down otherwise.
     #[arg(long)]
     wait: bool,
+    /// Only what was written since an earlier snapshot of this disk, as an overlay (qcow2) of the image that was made then.
+    #[arg(long, value_name = "ID", conflicts_with = "wait")]
+    incremental_since: Option<String>,
     /// Seconds for which the guest waits at most.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=600))]
     patience: u64,
@@ -60,15 +66,16 @@ pub fn snapshot(args: &SnapshotArgs) -> ExitCode {
         let out = std::path::absolute(&args.out)?;
         let question = json!({
             "command": "snapshot", "vm": args.vm, "disk": args.disk, "out": out, "patience_seconds": args.patience,
-            "may_wait": args.wait,
+            "may_wait": args.wait, "since": args.incremental_since,
         });
-        // Beyond what the guest waits, the image is made ready.
-        let answer = args.daemon.ask_patiently(&question, args.patience + 600)?;
+        // Beyond what the guest waits, all of a disk may be copied.
+        let answer = args.daemon.ask_patiently(&question, args.patience + COPIED_SECONDS_MAX)?;
         let notes: Vec<_> = answer["notes"].as_array().into_iter().flatten().filter_map(|note| note.as_str()).collect();
         Ok(print(&format!(
-            "{}: {}\n",
+            "{}: {}, id {}\n",
             out.display(),
-            if notes.is_empty() { "made".to_owned() } else { notes.join(", ") }
+            if notes.is_empty() { "made".to_owned() } else { notes.join(", ") },
+            answer["id"].as_str().unwrap_or("none")
         ))?)
     })())
 }

@@ -2,13 +2,14 @@
 
 use crate::error::Error;
 use image_file::{OtherFormat, QemuLock};
+use image_moments::Changes;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use write_log::WriteLog;
 
@@ -77,6 +78,7 @@ pub struct Image {
     discard: bool,
     size_bytes: AtomicU64,
     write_log: Option<Arc<WriteLog>>,
+    changes: OnceLock<Arc<Changes>>,
 }
 
 impl Image {
@@ -181,6 +183,7 @@ impl Image {
             discard: false,
             size_bytes: AtomicU64::new(0),
             write_log: None,
+            changes: OnceLock::new(),
         };
         let size_bytes = image.measure()?;
         let discard = !options.read_only && probe_discard(&image.file.file, kind, size_bytes);
@@ -196,6 +199,16 @@ impl Image {
     /// Where everything that is sent to it is written down, if it is.
     pub(crate) fn write_log(&self) -> Option<&WriteLog> {
         self.write_log.as_deref()
+    }
+
+    /// From now on whatever a disk engine writes to it is said to these, if nobody was named before. Gives who was.
+    pub fn tell(&self, changes: Arc<Changes>) -> &Arc<Changes> {
+        self.changes.get_or_init(|| changes)
+    }
+
+    /// Who is told of writes.
+    pub fn changes(&self) -> Option<&Arc<Changes>> {
+        self.changes.get()
     }
 
     /// Reads the size again: of the file now, rounded down to whole blocks. Returns it, in bytes.

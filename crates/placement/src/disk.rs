@@ -5,6 +5,7 @@ use crate::layout::DiskLayout;
 use crate::log::Log;
 use crate::nvm::NvmDisk;
 use crate::remote::RemoteOptions;
+use image_moments::Changes;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -209,6 +210,11 @@ impl Disk {
             faults: Mutex::default(),
             passed_on: Mutex::default(),
         })
+    }
+
+    /// From now on whatever amberlog itself writes to the image is said to these.
+    pub fn tell(&self, changes: &Arc<Changes>) {
+        self.file.tell(changes);
     }
 
     /// Has this disk's thread carry out a step.

@@ -1,24 +1,26 @@
 //! An image as everybody but the disk engine writes it.
 
 use crate::WriteLog;
+use image_moments::Changes;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// An open image, and the log of what is written to it, if there is one.
+/// An open image, the log of what is written to it, if there is one, and who wants to know of writes before they are done.
 ///
 /// It does not give away a file that could be written past the log unseen: [`LoggedFile::for_reading`] says what it is for.
 #[derive(Clone, Debug)]
 pub struct LoggedFile {
     file: Arc<File>,
     log: Option<Arc<WriteLog>>,
+    changes: Arc<OnceLock<Arc<Changes>>>,
 }
 
 impl LoggedFile {
     /// A file, and where writes to it are logged.
     pub fn new(file: File, log: Option<Arc<WriteLog>>) -> Self {
-        LoggedFile { file: Arc::new(file), log }
+        LoggedFile { file: Arc::new(file), log, changes: Arc::default() }
     }
 
     /// The same open file, whose writes nobody logs.
@@ -34,6 +36,11 @@ impl LoggedFile {
         &self.file
     }
 
+    /// From now on writes are said to these, if nobody was named before.
+    pub fn tell(&self, changes: &Arc<Changes>) {
+        self.changes.get_or_init(|| Arc::clone(changes));
+    }
+
     /// Reads all of a buffer.
     ///
     /// # Errors
@@ -47,7 +54,14 @@ impl LoggedFile {
     /// # Errors
     /// As [`FileExt::write_all_at`].
     pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let changes = self.changes.get();
+        if let Some(changes) = changes {
+            changes.begins(offset, bytes.len() as u64);
+        }
         let written = self.file.write_all_at(bytes, offset);
+        if let Some(changes) = changes {
+            changes.ended(offset, bytes.len() as u64);
+        }
         if let Some(log) = &self.log {
             match &written {
                 Ok(()) => log.written(offset, bytes),

@@ -77,6 +77,8 @@ enum Question {
         out: PathBuf,
         patience_seconds: u64,
         may_wait: bool,
+        #[serde(default)]
+        since: Option<String>,
     },
     Power {
         on_battery: bool,
@@ -97,6 +99,9 @@ enum Question {
         with_paused: bool,
     },
 }
+
+/// All of a disk may be copied, beside its guest: a week.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(7 * 86_400);
 
 /// The socket; removed when it is dropped.
 pub struct Control {
@@ -239,9 +244,9 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
         }
         Question::Freeze { vm, seconds } => find(&vm)?.ask(&Asked::Freeze { seconds }, Duration::from_secs(seconds)),
         Question::Thaw { vm } => find(&vm)?.ask(&Asked::Thaw, Duration::ZERO),
-        Question::Snapshot { vm, disk, out, patience_seconds, may_wait } => {
-            let asked = Asked::Snapshot { disk, out, patience_seconds, may_wait };
-            find(&vm)?.ask(&asked, seconds(86_400))
+        Question::Snapshot { vm, disk, out, patience_seconds, may_wait, since } => {
+            let asked = Asked::Snapshot { disk, out, patience_seconds, may_wait, since };
+            find(&vm)?.ask(&asked, SNAPSHOT_PATIENCE)
         }
         Question::Power { on_battery, patience_seconds } => {
             super::power::set(slots, run, on_battery, seconds(patience_seconds))

@@ -23,6 +23,7 @@ mod left;
 mod notify;
 mod power;
 mod slot;
+pub mod snapshot;
 mod supervised;
 pub mod work;
 

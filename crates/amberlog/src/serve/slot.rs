@@ -7,6 +7,7 @@
 use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
 use super::power;
+use super::snapshot::{Moments, Wish};
 use crate::raw::KnownRaw;
 use crate::vm::change::{self, Doors, THROTTLE};
 use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
@@ -58,6 +59,7 @@ enum State {
 pub(super) struct Live {
     pub(super) journals: Arc<Journals>,
     pub(super) handles: Vec<DeviceHandle<dyn Route>>,
+    pub(super) moments: Arc<Moments>,
     attachments: Vec<crate::vm::qemu::Attachment>,
     sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
@@ -410,6 +412,7 @@ impl Slot {
         let live = Live {
             journals: Arc::clone(&vm.journals),
             handles: serving.handles(),
+            moments: Arc::clone(&vm.moments),
             attachments: serving.attachments.clone(),
             sockets: config.sockets.clone(),
             observer: Arc::clone(&serving.observer),
@@ -530,19 +533,19 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes an image of what a disk has committed ([`super::freeze::snapshot`]).
+    /// Makes an image of what a disk has committed ([`super::snapshot::snapshot`]). Gives its name, and what was done to its journal.
     ///
     /// # Errors
     /// When that cannot be; there is no image then.
-    pub fn snapshot(&self, disk: &str, out: &Path, time: Duration, may_wait: bool) -> anyhow::Result<Vec<String>> {
+    pub fn snapshot(&self, disk: &str, wish: &Wish<'_>) -> anyhow::Result<(String, Vec<String>)> {
         let _entered = self.enter();
         let live = self.live()?;
         let index = (0..live.journals.disks().len())
             .find(|index| live.journals.disk(*index).options.name == disk)
             .with_context(|| format!("vm {} has no disk {disk}", self.name))?;
-        let notes = super::freeze::snapshot(&live, index, out, time, may_wait)?;
-        log::info!("disk {disk}: an image of it is {}", out.display());
-        Ok(notes)
+        let made = super::snapshot::snapshot(&live, index, wish, &self.line)?;
+        log::info!("disk {disk}: an image of it is {}", wish.out.display());
+        Ok(made)
     }
 
     /// Has the journals be where the host's power wants them ([`power`]): on storage, or as configured. Gives what became of each

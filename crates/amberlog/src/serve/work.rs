@@ -2,6 +2,7 @@
 
 use super::config::{Config, VmConfig};
 use super::slot::{Slot, Wanted};
+use super::snapshot::Wish;
 use crate::exit;
 use crate::vm::{Bounds, die_of_panics};
 use crate::worker::Line;
@@ -87,6 +88,9 @@ pub enum Asked {
         patience_seconds: u64,
         /// Whether the guest may be made to wait.
         may_wait: bool,
+        /// The snapshot that has the rest.
+        #[serde(default)]
+        since: Option<String>,
     },
     /// See [`Slot::follow_power`].
     FollowPower {
@@ -249,9 +253,11 @@ impl Served {
                 self.slot()?.thaw()?;
                 Ok(json!({"schema": 1, "vm": vm}))
             }
-            Asked::Snapshot { disk, out, patience_seconds, may_wait } => {
-                let notes = self.slot()?.snapshot(&disk, &out, Duration::from_secs(patience_seconds), may_wait)?;
-                Ok(json!({"schema": 1, "vm": vm, "disk": disk, "image": out, "notes": notes}))
+            Asked::Snapshot { disk, out, patience_seconds, may_wait, since } => {
+                let time = Duration::from_secs(patience_seconds);
+                let wish = Wish { out: &out, time, may_wait, since: since.as_deref() };
+                let (id, notes) = self.slot()?.snapshot(&disk, &wish)?;
+                Ok(json!({"schema": 1, "vm": vm, "disk": disk, "image": out, "id": id, "notes": notes}))
             }
             Asked::FollowPower { on_battery, patience_seconds } => {
                 let deadline = std::time::Instant::now() + seconds(patience_seconds);

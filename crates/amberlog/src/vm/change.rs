@@ -7,6 +7,7 @@
 
 use super::{Attached, VmObserver, VmOptions, finish_areas, open_image, require_raw};
 use crate::raw::KnownRaw;
+use crate::serve::snapshot::CHANGES;
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::Image;
@@ -78,7 +79,7 @@ impl Leftover {
             let names = kept.all(beginning).into_iter().filter(|(name, _)| !is_served(name));
             names.map(move |(name, _)| format!("{beginning}{name}"))
         };
-        Leftover { doors: gone.collect(), keys: of(IMAGE).chain(of(THROTTLE)).collect() }
+        Leftover { doors: gone.collect(), keys: of(IMAGE).chain(of(THROTTLE)).chain(of(CHANGES)).collect() }
     }
 
     /// Lets go of it.

@@ -17,6 +17,7 @@ mod trace;
 pub mod watched;
 
 use crate::raw::KnownRaw;
+use crate::serve::snapshot::Moments;
 use crate::takeover::{PATIENCE, take_over};
 use crate::worker::Line;
 use anyhow::Context;
@@ -107,6 +108,8 @@ pub struct Vm {
     doors: Doors,
     /// What the supervisor has of disks that are not served any more.
     leftover: Mutex<Leftover>,
+    /// Snapshots of its disks.
+    pub moments: Arc<Moments>,
     /// What is to be done when nothing can go wrong any more, and nobody was let in yet.
     at_doors: Mutex<Option<AtDoors>>,
     /// Its guest's memory.
@@ -438,6 +441,7 @@ impl Vm {
             resumed: Mutex::default(),
             doors: Doors::default(),
             leftover: Mutex::default(),
+            moments: Arc::default(),
             at_doors: Mutex::default(),
             name: options.name.clone(),
             attached,
@@ -510,6 +514,7 @@ impl Vm {
                 tracer: None,
             },
         )?;
+        let moments = Arc::new(Moments::resume(&mut kept, &images, &journals));
         steps.push(("for tables and logs", Instant::now()));
         let doors = Doors::kept(&kept);
         let leftover = Mutex::new(Leftover::of(&kept, &doors, &attached));
@@ -553,6 +558,7 @@ impl Vm {
             under_way: Arc::new(under_way),
             doors,
             leftover,
+            moments,
             at_doors: Mutex::default(),
             resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
             memory,

@@ -25,7 +25,12 @@ fn an_image_of_a_moment_has_all_that_was_acknowledged_before_it() {
         let before = guest.reported();
         let out = bench.path(&format!("snapshot-{round}"));
         let out_text = out.display().to_string();
-        let output = daemon.ask(&["snapshot", "db", "disk0", &out_text, "--wait"]);
+        // The guest waits, or goes on meanwhile.
+        let output = if round == 1 {
+            daemon.ask(&["snapshot", "db", "disk0", &out_text, "--wait"])
+        } else {
+            daemon.ask(&["snapshot", "db", "disk0", &out_text])
+        };
         assert!(output.status.success(), "{placement}: {}\n{}", text(&output.stderr), daemon.log());
         let of_moment = FileSystem::whole(out.clone());
         assert_eq!(journal_superblock(&out).errno, 0, "{placement}: nothing is elsewhere");
@@ -35,7 +40,7 @@ fn an_image_of_a_moment_has_all_that_was_acknowledged_before_it() {
         assert!(text(&inspected.stdout).contains("clean"), "{}{}", text(&inspected.stdout), text(&inspected.stderr));
         // What is there is never written over.
         let bytes = std::fs::read(&out).unwrap();
-        let output = daemon.ask(&["snapshot", "db", "disk0", &out_text, "--wait"]);
+        let output = daemon.ask(&["snapshot", "db", "disk0", &out_text]);
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stderr).contains("making the image") && std::fs::read(&out).unwrap() == bytes);
         std::fs::remove_file(&out).unwrap();
@@ -46,6 +51,89 @@ fn an_image_of_a_moment_has_all_that_was_acknowledged_before_it() {
     daemon.wait_state("db", "waiting");
     assert_consistent(&file_system);
     assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
+}
+
+/// What the answer to `snapshot` names it.
+fn id_of(output: &std::process::Output) -> String {
+    let said = text(&output.stdout);
+    said.trim().rsplit_once("id ").unwrap_or_else(|| panic!("{said}")).1.to_owned()
+}
+
+/// A chain: a whole image, and then only what changed, over another worker, and each is the state of its own moment.
+#[test]
+fn what_was_written_since_is_an_image_with_the_one_before() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(256, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("db", image.display().to_string())]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(19);
+    // Much is there before the first snapshot, which no later one has.
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\ndd if=/dev/urandom of=/mnt/bulk bs=1M count=40 || fail bulk\nsync\n{}",
+        record_writer("/mnt/records", "records", &layout, "--forever")
+    );
+    let mut guest = Guest::start(daemon.spec_with("db", script, &[])).unwrap();
+    let refuse = |since: &str, out: &str, sentence: &str| {
+        let output = daemon.ask(&["snapshot", "db", "disk0", out, "--incremental-since", since]);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+        assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
+        assert!(!std::path::Path::new(out).exists());
+    };
+    let path = |name: &str| bench.path(name).display().to_string();
+    let mut since: Option<String> = None;
+    for (round, placement) in ["retain", "retain", "copy", "copy"].into_iter().enumerate() {
+        let output = daemon.ask(&["placement", "db", "disk0", placement]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
+        let before = guest.reported();
+        let out = path(&format!("part-{round}"));
+        let words = ["snapshot", "db", "disk0", &out];
+        let output = match &since {
+            None => {
+                refuse("0123456789abcdef", &out, "is not known");
+                daemon.ask(&words)
+            }
+            Some(since) => daemon.ask(&[words.as_slice(), &["--incremental-since", since]].concat()),
+        };
+        assert!(output.status.success(), "{placement}: {}\n{}", text(&output.stderr), daemon.log());
+        since = Some(id_of(&output));
+        let whole = bench.path(&format!("whole-{round}"));
+        if round > 0 {
+            assert!(std::fs::metadata(&out).unwrap().len() < 40 << 20, "the bulk is not in it again");
+            run("qemu-img", &["check", &out]);
+        }
+        run("qemu-img", &["convert", "-O", "raw", &out, &whole.display().to_string()]);
+        let of_moment = FileSystem::whole(whole.clone());
+        assert_eq!(journal_superblock(&whole).errno, 0, "{placement}: nothing is elsewhere");
+        assert_consistent(&of_moment);
+        assert_records(&of_moment, "/records", "records", &layout, &before);
+        std::fs::remove_file(&whole).unwrap();
+        // What another worker has to know.
+        let pid = daemon.wait_state("db", "running")["worker_pid"].as_u64().unwrap() as u32;
+        if round == 1 {
+            crate::worker::kill_nine(pid);
+        } else if round == 2 {
+            let output = daemon.ask(&["upgrade", "db"]);
+            assert!(output.status.success(), "{}", text(&output.stderr));
+        }
+        guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
+    }
+    // A journal with something in it on storage is left to a whole one.
+    let output = daemon.ask(&["placement", "db", "disk0", "storage"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
+    refuse(&since.unwrap(), &path("of-storage"), "which only a whole snapshot replays");
+    guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("db", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = std::process::Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", text(&output.stderr));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::Engine;
 use block_route::{Buffer, DiskOperation, Operation};
 use std::io;
 
-fn writes(operation: &DiskOperation) -> bool {
+pub(super) fn writes(operation: &DiskOperation) -> bool {
     matches!(operation.operation, Operation::Write | Operation::Discard | Operation::WriteZeroes { .. })
 }
 

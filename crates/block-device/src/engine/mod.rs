@@ -18,6 +18,7 @@ use block_route::{DiskOperation, Operation, RequestId, Ticket};
 use disk_model::Client;
 use guest_memory::MemoryTable;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use logged::writes;
 use modelled::Modelled;
 use std::collections::VecDeque;
 use std::io;
@@ -181,7 +182,16 @@ impl Engine {
             self.finish(operation, Ok(()));
         } else if operation.operation == Operation::Flush {
             self.flushes_waiting.push(operation);
+        } else if operation.operation == Operation::Discard
+            && self.image.write_log().is_none()
+            && self.image.changes().is_some_and(|changes| changes.is_copied())
+        {
+            // It is a hint, and what it gives up would have to be copied first.
+            self.finish(operation, Ok(()));
         } else {
+            if let Some(changes) = self.image.changes().filter(|_| writes(&operation)) {
+                changes.begins(operation.offset, operation.len);
+            }
             self.waiting.push_back(self.as_logged(operation));
             self.pump();
         }
@@ -450,6 +460,9 @@ impl Engine {
     }
 
     fn finish(&mut self, operation: DiskOperation, result: io::Result<()>) {
+        if let Some(changes) = self.image.changes().filter(|_| writes(&operation)) {
+            changes.ended(operation.offset, operation.len);
+        }
         self.note_in_log(&operation, &result);
         match (&result, operation.operation) {
             (Ok(()), Operation::Read) => counters::add(&self.counters.storage_read_bytes, operation.len),

@@ -1,0 +1,446 @@
+//! Images made of one moment of a disk while its guest runs: `amberlog snapshot`.
+//!
+//! The VM is frozen ([`super::freeze`]) until the moment is there: blocks are shared with the new file where the file system can do that;
+//! elsewhere the guest goes on at once, and what it writes over is copied first ([`image_moments`]). A moment has a name, and what was
+//! written since can be had as an overlay of the image that was made then. The names are kept for the next worker, and end with the VM.
+//!
+//! Must never: let a copy pass for one of a moment that it is not of: the image has its name when it is whole, and another one before.
+//! Failure story: a copy that fails is removed, and the guest goes on; with the worker a copy ends, and its unfinished file stays.
+
+use super::freeze::{freeze, thaw};
+use super::slot::Live;
+use crate::worker::Line;
+use anyhow::{Context, bail, ensure};
+use block_device::Image;
+use image_moments::{Base, BlockSet, Changes, Moment, Overlay, Record, Target};
+use jbd2::{Superblock, SuperblockEdit};
+use placement::{HeldMark, Journals, Log, MarkKind, PlacementKind};
+use recovery::{Access, Disk, LogPlace, Status};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::hash::BuildHasher;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use supervision::Kept;
+
+/// Bytes copied at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// The error that amberlog's own mark puts into a journal superblock that had none (EIO, as jbd2 has it).
+const MARK_ERRNO: i32 = -5;
+/// Moments of a disk that are remembered.
+const MOMENTS_MAX: usize = 64;
+/// How the keys begin under which a supervisor keeps what was written since.
+pub const CHANGES: &str = "changes ";
+
+/// A snapshot that was made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Made {
+    id: String,
+    /// What was written after it was written in this epoch or later.
+    since: u16,
+    image: PathBuf,
+    is_overlay: bool,
+}
+
+/// What is remembered of a disk.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Known {
+    epoch: u16,
+    made: Vec<Made>,
+}
+
+/// The moments of a VM's disks, by name.
+#[derive(Debug, Default)]
+pub struct Moments {
+    known: Mutex<BTreeMap<String, Known>>,
+}
+
+/// What was asked for.
+pub struct Wish<'w> {
+    /// Where to.
+    pub out: &'w Path,
+    /// How long the guest may be held.
+    pub time: Duration,
+    /// Whether it may be held while everything is copied.
+    pub may_wait: bool,
+    /// The snapshot whose image has the rest.
+    pub since: Option<&'w str>,
+}
+
+impl Moments {
+    /// Goes on with what an earlier worker had kept.
+    pub fn resume(kept: &mut Kept, images: &[Arc<Image>], journals: &Journals) -> Self {
+        let mut all = BTreeMap::new();
+        for (index, image) in images.iter().enumerate() {
+            let disk = journals.disk(index);
+            let name = &disk.options.name;
+            let Some((text, record)) = kept.take(&format!("{CHANGES}{name}")) else { continue };
+            let taken = serde_json::from_str::<Known>(&text).map_err(io::Error::from).and_then(|known| {
+                let record = Record::adopt(record, known.epoch)?;
+                Ok((known, Arc::new(Changes::new(record))))
+            });
+            match taken {
+                Ok((known, changes)) => {
+                    disk.tell(image.tell(changes));
+                    all.insert(name.clone(), known);
+                }
+                Err(error) => {
+                    log::warn!(
+                        "disk {name}: its next snapshot has to be a whole one: what was written is not known ({error})"
+                    );
+                }
+            }
+        }
+        Moments { known: Mutex::new(all) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+        self.known.lock().expect("no panic under this lock")
+    }
+
+    fn find(&self, disk: &str, id: &str) -> anyhow::Result<Made> {
+        let known = self.lock();
+        let made = known.get(disk).and_then(|known| known.made.iter().find(|made| made.id == id));
+        made.cloned().with_context(|| {
+            format!(
+                "snapshot {id} of disk {disk} is not known: it was made before its VM was started, or was not the last {MOMENTS_MAX}; make a \
+                 whole one (without --incremental-since)"
+            )
+        })
+    }
+
+    /// Has the next worker know it.
+    fn keep(&self, disk: &str, changes: &Changes, made: Option<Made>, line: &Line) -> anyhow::Result<()> {
+        let mut all = self.lock();
+        let known = all.entry(disk.to_owned()).or_default();
+        known.epoch = changes.record().epoch();
+        if let Some(made) = made {
+            if known.made.len() >= MOMENTS_MAX {
+                known.made.remove(0);
+            }
+            known.made.push(made);
+        }
+        line.keep(&format!("{CHANGES}{disk}"), &serde_json::to_string(known)?, Some(changes.record().descriptor()))?;
+        line.settle();
+        Ok(())
+    }
+}
+
+/// Makes an image of what a disk has committed, ready to be used. Gives its name, and what was done to its journal.
+///
+/// # Errors
+/// When the disk's journals are not in it or in memory, the image cannot be made, or the guest was not quiet; there is no image then.
+pub(super) fn snapshot(
+    live: &Live,
+    index: usize,
+    wish: &Wish<'_>,
+    line: &Line,
+) -> anyhow::Result<(String, Vec<String>)> {
+    let name = &live.journals.disk(index).options.name;
+    for log in logs(live, index) {
+        ensure!(
+            log.journal_disk() == index,
+            "the journal of disk {name} is another disk, and an image of one without the other is of no use: freeze the VM, and copy both"
+        );
+        ensure!(
+            matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy | PlacementKind::Storage),
+            "the journal of disk {name} has placement {}: put it on storage first (amberlog placement)",
+            log.placement.name()
+        );
+        ensure!(
+            !log.is_distrusted(),
+            "the journal of disk {name} is not what it seemed, and cannot be replayed: make the copy when its VM has ended"
+        );
+    }
+    let base = wish.since.map(|id| live.moments.find(name, id)).transpose()?;
+    let of = || format!("making the image {}", wish.out.display());
+    ensure!(!wish.out.exists(), "{}: there is something already", of());
+    let mut unfinished = OsString::from(wish.out);
+    unfinished.push(".unfinished");
+    let unfinished = PathBuf::from(unfinished);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&unfinished);
+    let file = file.with_context(|| format!("making {}", unfinished.display())).with_context(of)?;
+    let made = make(live, index, wish, base, &unfinished, file, line);
+    let made = made.and_then(|(id, notes)| {
+        name_it(&unfinished, wish.out)?;
+        Ok((id, notes))
+    });
+    if made.is_err() {
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    made.with_context(of)
+}
+
+fn logs(live: &Live, index: usize) -> Vec<Arc<Log>> {
+    live.journals.logs().into_iter().filter(|log| log.home_disk() == index).collect()
+}
+
+/// Gives a file its name, and never takes another one's.
+fn name_it(from: &Path, to: &Path) -> anyhow::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that does not know how.
+        Err(rustix::io::Errno::INVAL) => {
+            ensure!(!to.exists(), "there is something already");
+            Ok(std::fs::rename(from, to)?)
+        }
+        other => Ok(other?),
+    }
+}
+
+fn make(
+    live: &Live,
+    index: usize,
+    wish: &Wish<'_>,
+    base: Option<Made>,
+    path: &Path,
+    out: File,
+    line: &Line,
+) -> anyhow::Result<(String, Vec<String>)> {
+    let name = live.journals.disk(index).options.name.clone();
+    let image = live.handles[index].image();
+    freeze(live, wish.time)?;
+    let begun = begin(live, index, wish, base.as_ref(), &out, line);
+    let begun = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            thaw(live)?;
+            return Err(error);
+        }
+    };
+    let was_held = "the guest went on before the image was whole; give it more time (--patience)";
+    let target = match begun.source {
+        None => {
+            ensure!(thaw(live)?, was_held);
+            Target::Whole(out)
+        }
+        Some((source, target)) => {
+            let moment = Arc::new(Moment::new(source, image.size_bytes(), begun.wanted, target));
+            let copied = begun.changes.keep_while(&moment, || -> anyhow::Result<()> {
+                ensure!(thaw(live)?, was_held);
+                Ok(moment.copy()?)
+            });
+            let Some(copied) = copied else {
+                thaw(live)?;
+                bail!("another snapshot of disk {name} is being made; wait for it");
+            };
+            copied?;
+            // A writer may be about to let go of it.
+            let mut moment = moment;
+            loop {
+                match Arc::try_unwrap(moment) {
+                    Ok(moment) => break moment.into_target(),
+                    Err(shared) => moment = shared,
+                }
+                std::thread::yield_now();
+            }
+        }
+    };
+    let (notes, is_overlay) = match target {
+        Target::Whole(file) => {
+            drop(file);
+            (finish(path)?, false)
+        }
+        Target::Overlay(overlay) => {
+            let count = overlay.len();
+            finish_overlay(&overlay, &logs(live, index))?;
+            overlay.finish()?;
+            (vec![format!("{count} blocks of 64 KiB")], true)
+        }
+    };
+    let id = begun.id;
+    let made = Made { id: id.clone(), since: begun.epoch, image: wish.out.to_owned(), is_overlay };
+    live.moments.keep(&name, &begun.changes, Some(made), line)?;
+    Ok((id, notes))
+}
+
+/// What is settled while a VM is frozen.
+struct Begun {
+    changes: Arc<Changes>,
+    id: String,
+    epoch: u16,
+    wanted: Option<BlockSet>,
+    /// What is to be copied, and where to; nothing when the file has it all.
+    source: Option<(File, Target)>,
+}
+
+fn begin(
+    live: &Live,
+    index: usize,
+    wish: &Wish<'_>,
+    base: Option<&Made>,
+    out: &File,
+    line: &Line,
+) -> anyhow::Result<Begun> {
+    let disk = live.journals.disk(index);
+    let image = live.handles[index].image();
+    let changes = match image.changes() {
+        Some(changes) => Arc::clone(changes),
+        None => {
+            let changes = Changes::new(Record::new().context("a record of what is written")?);
+            Arc::clone(image.tell(Arc::new(changes)))
+        }
+    };
+    disk.tell(&changes);
+    let size_bytes = image.size_bytes();
+    let epoch = changes.record().next_epoch();
+    let epoch = epoch
+        .context("there were 65,535 snapshots since its VM was started: what was written is not counted any more")?;
+    live.moments.keep(&disk.options.name, &changes, None, line)?;
+    // A random number of the kernel's.
+    let id = format!("{:016x}", RandomState::new().hash_one(epoch));
+    let begun = |wanted, source| Begun { changes: Arc::clone(&changes), id, epoch, wanted, source };
+    if let Some(base) = base {
+        for log in logs(live, index) {
+            ensure!(
+                is_empty_on_storage(image, &log)?,
+                "the journal of disk {} has something in it on storage, which only a whole snapshot replays: leave --incremental-since out, or \
+                 have the journal held in memory, with no durable-within (amberlog placement)",
+                disk.options.name
+            );
+        }
+        let wanted = changes.record().since(base.since, size_bytes);
+        let wanted = wanted
+            .context("what was written since is not known any more; make a whole one (without --incremental-since)")?;
+        let overlay =
+            Overlay::new(out.try_clone()?, size_bytes, Base { path: base.image.clone(), is_overlay: base.is_overlay })?;
+        return Ok(begun(Some(wanted), Some((image.reopen_buffered()?, Target::Overlay(overlay)))));
+    }
+    if rustix::fs::ioctl_ficlone(out, image.file()).is_ok() {
+        return Ok(begun(None, None));
+    }
+    rustix::fs::ftruncate(out, size_bytes)?;
+    if wish.may_wait {
+        copy(image, out)?;
+        return Ok(begun(None, None));
+    }
+    Ok(begun(None, Some((image.reopen_buffered()?, Target::Whole(out.try_clone()?)))))
+}
+
+/// Copies all of a frozen disk.
+fn copy(image: &Image, out: &File) -> anyhow::Result<()> {
+    let mut from = image.reopen_buffered()?;
+    let size_bytes = image.size_bytes();
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut at = 0;
+    while at < size_bytes {
+        // What is a hole there is one here.
+        at = match rustix::fs::seek(&from, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(_) => at,
+        };
+        from.seek(SeekFrom::Start(at))?;
+        let len = usize::try_from(size_bytes - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+        let got = from.read(&mut piece[..len])?;
+        if got == 0 {
+            break;
+        }
+        out.write_all_at(&piece[..got], at)?;
+        at += got as u64;
+    }
+    Ok(())
+}
+
+/// Where a journal has its superblock, in bytes.
+fn superblock_of(log: &Log) -> anyhow::Result<u64> {
+    log.offset_of(0).context("a journal has a first block")
+}
+
+/// Whether a journal has nothing in its place on storage.
+fn is_empty_on_storage(image: &Image, log: &Log) -> anyhow::Result<bool> {
+    let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
+    image.reopen_buffered()?.read_exact_at(&mut block, superblock_of(log)?)?;
+    Ok(Superblock::decode(&block)?.is_empty())
+}
+
+/// Takes amberlog's marks off what an overlay has of its journals, and says that nothing is to be replayed. What it does not have is
+/// its base's, where that was done.
+fn finish_overlay(overlay: &Overlay, logs: &[Arc<Log>]) -> anyhow::Result<()> {
+    for log in logs {
+        let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
+        overlay.edit(superblock_of(log)?, &mut block, |block| unmarked(block).map(drop))?;
+        let mut raw = vec![0; extfs::SUPERBLOCK_BYTES];
+        overlay.edit(log.home_offset(0) + extfs::SUPERBLOCK_OFFSET, &mut raw, |raw| {
+            if extfs::Superblock::parse(raw).map_err(io::Error::other)?.check().is_ok() {
+                extfs::SuperblockEdit::new(raw).map_err(io::Error::other)?.clear_needs_recovery().seal();
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Takes amberlog's marks off the copy's journals, which say that what was committed is elsewhere, and replays what is in them.
+fn finish(out: &Path) -> anyhow::Result<Vec<String>> {
+    let disk = Disk::open(out, Access::Write)?;
+    let located = match recovery::locate(&disk, None) {
+        Ok(located) => located,
+        // No file system that is understood: as it is.
+        Err(error) if error.is_refusal() => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    for one in located.iter().filter(|one| matches!(one.log, LogPlace::Internal)) {
+        let extents = one.file_system.journal.extents(&one.file_system.superblock);
+        let first = extents.first().context("a journal has a first block")?;
+        let at = one.file_system.offset + first.physical * u64::from(one.file_system.superblock.block_size);
+        unmark(disk.file(), at)?;
+    }
+    let mut notes = Vec::new();
+    if !located.is_empty() {
+        for report in recovery::recover_disk(&disk, None, recovery::Options::default())? {
+            let result = report.result?;
+            ensure!(
+                matches!(result.status, Status::Clean | Status::Recovered | Status::None),
+                "its journal is {}: {}",
+                serde_json::to_value(result.status)?.as_str().unwrap_or("damaged"),
+                result.notes.join("; ")
+            );
+            notes.push(format!("{} transactions replayed", result.transactions));
+        }
+        for one in located.iter().filter(|one| matches!(one.log, LogPlace::Internal)) {
+            needs_no_recovery(disk.file(), one.file_system.offset)?;
+        }
+    }
+    disk.file().sync_all()?;
+    Ok(notes)
+}
+
+/// Says in a file system whose journal is empty now that nothing is to be replayed, as a clean unmount does: its guest had it mounted.
+fn needs_no_recovery(file: &File, file_system: u64) -> anyhow::Result<()> {
+    let at = file_system + extfs::SUPERBLOCK_OFFSET;
+    let mut raw = vec![0; extfs::SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut raw, at)?;
+    // A damaged one stays as it is, for e2fsck to see.
+    if extfs::Superblock::parse(&raw)?.check().is_ok() {
+        extfs::SuperblockEdit::new(&mut raw)?.clear_needs_recovery().seal();
+        file.write_all_at(&raw, at)?;
+    }
+    Ok(())
+}
+
+fn unmark(file: &File, at: u64) -> io::Result<()> {
+    let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
+    file.read_exact_at(&mut block, at)?;
+    if unmarked(&mut block)? {
+        file.write_all_at(&block, at)?;
+    }
+    Ok(())
+}
+
+/// Takes amberlog's mark out of a journal superblock, if it has one.
+fn unmarked(block: &mut [u8]) -> io::Result<bool> {
+    let is_held = matches!(HeldMark::read(block), HeldMark::Ours(MarkKind::Held, _));
+    // An error that its guest has put there stays.
+    let is_ours = is_held && Superblock::decode(block).is_ok_and(|superblock| superblock.errno == MARK_ERRNO);
+    if is_ours {
+        SuperblockEdit::new(block).map_err(io::Error::other)?.errno(0).seal();
+    }
+    Ok(is_ours)
+}
