@@ -18,7 +18,7 @@ pub(super) enum FileSystem {
 /// Who serves the guest's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
-    /// amberlog, under this placement (its name; NVM's and remote's places are added).
+    /// amberlog, under this placement (its name and what belongs to it; NVM's and remote's places are added).
     Amberlog(&'static str),
     /// QEMU itself.
     Qemu(Cache),
@@ -40,7 +40,7 @@ pub(super) struct Contender {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 19] = [
+const ALL: [(&str, FileSystem, &str, Served); 22] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -56,6 +56,9 @@ const ALL: [(&str, FileSystem, &str, Served); 19] = [
     ("qemu-unsafe-journal", EXT4, "data=journal", Served::Qemu(Cache::Unsafe)),
     ("retain", EXT4, "data=journal", Served::Amberlog("retain")),
     ("retain-ordered", EXT4, "data=ordered", Served::Amberlog("retain")),
+    ("retain-5", EXT4, "data=journal", Served::Amberlog("retain,durable-within=5")),
+    ("retain-0", EXT4, "data=journal", Served::Amberlog("retain,durable-within=0")),
+    ("retain-5-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=5")),
     ("copy", EXT4, "data=journal", Served::Amberlog("copy")),
     ("nvm", EXT4, "data=journal", Served::Amberlog("nvm")),
     ("remote", EXT4, "data=journal", Served::Amberlog("remote")),

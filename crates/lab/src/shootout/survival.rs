@@ -7,7 +7,7 @@ use super::{Conditions, Measured, ShootOut};
 use crate::error::{Error, FileContext, Result};
 use guest_kit::image::{self, FileSystem as Ext};
 use guest_kit::{AtEnd, Guest, judge, program};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Records that are acknowledged before anything dies.
 const ENOUGH: u64 = 200;
@@ -15,6 +15,9 @@ const ENOUGH_QUICK: u64 = 40;
 const JOURNAL_MIB: u32 = 64;
 const STREAM: &str = "records";
 const END_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long records are acknowledged at least before anything dies.
+const OLD: Duration = Duration::from_secs(8);
 
 /// Kills, restarts and judges.
 pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death, _: &Conditions) -> Result<Measured> {
@@ -32,7 +35,10 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death, _: &
     let mut spec = stand.spec(contender, death.name(), script)?;
     spec.at_end = AtEnd::Stay;
     let mut guest = Guest::start(spec)?;
+    let began = Instant::now();
     guest.wait_acknowledged(STREAM, if options.quick { ENOUGH_QUICK } else { ENOUGH }, LIMIT)?;
+    // Who promises something for what is older than five seconds is to have something that is.
+    std::thread::sleep(OLD.saturating_sub(began.elapsed()));
     if death == Death::Guest {
         guest.tell("die")?;
         guest.wait_end(END_LIMIT)?;
@@ -89,7 +95,7 @@ fn lose_the_host(stand: &mut Stand) -> Result<()> {
 fn look_after_it_as_a_boot_does(stand: &mut Stand, contender: &Contender, death: Death) -> Result<Vec<String>> {
     let mut words = Vec::new();
     if let Served::Amberlog(placement) = contender.served
-        && matches!(placement, "retain" | "copy")
+        && (placement.starts_with("retain") || placement == "copy")
         && death == Death::Vmm
     {
         let area = stand.memory.path().to_owned();
