@@ -1,11 +1,14 @@
 //! What a supervisor keeps for the worker of one VM: descriptors, and the doors at which its VMM finds its disks.
 
+use crate::vm::change::IMAGE;
 use crate::worker::Worker;
-use front_door::{Admission, Door};
+use front_door::{Admission, Door, is_disk_name};
+use rustix::net::SendFlags;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use supervision::{Channel, DOOR, Kept, Order, Said, Shelf};
@@ -26,20 +29,27 @@ pub struct Charge {
     kept: Kept,
     doors: BTreeMap<usize, Door>,
     doors_shelf: Shelf,
+    /// In what way it is kept, where that is not this program's.
+    foreign: Option<String>,
 }
 
 impl Charge {
     /// What a supervisor before this one had on this shelf, and what this one will.
     pub fn on(mut shelf: Shelf) -> Self {
-        let kept = Kept::on(shelf.split(KEPT));
-        let mut charge = Charge { kept, doors: BTreeMap::new(), doors_shelf: shelf.split(DOORS) };
+        let mut kept = Kept::on(shelf.split(KEPT));
+        if kept.data(crate::worker::SERVED).is_none() && !kept.is_doubtful() {
+            // It had got nowhere: what it left is finished as what any process leaves.
+            kept.clear();
+        }
+        let mut charge = Charge { kept, doors_shelf: shelf.split(DOORS), ..Charge::default() };
         for disk in charge.doors_shelf.parts() {
             let mut shelf = charge.doors_shelf.split(&disk);
             let Some(number) = disk.parse().ok().filter(|_| charge.is_served()) else {
                 shelf.clear();
                 continue;
             };
-            match Door::found(shelf) {
+            let kept = &charge.kept;
+            match Door::found(shelf, |name| kept.data(&format!("{DOOR}{name}")) == Some(disk.as_str())) {
                 Ok(door) => charge.doors.extend(door.map(|door| (number, door))),
                 Err(error) => log::error!("the door of disk {disk} cannot be opened again: {error}"),
             }
@@ -50,14 +60,43 @@ impl Charge {
         charge
     }
 
+    /// Of a VM of which a service manager has what a program with another `format` gave it.
+    pub fn of_another_program(format: &str) -> Self {
+        Charge { foreign: Some(format.to_owned()), ..Charge::default() }
+    }
+
+    /// Why no worker may go on with it, if none may.
+    pub fn doubt(&self) -> Option<String> {
+        if let Some(format) = &self.foreign {
+            let format = if format.is_empty() { "an earlier amberlog" } else { format };
+            return Some(format!(
+                "what the service manager has of it is kept as {format} does it, and not as this one ({}): install that one again and start \
+                 it while the service manager has it, or end the VMM and stop the daemon",
+                crate::worker::store_format()
+            ));
+        }
+        self.kept.is_doubtful().then(|| {
+            "what the service manager has of it is not all that it was given, or not what it was given last (is \
+             FileDescriptorStoreMax= too low?): end its VMM, and what it is owed is brought home"
+                .to_owned()
+        })
+    }
+
     /// Tells a worker what the one before it had kept, and that it may begin.
     ///
     /// # Errors
     /// When it is gone.
     pub fn tell(&mut self, worker: &Channel) -> io::Result<()> {
         self.doors.retain(|_, door| !door.is_shut());
-        self.kept.retain(DOOR, |number| number.parse().is_ok_and(|number: usize| self.doors.contains_key(&number)));
+        // A number is worth nothing without the door of that very disk.
+        let door = |number: &str| self.doors.get(&number.parse().ok()?);
+        self.kept.retain(DOOR, |disk, number| door(number).is_some_and(|door| door.name() == disk));
         self.kept.tell(worker)
+    }
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty() && self.doors.is_empty() && self.doubt().is_none()
     }
 
     /// Whether a guest may be in the midst of it: the next worker goes on with it.
@@ -71,14 +110,32 @@ impl Charge {
         Some((pid.parse().ok()?, started.parse().ok()?))
     }
 
-    /// Whether the VMM that had connected is gone.
-    pub fn vmm_has_ended(&self) -> bool {
-        self.vmm().is_some() && self.living_vmm().is_none()
+    /// Whether disks came or went, and no worker has gone on with them yet.
+    pub fn is_changing(&self) -> bool {
+        self.kept.data(crate::worker::CONFIG_BEFORE).is_some()
     }
 
-    /// The process of the VMM that has connected, if it lives.
+    /// Whether the VMM that had connected is gone.
+    pub fn vmm_has_ended(&self) -> bool {
+        let is_known = self.vmm().is_some() || self.kept.is_doubtful();
+        is_known && self.foreign.is_none() && self.living_vmm().is_none()
+    }
+
+    /// The process of the VMM that has connected, if it lives. Where it is doubtful what is kept, one that has asked for disks.
     pub fn living_vmm(&self) -> Option<i32> {
-        self.vmm().filter(|(pid, started)| placement::process_started_at(*pid) == Some(*started)).map(|(pid, _)| pid)
+        let lives = |(pid, started): &(i32, u64)| placement::process_started_at(*pid) == Some(*started);
+        if let Some((pid, _)) = self.vmm().filter(lives) {
+            return Some(pid);
+        }
+        let directory = self.kept.data("directory").filter(|_| self.kept.is_doubtful())?;
+        match placement::living_vmms(Path::new(directory)) {
+            Ok(vmms) => vmms.first().copied(),
+            Err(error) => {
+                // Nobody takes the directory over while a VMM has it.
+                log::error!("whether a VMM lives cannot be seen: {error}");
+                None
+            }
+        }
     }
 
     /// Does what the worker at the other end of `channel` has said.
@@ -86,14 +143,22 @@ impl Charge {
         match said {
             Said::Door { disk, name } => {
                 let listener = descriptors.into_iter().next();
+                if !is_disk_name(name) {
+                    log::error!("disk {disk}: its door is not opened: no disk is called {name:?}");
+                    return;
+                }
                 // The one before, if there was one, has gone before its place is taken.
                 self.doors.remove(disk);
+                self.kept.retain(DOOR, |_, number| number.parse() != Ok(*disk));
                 if self.doors.len() >= DOORS_MAX {
                     log::error!("disk {name}: its door is not opened: there are {DOORS_MAX} for this VM");
                     return;
                 }
                 // Without its door the number counts for nothing; a door without its number would be nobody's.
-                self.kept.put(format!("{DOOR}{name}"), disk.to_string());
+                if let Err(error) = self.kept.put(format!("{DOOR}{name}"), disk.to_string()) {
+                    log::error!("disk {name}: its door is not opened: {error}");
+                    return;
+                }
                 let shelf = self.doors_shelf.split(&disk.to_string());
                 let opened = listener
                     .ok_or_else(|| io::Error::other("its socket did not come along"))
@@ -120,14 +185,25 @@ impl Charge {
                 None => admission(channel, *disk).shut(true),
             },
             Said::Settle => {
+                // Whatever came along: it is not waited for.
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 if let Some(told) = descriptors.first()
-                    && let Err(error) = rustix::io::write(told, &[1])
+                    && let Err(error) = rustix::net::send(told, &[1], flags)
                 {
                     log::debug!("telling a worker that all was done: {error}");
                 }
             }
+            Said::Forget { key } => {
+                if key.starts_with(IMAGE)
+                    && let Some((_, image)) = self.kept.take(key)
+                {
+                    // Whoever else has it still, as a service manager for a moment: it is nobody's from now on.
+                    block_device::unlock_image(&image.into());
+                }
+                self.kept.forget(key);
+            }
             Said::Clear => self.clear(),
-            Said::Keep { .. } | Said::Forget { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
+            Said::Keep { .. } | Said::Ready => match self.kept.heard(said, descriptors) {
                 Ok(_) => {}
                 Err(error) => log::error!("what the worker wants kept cannot be: {error}"),
             },
@@ -165,8 +241,7 @@ impl Charge {
 
     /// Lets go of everything.
     pub fn clear(&mut self) {
-        // Without this nothing of the rest counts.
-        self.kept.forget(crate::worker::SERVED);
+        // First: without this nothing of the rest counts.
         self.kept.clear();
         self.doors.clear();
     }
@@ -196,3 +271,6 @@ impl Admission for Way {
 fn admission(channel: &Arc<Channel>, disk: usize) -> Way {
     Way { channel: Arc::clone(channel), disk }
 }
+
+#[cfg(test)]
+mod tests;

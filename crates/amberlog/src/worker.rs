@@ -8,6 +8,7 @@ use crate::serve::work::WorkArgs;
 use anyhow::Context;
 use block_device::Entrance;
 use clap::Subcommand;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -37,9 +38,15 @@ pub struct WorkerArgs {
 /// How long a worker may read nothing of what it is told.
 const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 
-/// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; and the words of the
-/// line to the supervisor. Another number where any of that is understood in another way.
-const STATE_FORMAT: u32 = 2;
+/// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; the words of the
+/// line to the supervisor; and how that keeps all of it where it outlives the supervisor itself. Another number where any of that is
+/// understood in another way.
+const STATE_FORMAT: u32 = 3;
+
+/// What it says of that to the next supervisor: the number first.
+pub fn store_format() -> String {
+    format!("{STATE_FORMAT} (amberlog {})", env!("CARGO_PKG_VERSION"))
+}
 
 /// What the worker is for.
 #[derive(Subcommand, Debug)]
@@ -69,6 +76,9 @@ pub fn run(args: WorkerArgs) -> ExitCode {
 /// Kept when the disks of a VM are served: the next worker goes on with it.
 pub const SERVED: &str = "served";
 
+/// Kept while disks came or went and no worker has gone on with that: the configuration before.
+pub const CONFIG_BEFORE: &str = "configuration before";
+
 /// The line to the supervisor, from the worker's side.
 pub struct Line {
     channel: Channel,
@@ -80,7 +90,7 @@ pub struct Line {
     is_told: Condvar,
     /// Where the connections to each disk are given in.
     entrances: Mutex<BTreeMap<usize, Arc<Entrance>>>,
-    /// A pipe with what the supervisor says when all was done, one asking at a time.
+    /// A pair of sockets with what the supervisor says when all was done, one asking at a time.
     settled: Mutex<(OwnedFd, OwnedFd)>,
 }
 
@@ -96,7 +106,9 @@ impl Line {
         }
         let descriptor = io::stdin().as_fd().try_clone_to_owned()?;
         let began = Instant::now();
-        let settled = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("making a pipe")?;
+        let flags = SocketFlags::CLOEXEC;
+        let settled = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let settled = settled.context("making a pair of sockets")?;
         let line = Line {
             channel: Channel::from(descriptor),
             began,

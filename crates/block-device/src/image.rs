@@ -305,12 +305,17 @@ impl Drop for LockedFile {
         if !self.is_ours.load(Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::NonBlockingUnlock) {
-            log::debug!("unlocking an image failed: {error}");
-        }
-        if let Err(error) = QemuLock::release(&self.file) {
-            log::debug!("unlocking an image failed: {error}");
-        }
+        unlock(&self.file);
+    }
+}
+
+/// Has an image be nobody's whose descriptor this is, whoever else has that: the locks are the open file's.
+pub fn unlock(file: &File) {
+    if let Err(error) = rustix::fs::flock(file, FlockOperation::NonBlockingUnlock) {
+        log::debug!("unlocking an image failed: {error}");
+    }
+    if let Err(error) = QemuLock::release(file) {
+        log::debug!("unlocking an image failed: {error}");
     }
 }
 

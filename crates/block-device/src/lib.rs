@@ -46,4 +46,4 @@ pub use control::{Entrance, listen};
 pub use counters::{Counters, CountersSnapshot};
 pub use device::{Device, DeviceConfig, DeviceHandle, Observer, Peer};
 pub use error::Error;
-pub use image::{CacheMode, DirectAlignment, Image, ImageKind, ImageOptions, SECTOR_BYTES};
+pub use image::{CacheMode, DirectAlignment, Image, ImageKind, ImageOptions, SECTOR_BYTES, unlock as unlock_image};

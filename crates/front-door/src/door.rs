@@ -2,12 +2,12 @@
 
 use crate::callers::{Callers, process_of};
 use crate::message::{GOODBYE, Message};
-use crate::notes::{FoundDoor, FoundGuest, Notes};
+use crate::notes::{FoundDoor, FoundGuest, Notes, is_disk_name};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -55,26 +55,37 @@ pub struct Door {
     events: Mutex<Sender<Event>>,
     signal: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    is_shut: Arc<AtomicBool>,
+    shutting: Arc<AtomicU8>,
     notes: Arc<Notes>,
+    name: String,
 }
+
+/// Nobody wants it shut, or who did is gone.
+const OPEN: u8 = 0;
+/// It is to be shut, if nobody is inside.
+const TO_BE_SHUT: u8 = 1;
+/// It is, or will be in a moment, whoever asks.
+const SHUT: u8 = 2;
 
 impl Door {
     /// Opens it: `listener` is where the VMM of disk `name` connects. What is to outlive this process is put on `shelf`.
     ///
     /// # Errors
-    /// When the kernel has no thread or descriptor for it.
+    /// When the name is none, or the kernel has no thread or descriptor for it.
     pub fn open(listener: UnixListener, name: &str, shelf: Shelf) -> io::Result<Self> {
-        let notes = Notes::new(shelf, name, &listener)?;
+        if !is_disk_name(name) {
+            return Err(io::Error::other("no disk is called so"));
+        }
+        let notes = Notes::new(shelf, name, &listener);
         Self::start(FoundDoor { name: name.to_owned(), listener, guest: None, notes })
     }
 
-    /// Goes on with one that an earlier process left on `shelf`. Nothing if it had got nowhere.
+    /// Goes on with one that an earlier process left on `shelf`. Nothing if it had got nowhere, or its disk is not the `expected` one.
     ///
     /// # Errors
     /// When the kernel has no thread or descriptor for it.
-    pub fn found(shelf: Shelf) -> io::Result<Option<Self>> {
-        Notes::found(shelf).map(Self::start).transpose()
+    pub fn found(shelf: Shelf, expected: impl Fn(&str) -> bool) -> io::Result<Option<Self>> {
+        Notes::found(shelf, expected).map(Self::start).transpose()
     }
 
     fn start(door: FoundDoor) -> io::Result<Self> {
@@ -91,16 +102,16 @@ impl Door {
             name: name.clone(),
             listener,
             signal: Arc::clone(&signal),
-            is_shut: Arc::default(),
+            shutting: Arc::default(),
             events: received,
             admit: None,
             guest,
             notes: Arc::clone(&notes),
         };
-        let is_shut = Arc::clone(&inside.is_shut);
+        let shutting = Arc::clone(&inside.shutting);
         let thread = std::thread::Builder::new().name(format!("door {name}"));
         let thread = log_context::spawn(thread, move || inside.run())?;
-        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread), is_shut, notes })
+        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread), shutting, notes, name })
     }
 
     /// A worker takes connections from now on: it is given those that come and the one that is there.
@@ -108,9 +119,16 @@ impl Door {
         self.tell(Event::Worker(Box::new(admission)));
     }
 
-    /// The worker has died.
+    /// The worker has died. Its wish that the door be shut has died with it, unless that is done: what [`Door::is_shut`] says from now on
+    /// stays so.
     pub fn worker_gone(&self) {
+        let _ = self.shutting.compare_exchange(TO_BE_SHUT, OPEN, Ordering::AcqRel, Ordering::Acquire);
         self.tell(Event::WorkerGone);
+    }
+
+    /// Of which disk it is.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The worker has let the driver in. On return that is noted.
@@ -120,12 +138,13 @@ impl Door {
 
     /// It is shut if nobody is inside; the worker is told.
     pub fn shut(&self) {
+        let _ = self.shutting.compare_exchange(OPEN, TO_BE_SHUT, Ordering::AcqRel, Ordering::Acquire);
         self.tell(Event::Shut);
     }
 
     /// Whether it was shut: nobody listens any more.
     pub fn is_shut(&self) -> bool {
-        self.is_shut.load(Ordering::Acquire)
+        self.shutting.load(Ordering::Acquire) == SHUT
     }
 
     fn tell(&self, event: Event) {
@@ -166,7 +185,7 @@ struct Inside {
     name: String,
     listener: UnixListener,
     signal: Arc<OwnedFd>,
-    is_shut: Arc<AtomicBool>,
+    shutting: Arc<AtomicU8>,
     events: Receiver<Event>,
     admit: Option<Admit>,
     guest: Option<Guest>,
@@ -251,12 +270,14 @@ impl Inside {
                     }
                 }
                 Event::Shut => {
-                    let is_shut = self.guest.is_none();
+                    let next = if self.guest.is_none() { SHUT } else { OPEN };
+                    // Who wanted it may be gone: then the next worker has this door.
+                    let shut = self.shutting.compare_exchange(TO_BE_SHUT, next, Ordering::AcqRel, Ordering::Acquire);
+                    let is_shut = shut.is_ok() && next == SHUT;
                     if is_shut {
                         // Before anybody relies on it: a supervisor that comes must not open it again.
                         self.notes.close();
                     }
-                    self.is_shut.store(is_shut, Ordering::Release);
                     if let Some(admit) = &self.admit {
                         admit.shut(is_shut);
                     }
@@ -453,6 +474,7 @@ fn has_said_goodbye(ours: &UnixStream) -> bool {
 mod tests {
     use super::*;
     use std::io::Read;
+    use supervision::stand_in::StandIn;
 
     struct Given {
         connections: Mutex<Sender<(UnixStream, i32)>>,
@@ -601,56 +623,26 @@ mod tests {
         }
     }
 
-    /// A stand-in of a service manager's store, which may hear nothing more: its client is dead.
-    #[derive(Clone, Default)]
-    struct StandIn(Arc<Mutex<(std::collections::BTreeMap<String, OwnedFd>, bool)>>);
-
-    impl supervision::Store for StandIn {
-        fn put(&self, name: &str, descriptor: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
-            let mut store = self.0.lock().expect("no panic");
-            if !store.1 {
-                store.0.insert(name.to_owned(), descriptor.try_clone_to_owned()?);
-            }
-            Ok(())
-        }
-
-        fn remove(&self, name: &str) {
-            let mut store = self.0.lock().expect("no panic");
-            if !store.1 {
-                store.0.remove(name);
-            }
-        }
+    fn shelf(store: &StandIn) -> Shelf {
+        store.open().split("disk")
     }
 
-    impl StandIn {
-        /// What it has, for the next process; what this one does from now on is not heard.
-        fn of_a_dead_process(&self) -> StandIn {
-            let mut store = self.0.lock().expect("no panic");
-            store.1 = true;
-            StandIn(Arc::new(Mutex::new((std::mem::take(&mut store.0), false))))
-        }
+    fn door_of(store: &StandIn) -> Door {
+        Door::found(shelf(store), |name| name == "d").expect("opened").expect("found")
+    }
 
-        fn shelf(&self) -> Shelf {
-            let store = self.0.lock().expect("no panic");
-            let left = store.0.iter().map(|(name, it)| (name.clone(), it.try_clone().expect("a descriptor"))).collect();
-            drop(store);
-            Shelf::open(Box::new(self.clone()), left).split("disk")
-        }
-
-        /// Waits until the door is done with what it was about, and has stored this.
-        fn wait_for(&self, item: &str) {
-            let deadline = std::time::Instant::now() + LIMIT;
-            loop {
-                let found = self.shelf().take_found();
-                let mut words = [1; 8];
-                let seal = found["door"].descriptors[1].try_clone().expect("a descriptor");
-                let is_read = std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::from(seal), &mut words, 0);
-                if is_read.is_ok() && words == [0; 8] && found.contains_key(item) {
-                    return;
-                }
-                assert!(std::time::Instant::now() < deadline, "{item} is not stored: {:?}", found.keys());
-                std::thread::sleep(Duration::from_millis(5));
+    /// Waits until the door is done with what it was about, and has stored this.
+    fn wait_for(store: &StandIn, item: &str) {
+        let deadline = std::time::Instant::now() + LIMIT;
+        loop {
+            let mut shelf = shelf(&store.copy());
+            let is_done = shelf.is_whole() && !shelf.is_begun();
+            let found = shelf.take_found();
+            if is_done && found.contains_key(item) {
+                return;
             }
+            assert!(std::time::Instant::now() < deadline, "{item} is not stored: {:?}", found.keys());
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -660,7 +652,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
         let store = StandIn::default();
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", store.shelf()).expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", shelf(&store)).expect("opened");
         let vmm = UnixStream::connect(&path).expect("connected");
         say(&vmm, 31, &[7; 24]);
         let (admit, workers) = admission();
@@ -675,12 +667,12 @@ mod tests {
         }
         say(&vmm, 17, &[]);
         hear(&first, 17);
-        store.wait_for("unanswered");
+        wait_for(&store, "unanswered");
         let mut store = store.of_a_dead_process();
         drop((door, first));
         let mut fresh = vec![31];
         for has_begun in [false, true] {
-            let door = Door::found(store.shelf()).expect("opened").expect("found");
+            let door = door_of(&store);
             let (admit, workers) = admission();
             door.worker(admit);
             let (worker, pid) = comes(&workers);
@@ -696,7 +688,7 @@ mod tests {
                 assert_eq!(hear(&vmm, 17).payload, [3; 8]);
                 say(&vmm, 3, &[]);
                 hear(&worker, 3);
-                store.wait_for("said device 3");
+                wait_for(&store, "said device 3");
             }
             door.began();
             fresh.clear();
@@ -704,7 +696,7 @@ mod tests {
             drop((door, worker));
             store = next;
         }
-        let door = Door::found(store.shelf()).expect("opened").expect("found");
+        let door = door_of(&store);
         let (admit, workers) = admission();
         door.worker(admit);
         let (worker, _) = comes(&workers);
@@ -727,18 +719,18 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("disk.sock");
         let store = StandIn::default();
-        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", store.shelf()).expect("opened");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", shelf(&store)).expect("opened");
         let mut vmm = UnixStream::connect(&path).expect("connected");
         say(&vmm, 3, &[]);
         let (admit, workers) = admission();
         door.worker(admit);
         let (first, _) = comes(&workers);
         hear(&first, 3);
-        store.wait_for("guest");
-        let mut found = store.shelf().take_found();
+        wait_for(&store, "guest");
+        let mut found = shelf(&store).take_found();
         let first_half = found.remove("guest").and_then(|mut guest| guest.descriptors.pop()).expect("its connection");
         // Half of one.
-        store.wait_for("said device 3");
+        wait_for(&store, "said device 3");
         std::io::Write::write_all(&mut vmm, &[1, 0, 0]).expect("written");
         // Until it has begun to read.
         let mut unread = 3;
@@ -747,11 +739,11 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         let store = store.of_a_dead_process();
-        let found = Door::found(store.shelf()).expect("opened").expect("found");
+        let next = door_of(&store);
         // The first one is there still, being no process of its own.
         std::io::Write::write_all(&mut vmm, &[0; 9]).expect("written");
         drop((door, first, first_half));
-        let door = found;
+        let door = next;
         assert!(ends(&vmm));
         // The next one is let in.
         let next = UnixStream::connect(&path).expect("connected");
@@ -801,6 +793,30 @@ mod tests {
         assert!(is_shut.recv().expect("an answer") && door.is_shut());
         // Its thread lets go of the socket a moment later.
         while UnixStream::connect(&path).is_ok() {}
+    }
+
+    /// The worker that wanted it shut has died, and the door's thread hears of both at once: the next worker has the door.
+    #[test]
+    fn a_wish_to_shut_dies_with_its_worker() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        for _ in 0..50 {
+            let _ = std::fs::remove_file(&path);
+            let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
+            door.worker(admission().0);
+            door.shut();
+            door.worker_gone();
+            if door.is_shut() {
+                // It was quicker.
+                while UnixStream::connect(&path).is_ok() {}
+                continue;
+            }
+            let (admit, workers) = admission();
+            door.worker(admit);
+            let vmm = UnixStream::connect(&path).expect("connected");
+            say(&vmm, 3, &[]);
+            hear(&comes(&workers).0, 3);
+        }
     }
 
     #[test]

@@ -22,4 +22,5 @@ mod record;
 pub use callers::{Callers, HEADER_BYTES, process_of};
 pub use door::{Admission, Door};
 pub use message::{GOODBYE, Message};
+pub use notes::is_disk_name;
 pub use record::Record;

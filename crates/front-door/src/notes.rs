@@ -1,17 +1,13 @@
 //! What a door knows of its VMM, kept where it outlives the process of the door ([`supervision::Shelf`]), if there is such a place.
 //!
-//! Each message that is noted is an item of its own. What belongs together is put there between two strokes of a *seal*, a word in a
-//! file: where the seal is found broken, or not as many items as it says, nobody knows what the VMM has said and what it was answered,
-//! and it is let go.
+//! Each message that is noted is an item of its own. What belongs together is put there between [`Shelf::begin`] and [`Shelf::end`]. Where
+//! that was begun and not ended, nobody knows what the VMM has said and what it was answered, and it is let go; so is one of which not
+//! all is found that was put there, or something that was taken out, and its door is opened anew.
 
 use crate::message::Message;
 use crate::record::Record;
-use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use supervision::{Found, Shelf};
@@ -22,6 +18,8 @@ const UNANSWERED: &str = "unanswered";
 const FRESH: &str = "fresh";
 /// How the names of messages begin.
 const SAID: &str = "said ";
+/// Bytes of a disk's name.
+const NAME_BYTES_MAX: usize = 255;
 
 /// See the module.
 pub struct Notes {
@@ -34,8 +32,6 @@ struct Inner {
     /// What of the record is on the shelf.
     stored: BTreeMap<String, Arc<Message>>,
     is_fresh_stored: bool,
-    seal: Option<File>,
-    is_broken: bool,
 }
 
 /// A door as an earlier process left it.
@@ -55,22 +51,24 @@ pub struct FoundGuest {
 
 impl Notes {
     /// Of a door that is new, to be kept on `shelf`.
-    pub fn new(mut shelf: Shelf, name: &str, listener: &UnixListener) -> io::Result<Self> {
-        let mut seal = None;
-        if shelf.is_kept() {
-            let file = File::from(memfd_create("door", MemfdFlags::CLOEXEC)?);
-            shelf.put(DOOR, name.as_bytes(), &[listener.as_fd(), file.as_fd()]);
-            seal = Some(file);
-        }
-        let (record, stored) = (Record::default(), BTreeMap::new());
-        let inner = Inner { record, shelf, stored, is_fresh_stored: false, seal, is_broken: false };
-        Ok(Notes { inner: Mutex::new(inner) })
+    pub fn new(mut shelf: Shelf, name: &str, listener: &UnixListener) -> Self {
+        shelf.put(DOOR, name.as_bytes(), &[listener.as_fd()]);
+        let inner = Inner { record: Record::default(), shelf, stored: BTreeMap::new(), is_fresh_stored: false };
+        Notes { inner: Mutex::new(inner) }
     }
 
-    /// Of a door that an earlier process left on `shelf`. Nothing if it had got nowhere.
-    pub fn found(mut shelf: Shelf) -> Option<FoundDoor> {
+    /// Of a door that an earlier process left on `shelf`. Nothing if it had got nowhere, or is not `expected` under its name.
+    pub fn found(mut shelf: Shelf, expected: impl Fn(&str) -> bool) -> Option<FoundDoor> {
+        let (is_whole, is_begun) = (shelf.is_whole(), shelf.is_begun());
         let mut found = shelf.take_found();
-        let Some((name, listener, seal)) = found.remove(DOOR).and_then(door_of) else {
+        let guest = found.remove(GUEST).and_then(guest_of);
+        let door = found.remove(DOOR).filter(|_| is_whole).and_then(door_of);
+        let Some((name, listener)) = door.filter(|(name, _)| expected(name)) else {
+            if let Some((_, pid)) = guest {
+                log::warn!(
+                    "the connection of process {pid} is dropped: what the service manager kept of its disk is not what it was                      given last"
+                );
+            }
             shelf.clear();
             return None;
         };
@@ -84,33 +82,20 @@ impl Notes {
             }
         }
         let is_fresh = found.contains_key(FRESH);
-        let record = Record::of(&stored, is_fresh).filter(|_| is_understood);
-        let mut words = [0; 16];
-        let is_read = seal.read_exact_at(&mut words, 0).is_ok();
-        let (is_broken, count) = words.split_at(8);
-        let is_whole = is_read && is_broken == [0; 8] && count == (stored.len() as u64).to_ne_bytes();
-        let guest = found.remove(GUEST).and_then(guest_of);
+        let record = Record::of(&stored, is_fresh).filter(|_| is_understood && !is_begun);
         let unanswered = found.get_mut(UNANSWERED).map(message_of);
-        let inner = Inner {
-            record: Record::default(),
-            shelf,
-            stored,
-            is_fresh_stored: is_fresh,
-            seal: Some(seal),
-            is_broken: false,
-        };
+        let inner = Inner { record: Record::default(), shelf, stored, is_fresh_stored: is_fresh };
         let notes = Notes { inner: Mutex::new(inner) };
         let guest = match (guest, record, unanswered) {
             // What has no answer yet is there and understood, or is not there.
-            (Some((connection, pid)), Some(record), unanswered @ (None | Some(Some(_)))) if is_whole => {
+            (Some((connection, pid)), Some(record), unanswered @ (None | Some(Some(_)))) => {
                 notes.lock().record = record;
                 Some(FoundGuest { connection, pid, unanswered: unanswered.flatten() })
             }
             (guest, ..) => {
                 if let Some((_, pid)) = guest {
                     log::warn!(
-                        "disk {name}: the connection of process {pid} is dropped: it was in the midst of a word when the earlier \
-                         supervisor ended"
+                        "disk {name}: the connection of process {pid} is dropped: it was in the midst of a word when the earlier                          supervisor ended"
                     );
                 }
                 notes.let_out();
@@ -128,7 +113,7 @@ impl Notes {
     pub fn let_in(&self, pid: i32, connection: &UnixStream) {
         let mut inner = self.lock();
         inner.forget();
-        inner.set_seal(false);
+        inner.shelf.end();
         inner.shelf.put(GUEST, pid.to_string().as_bytes(), &[connection.as_fd()]);
     }
 
@@ -139,12 +124,12 @@ impl Notes {
 
     /// Something is about to be taken off a connection.
     pub fn begin(&self) {
-        self.lock().set_seal(true);
+        self.lock().shelf.begin();
     }
 
     /// All of that was done.
     pub fn end(&self) {
-        self.lock().set_seal(false);
+        self.lock().shelf.end();
     }
 
     /// See [`Record::note`].
@@ -193,14 +178,6 @@ impl Inner {
         self.store();
     }
 
-    fn set_seal(&mut self, is_broken: bool) {
-        self.is_broken = is_broken;
-        let words = [u64::from(self.is_broken).to_ne_bytes(), (self.stored.len() as u64).to_ne_bytes()].concat();
-        if let Some(Err(error)) = self.seal.as_ref().map(|seal| seal.write_all_at(&words, 0)) {
-            log::warn!("what a VMM says cannot be kept over the death of this process: {error}");
-        }
-    }
-
     /// Brings the shelf up to date.
     fn store(&mut self) {
         if !self.shelf.is_kept() {
@@ -226,13 +203,17 @@ impl Inner {
                 self.shelf.remove(FRESH);
             }
         }
-        self.set_seal(self.is_broken);
     }
 }
 
-fn door_of(found: Found) -> Option<(String, UnixListener, File)> {
-    let [listener, seal] = <[OwnedFd; 2]>::try_from(found.descriptors).ok()?;
-    Some((String::from_utf8(found.words).ok()?, listener.into(), seal.into()))
+fn door_of(found: Found) -> Option<(String, UnixListener)> {
+    let name = String::from_utf8(found.words).ok().filter(|name| is_disk_name(name))?;
+    Some((name, found.descriptors.into_iter().next()?.into()))
+}
+
+/// Whether a disk can be called so: what a worker says may be anything.
+pub fn is_disk_name(name: &str) -> bool {
+    name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control)
 }
 
 fn guest_of(found: Found) -> Option<(UnixStream, i32)> {
@@ -247,72 +228,18 @@ fn message_of(found: &mut Found) -> Option<Arc<Message>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::BorrowedFd;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use supervision::Store;
+    use supervision::stand_in::StandIn;
 
-    type Stored = BTreeMap<String, OwnedFd>;
     /// What another process finds: the VMM, what it is told again, whether the driver starts anew, what has no answer.
     type State = Option<(i32, Vec<(u32, Vec<u8>)>, bool, Option<u32>)>;
 
-    #[derive(Clone, Default)]
-    struct StandIn {
-        stored: Arc<Mutex<Stored>>,
-        /// What would be found if the process died now, each time that this changes.
-        found: Arc<Mutex<Vec<State>>>,
-        looks: Arc<AtomicBool>,
-    }
-
-    impl Store for StandIn {
-        fn put(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-            self.stored.lock().expect("no panic").insert(name.to_owned(), descriptor.try_clone_to_owned()?);
-            self.look();
-            Ok(())
-        }
-
-        fn remove(&self, name: &str) {
-            self.stored.lock().expect("no panic").remove(name);
-            self.look();
-        }
-    }
-
-    impl StandIn {
-        fn open(&self) -> Shelf {
-            let stored = self.stored.lock().expect("no panic");
-            let left = stored.iter().map(|(name, it)| (name.clone(), it.try_clone().expect("a descriptor"))).collect();
-            drop(stored);
-            Shelf::open(Box::new(StandIn::default()), left)
-        }
-
-        fn look(&self) {
-            if self.looks.load(Ordering::Relaxed) {
-                let state = self.state();
-                self.found.lock().expect("no panic").push(state);
-            }
-        }
-
-        /// What another process finds, which changes nothing of this one's.
-        fn state(&self) -> State {
-            let copy = StandIn::default();
-            let mut shelf = Shelf::open(Box::new(copy.clone()), Vec::new());
-            for (item, mut found) in self.open().take_found() {
-                if item == DOOR {
-                    let mut words = [0; 16];
-                    let seal = File::from(found.descriptors.pop().expect("a seal"));
-                    let count = seal.read_at(&mut words, 0).expect("read");
-                    let own = File::from(memfd_create("seal", MemfdFlags::CLOEXEC).expect("a file"));
-                    own.write_all_at(&words[..count], 0).expect("written");
-                    found.descriptors.push(own.into());
-                }
-                let borrowed: Vec<_> = found.descriptors.iter().map(AsFd::as_fd).collect();
-                shelf.put(&item, &found.words, &borrowed);
-            }
-            let door = Notes::found(copy.open()).expect("a door");
-            let record = door.notes.record();
-            let again = record.told_again();
-            let said = again.iter().map(|message| (message.code, message.payload.clone())).collect();
-            door.guest.map(|guest| (guest.pid, said, record.is_fresh(), guest.unanswered.map(|message| message.code)))
-        }
+    /// What another process finds, which changes nothing of this one's.
+    fn state(store: &StandIn) -> State {
+        let door = Notes::found(store.copy().open().split("door"), |_| true)?;
+        let record = door.notes.record();
+        let again = record.told_again();
+        let said = again.iter().map(|message| (message.code, message.payload.clone())).collect();
+        door.guest.map(|guest| (guest.pid, said, record.is_fresh(), guest.unanswered.map(|message| message.code)))
     }
 
     enum Step {
@@ -328,19 +255,11 @@ mod tests {
         Arc::new(Message::new(code, payload.to_vec()))
     }
 
-    /// Killed after any change of what is stored, a door is found as it was before what it was about, or after that; or its VMM is let go.
-    #[test]
-    fn whenever_a_door_dies_it_is_found_before_or_after_a_message() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let listener = UnixListener::bind(directory.path().join("disk.sock")).expect("bound");
-        let store = StandIn::default();
-        let notes = Notes::new(Shelf::open(Box::new(store.clone()), Vec::new()), "d", &listener).expect("notes");
-        store.looks.store(true, Ordering::Relaxed);
-        let (ours, _theirs) = UnixStream::pair().expect("a pair");
+    fn steps() -> Vec<Step> {
         let ring = |code| message(code, &[0, 0, 0, 0, 128, 0, 0, 0]);
         let question = message(31, &[1; 24]);
         let say = Step::Say;
-        let steps = [
+        vec![
             Step::In(7),
             Step::Ask(Arc::clone(&question)),
             Step::Answer(question),
@@ -358,41 +277,100 @@ mod tests {
             say(message(34, &[])),
             Step::Out,
             Step::In(8),
-        ];
-        let take = |step: &Step| match step {
-            Step::In(pid) => notes.let_in(*pid, &ours),
-            Step::Out => notes.let_out(),
-            Step::Began => notes.began(),
-            Step::Ask(asked) => {
-                notes.begin();
-                notes.set_unanswered(Some(asked));
-                notes.end();
+        ]
+    }
+
+    /// Takes all steps, and gives the state after each. What is found at any moment of a step is said to `found`.
+    fn take_steps(store: &StandIn, mut found: impl FnMut(usize, &State)) -> Vec<State> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(directory.path().join("disk.sock")).expect("bound");
+        let notes = Notes::new(store.open().split("door"), "d", &listener);
+        let (ours, _theirs) = UnixStream::pair().expect("a pair");
+        let seen: Arc<Mutex<Vec<State>>> = Arc::default();
+        let into = Arc::clone(&seen);
+        store.look(move |store| into.lock().expect("no panic").push(state(store)));
+        let mut states = Vec::new();
+        for (number, step) in steps().into_iter().enumerate() {
+            match step {
+                Step::In(pid) => notes.let_in(pid, &ours),
+                Step::Out => notes.let_out(),
+                Step::Began => notes.began(),
+                Step::Ask(asked) => {
+                    notes.begin();
+                    notes.set_unanswered(Some(&asked));
+                    notes.end();
+                }
+                Step::Answer(asked) => {
+                    notes.begin();
+                    notes.note(&asked, Some(&asked));
+                    notes.set_unanswered(None);
+                    notes.end();
+                }
+                Step::Say(said) => {
+                    notes.begin();
+                    notes.note(&said, None);
+                    notes.end();
+                }
             }
-            Step::Answer(asked) => {
-                notes.begin();
-                notes.note(asked, Some(asked));
-                notes.set_unanswered(None);
-                notes.end();
+            let after = state(store);
+            for state in std::mem::take(&mut *seen.lock().expect("no panic")) {
+                found(number, &state);
             }
-            Step::Say(said) => {
-                notes.begin();
-                notes.note(said, None);
-                notes.end();
-            }
-        };
-        let (mut before, mut looks, mut dropped) = (store.state(), 0, 0);
-        for (number, step) in steps.iter().enumerate() {
-            take(step);
-            let after = store.state();
-            for found in std::mem::take(&mut *store.found.lock().expect("no panic")) {
+            found(number, &after);
+            states.push(after);
+        }
+        states
+    }
+
+    /// Killed after any change of what is stored, a door is found as it was before what it was about, or after that; or its VMM is let
+    /// go. So it is whatever one word the store misses.
+    #[test]
+    fn whenever_a_door_dies_it_is_found_before_or_after_a_message() {
+        let store = StandIn::default();
+        let expected = take_steps(&store, |_, _| {});
+        assert!(
+            expected
+                .last()
+                .is_some_and(|last| last.as_ref().is_some_and(|(pid, said, ..)| *pid == 8 && said.is_empty()))
+        );
+        assert!(
+            expected.iter().filter(|state| state.is_none()).count() == 1,
+            "only who is out is not there: {expected:?}"
+        );
+        let words = store.told();
+        assert!(words > 30, "{words}");
+        for missed in 0..=words {
+            let store = StandIn::default();
+            // The first word is the format's, without which nobody looks at anything.
+            store.miss(missed + 1);
+            let (mut looks, mut dropped) = (0, 0);
+            take_steps(&store, |number, found| {
                 looks += 1;
                 dropped += usize::from(found.is_none());
-                let is_one = found.is_none() || found == before || found == after;
-                assert!(is_one, "step {number}: {found:?} is neither {before:?} nor {after:?}");
-            }
-            before = after;
+                let before = number.checked_sub(1).map(|number| &expected[number]);
+                let is_one = found.is_none() || Some(found) == before || *found == expected[number];
+                assert!(is_one, "{missed}, step {number}: {found:?} is neither {before:?} nor {:?}", expected[number]);
+            });
+            assert!(looks > 30 && dropped > 0, "{looks} times, of which {dropped} without a VMM");
+            assert!(missed < words || dropped < looks, "nothing was missed");
         }
-        assert!(before.is_some_and(|(pid, said, ..)| pid == 8 && said.is_empty()));
-        assert!(looks > 20 && dropped < looks, "{looks} times, of which {dropped} without a VMM");
+    }
+
+    #[test]
+    fn a_door_is_found_only_under_its_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(directory.path().join("disk.sock")).expect("bound");
+        let store = StandIn::default();
+        drop(Notes::new(store.open().split("door"), "d", &listener));
+        assert!(Notes::found(store.copy().open().split("door"), |name| name == "d").is_some());
+        let next = store.copy();
+        assert!(Notes::found(next.open().split("door"), |name| name == "e").is_none());
+        assert!(next.open().split("door").take_found().is_empty(), "it is nobody's");
+        for name in ["a\0b", "a\nb", &"a".repeat(256)] {
+            assert!(!is_disk_name(name));
+            let store = StandIn::default();
+            drop(Notes::new(store.open().split("door"), name, &listener));
+            assert!(Notes::found(store.copy().open().split("door"), |_| true).is_none(), "{name:?}");
+        }
     }
 }

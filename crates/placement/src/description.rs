@@ -218,6 +218,20 @@ fn living(noted: &str) -> Vec<i32> {
     parsed.filter(|(pid, started)| process_started_at(*pid) == Some(*started)).map(|(pid, _)| pid).collect()
 }
 
+/// Those of the processes that had asked for disks of a VM that live still, as its directory at `path` says.
+///
+/// # Errors
+/// When that cannot be read.
+pub fn living_vmms(path: &Path) -> Result<Vec<i32>, DirectoryError> {
+    let directory = match OwnDirectory::open_allowing(path, THROUGH) {
+        // Whoever removed it was done with it.
+        Err(error) if error.is_missing() => return Ok(Vec::new()),
+        other => other?,
+    };
+    let noted = directory.read(VMMS, VMMS_BYTES_MAX)?.unwrap_or_default();
+    Ok(living(&String::from_utf8_lossy(&noted)))
+}
+
 /// Processes, for a sentence.
 fn named(vmms: &[i32]) -> String {
     let numbers: Vec<String> = vmms.iter().map(|pid| format!("process {pid}")).collect();

@@ -45,7 +45,7 @@ mod watch;
 
 pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, THROUGH as PASSED_THROUGH,
-    process_started_at,
+    living_vmms, process_started_at,
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;

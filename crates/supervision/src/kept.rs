@@ -17,6 +17,8 @@ const DESCRIPTORS_MAX: usize = 1;
 pub struct Kept {
     entries: BTreeMap<String, (String, Vec<OwnedFd>)>,
     shelf: Shelf,
+    /// Not all of it was found, or more than that.
+    is_doubtful: bool,
 }
 
 impl std::fmt::Debug for Kept {
@@ -28,10 +30,16 @@ impl std::fmt::Debug for Kept {
 impl Kept {
     /// What was kept on a shelf, and what will be.
     pub fn on(mut shelf: Shelf) -> Self {
+        let is_doubtful = !shelf.is_whole();
         let found = shelf.take_found().into_iter();
         let entries =
             found.map(|(key, found)| (key, (String::from_utf8_lossy(&found.words).into_owned(), found.descriptors)));
-        Kept { entries: entries.collect(), shelf }
+        Kept { entries: entries.collect(), shelf, is_doubtful }
+    }
+
+    /// Whether what was found on the shelf is not all that was kept there, or is not as it was kept last: no worker may go on with it.
+    pub fn is_doubtful(&self) -> bool {
+        self.is_doubtful
     }
 
     /// Takes in what a supervisor says that an earlier worker had kept.
@@ -46,9 +54,7 @@ impl Kept {
     pub fn heard(&mut self, said: &Said, descriptors: Vec<OwnedFd>) -> io::Result<bool> {
         match said {
             Said::Keep { key, data } => {
-                if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(key) {
-                    return Err(io::Error::other(format!("more than {ENTRIES_MAX} things are to be kept for one VM")));
-                }
+                self.check_room(key)?;
                 if descriptors.len() > DESCRIPTORS_MAX {
                     return Err(io::Error::other(format!("{} descriptors are to be kept as {key}", descriptors.len())));
                 }
@@ -82,15 +88,29 @@ impl Kept {
         worker.send(&Order::Begin, &[])
     }
 
-    /// Keeps words without descriptors.
-    pub fn put(&mut self, key: String, data: String) {
-        self.shelf.put(&key, data.as_bytes(), &[]);
-        self.entries.insert(key, (data, Vec::new()));
+    fn check_room(&self, key: &str) -> io::Result<()> {
+        if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(key) {
+            return Err(io::Error::other(format!("more than {ENTRIES_MAX} things are to be kept for one VM")));
+        }
+        Ok(())
     }
 
-    /// Lets go of what is kept under keys that begin so, unless this says that it stays.
-    pub fn retain(&mut self, beginning: &str, stays: impl Fn(&str) -> bool) {
-        let goes = |(key, (data, _)): &(&String, &(String, _))| key.starts_with(beginning) && !stays(data);
+    /// Keeps words without descriptors.
+    ///
+    /// # Errors
+    /// When that is one thing too many.
+    pub fn put(&mut self, key: String, data: String) -> io::Result<()> {
+        self.check_room(&key)?;
+        self.shelf.put(&key, data.as_bytes(), &[]);
+        self.entries.insert(key, (data, Vec::new()));
+        Ok(())
+    }
+
+    /// Lets go of what is kept under keys that begin so, unless this says of the rest of the key, and of what belongs to it, that it stays.
+    pub fn retain(&mut self, beginning: &str, stays: impl Fn(&str, &str) -> bool) {
+        let goes = |(key, (data, _)): &(&String, &(String, _))| {
+            key.strip_prefix(beginning).is_some_and(|rest| !stays(rest, data))
+        };
         let gone: Vec<String> = self.entries.iter().filter(goes).map(|(key, _)| key.clone()).collect();
         gone.iter().for_each(|key| self.forget(key));
     }
@@ -99,6 +119,7 @@ impl Kept {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.shelf.clear();
+        self.is_doubtful = false;
     }
 
     /// Lets go of one thing.
@@ -139,6 +160,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stand_in::StandIn;
 
     fn keep(kept: &mut Kept, key: &str, data: &str, descriptors: usize) -> io::Result<bool> {
         let file = || rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
@@ -177,5 +199,22 @@ mod tests {
         keep(&mut kept, "7", "again", 1).expect("in its own place");
         keep(&mut kept, "7", "more", 2).expect_err("too many descriptors");
         assert_eq!(kept.data("7"), Some("again"));
+        kept.put("one more".into(), String::new()).expect_err("too many");
+        kept.put("7".into(), "words".into()).expect("in its own place");
+    }
+
+    #[test]
+    fn a_part_is_not_taken_for_all() {
+        let store = StandIn::default();
+        let mut kept = Kept::on(store.open().split("kept"));
+        keep(&mut kept, "a", "1", 1).expect("kept");
+        store.set_max(store.len());
+        keep(&mut kept, "b", "1", 1).expect("kept, as far as anybody knows");
+        let mut found = Kept::on(store.copy().open().split("kept"));
+        assert!(found.is_doubtful() && found.data("a") == Some("1"));
+        found.clear();
+        assert!(!found.is_doubtful());
+        kept.forget("b");
+        assert!(!Kept::on(store.copy().open().split("kept")).is_doubtful());
     }
 }

@@ -10,12 +10,13 @@
 mod channel;
 mod deaths;
 mod kept;
+pub mod stand_in;
 mod vault;
 
 pub use channel::{Channel, DESCRIPTORS_MAX};
 pub use deaths::{DEATHS_MAX, Deaths, Next, OnCrash};
 pub use kept::Kept;
-pub use vault::{Found, Shelf, Store};
+pub use vault::{Found, Opened, Shelf, Store};
 
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +97,7 @@ pub enum Said {
         /// Which disk.
         disk: usize,
     },
-    /// Say, with a byte into the pipe that comes along, when all of this was done that was said before: what is kept then is kept
+    /// Say, with a byte into the socket that comes along, when all of this was done that was said before: what is kept then is kept
     /// also over the supervisor's own death.
     Settle,
     /// Let go of all that is kept, and close the doors: the VMM has ended, and what it was owed is home.

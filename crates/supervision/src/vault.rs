@@ -1,19 +1,24 @@
 //! What a supervisor keeps, put where it outlives the supervisor itself: a store of descriptors that somebody else has (a service
 //! manager). Words go there as descriptors do, in envelopes: a socket with one message in it, which nobody takes out.
 //!
-//! What it must never do: have two moments in the store that cannot be told apart. An item is put in anew before the old one is taken
-//! out; of two with one name the later one counts. Failure story: what cannot be put in is taken out, so that what is found is missing
-//! rather than old.
+//! What it must never do: have a part, or what is old, be taken for all. A store may refuse without a word, and miss what it was told to
+//! let go of: nothing that it does is relied on. Beside the items of a shelf lies its *seal*, a few words in a file that needs nobody
+//! to be written: which items there are, by their numbers. An item is put in anew before the old one is taken out, of two with one name
+//! the later one counts, and while one comes or goes the seal has both. Failure story: what is found is what there was, at the last moment
+//! or just before; or the seal does not fit, and whoever opens the shelf is told so.
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +27,16 @@ const BYTES_MAX: usize = 100 << 10;
 /// Descriptors of one item: Linux's own bound (`SCM_MAX_FD`).
 const DESCRIPTORS_MAX: usize = 253;
 /// How the names begin that are given to the store.
-const NAME: &str = "amberlog-";
+pub(crate) const NAME: &str = "amberlog-";
+/// The item that says in which way all of it is kept.
+const FORMAT: &str = "format";
+/// The item that seals a shelf.
+pub(crate) const SEAL: &str = "seal";
+
+/// States of a seal.
+const CLOSED: u64 = 0;
+const BEGUN: u64 = 1;
+const GONE: u64 = 2;
 
 /// Who keeps descriptors over the end of this process.
 pub trait Store: Send + Sync {
@@ -41,6 +55,24 @@ struct Vault {
     next: AtomicU64,
 }
 
+impl Vault {
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn put(&self, number: u64, item: &str, words: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let put = envelope(item, words, descriptors)
+            .and_then(|envelope| self.store.put(&format!("{NAME}{number}"), envelope.as_fd()));
+        if let Err(error) = put {
+            log::warn!("{item} cannot be kept over the death of this process: {error}");
+        }
+    }
+
+    fn remove(&self, number: u64) {
+        self.store.remove(&format!("{NAME}{number}"));
+    }
+}
+
 /// An item as it was left.
 #[derive(Debug)]
 pub struct Found {
@@ -50,50 +82,70 @@ pub struct Found {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Items whose names begin alike. Without a store nothing is kept.
+/// Items whose names begin alike: of one that has items no part is split off. Without a store nothing is kept.
 #[derive(Default)]
 pub struct Shelf {
     vault: Option<Arc<Vault>>,
     beginning: String,
-    /// What each item is called in the store.
-    names: BTreeMap<String, String>,
+    /// What number each item has in the store, or would have if the store had taken it.
+    numbers: BTreeMap<String, u64>,
     found: BTreeMap<String, Found>,
+    /// Of all items.
+    sum: Sum,
+    seal: Option<Seal>,
+}
+
+/// What was found in a store.
+pub enum Opened {
+    /// This program's, or nothing.
+    Ours(Shelf),
+    /// Of a program that keeps it in another way. Nothing of it was touched.
+    Foreign {
+        /// That way.
+        format: String,
+        /// The parts that it has.
+        parts: BTreeSet<String>,
+    },
 }
 
 impl Shelf {
     /// All that there is: what an earlier process has left in the store, with the names it has there. What is not understood is
-    /// thrown away.
-    pub fn open(store: Box<dyn Store>, left: Vec<(String, OwnedFd)>) -> Self {
+    /// thrown away. The first word of `format` is the way in which it is kept.
+    pub fn open(store: Box<dyn Store>, left: Vec<(String, OwnedFd)>, format: &str) -> Opened {
         let mut newest: BTreeMap<String, (u64, Found)> = BTreeMap::new();
+        let mut outdated = Vec::new();
         let mut next = 0;
         for (name, envelope) in left {
             let Some(number) = name.strip_prefix(NAME).and_then(|number| number.parse::<u64>().ok()) else { continue };
             next = next.max(number + 1);
-            let outdated = match read(&envelope) {
+            match read(&envelope) {
                 Err(error) => {
                     log::warn!("what an earlier process left under {name} is not understood: {error}");
-                    Some(number)
+                    outdated.push(number);
                 }
                 Ok((item, found)) => match newest.get(&item) {
-                    Some((other, _)) if *other > number => Some(number),
-                    _ => newest.insert(item, (number, found)).map(|(other, _)| other),
+                    Some((other, _)) if *other > number => outdated.push(number),
+                    _ => outdated.extend(newest.insert(item, (number, found)).map(|(other, _)| other)),
                 },
-            };
-            if let Some(number) = outdated {
-                store.remove(&format!("{NAME}{number}"));
             }
         }
-        let mut shelf = Shelf {
-            vault: Some(Arc::new(Vault { store, next: AtomicU64::new(next) })),
-            beginning: String::new(),
-            names: BTreeMap::new(),
-            found: BTreeMap::new(),
-        };
+        let mut shelf =
+            Shelf { vault: Some(Arc::new(Vault { store, next: AtomicU64::new(next) })), ..Shelf::default() };
         for (item, (number, found)) in newest {
-            shelf.names.insert(item.clone(), format!("{NAME}{number}"));
+            shelf.numbers.insert(item.clone(), number);
             shelf.found.insert(item, found);
         }
-        shelf
+        let was = shelf.found.remove(FORMAT).map(|found| String::from_utf8_lossy(&found.words).into_owned());
+        let first = |words: &str| words.split(' ').next().unwrap_or_default().to_owned();
+        match was {
+            Some(was) if first(&was) == first(format) => {}
+            None if shelf.found.is_empty() => shelf.put(FORMAT, format.as_bytes(), &[]),
+            was => return Opened::Foreign { format: was.unwrap_or_default(), parts: shelf.parts() },
+        }
+        if let Some(vault) = &shelf.vault {
+            outdated.into_iter().for_each(|number| vault.remove(number));
+        }
+        Opened::Ours(shelf)
     }
 
     /// Whether anybody keeps it.
@@ -105,7 +157,7 @@ impl Shelf {
     pub fn split(&mut self, beginning: &str) -> Shelf {
         let beginning = format!("{beginning}/");
         let inside = |item: &String| item.strip_prefix(beginning.as_str()).map(str::to_owned);
-        let items: Vec<String> = self.names.keys().filter(|item| item.starts_with(&beginning)).cloned().collect();
+        let items: Vec<String> = self.numbers.keys().filter(|item| item.starts_with(&beginning)).cloned().collect();
         let mut part = Shelf {
             vault: self.vault.clone(),
             beginning: format!("{}{beginning}", self.beginning),
@@ -113,10 +165,74 @@ impl Shelf {
         };
         for item in items {
             let Some(short) = inside(&item) else { continue };
-            part.names.extend(self.names.remove(&item).map(|name| (short.clone(), name)));
+            part.numbers.extend(self.numbers.remove(&item).map(|number| (short.clone(), number)));
             part.found.extend(self.found.remove(&item).map(|found| (short, found)));
         }
+        part.take_seal();
         part
+    }
+
+    fn take_seal(&mut self) {
+        let (Some(number), Some(found)) = (self.numbers.remove(SEAL), self.found.remove(SEAL)) else { return };
+        self.sum = Sum::of(&self.numbers);
+        self.seal = found.descriptors.into_iter().next().map(|file| Seal { number, file: file.into() });
+        if self.seal.as_ref().and_then(Seal::words).is_some_and(|words| words[0] == GONE) {
+            // Whoever let go of it did not get to the end.
+            self.clear();
+        }
+    }
+
+    /// Whether it is all that an earlier process had put here, and nothing else, as far as that is known: until something is put
+    /// or removed.
+    pub fn is_whole(&self) -> bool {
+        match &self.seal {
+            None => self.numbers.is_empty(),
+            Some(seal) => seal.words().is_some_and(|words| {
+                let sum = Sum::of(&self.numbers);
+                [Sum { count: words[1], marks: words[2] }, Sum { count: words[3], marks: words[4] }].contains(&sum)
+            }),
+        }
+    }
+
+    /// Whether an earlier process ended between [`Shelf::begin`] and [`Shelf::end`].
+    pub fn is_begun(&self) -> bool {
+        self.seal.as_ref().and_then(Seal::words).is_some_and(|words| words[0] == BEGUN)
+    }
+
+    /// What is here belongs together with something that is done now: whoever finds it before the end is told so.
+    pub fn begin(&mut self) {
+        self.make_seal();
+        self.write_seal(BEGUN, self.sum);
+    }
+
+    /// That was done.
+    pub fn end(&mut self) {
+        self.make_seal();
+        self.write_seal(CLOSED, self.sum);
+    }
+
+    fn make_seal(&mut self) {
+        let Some(vault) = self.vault.as_ref().filter(|_| self.seal.is_none() && !self.beginning.is_empty()) else {
+            return;
+        };
+        let file = match memfd_create("seal", MemfdFlags::CLOEXEC) {
+            Ok(file) => File::from(file),
+            Err(error) => {
+                log::warn!("{} cannot be kept over the death of this process: {error}", self.beginning);
+                return;
+            }
+        };
+        let seal = Seal { number: vault.number(), file };
+        // Before anybody has it: whoever finds it finds it written.
+        seal.write(CLOSED, [Sum::default(), self.sum]);
+        vault.put(seal.number, &format!("{}{SEAL}", self.beginning), &[], &[seal.file.as_fd()]);
+        self.seal = Some(seal);
+    }
+
+    fn write_seal(&self, state: u64, before: Sum) {
+        if let Some(seal) = &self.seal {
+            seal.write(state, [before, self.sum]);
+        }
     }
 
     /// The first words, up to a slash, of the names of what was found.
@@ -131,41 +247,115 @@ impl Shelf {
 
     /// Keeps an item, in the place of what has its name.
     pub fn put(&mut self, item: &str, words: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        let Some(vault) = &self.vault else { return };
-        let name = format!("{NAME}{}", vault.next.fetch_add(1, Ordering::Relaxed));
-        let whole = format!("{}{item}", self.beginning);
-        let put = envelope(&whole, words, descriptors).and_then(|envelope| vault.store.put(&name, envelope.as_fd()));
-        let old = match put {
-            Ok(()) => self.names.insert(item.to_owned(), name),
-            Err(error) => {
-                log::warn!("{whole} cannot be kept over the death of this process: {error}");
-                self.names.remove(item)
-            }
-        };
-        if let Some(old) = old {
-            vault.store.remove(&old);
+        let Some(vault) = self.vault.clone() else { return };
+        if item == SEAL {
+            log::error!("{}{item} cannot be kept under this name", self.beginning);
+            return;
         }
+        self.make_seal();
+        let state = self.state();
+        let number = vault.number();
+        let old = self.numbers.insert(item.to_owned(), number);
+        let before = self.sum;
+        self.sum = old.map_or(before, |old| before.without(item, old)).with(item, number);
+        self.write_seal(state, before);
+        vault.put(number, &format!("{}{item}", self.beginning), words, descriptors);
+        if let Some(old) = old {
+            vault.remove(old);
+        }
+        self.write_seal(state, self.sum);
     }
 
     /// Lets go of an item.
     pub fn remove(&mut self, item: &str) {
-        if let (Some(name), Some(vault)) = (self.names.remove(item), &self.vault) {
-            vault.store.remove(&name);
+        if let (Some(number), Some(vault)) = (self.numbers.remove(item), self.vault.clone()) {
+            let (state, before) = (self.state(), self.sum);
+            self.sum = before.without(item, number);
+            self.write_seal(state, before);
+            vault.remove(number);
+            self.write_seal(state, self.sum);
         }
         self.found.remove(item);
     }
 
+    fn state(&self) -> u64 {
+        if self.is_begun() { BEGUN } else { CLOSED }
+    }
+
     /// Lets go of all.
     pub fn clear(&mut self) {
+        self.sum = Sum::default();
+        // In one step, whatever of it is let go of in fact.
+        self.write_seal(GONE, self.sum);
         if let Some(vault) = &self.vault {
-            self.names.values().for_each(|name| vault.store.remove(name));
+            self.numbers.values().for_each(|number| vault.remove(*number));
+            if let Some(seal) = self.seal.take() {
+                vault.remove(seal.number);
+            }
         }
-        self.names.clear();
+        self.numbers.clear();
         self.found.clear();
     }
 }
 
-fn envelope(item: &str, words: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
+/// What a set of items is known by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    count: u64,
+    marks: u64,
+}
+
+impl Sum {
+    fn of(numbers: &BTreeMap<String, u64>) -> Self {
+        numbers.iter().fold(Sum::default(), |sum, (item, number)| sum.with(item, *number))
+    }
+
+    fn with(self, item: &str, number: u64) -> Self {
+        Sum { count: self.count + 1, marks: self.marks.wrapping_add(mark(item, number)) }
+    }
+
+    fn without(self, item: &str, number: u64) -> Self {
+        Sum { count: self.count.saturating_sub(1), marks: self.marks.wrapping_sub(mark(item, number)) }
+    }
+}
+
+/// An item's number and name in one word, the same for every build: FNV-1a, stirred as SplitMix64 does it.
+fn mark(item: &str, number: u64) -> u64 {
+    let bytes = number.to_le_bytes().into_iter().chain(item.bytes());
+    let word =
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |word, byte| (word ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// What is on a shelf, where it can be written down in one step and without the store: its state; the sum of its items before what is
+/// being done and after, each as count and marks.
+struct Seal {
+    number: u64,
+    file: File,
+}
+
+impl Seal {
+    fn words(&self) -> Option<[u64; 5]> {
+        let mut bytes = [0; 40];
+        self.file.read_exact_at(&mut bytes, 0).ok()?;
+        let mut words = [0; 5];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        Some(words)
+    }
+
+    fn write(&self, state: u64, [before, after]: [Sum; 2]) {
+        let words = [state, before.count, before.marks, after.count, after.marks].map(u64::to_le_bytes).concat();
+        if let Err(error) = self.file.write_all_at(&words, 0) {
+            log::warn!("what is kept over the death of this process cannot be sealed: {error}");
+        }
+    }
+}
+
+pub(crate) fn envelope(item: &str, words: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     if item.len() + words.len() + 4 > BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         return Err(io::Error::other(format!("{} bytes are too much for one item", words.len())));
     }
@@ -188,7 +378,7 @@ fn envelope(item: &str, words: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Res
 }
 
 /// What is in an envelope, which stays there.
-fn read(envelope: &OwnedFd) -> io::Result<(String, Found)> {
+pub(crate) fn read(envelope: &OwnedFd) -> io::Result<(String, Found)> {
     let mut bytes = vec![0; BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -220,112 +410,4 @@ fn read(envelope: &OwnedFd) -> io::Result<(String, Found)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs::File;
-    use std::io::{Read, Seek, Write};
-    use std::sync::Mutex;
-
-    /// A stand-in of a service manager's store.
-    #[derive(Clone, Default)]
-    struct StandIn(Arc<Mutex<BTreeMap<String, OwnedFd>>>);
-
-    impl Store for StandIn {
-        fn put(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-            self.0.lock().expect("no panic").insert(name.to_owned(), descriptor.try_clone_to_owned()?);
-            Ok(())
-        }
-
-        fn remove(&self, name: &str) {
-            self.0.lock().expect("no panic").remove(name);
-        }
-    }
-
-    impl StandIn {
-        fn open(&self) -> Shelf {
-            let stored = self.0.lock().expect("no panic");
-            let left = stored.iter().map(|(name, it)| (name.clone(), it.try_clone().expect("a descriptor"))).collect();
-            drop(stored);
-            Shelf::open(Box::new(self.clone()), left)
-        }
-
-        fn len(&self) -> usize {
-            self.0.lock().expect("no panic").len()
-        }
-    }
-
-    fn file(content: &str) -> File {
-        let file = rustix::fs::memfd_create("vault", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
-        let mut file = File::from(file);
-        file.write_all(content.as_bytes()).expect("written");
-        file
-    }
-
-    fn content(found: &Found) -> String {
-        let mut file = File::from(found.descriptors[0].try_clone().expect("a descriptor"));
-        file.rewind().expect("a file");
-        let mut text = String::new();
-        file.read_to_string(&mut text).expect("read");
-        text
-    }
-
-    #[test]
-    fn what_was_put_last_is_found_by_one_process_after_the_other() {
-        let store = StandIn::default();
-        let mut root = store.open();
-        let mut vm = root.split("db");
-        vm.put("a", b"1", &[file("first").as_fd()]);
-        vm.put("a", b"2", &[file("second").as_fd()]);
-        vm.split("door").put("0", b"", &[]);
-        vm.put("gone", b"", &[]);
-        vm.remove("gone");
-        drop((root, vm));
-        for _ in 0..3 {
-            let mut root = store.open();
-            assert_eq!(root.parts().into_iter().collect::<Vec<_>>(), ["db"]);
-            let mut vm = root.split("db");
-            assert!(root.parts().is_empty());
-            assert_eq!(vm.split("door").take_found().into_keys().collect::<Vec<_>>(), ["0"]);
-            let found = vm.take_found();
-            assert_eq!(found.keys().collect::<Vec<_>>(), ["a"]);
-            assert_eq!((found["a"].words.as_slice(), content(&found["a"]).as_str()), (b"2".as_slice(), "second"));
-        }
-        let mut vm = store.open().split("db");
-        let door = vm.split("door");
-        vm.put("a", b"3", &[]);
-        assert_eq!(store.open().split("db").take_found()["a"].words, b"3");
-        vm.clear();
-        assert_eq!(store.open().split("db").take_found().len(), 1, "a shelf that was split off is another one's");
-        drop(door);
-    }
-
-    /// Killed between putting one in and taking the other out.
-    #[test]
-    fn of_two_with_one_name_the_later_counts() {
-        let store = StandIn::default();
-        for (number, words) in [(9, "old"), (10, "new")] {
-            let descriptor = envelope("db/a", words.as_bytes(), &[]).expect("an envelope");
-            store.put(&format!("{NAME}{number}"), descriptor.as_fd()).expect("put");
-        }
-        store.put("amberlog-11", file("no envelope").as_fd()).expect("put");
-        store.put("another", file("nobody's").as_fd()).expect("put");
-        let mut root = store.open();
-        assert_eq!(root.split("db").take_found()["a"].words, b"new");
-        assert_eq!(store.len(), 2, "what counts no more is taken out, and what is another's stays");
-        root.put("b", b"", &[]);
-        assert!(store.0.lock().expect("no panic").contains_key("amberlog-12"), "no number is used twice");
-    }
-
-    #[test]
-    fn what_cannot_be_kept_is_not_there_as_it_was() {
-        let store = StandIn::default();
-        let mut root = store.open();
-        root.put("a", b"1", &[]);
-        root.put("a", &vec![0; BYTES_MAX], &[]);
-        assert_eq!(store.len(), 0);
-        let mut none = Shelf::default();
-        none.put("a", b"1", &[]);
-        none.clear();
-        assert!(!none.is_kept() && none.parts().is_empty());
-    }
-}
+mod tests;

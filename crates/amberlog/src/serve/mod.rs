@@ -36,7 +36,7 @@ use config::Config;
 use control::{Control, Slots};
 use notify::{InStore, Manager};
 use own_files::OwnDirectory;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use supervised::{Supervised, Wish};
-use supervision::Shelf;
+use supervision::{Opened, Shelf};
 use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
@@ -126,21 +126,60 @@ fn prepare_reports(config: &Config) -> anyhow::Result<()> {
 /// The VMs, and their threads.
 struct Vms {
     slots: Slots,
-    threads: BTreeMap<String, JoinHandle<()>>,
+    threads: BTreeMap<String, JoinHandle<bool>>,
     no_sandbox: bool,
     /// What is kept of them over the death of this process.
     shelf: Shelf,
+    /// Those of which another program's daemon had something kept, and how it keeps that.
+    foreign: BTreeMap<String, String>,
+    /// Something stays in the service manager's store.
+    is_left: bool,
+}
+
+/// What others find of the daemon. Each part is missing until it could be made.
+#[derive(Default)]
+struct Front {
+    control: Option<Control>,
+    endpoint: Option<Endpoint>,
+}
+
+impl Front {
+    /// Makes what is missing. Says what cannot be.
+    fn open(&mut self, config: &Config, slots: &Slots) -> Vec<anyhow::Error> {
+        let mut failed: Vec<_> = prepare_reports(config).err().into_iter().collect();
+        // What is made here is ours alone until it is given to somebody.
+        own_files::keep_files_private();
+        failed.extend(open_run(&config.run).err());
+        failed.extend(access::open_above(&config.run, config.way()).err());
+        if self.control.is_none() {
+            match Control::listen(&config.run.join(ask::CONTROL), Arc::clone(slots)) {
+                Ok(control) => self.control = Some(control),
+                Err(error) => failed.push(error),
+            }
+        }
+        if self.endpoint.is_none() {
+            let (metrics, slots) = (&config.metrics, Arc::clone(slots));
+            let source: Source = Arc::new(move || control::status_of_all(&slots));
+            match Endpoint::start(&metrics.addresses, |path| metrics.access.open_socket(path), &source) {
+                Ok(endpoint) => {
+                    for address in endpoint.addresses() {
+                        log::info!("metrics on http://{address}/metrics");
+                    }
+                    self.endpoint = Some(endpoint);
+                }
+                Err(error) => failed.push(error),
+            }
+        }
+        failed
+    }
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    let (config, text) = args.read().map_err(|error| exit::usage(format!("{error:#}")))?;
+    let read = args.read();
     if args.check {
+        let (config, _) = read.map_err(|error| exit::usage(format!("{error:#}")))?;
         return Ok(check(args, &config));
     }
-    prepare_reports(&config)?;
-    // What is made here is ours alone until it is given to somebody.
-    own_files::keep_files_private();
-    open_run(&config.run)?;
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGHUP,
         signal_hook::consts::SIGTERM,
@@ -148,37 +187,55 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         signal_hook::consts::SIGUSR2,
     ])?;
     let manager = Manager::of_this_process().map(Arc::new);
-    let shelf = match &manager {
-        Some(manager) => Shelf::open(Box::new(InStore(Arc::clone(manager))), inherited::descriptors()),
-        None => Shelf::default(),
+    let mut vms = Vms::found(manager.as_ref(), args.no_sandbox);
+    let parts = vms.parts();
+    let (mut served, read_error) = match read {
+        Ok(read) => (Some(read), None),
+        Err(error) => (None, Some(error)),
     };
-    let mut vms = Vms { slots: Slots::default(), threads: BTreeMap::new(), no_sandbox: args.no_sandbox, shelf };
-    let control = Control::listen(&config.run.join(ask::CONTROL), Arc::clone(&vms.slots))?;
-    let source: Source = {
-        let slots = Arc::clone(&vms.slots);
-        Arc::new(move || control::status_of_all(&slots))
-    };
-    let metrics = config.metrics.clone();
-    let endpoint = Endpoint::start(&metrics.addresses, |path| metrics.access.open_socket(path), &source)?;
-    for address in endpoint.addresses() {
-        log::info!("metrics on http://{address}/metrics");
+    let mut front = Front::default();
+    if parts.is_empty() {
+        // Nobody waits for anything yet: whatever is wrong ends this process.
+        if let Some(error) = read_error {
+            return Err(exit::usage(format!("{error:#}")));
+        }
+        let failed = served.as_ref().map(|(config, _)| front.open(config, &vms.slots)).unwrap_or_default();
+        if let Some(error) = failed.into_iter().next() {
+            return Err(error);
+        }
+    } else if let Some(error) = read_error {
+        log::error!(
+            "{error:#}: the guests that run are served as they were; mend that, and reload the configuration (SIGHUP)"
+        );
     }
-    let shm = config.shm.display().to_string();
+    own_files::keep_files_private();
+    let shm = served
+        .as_ref()
+        .map_or_else(|| "the tmpfs that it was configured with".into(), |(config, _)| config.shm.display().to_string());
     die_of_panics(format!(
         "amberlog: this is a bug in amberlog; what was committed is kept in {shm}: end the VMs and start amberlog serve \
          again, or run 'amberlog recover --area {shm}'"
     ));
-    let run = config.run.clone();
-    access::open_above(&run, config.way())?;
-    vms.go_on(&config, &text)?;
-    vms.apply(&config, &text)?;
+    // Guests that run wait for nothing that can fail: what is wrong with the rest is said, and tried again when that was mended.
+    vms.go_on(parts.iter(), served.as_ref());
+    if let Some((config, text)) = served.as_ref() {
+        if !parts.is_empty() {
+            front
+                .open(config, &vms.slots)
+                .iter()
+                .for_each(|error| log::error!("{error:#}: mend that, and reload (SIGHUP)"));
+        }
+        match vms.apply(config, text) {
+            Err(error) if parts.is_empty() => return Err(error),
+            other => drop(other.map_err(|error| log::error!("{error:#}"))),
+        }
+    }
     log::info!("serving {} VMs", vms.threads.len());
     if let Some(manager) = &manager {
         manager.tell("READY=1");
         watch(manager, &vms.slots)?;
     }
     let mut end = Wish::Stop;
-    let mut before = config;
     for signal in signals.forever() {
         if signal == signal_hook::consts::SIGUSR2 {
             match control::hand_over_all(&vms.slots, LEAVING_PATIENCE, true) {
@@ -198,21 +255,25 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             break;
         }
         match args.read() {
-            Ok((config, _)) if config.run != run => {
+            Ok((config, _)) if served.as_ref().is_some_and(|(before, _)| config.run != before.run) => {
                 log::error!(
                     "the configuration names another directory for sockets; that needs a new start: nothing was changed"
                 );
             }
             Ok((config, text)) => {
-                if config.metrics != metrics {
+                if served.as_ref().is_some_and(|(before, _)| config.metrics != before.metrics) {
                     log::warn!("the configuration has other metrics; that needs a new start: they stay where they are");
                 }
-                let prepared = prepare_reports(&config).and_then(|()| access::open_above(&run, config.way()));
-                match prepared.and_then(|()| vms.apply(&config, &text)) {
+                let mut failed = front.open(&config, &vms.slots).into_iter();
+                match failed.next().map_or_else(|| vms.apply(&config, &text), Err) {
                     Ok(()) => {
-                        vms.change_disks(&before, &config, &text, &run);
-                        before = config;
+                        let metrics = served.as_ref().map(|(before, _)| before.metrics.clone());
+                        if let Some((before, _)) = &served {
+                            vms.change_disks(before, &config, &text, &config.run);
+                        }
                         log::info!("read the configuration again: {}", vms.pending());
+                        let config = Config { metrics: metrics.unwrap_or_else(|| config.metrics.clone()), ..config };
+                        served = Some((config, text));
                     }
                     Err(error) => log::error!("{error:#}"),
                 }
@@ -224,7 +285,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         manager.tell("STOPPING=1");
     }
     vms.stop(&end);
-    drop((control, endpoint));
+    drop(front);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -256,18 +317,56 @@ fn watch(manager: &Arc<Manager>, slots: &Slots) -> anyhow::Result<()> {
 }
 
 impl Vms {
-    /// Goes on with what an earlier supervisor had, which has died; also with VMs that are not in the configuration any more.
-    fn go_on(&mut self, config: &Config, text: &Arc<str>) -> anyhow::Result<()> {
-        for name in self.shelf.parts() {
-            let wish = config.vms.get(&name).map_or(Wish::Gone, |vm| Wish::Serve(Arc::clone(text), vm.on_crash));
-            log::info!("vm {name}: what an earlier supervisor kept of it is here");
-            self.start(&name, wish)?;
+    /// What an earlier supervisor had, if there was one.
+    fn found(manager: Option<&Arc<Manager>>, no_sandbox: bool) -> Self {
+        let mut vms = Vms {
+            slots: Slots::default(),
+            threads: BTreeMap::new(),
+            no_sandbox,
+            shelf: Shelf::default(),
+            foreign: BTreeMap::new(),
+            is_left: false,
+        };
+        let Some(manager) = manager else { return vms };
+        let store = Box::new(InStore(Arc::clone(manager)));
+        match Shelf::open(store, inherited::descriptors(), &crate::worker::store_format()) {
+            Opened::Ours(shelf) => vms.shelf = shelf,
+            Opened::Foreign { format, parts } => {
+                log::error!(
+                    "what the service manager has of an earlier daemon is kept in another way than this program's, and is not touched; \
+                     nor is anything kept over this daemon's death"
+                );
+                vms.foreign = parts.into_iter().map(|name| (name, format.clone())).collect();
+                vms.is_left = true;
+            }
         }
-        Ok(())
+        vms
+    }
+
+    /// The VMs of which an earlier supervisor had something.
+    fn parts(&self) -> BTreeSet<String> {
+        self.shelf.parts().into_iter().chain(self.foreign.keys().cloned()).collect()
+    }
+
+    /// Goes on with what an earlier supervisor had, which has died; also with VMs that are not in the configuration any more.
+    fn go_on<'n>(&mut self, names: impl Iterator<Item = &'n String>, served: Option<&(Config, Arc<str>)>) {
+        for name in names {
+            let wish = served.map_or(Wish::AsServed, |(config, text)| {
+                config.vms.get(name).map_or(Wish::Gone, |vm| Wish::Serve(Arc::clone(text), vm.on_crash))
+            });
+            log::info!("vm {name}: what an earlier supervisor kept of it is here");
+            if let Err(error) = self.start(name, wish) {
+                // The others' guests go on.
+                log::error!("{error:#}");
+            }
+        }
     }
 
     fn start(&mut self, name: &str, wish: Wish) -> anyhow::Result<()> {
-        let charge = Charge::on(self.shelf.split(name));
+        let charge = match self.foreign.get(name) {
+            Some(format) => Charge::of_another_program(format),
+            None => Charge::on(self.shelf.split(name)),
+        };
         let slot = Supervised::new(name, wish, self.no_sandbox, charge);
         let thread = Arc::clone(&slot);
         let handle = std::thread::Builder::new()
@@ -292,7 +391,7 @@ impl Vms {
         for name in ended {
             slots.remove(&name);
             if let Some(thread) = self.threads.remove(&name) {
-                let _ = thread.join();
+                self.is_left |= !thread.join().unwrap_or_default();
             }
         }
         drop(slots);
@@ -341,13 +440,20 @@ impl Vms {
     }
 
     /// Ends everything, or leaves it, and waits for that.
-    fn stop(self, end: &Wish) {
+    fn stop(mut self, end: &Wish) {
         let slots = self.slots.lock().expect("no panic under this lock").clone();
         want_at_once(slots.values().map(|slot| (slot, end.clone())));
         for (name, thread) in self.threads {
-            if thread.join().is_err() {
-                log::error!("vm {name}: its thread has failed");
+            match thread.join() {
+                Ok(is_let_go) => self.is_left |= !is_let_go,
+                Err(_) => {
+                    self.is_left = true;
+                    log::error!("vm {name}: its thread has failed");
+                }
             }
+        }
+        if !self.is_left {
+            self.shelf.clear();
         }
     }
 }

@@ -11,7 +11,7 @@ use super::snapshot::{Moments, Wish};
 use crate::raw::KnownRaw;
 use crate::vm::change::{self, Doors, THROTTLE};
 use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
-use crate::worker::Line;
+use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
@@ -435,6 +435,9 @@ impl Slot {
                 }
                 None => {}
             }
+            // One that was noted and has not been told to this worker yet has its memory all the same.
+            let is_nobodys =
+                || vmms.is_empty() && placement::living_vmms(vm.directory()).is_ok_and(|noted| noted.is_empty());
             match &inner.wanted {
                 Wanted::Stop => {
                     drop(inner);
@@ -457,8 +460,8 @@ impl Slot {
                         }
                     }
                 }
-                Wanted::Gone if vmms.is_empty() => return End::Finish,
-                Wanted::Serve(wanted) if vmms.is_empty() && **wanted != *config => return End::Finish,
+                Wanted::Gone if is_nobodys() => return End::Finish,
+                Wanted::Serve(wanted) if **wanted != *config && is_nobodys() => return End::Finish,
                 _ => {}
             }
             inner = self.changed.wait_timeout(inner, INTERVAL).expect("no panic under this lock").0;
@@ -785,9 +788,6 @@ pub fn served_before(line: &Line, name: &str) -> anyhow::Result<Option<VmConfig>
 
 /// The key of a configuration that is kept.
 const CONFIG: &str = "configuration";
-
-/// And of the one before disks came or went, until a worker goes on without it.
-const CONFIG_BEFORE: &str = "configuration before";
 
 /// Where the VM's directory in tmpfs is found from beside its sockets, whatever it is called this time.
 const AREA: &str = "area";

@@ -38,6 +38,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub enum Wish {
     /// It is served, as this configuration says.
     Serve(Arc<str>, OnCrash),
+    /// It is served as it was, while nobody knows the configuration.
+    AsServed,
     /// It is not in the configuration any more.
     Gone,
     /// The daemon ends, and its VMM with it.
@@ -50,6 +52,7 @@ impl Wish {
     fn question(&self) -> Asked {
         let (wanted, config) = match self {
             Wish::Serve(config, _) => (WantedName::Serve, Some(config.to_string())),
+            Wish::AsServed => (WantedName::Serve, None),
             Wish::Gone => (WantedName::Gone, None),
             Wish::Stop => (WantedName::Stop, None),
             Wish::Leave => (WantedName::Leave, None),
@@ -108,8 +111,8 @@ struct Inner {
     program: PathBuf,
     /// This worker's end is wanted, so that one of another program goes on.
     is_replaced: bool,
-    /// And one with other disks goes on.
-    is_changing: bool,
+    /// Why no worker may go on with what there is of it.
+    doubt: Option<String>,
     is_over: bool,
 }
 
@@ -129,6 +132,7 @@ impl Supervised {
     /// A VM of which that is wanted, with what there is of it already.
     pub fn new(name: &str, wish: Wish, no_sandbox: bool, charge: Charge) -> Arc<Self> {
         let on_crash = if let Wish::Serve(_, on_crash) = &wish { *on_crash } else { OnCrash::default() };
+        let doubt = charge.doubt();
         Arc::new(Supervised {
             name: name.to_owned(),
             no_sandbox,
@@ -142,7 +146,7 @@ impl Supervised {
                 last_death: None,
                 program: own_program(),
                 is_replaced: false,
-                is_changing: false,
+                doubt,
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -205,10 +209,16 @@ impl Supervised {
         log_context::enter(log_context::Context::vm(&self.name))
     }
 
-    /// The thread of a VM; ends when it is not wanted any more.
-    pub fn run(&self) {
+    /// The thread of a VM; ends when it is not wanted any more. Says whether nothing of it is kept.
+    pub fn run(&self) -> bool {
         let _entered = self.enter();
         let mut charge = self.charge.lock().expect("no panic under this lock").take().unwrap_or_default();
+        if let Some(doubt) = charge.doubt().filter(|_| !charge.vmm_has_ended()) {
+            log::error!("vm {}: no worker goes on with its guest: {doubt}", self.name);
+            if charge.living_vmm().is_some() && self.lock().on_crash == OnCrash::KillVmm {
+                self.end_vmm(&mut charge);
+            }
+        }
         while self.is_wanted(&mut charge) {
             match self.run_worker(&mut charge) {
                 Ok(()) => {}
@@ -218,17 +228,19 @@ impl Supervised {
                 }
             }
         }
+        charge.is_empty()
     }
 
     /// Waits while its workers die again and again. False when it is not wanted: then it is over. A guest that was served is not
     /// left without a worker because its VM is not wanted any more.
     fn is_wanted(&self, charge: &mut Charge) -> bool {
         let mut inner = self.lock();
-        while inner.is_held {
+        while inner.is_held || inner.doubt.is_some() {
             if charge.vmm_has_ended() {
                 // Nothing hangs any more, and what it was owed is brought home from its files.
                 charge.clear();
                 inner.is_held = false;
+                inner.doubt = None;
                 inner.deaths.forgive();
             } else if matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 break;
@@ -236,7 +248,8 @@ impl Supervised {
                 inner = self.changed.wait_timeout(inner, PAUSE).expect("no panic under this lock").0;
             }
         }
-        let is_wanted = matches!(inner.wish, Wish::Serve(..)) || charge.is_served() && !inner.is_held;
+        let is_held = inner.is_held || inner.doubt.is_some();
+        let is_wanted = !is_held && (matches!(inner.wish, Wish::Serve(..)) || charge.is_served());
         inner.is_over = !is_wanted;
         is_wanted
     }
@@ -280,7 +293,7 @@ impl Supervised {
         }
         let how = how_it_ended(status);
         // A worker that cannot go on with other disks is followed by one that has those of before.
-        let is_to_be_followed = inner.is_changing || !charge.is_served();
+        let is_to_be_followed = charge.is_changing() || !charge.is_served();
         let wanted = if is_to_be_followed { OnCrash::Restart } else { inner.on_crash };
         let next = inner.deaths.died(Instant::now(), wanted);
         match next {
@@ -313,7 +326,10 @@ impl Supervised {
             watched.wait(ENDING_PATIENCE);
         }
         match charge.living_vmm() {
-            None => charge.clear(),
+            None => {
+                charge.clear();
+                self.lock().doubt = None;
+            }
             Some(pid) => {
                 // Another user's, perhaps: as if nothing else had been wanted.
                 self.lock().is_held = true;
@@ -395,14 +411,8 @@ impl Supervised {
         if added.is_empty() && removed.is_empty() {
             return Ok(answer);
         }
-        let program = {
-            let mut inner = self.lock();
-            inner.is_changing = true;
-            inner.program.clone()
-        };
-        let replaced = self.replace(&program);
-        self.lock().is_changing = false;
-        replaced?;
+        let program = self.lock().program.clone();
+        self.replace(&program)?;
         let status = self.status();
         let served: Vec<&str> =
             status["disks"].as_array().into_iter().flatten().filter_map(|disk| disk["name"].as_str()).collect();
@@ -454,6 +464,9 @@ impl Supervised {
 
     fn why_not_served(&self) -> Option<String> {
         let inner = self.lock();
+        if let Some(doubt) = &inner.doubt {
+            return Some(format!("vm {} is held: {doubt}", self.name));
+        }
         let how = inner.last_death.as_deref().unwrap_or("ended");
         inner.is_held.then(|| {
             format!(

@@ -42,7 +42,7 @@ pub enum Asked {
     Want {
         /// serve, gone, stop or leave.
         wanted: WantedName,
-        /// With `serve`: the whole configuration.
+        /// With `serve`: the whole configuration. Without one it is served as it was.
         config: Option<String>,
     },
     /// Its entry in `status`.
@@ -312,14 +312,16 @@ impl Served {
 
     fn want(&self, wanted: WantedName, config: Option<&str>) -> anyhow::Result<()> {
         let wanted = match wanted {
-            WantedName::Gone => Wanted::Gone,
-            WantedName::Stop => Wanted::Stop,
-            WantedName::Leave => Wanted::Leave,
-            WantedName::Serve => Wanted::Serve(Box::new(self.parse(config.context("the configuration is missing")?)?)),
+            WantedName::Gone => Some(Wanted::Gone),
+            WantedName::Stop => Some(Wanted::Stop),
+            WantedName::Leave => Some(Wanted::Leave),
+            WantedName::Serve => {
+                config.map(|config| self.parse(config)).transpose()?.map(|vm| Wanted::Serve(Box::new(vm)))
+            }
         };
         let mut slot = self.slot.lock().expect("no panic under this lock");
         if let Some(slot) = &*slot {
-            slot.want(wanted);
+            wanted.into_iter().for_each(|wanted| slot.want(wanted));
             return Ok(());
         }
         let new = match super::slot::served_before(&self.line, &self.name)? {
@@ -329,12 +331,12 @@ impl Served {
                 Slot::new(vm, &self.line)
             }
             None => match wanted {
-                Wanted::Serve(vm) => return self.run(Slot::new(*vm, &self.line), &mut slot),
+                Some(Wanted::Serve(vm)) => return self.run(Slot::new(*vm, &self.line), &mut slot),
                 // Nothing was begun.
                 _ => std::process::exit(0),
             },
         };
-        new.want(wanted);
+        wanted.into_iter().for_each(|wanted| new.want(wanted));
         self.run(new, &mut slot)
     }
 

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use supervision::{DOOR, Kept, Said};
 
-const IMAGE: &str = "image ";
+/// How the keys of images begin.
+pub const IMAGE: &str = "image ";
 /// How long the supervisor may take to say whether somebody has a disk.
 const SHUT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long storage may take for what a VMM had asked for that has gone.
@@ -239,7 +240,7 @@ mod tests {
         let mut doors = Doors::default();
         assert_eq!((doors.of("a"), doors.of("b"), doors.of("a")), ((0, true), (1, true), (0, false)));
         let mut kept = Kept::default();
-        kept.put(format!("{DOOR}b"), doors.of("b").0.to_string());
+        kept.put(format!("{DOOR}b"), doors.of("b").0.to_string()).expect("kept");
         let mut later = Doors::kept(&kept);
         assert!(later.has("b") && !later.has("a"));
         assert_eq!((later.of("c"), later.of("b")), ((2, true), (1, false)));

@@ -636,7 +636,7 @@ impl Vm {
         let mut vmm_is_gone = false;
         let handover = match resumed {
             Some(resumed) => {
-                vmm_is_gone = !self.go_on_with(&resumed, strangers.then_some(sockets), &mut peers);
+                vmm_is_gone = !self.go_on_with(&resumed, strangers.then_some(sockets), &mut peers)?;
                 resumed.handover
             }
             None => HandoverSocket::bind(&at)?,
@@ -730,12 +730,23 @@ impl Vm {
     }
 
     /// The VMM of an earlier worker is this one's, too. False if it had connected, and has ended.
-    fn go_on_with(&self, resumed: &Resumed, strangers_at: Option<&Path>, peers: &mut BTreeMap<i32, Watched>) -> bool {
-        let Some((pid, started)) = resumed.vmm else { return true };
-        let Some(watched) = Watched::new(pid).filter(|_| placement::process_started_at(pid) == Some(started)) else {
+    ///
+    /// # Errors
+    /// When it lives, and cannot be watched.
+    fn go_on_with(
+        &self,
+        resumed: &Resumed,
+        strangers_at: Option<&Path>,
+        peers: &mut BTreeMap<i32, Watched>,
+    ) -> anyhow::Result<bool> {
+        let Some((pid, started)) = resumed.vmm else { return Ok(true) };
+        let watched = Watched::new(pid);
+        // Only now: the one that is watched is the one that was started then.
+        if placement::process_started_at(pid) != Some(started) {
             log::info!("vm {}: its VMM (process {pid}) has ended while it had no worker", self.name);
-            return false;
-        };
+            return Ok(false);
+        }
+        let watched = watched.with_context(|| format!("its VMM (process {pid}) lives, and cannot be watched"))?;
         peers.insert(pid, watched);
         if let Some(sockets) = strangers_at
             && let Some(reason) = qemu::bypasses_protection(&observer::arguments_of(pid), Some(sockets))
@@ -745,7 +756,7 @@ impl Vm {
         if !resumed.has_userfaultfd {
             self.memory.refuse_protection("the VMM had handed over no userfaultfd to the worker before".to_owned());
         }
-        true
+        Ok(true)
     }
 
     /// What its disks did so far.

@@ -91,6 +91,8 @@ impl VmObserver {
         }
         let started = placement::process_started_at(peer.pid).unwrap_or_default();
         self.keep("vmm", &format!("{} {started}", peer.pid), None);
+        // Whoever comes next must not take it for a VM without a VMM.
+        self.line.settle();
         match self.handover.take(peer.pid) {
             Some(descriptor) => {
                 self.keep("userfaultfd", "", Some(descriptor.as_fd()));

@@ -21,16 +21,23 @@ use std::time::{Duration, Instant};
 /// Numbers that are nobody's, for descriptors on their way into a daemon.
 const HIGH: i32 = 600;
 
+#[derive(Default)]
+struct Kept {
+    descriptors: BTreeMap<String, OwnedFd>,
+    /// As many as it takes, without a word about the rest (FileDescriptorStoreMax=).
+    most: Option<usize>,
+}
+
 struct Manager {
     socket: std::path::PathBuf,
-    store: Arc<Mutex<BTreeMap<String, OwnedFd>>>,
+    store: Arc<Mutex<Kept>>,
 }
 
 impl Manager {
     fn start(bench: &Bench) -> Self {
         let socket = bench.path("notify");
         let heard = UnixDatagram::bind(&socket).unwrap();
-        let store = Arc::new(Mutex::new(BTreeMap::new()));
+        let store = Arc::new(Mutex::new(Kept::default()));
         let kept = Arc::clone(&store);
         // Ends with the process of the test.
         std::thread::spawn(move || {
@@ -42,7 +49,13 @@ impl Manager {
     }
 
     fn len(&self) -> usize {
-        self.store.lock().unwrap().len()
+        self.store.lock().unwrap().descriptors.len()
+    }
+
+    /// Has no room for any more.
+    fn is_full_now(&self) {
+        let mut store = self.store.lock().unwrap();
+        store.most = Some(store.descriptors.len());
     }
 
     /// Starts a daemon with what is in the store.
@@ -53,7 +66,7 @@ impl Manager {
         let mut script = String::new();
         let mut names = Vec::new();
         let mut passed = Vec::new();
-        for (index, (name, descriptor)) in store.iter().enumerate() {
+        for (index, (name, descriptor)) in store.descriptors.iter().enumerate() {
             let high = rustix::io::fcntl_dupfd_cloexec(descriptor, HIGH).unwrap();
             rustix::io::fcntl_setfd(&high, FdFlags::empty()).unwrap();
             script += &format!("exec {}<&{high} {high}<&-\n", index + 3, high = high.as_raw_fd());
@@ -73,7 +86,7 @@ impl Manager {
     }
 }
 
-fn hear(socket: &UnixDatagram, store: &Mutex<BTreeMap<String, OwnedFd>>) {
+fn hear(socket: &UnixDatagram, store: &Mutex<Kept>) {
     let mut bytes = [0; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -91,9 +104,13 @@ fn hear(socket: &UnixDatagram, store: &Mutex<BTreeMap<String, OwnedFd>>) {
     let mut store = store.lock().unwrap();
     if said("FDSTORE") == Some("1") {
         assert_eq!((descriptors.len(), said("FDPOLL")), (1, Some("0")), "{words}");
-        assert!(store.insert(name, descriptors.remove(0)).is_none(), "{words}: that name is taken");
+        if store.most.is_none_or(|most| store.descriptors.len() < most) {
+            let other = store.descriptors.insert(name, descriptors.remove(0));
+            assert!(other.is_none(), "{words}: that name is taken");
+        }
     } else if said("FDSTOREREMOVE") == Some("1") {
-        assert!(store.remove(&name).is_some(), "{words}: there is no such name");
+        let is_there = store.descriptors.remove(&name).is_some();
+        assert!(is_there || store.most.is_some(), "{words}: there is no such name");
     }
 }
 
@@ -126,6 +143,10 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
             // Its VM is not in the configuration of the next one.
             write_config(&bench, &[("two", path(&two))]);
         }
+        if round == 3 {
+            // Nobody has read it since.
+            std::fs::write(&config, "this is no configuration").unwrap();
+        }
         daemon.signal(Signal::KILL);
         daemon.wait();
         let killed = Instant::now();
@@ -138,6 +159,13 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
         let after = daemon.wait_state("one", "running");
         assert_ne!(pid(&after, "supervisor_pid"), pid(&before, "supervisor_pid"));
         assert_eq!(pid(&after, "vmm_pid"), guest.qemu_pid().unwrap());
+    }
+    write_config(&bench, &[("two", path(&two))]);
+    daemon.signal(Signal::HUP);
+    let deadline = Instant::now() + LIMIT;
+    while daemon.wait_state("one", "running")["pending"] != "removed" {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
     }
     let console = guest.console();
     assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
@@ -156,4 +184,61 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
     assert_eq!(daemon.wait().code(), Some(0));
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(manager.len(), 0, "nothing is left of what has ended");
+}
+
+/// The manager's store was full when the VMM came, and the manager has not said so: the next daemon finds a VM without a VMM. Nothing of
+/// the guest that runs is touched, and what it was owed is brought home when its VMM has ended.
+#[test]
+fn a_guest_of_which_a_part_was_kept_is_held_and_keeps_its_memory() {
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let other = bench.path("two.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    ExtRecipe::ext4(32, 4).make(&other).unwrap();
+    let path = |image: &Path| image.to_str().unwrap().to_owned();
+    let config = write_config(&bench, &[("one", path(&image))]);
+    let manager = Manager::start(&bench);
+    let daemon = manager.start_daemon(&bench, &config);
+    daemon.wait_state("one", "waiting");
+    std::thread::sleep(Duration::from_millis(200));
+    manager.is_full_now();
+    let layout = overwritten(9);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let before = daemon.wait_state("one", "running");
+    assert!(before["disks"][0]["counters"]["blocks_retained_now"].as_u64() > Some(0), "{before}");
+    // It is not wanted any more, so that it would be finished if nobody had it.
+    write_config(&bench, &[("two", path(&other))]);
+    daemon.signal(Signal::KILL);
+    let mut daemon = daemon;
+    daemon.wait();
+    let memory_blocks = memory_blocks(bench.area());
+    let daemon = manager.start_daemon(&bench, &config);
+    let held = daemon.wait_state("one", "held");
+    assert!(held["state_text"].as_str().unwrap().contains("FileDescriptorStoreMax"), "{held}");
+    // Longer than it takes a worker to find that there is nobody.
+    std::thread::sleep(Duration::from_secs(1));
+    daemon.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_secs(1));
+    daemon.wait_state("one", "held");
+    assert!(self::memory_blocks(bench.area()) >= memory_blocks, "its memory was taken from it");
+    write_config(&bench, &[("one", path(&image)), ("two", path(&other))]);
+    daemon.signal(Signal::HUP);
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
+/// What the guests' memory takes.
+fn memory_blocks(area: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let files =
+        std::fs::read_dir(area).unwrap().flatten().flat_map(|vm| std::fs::read_dir(vm.path()).unwrap().flatten());
+    let memory = files.filter(|file| file.file_name().to_string_lossy().starts_with("ram"));
+    memory.map(|file| file.metadata().unwrap().blocks()).sum()
 }
