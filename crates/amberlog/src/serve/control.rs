@@ -237,7 +237,7 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
             let (program, version) = crate::worker::installed_program()?;
             let mut replaced = Vec::new();
             for (name, slot) in of.into_iter().filter(|(_, slot)| !slot.is_over()) {
-                slot.replace(&program)?;
+                slot.upgrade(&program)?;
                 replaced.push(json!({"vm": name, "version": version}));
             }
             Ok(json!({"schema": 1, "vms": replaced}))

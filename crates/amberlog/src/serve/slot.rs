@@ -310,8 +310,9 @@ impl Slot {
     fn serve_to_the_end(&self, config: &VmConfig, vm: Vm, serving: Serving) -> anyhow::Result<()> {
         let end = if serving.vmm_is_gone { End::Finish } else { self.wait_for_end(config, &vm, &serving) };
         {
-            // Nobody has disks come or go while the VM is recovered.
-            let _alone = self.changing.lock().expect("no panic under this lock");
+            // Nobody has disks come or go while the VM is recovered; the next VMM is served as configured.
+            let mut changing = self.changing.lock().expect("no panic under this lock");
+            *changing = None;
             let mut inner = self.lock();
             inner.state = State::Recovering;
             inner.live = None;
@@ -355,6 +356,10 @@ impl Slot {
         }
         if let Some(why) = change::cannot_change(&served.options).or_else(|| change::cannot_change(&wanted.options)) {
             anyhow::bail!("{why}");
+        }
+        // The supervisor asks the same, when disks have been shut off already.
+        if let Some(why) = super::supervised::cannot_go_on(&self.status()) {
+            anyhow::bail!("disks cannot come or go while the guest runs: {why}; nothing was changed");
         }
         for handle in &live.handles {
             anyhow::ensure!(!handle.is_held()?, "it is frozen, and would go on: thaw it first");

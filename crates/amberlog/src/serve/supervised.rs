@@ -61,6 +61,25 @@ impl Wish {
     }
 }
 
+/// Why no other worker could go on with a VM, if none could: `status` is its entry there.
+pub fn cannot_go_on(status: &Value) -> Option<String> {
+    let disks = status["disks"].as_array()?;
+    let name = |disk: &Value| disk["name"].as_str().unwrap_or_default().to_owned();
+    let elsewhere = |disk: &&Value| matches!(disk["placement"].as_str(), Some("nvm" | "remote"));
+    if let Some(disk) = disks.iter().find(elsewhere) {
+        let placement = disk["placement"].as_str().unwrap_or_default();
+        return Some(format!("disk {} has placement {placement}, with which no other worker goes on yet", name(disk)));
+    }
+    let is_aged = |disk: &&Value| disk["durability"]["within_s"].is_number();
+    disks.iter().find(is_aged).map(|disk| {
+        format!(
+            "the journal of disk {} is made durable by age, with which no other worker goes on yet (say --durable-within never for it, \
+             with amberlog placement, ask again, and then say what it was)",
+            name(disk)
+        )
+    })
+}
+
 /// Whether a process ends in this moment, and nobody has asked how yet.
 fn ends_soon(pid: u32) -> bool {
     (0..100).any(|_| {
@@ -338,29 +357,18 @@ impl Supervised {
         }
     }
 
-    /// Has a worker of another program go on, and waits until it serves.
+    /// Has a worker of another program go on, and waits until it serves. Disks that come or go do so before or after that.
     ///
     /// # Errors
     /// When there is no worker, or it cannot go on with its guest.
-    pub fn replace(&self, program: &Path) -> anyhow::Result<()> {
-        let status = self.status();
-        let cannot = |disk: &&Value| matches!(disk["placement"].as_str(), Some("nvm" | "remote"));
-        if let Some(disk) = status["disks"].as_array().and_then(|disks| disks.iter().find(cannot)) {
-            anyhow::bail!(
-                "vm {}: disk {} has placement {}, with which no other worker goes on yet; nothing was changed",
-                self.name,
-                disk["name"].as_str().unwrap_or_default(),
-                disk["placement"].as_str().unwrap_or_default()
-            );
-        }
-        let is_aged = |disk: &&Value| disk["durability"]["within_s"].is_number();
-        if let Some(disk) = status["disks"].as_array().and_then(|disks| disks.iter().find(is_aged)) {
-            let disk = disk["name"].as_str().unwrap_or_default();
-            anyhow::bail!(
-                "vm {}: the journal of disk {disk} is made durable by age, with which no other worker goes on yet; nothing was changed. \
-                 Say --durable-within never for it (amberlog placement), upgrade, and say what it was",
-                self.name
-            );
+    pub fn upgrade(&self, program: &Path) -> anyhow::Result<()> {
+        let _one_after_the_other = self.changing.lock().expect("no panic under this lock");
+        self.replace(program)
+    }
+
+    fn replace(&self, program: &Path) -> anyhow::Result<()> {
+        if let Some(why) = cannot_go_on(&self.status()) {
+            anyhow::bail!("vm {}: {why}; nothing was changed", self.name);
         }
         let old = {
             let mut inner = self.lock();

@@ -198,7 +198,7 @@ fn a_guest_of_which_a_part_was_kept_is_held_and_keeps_its_memory() {
     let path = |image: &Path| image.to_str().unwrap().to_owned();
     let config = write_config(&bench, &[("one", path(&image))]);
     let manager = Manager::start(&bench);
-    let daemon = manager.start_daemon(&bench, &config);
+    let mut daemon = manager.start_daemon(&bench, &config);
     daemon.wait_state("one", "waiting");
     std::thread::sleep(Duration::from_millis(200));
     manager.is_full_now();
@@ -212,10 +212,9 @@ fn a_guest_of_which_a_part_was_kept_is_held_and_keeps_its_memory() {
     // It is not wanted any more, so that it would be finished if nobody had it.
     write_config(&bench, &[("two", path(&other))]);
     daemon.signal(Signal::KILL);
-    let mut daemon = daemon;
     daemon.wait();
     let memory_blocks = memory_blocks(bench.area());
-    let daemon = manager.start_daemon(&bench, &config);
+    daemon = manager.start_daemon(&bench, &config);
     let held = daemon.wait_state("one", "held");
     assert!(held["state_text"].as_str().unwrap().contains("FileDescriptorStoreMax"), "{held}");
     // Longer than it takes a worker to find that there is nobody.
