@@ -240,6 +240,11 @@ impl Shelf {
         self.found.keys().filter_map(|item| Some(item.split_once('/')?.0.to_owned())).collect()
     }
 
+    /// The words of an item that was found.
+    pub fn words(&self, item: &str) -> Option<&[u8]> {
+        self.found.get(item).map(|found| found.words.as_slice())
+    }
+
     /// Takes what was found, in the order of its names; it stays in the store.
     pub fn take_found(&mut self) -> BTreeMap<String, Found> {
         std::mem::take(&mut self.found)

@@ -123,6 +123,9 @@ fn prepare_reports(config: &Config) -> anyhow::Result<()> {
         .with_context(|| format!("nothing can be written to the directory {} for reports", reports.display()))
 }
 
+/// The item that says where questions are asked.
+const RUN: &str = "run";
+
 /// The VMs, and their threads.
 struct Vms {
     slots: Slots,
@@ -140,6 +143,8 @@ struct Vms {
 #[derive(Default)]
 struct Front {
     control: Option<Control>,
+    /// Where that is, and stays.
+    is_at: Option<PathBuf>,
     endpoint: Option<Endpoint>,
 }
 
@@ -151,12 +156,7 @@ impl Front {
         own_files::keep_files_private();
         failed.extend(open_run(&config.run).err());
         failed.extend(access::open_above(&config.run, config.way()).err());
-        if self.control.is_none() {
-            match Control::listen(&config.run.join(ask::CONTROL), Arc::clone(slots)) {
-                Ok(control) => self.control = Some(control),
-                Err(error) => failed.push(error),
-            }
-        }
+        failed.extend(self.listen(&config.run, slots).err());
         if self.endpoint.is_none() {
             let (metrics, slots) = (&config.metrics, Arc::clone(slots));
             let source: Source = Arc::new(move || control::status_of_all(&slots));
@@ -171,6 +171,15 @@ impl Front {
             }
         }
         failed
+    }
+
+    /// Has questions be heard that are asked in `run`.
+    fn listen(&mut self, run: &Path, slots: &Slots) -> anyhow::Result<()> {
+        if self.control.is_none() {
+            self.control = Some(Control::listen(&run.join(ask::CONTROL), Arc::clone(slots))?);
+            self.is_at = Some(run.to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -218,7 +227,13 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     ));
     // Guests that run wait for nothing that can fail: what is wrong with the rest is said, and tried again when that was mended.
     vms.go_on(parts.iter(), served.as_ref());
+    if let Some(run) = vms.kept_run().filter(|_| served.is_none())
+        && let Err(error) = front.listen(&run, &vms.slots)
+    {
+        log::error!("{error:#}");
+    }
     if let Some((config, text)) = served.as_ref() {
+        vms.keep_run(&config.run);
         if !parts.is_empty() {
             front
                 .open(config, &vms.slots)
@@ -255,7 +270,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             break;
         }
         match args.read() {
-            Ok((config, _)) if served.as_ref().is_some_and(|(before, _)| config.run != before.run) => {
+            Ok((config, _)) if front.is_at.as_ref().is_some_and(|run| config.run != *run) => {
                 log::error!(
                     "the configuration names another directory for sockets; that needs a new start: nothing was changed"
                 );
@@ -271,6 +286,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                         if let Some((before, _)) = &served {
                             vms.change_disks(before, &config, &text, &config.run);
                         }
+                        vms.keep_run(&config.run);
                         log::info!("read the configuration again: {}", vms.pending());
                         let config = Config { metrics: metrics.unwrap_or_else(|| config.metrics.clone()), ..config };
                         served = Some((config, text));
@@ -341,6 +357,18 @@ impl Vms {
             }
         }
         vms
+    }
+
+    /// Where questions were asked to the daemon before.
+    fn kept_run(&self) -> Option<PathBuf> {
+        use std::os::unix::ffi::OsStrExt;
+        Some(std::ffi::OsStr::from_bytes(self.shelf.words(RUN)?).into())
+    }
+
+    fn keep_run(&mut self, run: &Path) {
+        if self.kept_run().as_deref() != Some(run) {
+            self.shelf.put(RUN, run.as_os_str().as_encoded_bytes(), &[]);
+        }
     }
 
     /// The VMs of which an earlier supervisor had something.

@@ -71,7 +71,8 @@ fn of_two_with_one_name_the_later_counts() {
     let mut db = root.split("db");
     assert!(!db.is_whole(), "nobody knows whether that is all");
     assert_eq!(db.take_found()["a"].words, b"new");
-    root.put("b", b"", &[]);
+    root.put("b", b"words", &[]);
+    assert_eq!(store.copy().open().words("b"), Some(b"words".as_slice()));
     assert!(store.names().contains(&"amberlog-12".to_owned()), "no number is used twice");
 }
 
