@@ -248,7 +248,10 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     log::info!("serving {} VMs", vms.threads.len());
     if let Some(manager) = &manager {
         manager.tell("READY=1");
-        watch(manager, &vms.slots)?;
+        if let Err(error) = watch(manager, &vms.slots) {
+            // A manager that misses it starts another daemon, which goes on.
+            log::error!("no thread for the service manager's watchdog: {error:#}");
+        }
     }
     let mut end = Wish::Stop;
     for signal in signals.forever() {
