@@ -161,6 +161,18 @@ impl Kills {
     }
 }
 
+/// For each log the superblock on storage, if that says that the log is live there.
+fn live_on_storage(simulation: &Simulation<'_>, images: &[PathBuf]) -> Result<Vec<Option<Vec<u8>>>, Error> {
+    let of = |judged: &JudgedLog| {
+        let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+        let image = File::open(&images[judged.description.place.journal_disk])?;
+        image.read_exact_at(&mut raw, judged.offset_of(0).unwrap_or(0))?;
+        let is_live = jbd2::Superblock::decode(&raw).is_ok_and(|superblock| !superblock.is_empty());
+        Ok(is_live.then_some(raw))
+    };
+    simulation.logs.iter().map(of).collect::<std::io::Result<_>>().during("looking at storage")
+}
+
 /// The next process finishes what one left; what is then still in a journal on storage is the guest's kernel's to replay.
 fn judge_kill(simulation: &Simulation<'_>, kill: &Path) -> Step {
     let other = |e: placement::DirectoryError| Error::Other(e.to_string());
@@ -180,8 +192,15 @@ fn judge_kill(simulation: &Simulation<'_>, kill: &Path) -> Step {
     let ram = area.path().join("ram");
     std::fs::rename(kill.join("ram"), &ram).during("moving the guest's memory")?;
     area.describe(&[(ram, 0)], logs, Vec::new()).during("describing the area")?;
+    let live = live_on_storage(simulation, &images)?;
     if let Err(error) = finish_directory(&area, &images).and_then(Finish::into_result) {
         return finding(format!("killed while a log is handed over, what is left cannot be finished: {error}"));
+    }
+    let left = live_on_storage(simulation, &images)?;
+    if live.iter().zip(left).any(|(live, left)| live.is_some() && *live != left) {
+        return finding(
+            "a log that was handed over is whole on storage, and was not left to its guest's kernel".to_owned(),
+        );
     }
     for judged in &simulation.logs {
         judge::replay_with_e2fsck(&file_system(judged, &images)).map_err(Error::from)?;

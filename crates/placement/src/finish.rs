@@ -93,7 +93,28 @@ impl LogRead for StoredLog<'_> {
     }
 }
 
-/// Replays a log that was written to storage all along.
+/// What a report says of a log that was in its own place on storage when its VM ended.
+const LEFT_ON_STORAGE: &str = "the journal is whole in its own place on storage and was left there: the guest's own kernel replays it at \
+                               the next mount, as without amberlog; where nothing lies between its file system and this disk (no \
+                               device mapper, md or cache in the guest), 'amberlog recover --disk' or e2fsck may, too";
+
+/// A log that is in its own place on storage stays as it is: what it owes is all in it, and where its homes are, only its guest's kernel
+/// knows (device mapper leaves no trace on a disk). Looks at it, and says what whoever replays it will find.
+pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Report {
+    let found = match dry_run_stored(place, journal) {
+        Ok(report) if report.status == Status::Clean => return report,
+        Ok(report) => report,
+        // It may be one for its guest's kernel only, with fast commits.
+        Err(error) => Report::of(Status::Materialised).with_note(error.to_string()),
+    };
+    let status = if found.status == Status::Damaged { Status::Damaged } else { Status::Materialised };
+    let seconds = found.seconds;
+    let mut report = Report { status, blocks_written: 0, bytes_written: 0, revoked: 0, seconds, ..found };
+    report.notes.push(LEFT_ON_STORAGE.to_owned());
+    report
+}
+
+/// Replays a log that is all on storage.
 pub(crate) fn finish_stored(place: &FoundLogPlace, home: &LoggedFile, journal: &LoggedFile) -> Result<Report, Error> {
     replay(&mut StoredLog { place, journal }, place, home, journal)
 }

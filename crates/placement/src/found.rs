@@ -10,7 +10,7 @@
 
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key};
 use crate::earlier::open_left;
-use crate::finish::{finish, finish_stored};
+use crate::finish::{finish, leave_stored};
 use crate::registry::own_places;
 use crate::scan::offset_of;
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
@@ -344,7 +344,7 @@ fn finish_log(
         Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
-        Verdict::HandedOver => finish_stored(&log.place, &logged_home, &logged_journal)?,
+        Verdict::HandedOver => leave_stored(&log.place, &logged_journal),
     };
     if found.log().is_distrusted() {
         let failed = |error| {

@@ -4,6 +4,7 @@
 //! The front-end scribbles over its own memory at every chance: what was committed must come home all the same.
 
 use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
+use block_route::Route;
 use guest_memory::{PAGE_BYTES, PageId, Protection, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
@@ -59,6 +60,18 @@ fn make_image(path: &Path, options: &[&str]) {
         .arg("32M")
         .status()
         .expect("mke2fs is installed");
+    assert!(status.success());
+}
+
+/// As a kernel that has it mounted leaves it.
+fn mark_as_mounted(path: &Path) {
+    let status = Command::new("debugfs")
+        .args(["-w", "-R", "feature needs_recovery"])
+        .arg(path)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .expect("debugfs is installed");
     assert!(status.success());
 }
 
@@ -407,9 +420,52 @@ fn the_placements_write_what_they_say() {
         }
         rig.die_and_recover();
         let recovered = blocks.iter().all(|(block, expected)| rig.home(*block) == *expected);
-        assert_eq!(recovered, placement != PlacementKind::Discard, "{name}");
+        assert_eq!(recovered, matches!(placement, PlacementKind::Retain | PlacementKind::Copy), "{name}");
         // A journal that was dropped is never silent.
         assert_eq!(rig.stored_superblock().errno != 0, placement == PlacementKind::Discard, "{name}");
+    }
+}
+
+/// Where the blocks of a file system are, its guest's kernel knows for sure: a journal that is whole in its own place is left to that one,
+/// however it came there.
+#[test]
+fn what_is_on_storage_when_a_vm_ends_is_left_there() {
+    use PlacementKind::{Copy, Retain, Storage};
+    for placement in [Storage, Retain, Copy] {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let image = directory.path().join("image");
+        make_image(&image, &[]);
+        mark_as_mounted(&image);
+        let mut rig = Rig::attach(directory, image, placement, true);
+        let first = rig.free_block;
+        rig.open();
+        rig.commit(&[(first, content(1))]);
+        if placement != Storage {
+            let index = rig.journals.logs()[0].index();
+            rig.journals.change_placement(index, Storage).expect("it may");
+            let handle = rig.device.as_ref().expect("a device").handle();
+            let is_done = handle.with_route(move |route, plan| route.hand_over(index, plan)).expect("asked");
+            assert!(is_done.expect("handed over"), "nothing is on its way");
+            assert!(rig.home(first) == content(1), "what was committed before is home");
+        }
+        rig.commit(&[(first + 1, content(2)), (first + 2, content(3))]);
+        rig.disk.front_end.disconnect().expect("disconnected");
+        rig.device.take().expect("a device").stop().expect("stopped");
+        let before = std::fs::read(&rig.image).expect("the image");
+        rig.journals.recover_all().expect("left");
+        assert!(std::fs::read(&rig.image).expect("the image") == before, "{placement:?}: the image was written to");
+        let report = rig.report().disks[0].recovery.clone();
+        assert_eq!(report.status, recovery::Status::Materialised, "{placement:?}: {report:?}");
+        let transactions = if placement == Storage { 2 } else { 1 };
+        assert_eq!((report.transactions, report.blocks_written, report.bytes_written), (transactions, 0, 0));
+        assert!(!rig.stored_superblock().is_empty(), "the log is live");
+        // Whoever knows better replays it.
+        let disk = recovery::Disk::open(&rig.image, recovery::Access::Write).expect("the image");
+        recovery::recover_disk(&disk, None, recovery::Options::default()).expect("replayed");
+        for index in 0..3 {
+            assert!(rig.home(first + index) == content(index as u8 + 1), "{placement:?}: block {index}");
+        }
+        assert_consistent(&rig.image);
     }
 }
 
@@ -441,14 +497,7 @@ fn a_mount_without_a_commit_leaves_no_flag() {
     let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
     let image = directory.path().join("image");
     make_image(&image, &[]);
-    let status = Command::new("debugfs")
-        .args(["-w", "-R", "feature needs_recovery"])
-        .arg(&image)
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .status()
-        .expect("debugfs is installed");
-    assert!(status.success());
+    mark_as_mounted(&image);
     let needs_recovery = |image: &Path| {
         let bytes = std::fs::read(image).expect("the image");
         extfs::discover(&bytes).expect("readable")[0].superblock.needs_recovery()

@@ -913,6 +913,35 @@ fn a_guest_that_was_left_goes_on_from_storage() {
     assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Retain);
 }
 
+/// A log on storage that did not come through here may go on anywhere: what a kernel begins beside it stays on storage, until that says
+/// that the log is empty.
+#[test]
+fn a_log_that_is_begun_beside_a_live_one_stays_on_storage() {
+    let mut rig = Rig::new();
+    let live = superblock_of(&rig);
+    rig.file.write_all_at(&live, rig.log_at[0]).expect("written");
+    // The kernel has replayed it, and begins further on, where nothing is.
+    rig.builder.position += 30;
+    rig.builder.sequence += 4;
+    let begun = superblock_of(&rig);
+    let write = rig.write(rig.log_at[0], &begun);
+    assert_eq!(write.len(), 1, "it goes to storage");
+    rig.carry_out(write);
+    let position = rig.builder.position as usize;
+    let write = rig.write(rig.log_at[position], &content(1));
+    assert_eq!(write.len(), 1, "and so does its log");
+    rig.carry_out(write);
+    assert_eq!(rig.owed(), 0);
+    // Unmounted and mounted again, it is held.
+    let mut empty = rig.superblock.clone();
+    jbd2::SuperblockEdit::new(&mut empty).expect("a superblock").start(0).sequence(rig.builder.sequence).seal();
+    let write = rig.write(rig.log_at[0], &empty);
+    rig.carry_out(write);
+    rig.open();
+    rig.commit(&[(300, content(2))]);
+    assert_eq!(rig.owed(), 1);
+}
+
 /// The superblock of a guest whose log begins at its first transaction.
 fn superblock_of(rig: &Rig) -> Vec<u8> {
     let mut block = rig.superblock.clone();
@@ -951,7 +980,17 @@ fn a_log_that_is_not_shipped_for_want_of_memory_is_on_storage() {
     let flush = rig.route(RequestKind::Flush, 0, &[]);
     assert_eq!(flush.len(), 1, "what is on storage has to be flushed");
     rig.carry_out(flush);
-    // The host's power fails; nothing but storage is left.
-    rig.journals.recover_all().expect("recovered");
+    // The host's power fails; nothing but storage is left, for the guest's next kernel.
+    rig.journals.recover_all().expect("left where it is");
+    assert_ne!(rig.home(5000), content);
+    // A kernel that has it mounted says so in the file system.
+    let at = Rig::home_at(0) + extfs::SUPERBLOCK_OFFSET;
+    let mut raw = [0; extfs::SUPERBLOCK_BYTES];
+    rig.file.read_exact_at(&mut raw, at).expect("read");
+    raw[0x60] |= 4;
+    extfs::SuperblockEdit::new(&mut raw).expect("a superblock").seal();
+    rig.file.write_all_at(&raw, at).expect("written");
+    let disk = recovery::Disk::open(&rig.image, recovery::Access::Write).expect("the image");
+    recovery::recover_disk(&disk, None, recovery::Options::default()).expect("replayed");
     assert_eq!(rig.home(5000), content);
 }

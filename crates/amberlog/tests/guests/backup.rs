@@ -49,6 +49,8 @@ fn an_image_of_a_moment_has_all_that_was_acknowledged_before_it() {
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
     guest.kill_qemu().unwrap();
     daemon.wait_state("db", "waiting");
+    // It was put on storage last.
+    replay_left(&image);
     assert_consistent(&file_system);
     assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
 }
@@ -127,6 +129,7 @@ fn what_was_written_since_is_an_image_with_the_one_before() {
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
     guest.kill_qemu().unwrap();
     daemon.wait_state("db", "waiting");
+    replay_left(&image);
     assert_consistent(&file_system);
     assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
 }

@@ -133,6 +133,7 @@ fn guests_go_on_under_the_next_daemon() {
     let daemon = Daemon::start(&bench, &config);
     daemon.wait_state("r", "waiting");
     assert!(daemon.log().contains("vm r: the VMM that was left running has ended"), "{}", daemon.log());
+    replay_left(&r);
     assert_consistent(&fs_r);
     assert_records(&fs_r, "/a", "a", &of_r, &guest_r.final_report());
     assert_goes_on(&daemon, "n", &mut guest_n, "b", "storage");
@@ -145,6 +146,7 @@ fn guests_go_on_under_the_next_daemon() {
     assert!(waits["state_text"].as_str().unwrap().contains("in use"), "{waits}");
     guest_n.kill_qemu().unwrap();
     daemon.wait_state("n", "waiting");
+    replay_left(&n);
     assert_consistent(&fs_n);
     let reported = guest_n.final_report();
     assert_records(&fs_n, "/a", "a", &of_n, &reported);

@@ -64,5 +64,6 @@ fn on_battery_what_is_acknowledged_is_on_storage() {
     for vm in ["first", "second"] {
         assert_eq!(placement(vm, "waiting"), "retain");
     }
+    replay_left(&second);
     assert_consistent(&fs_second);
 }

@@ -219,10 +219,11 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
     placement("b", "remote");
     wait_for(&daemon, TO_SERVER, 2);
 
-    // QEMU dies: its work goes home, and its disks wait for the next one.
+    // QEMU dies: its work is in the journal on storage, and its disks wait for the next one.
     guest_a.kill_qemu().unwrap();
     daemon.wait_state("a", "waiting");
-    assert_eq!(report_of(&bench, "a").status(0), "recovered");
+    assert_eq!(report_of(&bench, "a").status(0), "materialised");
+    replay_left(&a);
     assert_work_is_there(&load_a, &fs_a, &guest_a);
     drop(guest_a);
     let script = format!(

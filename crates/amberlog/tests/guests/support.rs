@@ -174,6 +174,13 @@ pub fn assert_ends_with(guest: &Guest, status: ExitStatus, code: i32) {
     assert!(!stderr.contains("ERROR") && !stderr.contains("panicked"), "{stderr}");
 }
 
+/// A journal that is on storage is left there for its guest's kernel; replays it, as the next mount or check would.
+#[track_caller]
+pub fn replay_left(image: &Path) {
+    assert_ne!(journal_superblock(image).start, 0, "{}: the journal was not left", image.display());
+    judge::replay_with_e2fsck(&FileSystem::whole(image)).unwrap();
+}
+
 /// Whole, and nothing to replay.
 #[track_caller]
 pub fn assert_consistent(file_system: &FileSystem) {

@@ -69,6 +69,9 @@ fn survives(name: &str, options: &str, mode: &str) {
     assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
     let reported = kill(&mut guest);
     bench.assert_area_is_empty();
+    if options.contains("storage") {
+        replay_left(&image);
+    }
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &appends, &reported);
     assert_records(&file_system, "/b", "b", &overwrites, &reported);

@@ -7,7 +7,7 @@ mod stored;
 
 pub(crate) use held::Held;
 pub(crate) use shipped::Shipped;
-pub(crate) use stored::{finish_on_storage, replay};
+pub(crate) use stored::{finish_on_storage, leave};
 
 use crate::disk::{Disk, PlacementKind};
 use crate::keeper::Keeper;

@@ -3,7 +3,7 @@
 //! Where its guest proves that the journal is not what it seems ([`crate::watch`]), it goes to its own place and stays there, and is
 //! left to the guest ([`crate::distrust`]).
 
-use super::stored::finish_on_storage;
+use super::stored::finish_brought;
 use crate::distrust;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
@@ -159,7 +159,7 @@ impl Keeper for Shipped {
         self.watch().forget();
         // Storage has the whole log then, for the guest's next kernel or for us.
         self.remote.settle()?;
-        finish_on_storage(log, is_vm_gone)
+        finish_brought(log, is_vm_gone)
     }
 
     fn pause(&self, is_paused: bool) -> bool {

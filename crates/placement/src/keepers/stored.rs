@@ -1,12 +1,20 @@
-//! A log in its own place on storage: everything passes, and the guest's own kernel, or recovery, replays it there.
+//! A log in its own place on storage: everything passes, and the guest's own kernel replays it there, as without amberlog.
+//!
+//! It must never: write home what is in the log. Nothing of it is anywhere else, so nobody loses anything if it stays as it is; but
+//! where its homes are is known for sure to nobody here. A file system on a device-mapper table can look as if it were on the disk
+//! itself, and a replay would then write to other blocks and empty the log.
+//!
+//! Failure story: a log that is damaged is left as it is, too, and the report says so.
 
 use crate::distrust::left_to_guest;
+use crate::finish::{finish_stored, leave_stored};
 use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Steps, SuperblockBlock, SuperblockWritten};
 use crate::log::Log;
 use crate::stored;
 use block_route::RequestKind;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
+use recovery::Report;
 use std::io;
 
 #[derive(Debug)]
@@ -55,8 +63,18 @@ pub(super) fn stored_superblock(log: &Log, block: &[u8]) -> (SuperblockWritten, 
     }
 }
 
-/// The guest of a log on storage is gone. Its next kernel replays the log, but for a VM that is gone that is ours to do.
+/// The guest of a log on storage is gone. Its next kernel replays the log.
 pub(crate) fn finish_on_storage(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+    finish_by(log, is_vm_gone, |log| Ok(Finished::Left(leave(log))))
+}
+
+/// The same for a log that was brought to storage at this moment: until then it was elsewhere, and for a VM that is gone it is ours to
+/// bring home.
+pub(super) fn finish_brought(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+    finish_by(log, is_vm_gone, replay)
+}
+
+fn finish_by(log: &Log, is_vm_gone: bool, end: impl FnOnce(&Log) -> io::Result<Finished>) -> io::Result<Finished> {
     if log.is_distrusted() {
         return Ok(left_to_guest(log, is_vm_gone));
     }
@@ -64,7 +82,20 @@ pub(crate) fn finish_on_storage(log: &Log, is_vm_gone: bool) -> io::Result<Finis
         return finish_closed(log, is_vm_gone);
     }
     log.set_closed();
-    if is_vm_gone { replay(log) } else { Ok(Finished::Nothing) }
+    if is_vm_gone { end(log) } else { Ok(Finished::Nothing) }
+}
+
+/// Leaves a log where it is. Gives what is to be said of it.
+pub(crate) fn leave(log: &Log) -> Report {
+    let report = leave_stored(&log.place, &log.journal.file);
+    log::info!(
+        "disk {}: the journal of the file system at byte {} is in its own place on storage, with {} transactions, and is left to the \
+         guest's own kernel",
+        log.home.options.name,
+        log.place.home_start,
+        report.transactions
+    );
+    report
 }
 
 /// The same for a log that is closed, wherever it would be if it were not.
@@ -73,8 +104,8 @@ pub(super) fn finish_closed(log: &Log, is_vm_gone: bool) -> io::Result<Finished>
     if is_vm_gone && is_mounted_with_empty_log(log)? { replay(log) } else { Ok(Finished::Nothing) }
 }
 
-pub(crate) fn replay(log: &Log) -> io::Result<Finished> {
-    let report = crate::finish::finish_stored(&log.place, &log.home.file, &log.journal.file);
+fn replay(log: &Log) -> io::Result<Finished> {
+    let report = finish_stored(&log.place, &log.home.file, &log.journal.file);
     Ok(Finished::Recovered(vec![report.map_err(io::Error::other)?]))
 }
 

@@ -23,7 +23,7 @@ use crate::keeper::{
     self, BlockContent, Finished, HomeChange, HomePart, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict,
     OddVerdict, Side, Step, Steps, SuperblockBlock, SuperblockWritten, Task,
 };
-use crate::keepers::{finish_on_storage, replay};
+use crate::keepers::{finish_on_storage, leave};
 use crate::log::Log;
 use crate::stored::{self, Says};
 use block_route::{Buffer, RequestId, RequestKind, Status, segments};
@@ -688,9 +688,7 @@ impl Keeper for InRegion {
         let mut reports = vec![report];
         if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_) | Says::LeftToGuest(_)) {
             // It was about to leave the region, which owed nothing any more.
-            if let Finished::Recovered(more) = replay(log)? {
-                reports.extend(more);
-            }
+            reports.push(leave(log));
         }
         Ok(Finished::Recovered(reports))
     }

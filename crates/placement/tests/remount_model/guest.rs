@@ -803,9 +803,10 @@ impl Guest {
     }
 
     /// Something else is written over a block of a live transaction, and then a whole transaction that would be the next: both at
-    /// once, while what the host writes is on its way. Gives the blocks of that transaction with their contents.
+    /// once, while what the host writes is on its way: `in_the_midst` looks at it then. Gives the blocks of that transaction with
+    /// their contents.
     #[allow(dead_code, reason = "not every test that has this guest copies images")]
-    pub fn write_over_live(&mut self, is_hurried: bool) -> Vec<(u64, Vec<u8>)> {
+    pub fn write_over_live(&mut self, is_hurried: bool, in_the_midst: &mut dyn FnMut(&Self)) -> Vec<(u64, Vec<u8>)> {
         let (_, position, _) = self.live[0];
         let transaction = self.any_transaction();
         let mut writes = vec![(self.builder.format.next(position), self.content())];
@@ -824,6 +825,7 @@ impl Guest {
                 self.write(offset, &block);
             }
         }
+        in_the_midst(self);
         while self.holds > 0 || !self.late.is_empty() {
             self.storage_works();
         }
