@@ -70,8 +70,10 @@ pub struct Outcome {
     pub points: u64,
     /// Crash points that were judged with e2fsprogs.
     pub judgements: u64,
-    /// How often durability by age ended for want of memory, in the explorer of that.
+    /// How often durability by age ended under a running guest, in the explorer of that.
     pub endings: u64,
+    /// How often it began there.
+    pub begins: u64,
     /// Logs that have left their region for storage.
     pub left: usize,
     /// What is wrong.

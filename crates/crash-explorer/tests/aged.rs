@@ -14,7 +14,7 @@ const POINTS_MIN: u64 = 2000;
 fn every_loss_of_power_leaves_a_state_of_the_guest() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
     let seed = std::env::var("AMBERLOG_SEED").map_or(SEED, |text| text.parse().expect("AMBERLOG_SEED is a number"));
-    let (mut points, mut judgements, mut endings) = (0, 0, 0);
+    let (mut points, mut judgements, mut endings, mut begins) = (0, 0, 0, 0);
     for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
         // A journal on a device of its own is not made durable by age.
         if recording.disks.len() > 1 {
@@ -28,12 +28,13 @@ fn every_loss_of_power_leaves_a_state_of_the_guest() {
             points += outcome.points;
             judgements += outcome.judgements;
             endings += outcome.endings;
+            begins += outcome.begins;
             if let Some(finding) = outcome.finding {
                 panic!("{finding}");
             }
         }
     }
     assert!(points >= POINTS_MIN, "only {points} power cuts were looked at");
-    assert!(endings > 0, "memory was short {endings} times only");
+    assert!(endings > 0 && begins > 0, "durability ended {endings} times, and began {begins} times");
     assert!(judgements > 10, "{judgements} power cuts were judged by e2fsck");
 }

@@ -178,7 +178,7 @@ enum Phase {
     /// The superblock that leaves them out.
     Tail,
     TailFlush,
-    /// The first superblock of a log that was no truth before: only now.
+    /// The first superblock of a log that was no truth before: only now. With nothing owed there is no compound in front of it.
     Proof,
     ProofFlush,
     Failed,
@@ -313,15 +313,16 @@ impl Durability {
     }
 
     /// A log that was held without durability: `superblock` is the one on storage (its number is not in the place of the log yet),
-    /// `owed` all that is committed and not at home, by transaction, the oldest first, and `guest_tail` where the guest's
-    /// log begins. No write of the guest is under way. Storage is a truth when the first compound is durable; until then its superblock stays as it is.
+    /// `owed` all that is committed and not at home, by transaction, the oldest first, `guest_tail` where the guest's
+    /// log begins, and `last` its last committed transaction. No write of the guest is under way. Storage is a truth when the first
+    /// compound is durable, or, with nothing owed, the first superblock; until then its superblock stays as it is.
     ///
     /// # Errors
     /// As [`Durability::opened`].
     pub fn engaged(
         superblock: &[u8],
         within: Age,
-        (owed, guest_tail): (&[Transaction], u32),
+        (owed, guest_tail, last): (&[Transaction], u32, u32),
         now: Duration,
     ) -> Result<Self, String> {
         let mut machine = Self::opened(superblock, within)?;
@@ -329,7 +330,12 @@ impl Durability {
         machine.guest_tail = guest_tail;
         machine.durable = guest_tail.wrapping_sub(1);
         owed.iter().for_each(|transaction| machine.open.add(transaction, now, 0));
-        machine.is_urgent = true;
+        match &mut machine.open.span {
+            // Of what came after these all is at home.
+            Some((_, through, _)) => *through = sequence::latest(*through, last),
+            None => machine.durable = sequence::latest(machine.durable, last),
+        }
+        machine.is_urgent = !owed.is_empty();
         // Writes that nobody told of may be anywhere.
         machine.ended = 1;
         Ok(machine)
@@ -578,6 +584,11 @@ impl Durability {
         self.making.as_ref().and_then(|making| making.window.span).map(|(_, last, _)| last)
     }
 
+    /// Whether storage is a truth: what is promised holds.
+    pub fn is_proven(&self) -> bool {
+        self.is_proven
+    }
+
     /// The last transaction that is durable.
     pub fn durable(&self) -> u32 {
         self.durable
@@ -750,7 +761,11 @@ impl Durability {
                 self.begin_compound(view, steps);
             } else if self.is_emptying || self.closing.is_some() {
                 self.bring_home(view, steps);
-            } else if self.is_touched && self.is_proven {
+            } else if !self.is_proven {
+                // Nothing waits to be durable: what is home is all there is, when it is flushed.
+                self.phase = Phase::CommitFlush;
+                self.flush(steps);
+            } else if self.is_touched {
                 self.phase = Phase::Tail;
                 self.write_superblock(self.live.tail, steps);
             }

@@ -56,7 +56,7 @@ pub struct DiskReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DurabilityReport {
     /// How old what is committed may be, in seconds, of the file system with the least promise; nothing where one is not made durable by
-    /// age.
+    /// age, or not yet.
     pub within_s: Option<u64>,
     /// The age of the oldest transaction that is not durable.
     pub oldest_undurable_s: Option<f64>,
@@ -75,6 +75,9 @@ pub struct DurabilityReport {
     /// The last transaction that is durable, and the last one of what is being made durable: of the first file system, for simulations.
     #[serde(skip)]
     pub through: Option<(u32, Option<u32>)>,
+    /// What is in force, for simulations.
+    #[serde(skip)]
+    pub within: Option<std::time::Duration>,
     /// Why it is not as it was asked for, if it is not.
     pub reason: Option<String>,
 }
@@ -94,6 +97,7 @@ impl DurabilityReport {
         self.writes_held += other.writes_held;
         self.discards_held += other.discards_held;
         self.through = self.through.or(other.through);
+        self.within = self.within.or(other.within);
         self.reason = self.reason.take().or_else(|| other.reason.clone());
     }
 }

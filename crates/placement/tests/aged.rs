@@ -12,7 +12,7 @@ use guest_tools::random::Random;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
 use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use std::time::Duration;
 use write_log::{EntryKind, WriteLog, entries};
 
 const BLOCK: u64 = 4096;
-const BLOCKS: u64 = 6144;
+const BLOCKS: u64 = 3072;
 const PAGES: u32 = 2048;
 const SECTOR: usize = 512;
 /// Blocks that every transaction writes: in use, so no appends, and with nothing in them.
@@ -159,35 +159,39 @@ impl Rig {
     /// Storage does what it was told, until nothing is left.
     fn settle(&mut self) {
         while !self.waiting.is_empty() {
-            let operation = self.waiting.remove(0);
-            match operation.operation {
-                Operation::Write => {
-                    let mut bytes = Vec::new();
-                    for buffer in &operation.buffers {
-                        match buffer {
-                            Buffer::Slice(slice) => {
-                                let at = bytes.len();
-                                bytes.resize(at + slice.len(), 0);
-                                slice.copy_out(0, &mut bytes[at..]);
-                            }
-                            Buffer::Bytes(more) => bytes.extend_from_slice(more),
-                        }
-                    }
-                    self.file.write_all_at(&bytes, operation.offset).expect("written");
-                    self.log.written(operation.offset, &bytes);
-                }
-                Operation::Flush => {
-                    let flush = self.log.flush_begins();
-                    self.log.flush_ended(&flush, true);
-                }
-                Operation::Read | Operation::Discard | Operation::WriteZeroes { .. } => {}
-            }
-            let mut plan = Plan::default();
-            if let Some(ticket) = operation.ticket {
-                self.route.disk_done(ticket, Ok(()), &mut plan);
-            }
-            self.plan(plan);
+            self.settle_one();
         }
+    }
+
+    fn settle_one(&mut self) {
+        let operation = self.waiting.remove(0);
+        match operation.operation {
+            Operation::Write => {
+                let mut bytes = Vec::new();
+                for buffer in &operation.buffers {
+                    match buffer {
+                        Buffer::Slice(slice) => {
+                            let at = bytes.len();
+                            bytes.resize(at + slice.len(), 0);
+                            slice.copy_out(0, &mut bytes[at..]);
+                        }
+                        Buffer::Bytes(more) => bytes.extend_from_slice(more),
+                    }
+                }
+                self.file.write_all_at(&bytes, operation.offset).expect("written");
+                self.log.written(operation.offset, &bytes);
+            }
+            Operation::Flush => {
+                let flush = self.log.flush_begins();
+                self.log.flush_ended(&flush, true);
+            }
+            Operation::Read | Operation::Discard | Operation::WriteZeroes { .. } => {}
+        }
+        let mut plan = Plan::default();
+        if let Some(ticket) = operation.ticket {
+            self.route.disk_done(ticket, Ok(()), &mut plan);
+        }
+        self.plan(plan);
     }
 
     fn superblock(&mut self, start: u32, sequence: u32) {
@@ -195,6 +199,16 @@ impl Rig {
         jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
         self.request(RequestKind::Write, self.log_at[0], &block);
         self.settle();
+    }
+
+    fn within_s(&self) -> Option<u64> {
+        self.journals.report("vm").disks[0].durability.as_ref().and_then(|durability| durability.within_s)
+    }
+
+    /// The guest's log begins so many blocks before its end.
+    fn begin_before_the_end(&mut self, blocks: u32) {
+        let (parsed, format) = Superblock::parse(&self.superblock).expect("a journal");
+        self.builder = LogBuilder::new(format, format.last - blocks, parsed.sequence + 1);
     }
 
     fn open(&mut self) {
@@ -208,14 +222,24 @@ impl Rig {
 
     /// The same, with memory for some of its blocks.
     fn commit_with(&mut self, is_room: impl Fn(&[u8]) -> bool) {
+        let log = self.transaction();
+        self.write_log(&log, is_room);
+    }
+
+    /// The next transaction, in its log blocks.
+    fn transaction(&mut self) -> Vec<(u32, Vec<u8>)> {
         self.committed += 1;
         let blocks = self.homes.iter().map(|block| (*block, content(self.committed))).collect();
         let mut log = Vec::new();
         let transaction = Transaction { blocks, ..Transaction::default() };
         self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        log
+    }
+
+    fn write_log(&mut self, log: &[(u32, Vec<u8>)], is_room: impl Fn(&[u8]) -> bool) {
         for (position, block) in log {
-            simulated_room::set_full(!is_room(&block));
-            self.request(RequestKind::Write, self.log_at[position as usize], &block);
+            simulated_room::set_full(!is_room(block));
+            self.request(RequestKind::Write, self.log_at[*position as usize], block);
             simulated_room::set_full(false);
         }
     }
@@ -238,7 +262,17 @@ impl Rig {
 
     /// A name for this place in the log of writes: from here on at least this transaction is there, after a power cut.
     fn promise(&self, transaction: u8) {
-        self.log.mark(&format!("promise {transaction}"));
+        self.log.mark(&format!("promise {transaction} 0"));
+    }
+
+    /// The same, and in the first home at least this version, which was written past the journal.
+    fn promise_direct(&self, transaction: u8, version: u8) {
+        self.log.mark(&format!("promise {transaction} {version}"));
+    }
+
+    /// From here on the first home may have this, written past the journal.
+    fn writes_directly(&self, version: u8) {
+        self.log.mark(&format!("direct {version}"));
     }
 
     /// From here on storage may have an error mark.
@@ -253,7 +287,7 @@ impl Rig {
         let log = File::open(directory.path().join("log")).expect("the log");
         let mut unflushed: BTreeMap<u64, Vec<Arc<[u8]>>> = BTreeMap::new();
         let mut random = Random::new(7);
-        let (mut promised, mut may_give_up, mut judged) = (0, false, 0);
+        let (mut promise, mut may_give_up, mut judged) = (Promise::default(), false, 0);
         for (index, entry) in entries(&log).enumerate() {
             let entry = entry.expect("an entry");
             match entry.kind {
@@ -269,21 +303,31 @@ impl Rig {
                     }
                 }
                 EntryKind::Mark(name) if name == "gives up" => may_give_up = true,
-                EntryKind::Mark(name) => promised = name.trim_start_matches("promise ").parse().expect("a number"),
+                EntryKind::Mark(name) if name == "holds" => may_give_up = false,
+                EntryKind::Mark(name) => {
+                    let numbers: Vec<u8> =
+                        name.split(' ').skip(1).map(|text| text.parse().expect("a number")).collect();
+                    match numbers[..] {
+                        [transaction, 0] => promise = transaction.into(),
+                        [transaction, direct] => (promise.transaction, promise.direct_min) = (transaction, direct),
+                        [direct] => promise.direct_max = direct,
+                        _ => unreachable!("{name}"),
+                    }
+                }
                 EntryKind::Discard(_) => unreachable!("nothing is discarded"),
             }
             for keep in [0, 100, 50, 20, 80] {
-                let mut cut = durable.clone();
+                let mut kept = HashMap::new();
                 for (at, all) in &unflushed {
                     let which = random.below(all.len() as u64) as usize;
                     if random.below(100) < keep {
-                        let at = *at as usize * SECTOR;
-                        cut[at..at + SECTOR].copy_from_slice(&all[if keep == 100 { all.len() - 1 } else { which }]);
+                        kept.insert(*at as usize, Arc::clone(&all[if keep == 100 { all.len() - 1 } else { which }]));
                     }
                 }
                 judged += 1;
-                let problem = state(cut, (&log_at, &homes), promised, may_give_up).err();
-                assert!(problem.is_none(), "entry {index}, {keep} percent kept, {promised} promised: {problem:?}");
+                let cut = Image { bytes: &durable, kept };
+                let problem = state(&cut, (&log_at, &homes), promise, may_give_up).err();
+                assert!(problem.is_none(), "entry {index}, {keep} percent kept, {promise:?}: {problem:?}");
             }
         }
         judged
@@ -294,62 +338,114 @@ fn content(version: u8) -> Vec<u8> {
     (0..BLOCK).map(|index| (index as u8).wrapping_mul(3).wrapping_add(version)).collect()
 }
 
-struct Stored<'a>(&'a [u8], &'a [u64]);
+/// An image, and sectors of it that are something else.
+struct Image<'a> {
+    bytes: &'a [u8],
+    kept: HashMap<usize, Arc<[u8]>>,
+}
+
+impl Image<'_> {
+    fn of(bytes: &[u8]) -> Image<'_> {
+        Image { bytes, kept: HashMap::new() }
+    }
+
+    /// From the begin of a sector on.
+    fn read(&self, offset: u64, buffer: &mut [u8]) {
+        for (sector, part) in (offset as usize / SECTOR..).zip(buffer.chunks_mut(SECTOR)) {
+            match self.kept.get(&sector) {
+                Some(kept) => part.copy_from_slice(kept),
+                None => part.copy_from_slice(&self.bytes[sector * SECTOR..(sector + 1) * SECTOR]),
+            }
+        }
+    }
+}
+
+struct Stored<'a>(&'a Image<'a>, &'a [u64]);
 
 impl LogRead for Stored<'_> {
     type Error = std::convert::Infallible;
 
     fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Self::Error> {
-        let at = self.1[position as usize] as usize;
-        let len = buffer.len();
-        buffer.copy_from_slice(&self.0[at..at + len]);
+        self.0.read(self.1[position as usize], buffer);
         Ok(Content::Present)
     }
 }
 
+/// What has to be there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Promise {
+    /// At least this transaction.
+    transaction: u8,
+    /// In the first home something written past the journal, from this version on; 0 if nothing was.
+    direct_min: u8,
+    direct_max: u8,
+}
+
+impl From<u8> for Promise {
+    fn from(transaction: u8) -> Self {
+        Promise { transaction, ..Promise::default() }
+    }
+}
+
 /// What a kernel makes of it: the transaction of which all homes are.
-fn state(mut image: Vec<u8>, (log_at, homes): (&[u64], &Homes), promised: u8, may_give_up: bool) -> Result<u8, String> {
-    let raw = image[log_at[0] as usize..][..SUPERBLOCK_BYTES].to_vec();
+fn state(
+    image: &Image<'_>,
+    (log_at, homes): (&[u64], &Homes),
+    promise: impl Into<Promise>,
+    may_give_up: bool,
+) -> Result<u8, String> {
+    let promise = promise.into();
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    image.read(log_at[0], &mut raw);
     let (superblock, format) = Superblock::parse(&raw).map_err(|error| error.to_string())?;
     if superblock.errno != 0 {
         // A full check has to be made, and a kernel says so.
         return if may_give_up { Ok(0) } else { Err("there is an error mark".to_owned()) };
     }
+    let mut copies = HashMap::new();
     if !superblock.is_empty() {
-        let plan = jbd2::Plan::new(&mut Stored(&image, log_at), &superblock, &format, &|_| true);
+        let plan = jbd2::Plan::new(&mut Stored(image, log_at), &superblock, &format, &|_| true);
         let plan = plan.map_err(|error| error.to_string())?;
-        let mut copies = Vec::new();
         for block in plan.blocks() {
             let mut content = vec![0; BLOCK as usize];
-            let Ok(_) = Stored(&image, log_at).read(block.newest().position, &mut content);
+            let Ok(_) = Stored(image, log_at).read(block.newest().position, &mut content);
             if !block.newest().restore(&format, &mut content) {
                 return Err(format!("the copy of block {} is damaged", block.home()));
             }
-            copies.push((block.home(), content));
-        }
-        for (home, content) in copies {
-            image[(home * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&content);
+            copies.insert(block.home(), content);
         }
     }
-    let versions: Vec<Option<u8>> = homes
-        .iter()
-        .map(|home| {
-            let found = &image[(home * BLOCK) as usize..][..BLOCK as usize];
-            let version = found[0];
-            (found == content(version)).then_some(version).or((found.iter().all(|byte| *byte == 0)).then_some(0))
+    let found = homes.map(|home| {
+        copies.remove(&home).unwrap_or_else(|| {
+            let mut content = vec![0; BLOCK as usize];
+            image.read(home * BLOCK, &mut content);
+            content
         })
-        .collect();
-    match versions[..] {
-        [Some(first), Some(second), Some(third)] if first == second && second == third => {
-            if first >= promised {
-                Ok(first)
-            } else {
-                Err(format!("it is as of {first}"))
-            }
-        }
-        _ => Err(format!("homes are as of {versions:?}")),
+    });
+    let versions = found.each_ref().map(|found| {
+        (*found == content(found[0])).then_some(found[0]).or(found.iter().all(|byte| *byte == 0).then_some(0))
+    });
+    let [first, Some(second), Some(third)] = versions else { return Err(format!("homes are as of {versions:?}")) };
+    let Promise { transaction, direct_min, direct_max } = promise;
+    // What is written past the journal belongs to what was promised before it.
+    let may_be_direct = second == transaction && direct_max > 0;
+    let is_first_good = match first {
+        Some(first) if first == second => !may_be_direct || direct_min == 0,
+        Some(first) => may_be_direct && (direct_min.max(DIRECT)..=direct_max).contains(&first),
+        // It may be torn over what was there, until it is durable.
+        None => may_be_direct && direct_min == 0,
+    };
+    if second != third || !is_first_good {
+        Err(format!("homes are as of {versions:?}"))
+    } else if second < transaction {
+        Err(format!("it is as of {second}"))
+    } else {
+        Ok(second)
     }
 }
+
+/// The first version that is written past the journal.
+const DIRECT: u8 = 200;
 
 const AGE: Duration = Duration::from_millis(1000);
 
@@ -377,7 +473,7 @@ fn a_log_becomes_durable_and_is_closed() {
     rig.superblock(0, tail.1);
     assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok));
     let image = std::fs::read(&rig.image).expect("the image");
-    assert_eq!(state(image, (&rig.log_at, &rig.homes), last, false), Ok(last));
+    assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), last, false), Ok(last));
     assert!(rig.journals.report("vm").disks[0].durability.is_none(), "the log is closed");
     assert!(rig.judge() > 100);
 }
@@ -481,7 +577,7 @@ fn is_aged(rig: &Rig) -> bool {
 fn expect_recovered(rig: &Rig) {
     rig.journals.recover_all().expect("recovered");
     let image = std::fs::read(&rig.image).expect("the image");
-    assert_eq!(state(image, (&rig.log_at, &rig.homes), rig.committed, false), Ok(rig.committed));
+    assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), rig.committed, false), Ok(rig.committed));
 }
 
 /// Without memory for it a log block goes to its own place, which is where compounds are: durability by age ends before that, and
@@ -566,6 +662,124 @@ fn it_does_not_begin_beside_blocks_in_their_own_places() {
     assert!(rig.judge() > 50);
 }
 
+/// The same beside those of a transaction that is under way: nobody owes them yet, and compounds would go over them.
+#[test]
+fn nor_beside_those_of_a_transaction_under_way() {
+    for is_room in [false, true] {
+        let mut rig = Rig::new(None);
+        rig.gives_up();
+        // The second one lies on both sides of the log's end, and so where the first compound would go.
+        rig.begin_before_the_end(7);
+        rig.open();
+        rig.commit();
+        rig.settle();
+        let log = rig.transaction();
+        let (commit, body) = log.split_last().expect("a commit block");
+        assert!(body.iter().any(|(position, _)| *position == 1), "it lies at the begin");
+        rig.write_log(body, |_| is_room);
+        rig.settle();
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        rig.pass(5000);
+        rig.pass(5000);
+        assert_eq!((rig.compounds() > 0, is_aged(&rig)), (is_room, is_room));
+        if is_room {
+            rig.promise(rig.committed - 1);
+        }
+        rig.write_log(std::slice::from_ref(commit), |_| true);
+        rig.settle();
+        rig.pass(5000);
+        expect_recovered(&rig);
+        rig.promise(rig.committed);
+        assert!(rig.judge() > 40);
+    }
+}
+
+/// What is promised is said when it holds, with nothing owed, too, and not before.
+#[test]
+fn it_is_in_force_when_storage_says_so() {
+    for is_owed in [false, true] {
+        let mut rig = Rig::new(None);
+        rig.gives_up();
+        rig.open();
+        rig.commit();
+        rig.settle();
+        let last = rig.committed;
+        if !is_owed {
+            rig.homes.into_iter().for_each(|block| rig.write_home(block, last));
+            rig.settle();
+        }
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        let mut plan = Plan::default();
+        rig.route.woken(&mut plan);
+        rig.plan(plan);
+        let mut operations = 0;
+        while !rig.waiting.is_empty() {
+            assert_eq!(rig.within_s(), None, "what is under way may be lost");
+            let reason =
+                rig.journals.report("vm").disks[0].durability.as_ref().and_then(|report| report.reason.clone());
+            assert!(reason.expect("a reason").contains("not yet"));
+            operations += 1;
+            rig.settle_one();
+        }
+        assert!(operations > 2, "{operations} operations");
+        assert!(is_aged(&rig), "nothing is committed after that");
+        assert_eq!((rig.within_s(), rig.compounds()), (Some(1), u64::from(is_owed)));
+        rig.log.mark("holds");
+        rig.promise(last);
+        rig.commit();
+        rig.settle();
+        rig.pass(1500);
+        rig.promise(rig.committed);
+        assert!(rig.judge() > 40);
+    }
+}
+
+/// What the guest's log does not have any more, and the guest writes past it (as ext4 its superblock), must not be overwritten by
+/// an older copy that a compound has.
+#[test]
+fn what_is_written_past_the_journal_stays() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    for version in DIRECT..DIRECT + 3 {
+        rig.commit();
+        rig.settle();
+        rig.pass(1500);
+        let last = rig.committed;
+        rig.promise(last);
+        rig.homes.into_iter().for_each(|block| rig.write_home(block, last));
+        rig.settle();
+        let tail = (rig.builder.position, rig.builder.sequence);
+        rig.superblock(tail.0, tail.1);
+        rig.writes_directly(version);
+        rig.write_home(rig.homes[0], version);
+        rig.settle();
+        rig.pass(1500);
+        rig.pass(1500);
+        rig.promise_direct(last, version);
+    }
+    assert!(rig.judge() > 100);
+}
+
+/// A guest's tail passes what newer transactions have, home or not: it is told so when that is durable.
+#[test]
+fn a_tail_waits_until_what_it_passes_is_durable() {
+    let mut rig = Rig::new(Some(Duration::from_secs(3600)));
+    rig.open();
+    for _ in 0..3 {
+        rig.commit();
+        let tail = (rig.builder.position, rig.builder.sequence);
+        let passed = rig.committed;
+        rig.commit();
+        rig.settle();
+        let (before, told) = (rig.compounds(), rig.told.len());
+        rig.superblock(tail.0, tail.1);
+        assert!(rig.told.len() > told && rig.told.iter().all(|(_, status)| *status == Status::Ok));
+        assert!(rig.compounds() > before, "what the tail has passed is durable");
+        rig.promise(passed);
+    }
+    assert!(rig.judge() > 50);
+}
+
 /// Every file of a directory, and of those below.
 fn files(directory: &Path, into: &mut Vec<(PathBuf, Vec<u8>)>) {
     for entry in std::fs::read_dir(directory).expect("a directory") {
@@ -646,7 +860,7 @@ fn a_recovery_beside_compounds_can_be_killed_anywhere() {
             let raw = &bytes[log_at[0] as usize..][..SUPERBLOCK_BYTES];
             let said = Superblock::decode(raw).expect("a superblock");
             assert!(said.is_empty() && said.errno == 0, "{what}: {said:?}");
-            assert_eq!(state(bytes, (&log_at, &homes), committed, false), Ok(committed), "{what}");
+            assert_eq!(state(&Image::of(&bytes), (&log_at, &homes), committed, false), Ok(committed), "{what}");
         }
     }
 }

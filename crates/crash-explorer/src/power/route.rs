@@ -4,7 +4,8 @@
 //! The superblocks that the keeper writes past the route, and flushes, are taken for durable when they are seen on the image.
 //!
 //! In half of the runs there is no memory for what is held now and then: durability ends for a while, which is judged no further
-//! than that nothing is lost while the host lives: the run ends somewhere, and is recovered.
+//! than that nothing is lost while the host lives: the run ends somewhere, and is recovered. In a third of them something else is wished
+//! now and then (never, another age, none): what is judged then is what is said to be in force.
 
 use super::disk::Disk;
 use super::history::History;
@@ -21,11 +22,12 @@ use block_route::{DiskOperation, Operation};
 use extfs::FreedBlocks;
 use guest_kit::Acknowledged;
 use guest_tools::random::Random;
-use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// What is not durable in so many more events, while nothing else happens, never is.
 const PATIENCE: u64 = 4 * WRITE_OUT;
@@ -51,8 +53,11 @@ struct Observer {
     last: Option<u32>,
     /// Draws the passes that end without memory: one in so many, if any.
     full: (Random, u64),
-    /// Superblocks on their way: without memory for one its write fails, and the recording does not go on.
-    superblocks: HashSet<u32>,
+    /// Superblocks on their way, and where the log begins from then on: without memory for one its write fails, and the recording
+    /// does not go on.
+    superblocks: HashMap<u32, Option<u32>>,
+    /// Where the log begins, as the guest was told last.
+    told_tail: Option<u32>,
 }
 
 impl Observer {
@@ -110,7 +115,9 @@ impl Watcher for Observer {
             match self.place.position(block) {
                 Some(position) if issue.kind == Kind::Write => {
                     if position == 0 {
-                        self.superblocks.insert(issue.id);
+                        let said = Superblock::parse(part).ok().map(|(said, _)| said);
+                        let tail = said.filter(|said| !said.is_empty()).map(|said| said.sequence);
+                        self.superblocks.insert(issue.id, tail);
                     }
                     if let Err(problem) = self.log_write(position, part) {
                         self.problem.get_or_insert(problem);
@@ -124,7 +131,9 @@ impl Watcher for Observer {
     }
 
     fn request_done(&mut self, id: u32) {
-        self.superblocks.remove(&id);
+        if let Some(tail) = self.superblocks.remove(&id) {
+            self.told_tail = tail;
+        }
     }
 
     fn has_memory(&mut self) -> bool {
@@ -153,6 +162,47 @@ impl Watcher for Observer {
     }
 
     fn leaves(&mut self) {}
+}
+
+fn age_of(seed: u64) -> u64 {
+    AGES[Random::of(seed, 0x6167).below(AGES.len() as u64) as usize]
+}
+
+/// What is wished while the guest runs.
+struct Wishes {
+    random: Random,
+    /// Something else in one of so many steps, if ever.
+    each: u64,
+    age_max: u64,
+    /// Since when each commit is durable before its guest is told.
+    at_once_since: Option<u64>,
+}
+
+impl Wishes {
+    fn of_seed(seed: u64, age: u64) -> Self {
+        let mut random = Random::of(seed, 0x7769);
+        let each = if random.below(3) == 0 { 20 + random.below(300) } else { 0 };
+        let age_max = if each > 0 { AGES.into_iter().max().unwrap_or(age) } else { age };
+        Wishes { random, each, age_max, at_once_since: None }
+    }
+
+    fn change(&mut self) -> Option<Option<Duration>> {
+        if self.random.below(self.each) != 0 {
+            return None;
+        }
+        let age = AGES[self.random.below(AGES.len() as u64) as usize];
+        Some((self.random.below(5) > 1).then(|| Duration::from_millis(age)))
+    }
+
+    fn sees(&mut self, now: u64, in_force: Option<Duration>) {
+        let is_at_once = in_force.is_some_and(|within| within.is_zero());
+        self.at_once_since = is_at_once.then(|| self.at_once_since.unwrap_or(now));
+    }
+
+    /// Whether all that the guest was told is durable: what it was told before is so a while after.
+    fn is_at_once(&self, now: u64) -> bool {
+        if self.each == 0 { self.age_max == 0 } else { self.at_once_since.is_some_and(|since| since + PATIENCE < now) }
+    }
 }
 
 fn lock(observer: &Mutex<Observer>) -> MutexGuard<'_, Observer> {
@@ -315,12 +365,13 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let mut switches = switches.without(Switches::HAND_OVER);
     let mut choice_of_memory = Random::of(seed, 0x6d65);
     let full_each = if choice_of_memory.below(2) == 0 { 0 } else { 4 + choice_of_memory.below(60) };
-    if full_each > 0 {
+    let mut wishes = Wishes::of_seed(seed, age_of(seed));
+    if full_each > 0 || wishes.each > 0 {
         // Where not even descriptors are held, the log ends up on storage, which the judge of kills does not follow.
         switches = switches.without(Switches::KILLS);
     }
     let scenario = Scenario::named(&recording.scenario)?;
-    let age = AGES[Random::of(seed, 0x6167).below(AGES.len() as u64) as usize];
+    let age = age_of(seed);
     let world = super::World::new(recording, seed, age)?;
     let mut base = vec![0; recording.disks[0].size_bytes as usize];
     world.disk.read(0, &mut base);
@@ -336,7 +387,8 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         problem: None,
         last: None,
         full: (Random::of(seed, 0x6675), full_each),
-        superblocks: HashSet::new(),
+        superblocks: HashMap::new(),
+        told_tail: None,
     }));
     let shared: SharedWatcher = observer.clone();
     let mut simulation = Simulation::with(recording, seed, switches, (None, Some(age)), Some(shared))?;
@@ -350,9 +402,9 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
             _ => None,
         })
         .collect();
-    let promised = |now: u64| {
+    let promised = |now: u64, is_at_once: bool, age_max: u64| {
         let mut promised: BTreeMap<String, Acknowledged> = BTreeMap::new();
-        let old = told.iter().filter(|(at, ..)| if age == 0 { *at < now } else { at + age + PATIENCE < now });
+        let old = told.iter().filter(|(at, ..)| if is_at_once { *at < now } else { at + age_max + PATIENCE < now });
         for (_, stream, number) in old {
             let entry = promised.entry((*stream).to_owned()).or_default();
             entry.count += 1;
@@ -362,10 +414,11 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     };
     let mut outcome = Outcome::default();
     let (mut random, mut choice) = (Random::of(seed, 0x706f), Random::of(seed, 0x6c6f));
-    let (mut visited, mut compounds, mut without_memory, mut compounds_before) = (0, 0, false, 0);
+    let (mut visited, mut compounds, mut is_over) = (0, 0, false);
     let lacks_memory = full_each != 0;
+    let may_end = lacks_memory || wishes.each > 0;
     // Where the guest ends, in events: not always at the end.
-    let ends_at = match lacks_memory {
+    let ends_at = match may_end {
         true => choice_of_memory.below(recording.events.len() as u64 * 5 / 4) as usize,
         false => usize::MAX,
     };
@@ -379,6 +432,17 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
             return Err(Stop::Error(Error::Other(problem)));
         }
         visited += 1;
+        let now = simulation.clock() as u64;
+        let in_force = || {
+            let report = simulation.journals.report("vm");
+            report.disks[0].durability.as_ref().and_then(|durability| durability.within)
+        };
+        if wishes.each > 0 {
+            wishes.sees(now, in_force());
+            if let Some(within) = wishes.change() {
+                simulation.journals.set_durable_within(0, within).during("wishing another age")?;
+            }
+        }
         if choice.below(how.points_each) != 0 || visited > how.until {
             return Ok(());
         }
@@ -397,23 +461,24 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         }
         let durability = disk.durability.as_ref();
         // Where not even descriptors were held, the log ends up on storage; and the mark is there until a closed log's superblock is.
-        // Begun again, storage is a truth when the first compound is durable.
-        let is_in_force = durability.is_some_and(|durability| {
-            durability.within_s.is_some() && (!without_memory || durability.compounds > compounds_before)
-        });
-        let is_over = durability.is_some_and(|durability| durability.within_s.is_none());
-        if lacks_memory && !is_in_force && (is_over || without_memory || disk.placement_effective == "storage") {
-            outcome.endings += u64::from(!std::mem::replace(&mut without_memory, true));
-            if is_over {
-                compounds_before = durability.map_or(0, |durability| durability.compounds);
-            }
+        let is_in_force = durability.is_some_and(|durability| durability.within_s.is_some());
+        let is_held_only = durability.is_some() && !is_in_force;
+        if may_end && !is_in_force && (is_held_only || is_over || disk.placement_effective == "storage") {
+            outcome.endings += u64::from(!std::mem::replace(&mut is_over, true));
             return Ok(());
         }
-        without_memory = false;
+        outcome.begins += u64::from(std::mem::replace(&mut is_over, false));
         compounds = durability.map_or(compounds, |durability| durability.compounds);
         let through = durability.and_then(|durability| durability.through);
-        let now = simulation.clock() as u64;
-        let promised = promised(now);
+        if let (Some((durable, _)), Some(tail)) = (through, observer.told_tail) {
+            let passed = tail.wrapping_sub(1);
+            if observer.last.is_some_and(|last| !sequence::is_after(passed, last))
+                && sequence::is_after(passed, durable)
+            {
+                return finding(format!("the guest's log begins with {tail}, and durable is {durable}"));
+            }
+        }
+        let promised = promised(now, wishes.is_at_once(now), wishes.age_max);
         // Data that is written in place and not flushed for good may be torn over what was there, as under any disk.
         let is_all = promised.values().map(|stream| stream.count).sum::<u64>()
             == told.iter().filter(|(at, ..)| *at < now).count() as u64;
@@ -424,11 +489,11 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let ended = match ended {
         Err(Stop::Finding(what)) if what == ENDED => recover(&observer, &mut simulation),
         Err(Stop::Finding(what)) if what == LEFT_TO_GUEST => Ok(()),
-        Ok(()) if lacks_memory => recover(&observer, &mut simulation),
+        Ok(()) if may_end => recover(&observer, &mut simulation),
         other => other,
     };
     match ended {
-        Ok(()) if compounds == 0 && age < 1000 && !lacks_memory => {
+        Ok(()) if compounds == 0 && age < 1000 && !may_end => {
             return Err(Error::Other("nothing was made durable, so nothing was tested".to_owned()));
         }
         Ok(()) => {}

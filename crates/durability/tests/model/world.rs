@@ -21,6 +21,8 @@ const LATENCY_MAX: u64 = 6;
 /// What is older than its age and this is durable: what is being written out when its time comes, and its own writing out.
 const WRITE_OUT: u64 = 30 * LATENCY_MAX;
 const FIRST: u32 = 7;
+/// A guest that comes to rest before durability begins does so at this step.
+const REST: u64 = 120;
 
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,8 @@ pub struct Setting {
     pub tells_frees: bool,
     /// Begins without durability.
     pub engages: bool,
+    /// And goes over to it when all that is committed is home.
+    pub at_rest: bool,
     /// How often it is asked for what, in percent.
     pub checkpoints: u64,
     /// It only journals: nothing but age makes it durable.
@@ -53,6 +57,7 @@ impl Setting {
             in_place: random.below(3) != 0,
             tells_frees: random.below(6) != 0,
             engages: random.below(4) == 0,
+            at_rest: Random::of(seed, 11).below(2) == 0,
             checkpoints: [0, 5, 20, 50][random.below(4) as usize],
             tails: [0, 2, 10, 30][random.below(4) as usize],
             is_quiet: random.below(10) == 0,
@@ -154,6 +159,7 @@ pub struct World {
     asked: HashMap<AnswerId, Asked>,
     next_id: u64,
     is_judged: bool,
+    engaged_at: Option<u64>,
     durables: u64,
     // The guest.
     state: State,
@@ -222,6 +228,7 @@ impl World {
             asked: HashMap::new(),
             next_id: 0,
             is_judged: !setting.engages,
+            engaged_at: None,
             durables: 0,
             state,
             running: Running::default(),
@@ -275,9 +282,9 @@ impl World {
         let result = call(&mut machine, Duration::from_millis(self.now), &mut view, &mut steps);
         if let Some(through) = view.through {
             self.durables += 1;
-            self.is_judged = true;
             self.floor = self.floor.max(through);
         }
+        self.is_judged |= machine.is_proven();
         self.machine = Some(machine);
         for step in steps {
             self.carry_out(step)?;
@@ -451,6 +458,12 @@ impl World {
     }
 
     fn act(&mut self) -> Result<(), String> {
+        if self.setting.engages && self.setting.at_rest && self.now > REST {
+            // Nothing comes until durability has begun.
+            self.checkpoint()?;
+            let is_at_rest = self.committing.is_none() && self.committed.values().all(|older| older.owed.is_empty());
+            return if is_at_rest && self.random.below(4) == 0 { self.engage() } else { Ok(()) };
+        }
         let chance = self.random.below(if self.setting.is_quiet { 65 } else { 100 });
         if self.random.below(100) < self.setting.checkpoints {
             self.checkpoint()?;
@@ -479,7 +492,7 @@ impl World {
                 let within = if self.setting.within == 0 { Duration::ZERO } else { within };
                 self.with_machine(|machine, now, view, steps| machine.set_within(now, within, view, steps))?;
             }
-            81..90 if self.setting.engages => self.engage()?,
+            81..90 if self.setting.engages && !self.setting.at_rest => self.engage()?,
             _ => {}
         }
         Ok(())
@@ -788,14 +801,13 @@ impl World {
         let last = *self.committed.keys().next_back().unwrap();
         // Journaled and owed, or at home: the bitmap is that of the last transaction.
         self.durable_bitmap = self.states[&last].bitmap();
-        let none = Transaction { sequence: last, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
-        owed.entry(last).or_insert(none);
         let owed: Vec<Transaction> = owed.into_values().collect();
         let mut raw = vec![0; BLOCK];
         self.disk.read(JOURNAL, &mut raw);
         let within = Duration::from_millis(self.setting.within);
-        self.machine = Some(Durability::engaged(&raw, within, (&owed, self.tail), self.time())?);
+        self.machine = Some(Durability::engaged(&raw, within, (&owed, self.tail, last), self.time())?);
         self.setting.engages = false;
+        self.engaged_at = Some(self.now);
         // A transaction that is on its way to be told was held already.
         self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
     }
@@ -803,6 +815,9 @@ impl World {
     /// The power goes.
     fn cut(&mut self) -> Result<(), String> {
         self.cuts += 1;
+        if !self.is_judged && self.engaged_at.is_some_and(|at| self.now > at + WRITE_OUT) {
+            return Err("durability was wished, and has not begun".to_owned());
+        }
         let mut image = self.disk.cut(&mut self.random);
         // Until durability has begun, storage says that it is no truth.
         if !self.is_judged && image[JOURNAL..JOURNAL + BLOCK] == self.superblock {

@@ -882,7 +882,8 @@ impl Held {
             }
         }
         let watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
-        let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence), Duration::ZERO)?
+        let last = next.wrapping_sub(1);
+        let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), Duration::ZERO)?
             .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
         let marked = log.take_mark().ok_or("its mark on storage is not known")?;
         let mut aging = Aging::new(log, machine, within, (format, marked.opening), &superblock);
@@ -931,8 +932,11 @@ impl Held {
         let all = sum(&state.counted, &now);
         let age = |aging: &Aging, oldest: Duration| (log.home.now() - aging.since).saturating_sub(oldest).as_secs_f64();
         let is_lost = aging.is_some_and(|aging| aging.watched.is_lost());
+        // While it ends, or has not begun wholly, nothing is promised.
+        let in_force = aging.filter(|aging| aging.machine.is_proven() && aging.ending.is_none());
+        let is_to_begin = in_force.is_none() && !state.is_leaving && log.home.durable_within().is_some();
         DurabilityReport {
-            within_s: aging.map(|aging| if is_lost { 0 } else { aging.within.as_secs() }),
+            within_s: in_force.map(|aging| if is_lost { 0 } else { aging.within.as_secs() }),
             oldest_undurable_s: aging.zip(now.oldest).map(|(aging, oldest)| age(aging, oldest)),
             compounds: all.compounds,
             compound_blocks: all.compound_blocks,
@@ -941,10 +945,12 @@ impl Held {
             writes_held: all.writes_held,
             discards_held: all.discards_held,
             through: aging.map(|aging| (aging.machine.durable(), aging.machine.under_way())),
+            within: in_force.map(|aging| aging.within),
             reason: match &state.why_not {
                 None if is_lost => {
                     Some("its bitmaps are not understood, so every commit is durable at once".to_owned())
                 }
+                None if is_to_begin => Some("not yet: what is held becomes durable first".to_owned()),
                 why => why.clone(),
             },
         }
