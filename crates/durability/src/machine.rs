@@ -762,9 +762,11 @@ impl Durability {
             } else if self.is_emptying || self.closing.is_some() {
                 self.bring_home(view, steps);
             } else if !self.is_proven {
-                // Nothing waits to be durable: what is home is all there is, when it is flushed.
-                self.phase = Phase::CommitFlush;
-                self.flush(steps);
+                // Nothing waits to be durable: what is home is all there is, when it is flushed. What an earlier opening left where the
+                // log begins may have the number that it begins with.
+                self.phase = Phase::Commit;
+                let nothing = Arc::from(vec![0; self.format.block_size as usize]);
+                self.write(Place::Log(self.live.head.0), nothing, steps);
             } else if self.is_touched {
                 self.phase = Phase::Tail;
                 self.write_superblock(self.live.tail, steps);

@@ -449,6 +449,9 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         true
     }
 
+    /// What an earlier process wrote into the log's place for nobody's request had numbers below this one.
+    fn numbers_from(&self, _sequence: u32) {}
+
     /// How what it holds becomes durable, for reports.
     fn durability(&self, _log: &Log) -> Option<DurabilityReport> {
         None

@@ -9,6 +9,9 @@
 //! What the books of a log that was held say, and what storage says, mean together (the first row that fits counts; anything else is
 //! refused):
 //!
+//! Where a log was made durable by age beside being held, storage is made to say first that it is only held (the table counts from
+//! there); durability begins anew under the worker that goes on.
+//!
 //! | row | table | storage | the worker died |
 //! |---|---|---|---|
 //! | 1 | open | this opening's mark | while the log was held |
@@ -20,12 +23,15 @@
 
 use crate::description::{AreaDirectory, Description, LogDescription, WishDescription};
 use crate::disk::PlacementKind;
+use crate::finish::StoredLog;
 use crate::journals::{Journals, JournalsOptions};
 use crate::log::{Log, Marked};
 use crate::mark::MarkKind;
+use crate::opening::mark_again;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use guest_memory::VmMemory;
+use jbd2::{Plan, Superblock};
 use journal_area::{Adopted, Holding, LogId, LogShape, Opening};
 use own_files::How;
 use std::ffi::OsStr;
@@ -188,14 +194,21 @@ impl Journals {
         if let Says::NoJournal(error) = says {
             return Err(refused(format!("a journal superblock on storage: {error}")));
         }
-        if let Says::Aged(..) = says {
-            // Where its compounds begin, and what of them is at home, was known to the worker that died.
-            return Err(refused(format!(
-                "disk {}: the journal of the file system at byte {} was made durable by age (durable-within), and cannot be followed \
-                 by another worker while its guest runs; the VM has to end, and then what it is owed is brought home",
-                log.home.options.name, log.place.home_start
-            )));
-        }
+        let says = match says {
+            Says::Aged(opening, _) if was_held && log.placement.is_held() => {
+                let says = Says::Held(self.only_held(log, opening, &raw)?);
+                log.journal.file.read_exact_at(&mut raw, log.place_of(0)?)?;
+                says
+            }
+            Says::Aged(..) => {
+                return Err(refused(format!(
+                    "disk {}: the journal of the file system at byte {} was made durable by age beside a held one, and nothing of that \
+                     was left",
+                    log.home.options.name, log.place.home_start
+                )));
+            }
+            says => says,
+        };
         let marked = |opening, kind| Some(Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX });
         if was_held && log.placement.is_held() {
             return self.resume_held(log, says, &marked);
@@ -221,6 +234,38 @@ impl Journals {
             _ => self.follow_wish(log),
         }
         Ok(())
+    }
+
+    /// A log that was made durable by age goes on as one that is only held, until that begins anew. What is held is complete without
+    /// what was made durable. Where its compounds begin, and what of them is at home, was known to the worker that died only.
+    fn only_held(&self, log: &Log, opening: Opening, raw: &[u8]) -> io::Result<Opening> {
+        let (name, at) = (&log.home.options.name, log.place.home_start);
+        let refuse = |why: &str| {
+            refused(format!(
+                "disk {name}: the journal of the file system at byte {at} was made durable by age, and cannot be followed: {why}"
+            ))
+        };
+        if log.home.durable_within().is_some_and(|within| within.is_zero()) {
+            // A guest that asks again for a commit that waits would be told of it at once.
+            return Err(refuse("with durable-within=0 what it had committed may not be durable yet"));
+        }
+        let books = self.area.adopted(log.id).ok_or_else(|| refuse("it has gone"))?;
+        if !books.is_open || !books.openings.is_some_and(|openings| openings.contains(&opening)) {
+            return Err(refuse("its mark on storage is that of another opening"));
+        }
+        let mut stored = StoredLog { place: &log.place, journal: &log.journal.file };
+        let (said, format) = Superblock::parse(raw).map_err(|error| refuse(&error.to_string()))?;
+        let plan = Plan::new(&mut stored, &said, &format, &|_| true).map_err(|error| refuse(&error.to_string()))?;
+        let mut superblock = vec![0; log.place.block_bytes as usize];
+        if !self.area.look(log.id, |held| held.read_held(0, &mut superblock)) {
+            return Err(refuse("its superblock is not held"));
+        }
+        let next = Opening { count: opening.count + 1, ..opening };
+        mark_again(log, &self.area, &superblock, next)?;
+        // One more may have been half made.
+        log.keeper.numbers_from(plan.summary().walk.next_sequence().wrapping_add(1));
+        log.home.wake.wake();
+        Ok(next)
     }
 
     /// A log whose table was taken up.

@@ -70,10 +70,11 @@ pub fn cannot_go_on(status: &Value) -> Option<String> {
         let placement = disk["placement"].as_str().unwrap_or_default();
         return Some(format!("disk {} has placement {placement}, with which no other worker goes on yet", name(disk)));
     }
-    let is_aged = |disk: &&Value| disk["durability"]["within_s"].is_number();
-    disks.iter().find(is_aged).map(|disk| {
+    // What a commit waits for would be answered before it is durable.
+    let is_at_once = |disk: &&Value| disk["durability"]["within_s"] == 0;
+    disks.iter().find(is_at_once).map(|disk| {
         format!(
-            "the journal of disk {} is made durable by age, with which no other worker goes on yet (say --durable-within never for it, \
+            "the journal of disk {} is durable within 0 s, with which no other worker goes on yet (say --durable-within never for it, \
              with amberlog placement, ask again, and then say what it was)",
             name(disk)
         )

@@ -83,6 +83,11 @@ fn a_guest_whose_journal_is_held_does_not_notice_that_its_worker_dies() {
 }
 
 #[test]
+fn nor_one_whose_journal_is_durable_by_age() {
+    survives("worker-durable", ",placement=retain,durable-within=1", "journal");
+}
+
+#[test]
 fn nor_one_whose_journal_is_copied() {
     survives("worker-copy", ",placement=copy", "ordered");
 }

@@ -345,6 +345,10 @@ impl Keeper for Held {
         self.aged_stays(log);
     }
 
+    fn numbers_from(&self, sequence: u32) {
+        self.aged_numbers_from(sequence);
+    }
+
     fn durability(&self, log: &Log) -> Option<DurabilityReport> {
         Some(self.aged_report(log))
     }

@@ -12,6 +12,7 @@ use journal_area::{Content, LogWrite, Tail};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 const BLOCK: u64 = 4096;
 const OPENING: Opening = Opening { number: *b"sixteen numbers.", count: 3 };
@@ -88,10 +89,15 @@ struct Rig {
     journals: Arc<Journals>,
     superblock: Vec<u8>,
     builder: LogBuilder,
+    within: Option<Duration>,
 }
 
 impl Rig {
     fn new() -> Self {
+        Self::durable_within(None)
+    }
+
+    fn durable_within(within: Option<Duration>) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         std::fs::File::create(&image).and_then(|file| file.set_len(4096 * BLOCK)).expect("an image");
@@ -99,13 +105,14 @@ impl Rig {
             Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(&image).status();
         assert!(made.expect("e2fsprogs are installed").success());
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
-        let journals = Journals::new(&VmMemory::new(), area.expect("a directory"), options(&image)).expect("journals");
+        let journals =
+            Journals::new(&VmMemory::new(), area.expect("a directory"), options(&image, within)).expect("journals");
         let log = journals.logs().remove(0);
         let mut superblock = vec![0; BLOCK as usize];
         log.read_stored(0, &mut superblock).expect("read");
         let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
         let builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
-        Rig { directory, image, journals, superblock, builder }
+        Rig { directory, image, journals, superblock, builder, within }
     }
 
     fn log(&self) -> Arc<Log> {
@@ -163,7 +170,7 @@ impl Rig {
 
     /// The worker is killed, and another one goes on with the files as they are, or as they were.
     fn die(&mut self, files: Option<Files>) -> io::Result<()> {
-        self.die_and_serve(files, options(&self.image))
+        self.die_and_serve(files, options(&self.image, self.within))
     }
 
     /// The same, and the other one has these disks.
@@ -191,7 +198,7 @@ impl Rig {
     }
 }
 
-fn options(image: &std::path::Path) -> JournalsOptions {
+fn options(image: &std::path::Path, durable_within: Option<Duration>) -> JournalsOptions {
     let disk = DiskOptions {
         name: "disk".to_owned(),
         path: image.to_owned(),
@@ -200,7 +207,7 @@ fn options(image: &std::path::Path) -> JournalsOptions {
         read_only: false,
         nvm: None,
         remote: None,
-        durable_within: None,
+        durable_within,
         write_log: None,
     };
     JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None }
@@ -224,6 +231,61 @@ fn a_held_log_goes_on_again_and_again() {
     assert!(rig.write_superblock(&block), "and is closed as any");
     rig.die(None).expect("it goes on");
     assert!(!rig.log().is_open());
+}
+
+/// What was made durable is given up, and begins anew with numbers that none of it has.
+#[test]
+fn one_that_was_made_durable_by_age_goes_on_held() {
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+    rig.open();
+    let mut numbers = Vec::new();
+    for block in 2000..2003 {
+        assert!(matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
+        rig.commit(block);
+        rig.die(None).expect("it goes on");
+        let log = rig.log();
+        assert!(log.is_held_open() && matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
+        assert_eq!(rig.journals.area.owed(log.id).blocks, block - 1999);
+        // It begins anew: what is owed is written beside the error mark, until it is a log.
+        let mut steps = Steps::default();
+        log.keeper.woken(&log, crate::keeper::Side::Home, &mut steps);
+        while !steps.0.is_empty() {
+            let mut next = Steps::default();
+            for (_, step) in steps.0 {
+                match step {
+                    crate::keeper::Step::Write { offset, content, task, .. } => {
+                        let mut at = offset;
+                        for buffer in content {
+                            let block_route::Buffer::Bytes(bytes) = buffer else { unreachable!("its own bytes") };
+                            if let Some(jbd2::Header { kind: jbd2::Kind::Descriptor, sequence }) =
+                                jbd2::peek(&bytes[..12])
+                            {
+                                numbers.push(sequence);
+                            }
+                            log.journal.file.write_all_at(&bytes, at).expect("written");
+                            at += bytes.len() as u64;
+                        }
+                        log.keeper.done(&log, task, None, &mut next);
+                    }
+                    crate::keeper::Step::Flush { task } => log.keeper.done(&log, task, None, &mut next),
+                    _ => {}
+                }
+            }
+            steps = next;
+        }
+    }
+    assert_eq!(numbers.len(), 3);
+    assert!(numbers.windows(2).all(|two| two[0] + 1 < two[1]), "{numbers:?}");
+    // Another opening's mark is not followed.
+    let raw = rig.superblock.clone();
+    let (first, sequence) = (rig.builder.position, rig.builder.sequence);
+    rig.store(&mark::aged(&raw, &OTHER, (first, sequence)).expect("a superblock"));
+    assert!(rig.is_refused(None).contains("another opening"));
+    // What waits for durability is not answered without.
+    let mut rig = Rig::durable_within(Some(Duration::ZERO));
+    rig.open();
+    rig.commit(2000);
+    assert!(rig.is_refused(None).contains("durable-within=0"));
 }
 
 #[test]
@@ -398,18 +460,18 @@ fn one_that_somebody_wrote_over_is_refused() {
 
 /// Options of disks by their names: the rig's own is "d".
 fn named(rig: &Rig, names: &[&str]) -> JournalsOptions {
-    let own = options(&rig.image).disks.remove(0);
+    let own = options(&rig.image, None).disks.remove(0);
     let disk = |name: &&str| {
         let path = if *name == own.name { rig.image.clone() } else { rig.directory.path().join(name) };
         DiskOptions { name: (*name).to_owned(), path, ..own.clone() }
     };
-    JournalsOptions { disks: names.iter().map(disk).collect(), ..options(&rig.image) }
+    JournalsOptions { disks: names.iter().map(disk).collect(), ..options(&rig.image, None) }
 }
 
 #[test]
 fn disks_come_go_and_change_places_between_two_workers() {
     let mut rig = Rig::new();
-    let own = options(&rig.image).disks[0].name.clone();
+    let own = options(&rig.image, None).disks[0].name.clone();
     // Another file system, whose journal waits to be replayed by its guest's kernel.
     std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
     let other = std::fs::File::options().write(true).open(rig.directory.path().join("other")).expect("opened");
@@ -437,7 +499,7 @@ fn disks_come_go_and_change_places_between_two_workers() {
 #[test]
 fn a_disk_that_is_owed_something_does_not_go() {
     let mut rig = Rig::new();
-    let own = options(&rig.image).disks[0].name.clone();
+    let own = options(&rig.image, None).disks[0].name.clone();
     std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
     rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("one came");
     rig.open();

@@ -910,6 +910,11 @@ impl Held {
         !state.is_engaging
     }
 
+    /// An earlier process has used the numbers below this one.
+    pub(super) fn aged_numbers_from(&self, sequence: u32) {
+        self.state().next_number = Some(sequence);
+    }
+
     /// It stays here after all.
     pub(super) fn aged_stays(&self, log: &Log) {
         self.state().is_leaving = false;
