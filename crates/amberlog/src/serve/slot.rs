@@ -9,7 +9,7 @@ use super::left::{self, Left};
 use super::power;
 use super::snapshot::{Moments, Wish};
 use crate::raw::KnownRaw;
-use crate::vm::change::{self, Doors, THROTTLE};
+use crate::vm::change::{self, DURABLE_WITHIN, Doors, THROTTLE};
 use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
 use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
@@ -683,7 +683,10 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let index = self.disk_index(&live.journals, disk)?;
-        Ok(live.journals.set_durable_within(index, within)?)
+        live.journals.set_durable_within(index, within)?;
+        // The next worker of this guest does so, too.
+        let text = within.map_or_else(|| "never".to_owned(), |within| within.as_secs().to_string());
+        Ok(self.line.keep(&format!("{DURABLE_WITHIN}{disk}"), &text, None)?)
     }
 
     /// Whether its guest, if one runs, could be left at all.

@@ -30,6 +30,8 @@ const LEAVING_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(2);
 /// Bounds that were set while the guest ran.
 pub const THROTTLE: &str = "throttle ";
+/// A `durable-within` that was wished while the guest ran.
+pub const DURABLE_WITHIN: &str = "durable-within ";
 
 /// The key of a disk's image.
 pub fn image_key(disk: &str) -> String {
@@ -80,7 +82,8 @@ impl Leftover {
             let names = kept.all(beginning).into_iter().filter(|(name, _)| !is_served(name));
             names.map(move |(name, _)| format!("{beginning}{name}"))
         };
-        Leftover { doors: gone.collect(), keys: of(IMAGE).chain(of(THROTTLE)).chain(of(CHANGES)).collect() }
+        let keys = of(IMAGE).chain(of(THROTTLE)).chain(of(CHANGES)).chain(of(DURABLE_WITHIN));
+        Leftover { doors: gone.collect(), keys: keys.collect() }
     }
 
     /// Lets go of it.

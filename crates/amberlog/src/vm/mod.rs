@@ -478,12 +478,18 @@ impl Vm {
     /// # Errors
     /// When what it left cannot be taken up. Nothing of it was changed.
     pub fn resume(options: &VmOptions, mut kept: Kept, line: &Arc<Line>) -> anyhow::Result<Self> {
+        let wished = kept.all(change::DURABLE_WITHIN);
         let mut taken = |key: &str| kept.take(key).with_context(|| format!("the supervisor does not have its {key}"));
         let (_, is_done) = taken("under way")?;
         let mut steps = vec![("to hear what was kept", Instant::now())];
         wait_for_end(&is_done)?;
         steps.push(("until nothing was under way", Instant::now()));
-        let attached = options.attach()?;
+        let mut attached = options.attach()?;
+        for (name, text) in wished {
+            let within = durable_within(&text).map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
+            let disk = attached.iter_mut().find(|disk| disk.options.name == name);
+            disk.into_iter().for_each(|disk| disk.options.durable_within = within);
+        }
         let mut images = Vec::new();
         for disk in &attached {
             let (_, file) = taken(&change::image_key(&disk.options.name))?;

@@ -53,7 +53,7 @@ impl Growth {
 }
 
 /// Bytes of an entry in the log.
-fn length(entry: &Entry) -> u64 {
+pub(super) fn length(entry: &Entry) -> u64 {
     SECTOR as u64
         + match &entry.kind {
             EntryKind::Write(data) => data.len() as u64,
@@ -62,14 +62,19 @@ fn length(entry: &Entry) -> u64 {
 }
 
 /// What a power cut at any moment leaves of the disk.
-struct Storage {
+pub(super) struct Storage {
     durable: File,
     path: PathBuf,
     unflushed: BTreeMap<u64, Vec<Arc<[u8]>>>,
 }
 
 impl Storage {
-    fn take(&mut self, entry: &Entry) {
+    /// As this file is, which takes what becomes durable.
+    pub(super) fn new(durable: File, path: PathBuf) -> Self {
+        Storage { durable, path, unflushed: BTreeMap::new() }
+    }
+
+    pub(super) fn take(&mut self, entry: &Entry) {
         let (bytes, zeros);
         let data: &[u8] = match &entry.kind {
             EntryKind::Write(data) => {
@@ -93,7 +98,7 @@ impl Storage {
         }
     }
 
-    fn cut(&self, random: &mut Random, to: &Path) {
+    pub(super) fn cut(&self, random: &mut Random, to: &Path) {
         copy_image(&self.path, to).unwrap();
         let image = File::options().write(true).open(to).unwrap();
         let keep = [0, 100, 50, 10, 90][random.below(5) as usize];
@@ -197,7 +202,7 @@ fn storage_is_a_file_system_by_itself_at_every_moment() {
     for ((letter, _, log, within), grown) in disks.iter().zip(grown) {
         let path = bench.path(&format!("before-{letter}"));
         let durable = File::options().write(true).open(&path).unwrap();
-        let mut storage = Storage { durable, path, unflushed: BTreeMap::new() };
+        let mut storage = Storage::new(durable, path);
         let all: Vec<Entry> = entries(&File::open(log).unwrap()).map_while(Result::ok).collect();
         let each = (all.len() as u64 / cuts).max(1);
         let (mut at, mut judged, mut floor_max) = (SECTOR as u64, 0, 0);

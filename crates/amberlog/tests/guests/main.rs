@@ -11,6 +11,7 @@ mod dax;
 mod detach;
 mod disks;
 mod durable;
+mod durable_live;
 mod fast_commit;
 mod hotplug;
 mod journals;

@@ -123,6 +123,18 @@ fn the_same_where_something_of_the_disk_stays_in_the_guest() {
     remounts(|_, _| "retain".to_owned(), &OTHER_WAYS);
 }
 
+/// The guest replays what is held, and not what was made durable beside it.
+#[test]
+fn the_same_where_its_journal_is_durable_by_age() {
+    let placement = |_: &Bench, name: &str| match name.len() % 3 {
+        0 => "retain,durable-within=0",
+        1 => "copy,durable-within=1",
+        _ => "retain,durable-within=1",
+    };
+    remounts(|bench, name| placement(bench, name).to_owned(), &WAYS);
+    remounts(|bench, name| placement(bench, name).to_owned(), &OTHER_WAYS);
+}
+
 fn region(bench: &Bench, name: &str) -> String {
     format!("nvm={},nvm-size=8", bench.area().join(format!("{name}.region")).display())
 }

@@ -15,12 +15,12 @@ const WAYS: [&str; 5] = [
     "mark end me; sleep 5; echo c >/proc/sysrq-trigger",
 ];
 
-fn script() -> String {
+fn script(external: &str) -> String {
     let mut script = format!(
         "
         mkdir -p /mnt/a /mnt/b
         mount -t ext4 -o data=journal /dev/vda /mnt/a || fail mount a
-        mount -t ext4 -o data=journal,journal_path=/dev/vdc /dev/vdb /mnt/b || fail mount b
+        mount -t ext4 -o data=journal{external} /dev/vdb /mnt/b || fail mount b
         {NOTHING_TO_REPLAY}
         dmesg | grep -i 'ext4.*error' && fail 'the kernel found an error mark'
         boot=$(ls -d /mnt/a/boot-* 2>/dev/null | wc -l)
@@ -49,18 +49,33 @@ fn script() -> String {
 
 #[test]
 fn each_kind_of_reset_loses_nothing_and_leaves_nothing_to_replay() {
-    accelerators().into_iter().for_each(resets);
+    accelerators().into_iter().for_each(|accelerator| resets(accelerator, None));
 }
 
-fn resets(accelerator: Accelerator) {
+#[test]
+fn nor_where_journals_are_durable_by_age() {
+    resets(accelerators()[0], Some([",durable-within=1", ",placement=copy,durable-within=0"]));
+}
+
+fn resets(accelerator: Accelerator, aged: Option<[&str; 2]>) {
     let bench = Bench::new();
     let (image, second, journal) = (bench.path("image"), bench.path("second"), bench.path("journal"));
     let internal = ExtRecipe::ext4(64, 8).make(&image).unwrap();
     journal_device(&journal, 16, 4096).unwrap();
-    let external = ExtRecipe { journal: Journal::External(journal.clone()), ..ExtRecipe::ext4(64, 0) };
-    let external = external.make(&second).unwrap();
-    let words = [&disk(&image)[..], &disk(&second)[..], &["--journal-disk".into(), journal.into()][..]].concat();
-    let mut spec = bench.spec("reset", script(), words);
+    // A journal on a device of its own is not made durable by age.
+    let recipe = match aged {
+        None => ExtRecipe { journal: Journal::External(journal.clone()), ..ExtRecipe::ext4(64, 0) },
+        Some(_) => ExtRecipe::ext4(64, 8),
+    };
+    let external = recipe.make(&second).unwrap();
+    let (words, script) = match aged {
+        None => {
+            let journal = ["--journal-disk".into(), journal.into()];
+            ([&disk(&image)[..], &disk(&second)[..], &journal[..]].concat(), script(",journal_path=/dev/vdc"))
+        }
+        Some([one, other]) => ([disk_with(&image, one), disk_with(&second, other)].concat(), script("")),
+    };
+    let mut spec = bench.spec("reset", script, words);
     spec.reboots = true;
     spec.accelerator = Some(accelerator);
     let mut guest = Guest::start(spec).unwrap();
@@ -99,6 +114,10 @@ fn resets(accelerator: Accelerator) {
     let report = bench.report();
     for disk in [0, 1] {
         assert_eq!(report.status(disk), "recovered");
+        if aged.is_some() {
+            assert!(report.counter(disk, "transactions") > 100);
+            continue;
+        }
         assert_eq!(report.disk(disk)["placement"], "retain");
         assert!(report.counter(disk, "pages_protected") > 0);
         assert!(report.counter(disk, "transactions") > 100);
@@ -107,6 +126,6 @@ fn resets(accelerator: Accelerator) {
         assert!(marks > 0 && marks <= 8192 * WAYS.len() as u64, "{marks} bytes of journal reached storage");
     }
     assert_eq!(report.disk(0)["journal"]["kind"], "internal");
-    assert_eq!(report.disk(1)["journal"]["kind"], "external");
+    assert_eq!(report.disk(1)["journal"]["kind"], if aged.is_none() { "external" } else { "internal" });
     bench.assert_area_is_empty();
 }

@@ -1,0 +1,267 @@
+//! `durable-within` where something else happens: another one is wished under load, workers die, guests reset, file systems grow and are
+//! mounted again. (What a power cut leaves of ordinary work is in `durable.rs`.)
+
+use crate::durable::{Storage, length};
+use crate::serve::{Daemon, write_config};
+use crate::support::*;
+use crate::worker::kill_nine;
+use guest_kit::image::{ExtRecipe, FileSystem, MIB, copy_image, create_sparse};
+use guest_kit::{Acknowledged, Guest, Reported, judge};
+use guest_tools::random::Random;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use write_log::{Entry, entries};
+
+/// A write-out of what was due takes no longer, with as much added for a busy machine.
+const WRITE_OUT: Duration = Duration::from_secs(4);
+
+const CHURN: &str = "churn() {
+        cd $1; i=0
+        while :; do
+            i=$((i + 1)); mkdir -p w$i; for f in a b c; do dd if=/dev/urandom of=w$i/$f bs=5k count=5 2>/dev/null; done
+            mv w$i/a w$i/d; ln w$i/b w$i/e; truncate -s 7k w$i/c; sync w$i/d
+            [ $i -gt 3 ] && rm -r w$(($i - 3))
+            dd if=/dev/urandom of=direct bs=4k count=6 seek=$(($i % 7)) conv=notrunc oflag=direct 2>/dev/null
+            [ $(($i % 6)) = 5 ] && rm -f direct
+        done
+    }\n";
+
+/// Waits until this is in force on the VM's disk. Gives the disk's entry.
+fn wait_in_force(daemon: &Daemon, within_s: Option<u64>) -> Value {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let entry = daemon.wait_state("one", "running")["disks"][0].clone();
+        let durability = &entry["durability"];
+        // Nothing is in force either while what is wished has not begun.
+        let is_so = match within_s {
+            Some(within) => durability["within_s"] == within,
+            None => durability["within_s"].is_null() && durability["reason"].is_null(),
+        };
+        if durability.is_object() && is_so {
+            return entry;
+        }
+        assert!(Instant::now() < deadline, "{within_s:?} is not in force: {entry}\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn wish(daemon: &Daemon, placement: &str, within: &str) {
+    let output = daemon.ask(&["placement", "one", "disk0", placement, "--durable-within", within]);
+    assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
+}
+
+/// What was acknowledged, and how long the log of writes was some time after.
+type Floor = (BTreeMap<String, Acknowledged>, u64);
+
+#[track_caller]
+fn more(guest: &mut Guest, daemon: &Daemon, count: u64) {
+    for stream in ["a", "b"] {
+        let last = guest.acknowledged(stream).last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged(stream, last + count, LIMIT) {
+            panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+        }
+    }
+}
+
+/// Cuts the log of writes at many places: what has no error mark is a file system with all that was promised until then.
+fn judge_cuts(
+    bench: &Bench,
+    log: &Path,
+    before: &Path,
+    floors: &[Floor],
+    of: (&FileSystem, &dyn Fn(&FileSystem, &Reported)),
+) {
+    let (file_system, records) = of;
+    let all: Vec<Entry> = entries(&File::open(log).unwrap()).map_while(Result::ok).collect();
+    let durable = File::options().write(true).open(before).unwrap();
+    let mut storage = Storage::new(durable, before.to_owned());
+    let mut random = Random::new(all.len() as u64);
+    let (mut at, mut judged, mut marked, mut with_records) = (512, 0, 0, 0);
+    let each = (all.len() as u64 / rounds(80)).max(1);
+    let to = bench.path("cut");
+    for (index, entry) in all.iter().enumerate() {
+        storage.take(entry);
+        at += length(entry);
+        if random.below(each) != 0 && index + 1 != all.len() {
+            continue;
+        }
+        storage.cut(&mut random, &to);
+        let superblock = journal_superblock(&to);
+        if superblock.errno != 0 {
+            marked += 1;
+            continue;
+        }
+        let cut = FileSystem { image: to.clone(), ..file_system.clone() };
+        let what = format!("entry {index} of {}", all.len());
+        judge::replay_with_e2fsck(&cut).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let verdict = judge::check(&cut).unwrap();
+        assert!(verdict.problems.is_empty(), "{what}: {:?}", verdict.problems);
+        judged += 1;
+        if let Some((acknowledged, _)) = floors.iter().rev().find(|(_, from)| *from <= at) {
+            with_records += 1;
+            records(&cut, &Reported { acknowledged: acknowledged.clone(), ..Reported::default() });
+        }
+    }
+    println!(
+        "{judged} cuts judged, {with_records} of them with records, {marked} with an error mark, of {} entries",
+        all.len()
+    );
+    assert!(judged > 10 && with_records > 5, "{judged} cuts judged, {with_records} with records");
+}
+
+/// Never, a few seconds, none and back under load; what is said to be in force holds. Then the VMM dies, and nothing is lost.
+#[test]
+fn another_age_is_wished_under_load() {
+    let bench = Bench::new();
+    let (image, log) = (bench.path("one.img"), bench.path("log"));
+    let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+    copy_image(&image, &bench.path("before")).unwrap();
+    let option = format!("{},placement=retain,log-writes={}", image.display(), log.display());
+    let daemon = Daemon::start(&bench, &write_config(&bench, &[("one", option)]));
+    let layouts = [appended(3), overwritten(4)];
+    let script = format!(
+        "{CHURN}
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+        mkdir /mnt/a /mnt/b /mnt/c
+        {} &
+        {} &
+        churn /mnt/c",
+        record_writer("/mnt/a", "a", &layouts[0], "--forever"),
+        record_writer("/mnt/b", "b", &layouts[1], "--forever"),
+    );
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    more(&mut guest, &daemon, 10);
+    wait_in_force(&daemon, None);
+    let mut floors: Vec<Floor> = Vec::new();
+    let acknowledged = |guest: &Guest| {
+        ["a", "b"].map(|stream| (stream.to_owned(), guest.acknowledged(stream))).into_iter().collect::<BTreeMap<_, _>>()
+    };
+    for within in ["5", "0", "never", "0", "1", "0", "never", "1", "never", "2"] {
+        wish(&daemon, "retain", within);
+        let age = within.parse().ok();
+        wait_in_force(&daemon, age);
+        more(&mut guest, &daemon, 10);
+        if let Some(age) = age {
+            let told = acknowledged(&guest);
+            if age > 0 {
+                std::thread::sleep(Duration::from_secs(age) + WRITE_OUT);
+            }
+            floors.push((told, std::fs::metadata(&log).unwrap().len()));
+        }
+    }
+    more(&mut guest, &daemon, 10);
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("one", "waiting");
+    let log_text = daemon.log();
+    assert!(!log_text.contains("ERROR"), "{log_text}");
+    assert_consistent(&file_system);
+    let records = |file_system: &FileSystem, reported: &Reported| {
+        assert_records(file_system, "/a", "a", &layouts[0], reported);
+        assert_records(file_system, "/b", "b", &layouts[1], reported);
+    };
+    records(&file_system, &reported);
+    judge_cuts(&bench, &log, &bench.path("before"), &floors, (&file_system, &records));
+}
+
+/// What was wished of a running guest is done by the worker that follows. With 0 none follows, and nothing is lost.
+#[test]
+fn the_next_worker_does_as_was_wished() {
+    for (configured, wished) in
+        [("", "5"), (",durable-within=0", "2"), (",durable-within=5", "0"), (",durable-within=1", "never")]
+    {
+        let bench = Bench::new();
+        let image = bench.path("one.img");
+        let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+        let config = write_config(&bench, &[("one", format!("{},placement=retain{configured}", image.display()))]);
+        let daemon = Daemon::start(&bench, &config);
+        let layouts = [appended(5), overwritten(6)];
+        let script = format!(
+            "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+            mkdir /mnt/a /mnt/b
+            {} &
+            {}",
+            record_writer("/mnt/a", "a", &layouts[0], "--forever"),
+            record_writer("/mnt/b", "b", &layouts[1], "--forever"),
+        );
+        let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+        more(&mut guest, &daemon, 10);
+        wish(&daemon, "retain", wished);
+        let age = wished.parse().ok();
+        for round in 0..2 {
+            wait_in_force(&daemon, age);
+            more(&mut guest, &daemon, 10);
+            kill_nine(daemon.wait_state("one", "running")["worker_pid"].as_u64().unwrap() as u32);
+            if age == Some(0) {
+                daemon.wait_state("one", "held");
+                break;
+            }
+            more(&mut guest, &daemon, 20);
+            assert!(round == 0 || daemon.log().matches("is held as before").count() >= 2, "{}", daemon.log());
+        }
+        guest.kill_qemu().unwrap();
+        guest.wait_end(LIMIT).unwrap();
+        let reported = guest.final_report();
+        daemon.wait_state("one", "waiting");
+        let what = format!("{configured:?}, then {wished}");
+        assert!(std::fs::read_dir(bench.area()).unwrap().count() <= 1, "{what}: {}", daemon.log());
+        assert_consistent(&file_system);
+        assert_records(&file_system, "/a", "a", &layouts[0], &reported);
+        assert_records(&file_system, "/b", "b", &layouts[1], &reported);
+    }
+}
+
+/// A mounted file system grows: from then on every commit is durable before its guest is told of it.
+#[test]
+fn a_file_system_that_grows_stays_durable() {
+    let bench = Bench::new();
+    let (image, log) = (bench.path("one.img"), bench.path("log"));
+    create_sparse(&image, 192 * MIB).unwrap();
+    let features = vec!["metadata_csum_seed".to_owned()];
+    let file_system = ExtRecipe { features, ..ExtRecipe::ext4(64, 8) }.make_at(&image, 0).unwrap();
+    copy_image(&image, &bench.path("before")).unwrap();
+    let option = format!("{},placement=retain,durable-within=1,log-writes={}", image.display(), log.display());
+    let daemon = Daemon::start(&bench, &write_config(&bench, &[("one", option)]));
+    let layouts = [appended(7), overwritten(8)];
+    let script = format!(
+        "{CHURN}
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+        mkdir /mnt/a /mnt/b /mnt/c
+        (churn /mnt/c) &
+        {} &
+        {} &
+        sleep 3
+        resize2fs /dev/vda || fail resize2fs
+        tune2fs -L changed /dev/vda || fail tune2fs
+        mark grown
+        wait",
+        record_writer("/mnt/a", "a", &layouts[0], "--forever"),
+        record_writer("/mnt/b", "b", &layouts[1], "--forever"),
+    );
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    more(&mut guest, &daemon, 10);
+    wait_in_force(&daemon, Some(1));
+    guest.wait_mark("grown", LIMIT).unwrap();
+    more(&mut guest, &daemon, 20);
+    let disk = wait_in_force(&daemon, Some(0));
+    assert!(disk["durability"]["reason"].as_str().unwrap().contains("not understood"), "{disk}");
+    more(&mut guest, &daemon, 20);
+    let told = ["a", "b"].map(|stream| (stream.to_owned(), guest.acknowledged(stream)));
+    let floors = [(told.into_iter().collect(), std::fs::metadata(&log).unwrap().len())];
+    more(&mut guest, &daemon, 40);
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    let records = |file_system: &FileSystem, reported: &Reported| {
+        assert_records(file_system, "/a", "a", &layouts[0], reported);
+        assert_records(file_system, "/b", "b", &layouts[1], reported);
+    };
+    records(&file_system, &reported);
+    judge_cuts(&bench, &log, &bench.path("before"), &floors, (&file_system, &records));
+}
