@@ -133,7 +133,6 @@ fn the_same_where_its_journal_is_durable_by_age() {
     };
     // Of the last of them it is said, as an error, that durability ends: the journal was written over.
     remounts(|bench, name| placement(bench, name).to_owned(), &WAYS[..8]);
-    remounts(|bench, name| placement(bench, name).to_owned(), &OTHER_WAYS);
 }
 
 fn region(bench: &Bench, name: &str) -> String {
