@@ -428,12 +428,30 @@ impl Work {
         }
     }
 
-    fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
-        let Some((settled, mark)) = self.flushing.remove(&request) else { return };
-        if !is_ok || captured.marks.is_lost(mark) {
-            // They stay there until a checkpoint brings them home again.
-            return;
+    /// A flush of the disk has failed, whosever: what was written until now may not be on storage, and no later flush says so.
+    /// Whoever waits for one to make that durable has to write it again, or to keep it.
+    pub(super) fn flush_failed(&mut self, captured: &mut Captured) {
+        captured.flush_failed();
+        // They stay in the region until a checkpoint brings them home again.
+        self.settled.clear();
+        self.flushing.clear();
+        for errand in self.errands.values_mut() {
+            if let Errand::Through { same, .. } = errand {
+                same.clear();
+            }
         }
+        match &mut self.commit {
+            Some(commit) => commit.flush_failed(),
+            None => self.early.forget(),
+        }
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.flush_failed();
+        }
+        self.leaving_flush_failed();
+    }
+
+    fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
+        let Some((settled, mark)) = self.flushing.remove(&request).filter(|_| is_ok) else { return };
         match self.end_mark(captured, mark) {
             Ok(()) => self.release_home(captured, &settled),
             Err(error) => log::error!("disk {}: {error}", self.name()),
@@ -615,9 +633,9 @@ impl Keeper for InRegion {
     }
 
     fn flush_failed(&self, _log: &Log) {
-        self.with(|_, state| {
+        self.with(|work, state| {
             if let State::Held(captured) = state {
-                captured.marks.flush_failed();
+                work.flush_failed(captured);
             }
         });
     }

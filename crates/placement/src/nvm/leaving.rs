@@ -53,6 +53,8 @@ pub(super) enum Leaving {
 pub(super) struct Left {
     /// Those whose latest copies are in their places.
     positions: HashSet<u32>,
+    /// A flush has failed since: they may not be on storage, and no later flush says so.
+    is_in_doubt: bool,
     has_failed: bool,
 }
 
@@ -133,6 +135,10 @@ impl Work {
             return;
         }
         self.left = Left::default();
+        if captured.homes.keys().any(|block| captured.is_doubtful(*block)) {
+            self.cannot_leave("a flush of the disk has failed since the guest wrote past its journal");
+            return;
+        }
         let writes = self.write_open_end(captured, &Errand::LeavingLog, steps);
         self.leaving = Some(Leaving::Writing(writes));
         self.open_end_written(captured, steps);
@@ -191,7 +197,7 @@ impl Work {
     fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         let Some(Leaving::Flushing(written)) = &mut self.leaving else { return };
         let written = std::mem::take(written);
-        if !is_ok {
+        if !is_ok || self.left.is_in_doubt {
             self.cannot_leave("flushing the disk failed");
             return;
         }
@@ -225,6 +231,11 @@ impl Work {
         }
     }
 
+    /// A flush of the disk has failed, whosever.
+    pub(super) fn leaving_flush_failed(&mut self) {
+        self.left.is_in_doubt |= self.leaving.is_some();
+    }
+
     /// The superblock that says where the log is has arrived, or not.
     fn leaving_superblock_done(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         if is_ok {
@@ -254,6 +265,7 @@ impl Work {
         match (is_last, is_ok) {
             (false, _) => self.leaving_flushed(captured, is_ok, steps),
             (true, false) => self.mark_again(captured),
+            (true, true) if self.left.is_in_doubt => self.mark_again(captured),
             (true, true) => self.left_region(state, steps),
         }
     }

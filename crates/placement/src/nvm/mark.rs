@@ -265,7 +265,7 @@ impl Work {
         }
         let number = self.begin_mark(captured)?;
         if let Err(error) = captured.log.journal.file.sync_data() {
-            captured.marks.flush_failed();
+            self.flush_failed(captured);
             return Err(error);
         }
         self.end_mark(captured, number)

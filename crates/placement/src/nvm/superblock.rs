@@ -275,6 +275,7 @@ impl Work {
             allocation: Allocation::default(),
             shown: None,
             is_read: false,
+            doubtful: Vec::new(),
             has_failed: false,
         }));
         self.slot = Some(slot);
