@@ -172,8 +172,9 @@ impl Keeper for Shipped {
         true
     }
 
-    fn forget(&self, log: &Log, _steps: &mut Steps) {
+    fn forget(&self, log: &Log, _steps: &mut Steps) -> bool {
         self.area.release(log.place.log_bytes());
+        true
     }
 
     fn remote_report(&self) -> Option<RemoteReport> {

@@ -25,6 +25,7 @@ use jbd2::SuperblockEdit;
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Log blocks that go to their places in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
@@ -83,6 +84,8 @@ impl Work {
     /// A log that shall leave stays after all, if it has not left yet.
     pub(super) fn stay(&mut self, state: &mut State, steps: &mut Steps) {
         use Leaving::{Draining, Flushing, Gathering, Writing};
+        // Why an attempt failed is nothing to who begins the next.
+        self.leaving_failed = None;
         if matches!(self.leaving, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
             self.leaving = None;
             self.drive(state, steps);
@@ -103,6 +106,7 @@ impl Work {
     /// The guest closes its log. If nothing of it has been handed over to storage yet, it stays on NVM until then, and lives
     /// where it was wished from the next mount on.
     pub(super) fn close_instead_of_leaving(&mut self) {
+        self.leaving_failed = None;
         if matches!(self.leaving, Some(Leaving::Gathering | Leaving::Draining)) {
             self.leaving = None;
         }
@@ -165,6 +169,7 @@ impl Work {
         }
         let count = runs.len();
         for (offset, run) in runs {
+            captured.log.state.own_writes.fetch_add(1, Ordering::AcqRel);
             self.write(Side::Journal, offset, run, errand.clone(), steps);
         }
         count
@@ -225,6 +230,7 @@ impl Work {
         match (edited, captured.log.offset_of(0)) {
             (Ok(()), Some(offset)) => {
                 self.leaving = Some(Leaving::Superblock);
+                captured.log.state.own_writes.fetch_add(1, Ordering::AcqRel);
                 self.write(Side::Journal, offset, block, Errand::LeavingSuperblock, steps);
             }
             _ => self.cannot_leave("its superblock is not one"),
@@ -248,6 +254,12 @@ impl Work {
 
     /// Whether storage says that the log is there is not known. It must not while anything is committed to the region.
     fn mark_again(&mut self, captured: &mut Captured) {
+        self.restore_mark(captured);
+        self.cannot_leave("writing its superblock failed");
+    }
+
+    /// The same, whatever it was written for.
+    pub(super) fn restore_mark(&mut self, captured: &mut Captured) {
         match write_mark_bytes(&captured.log, captured.marks.durable()) {
             // Storage has the last one that the region was told of.
             Ok(()) => captured.marks.forget_next(),
@@ -256,7 +268,6 @@ impl Work {
                 captured.has_failed = true;
             }
         }
-        self.cannot_leave("writing its superblock failed");
     }
 
     /// A flush of a leaving log has ended.
