@@ -29,6 +29,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What an operation with a ticket was for.
 #[derive(Debug)]
@@ -577,6 +578,9 @@ impl Route for DiskRoute {
                 self.errands.clear();
                 self.behind.clear();
                 self.in_pass.clear();
+                for log in self.journals.logs_at_home(self.disk) {
+                    log.state.own_writes.store(0, Ordering::Release);
+                }
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;
                 self.journals.replay_aged(self.disk)?;

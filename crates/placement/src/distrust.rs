@@ -13,8 +13,8 @@
 //! * Nobody here replays that log, now or after the VM's end. The guest's own kernel does at the next mount: it knows where its
 //!   blocks are. The report says so, and that a contradiction was found.
 //! * It stays so for as long as the VM lives, mounts and resets included, and after it: the journal superblock on storage says so
-//!   when the VM has ended (`mark.rs`), for the next run and for `recover`. A run that ends before it can write that begins
-//!   with trust, and finds out again.
+//!   when the VM has ended (`mark.rs`), for the next run and for `recover`; that of a log on a journal server at once, whoever has
+//!   it then ([`crate::remote`]). A run that ends before it can write that begins with trust, and finds out again.
 //!
 //! Failure story: the area has marked the log's table before anything else happened, so that whoever finds it after a kill
 //! brings it to its place in the same way, and replays nothing. Where storage fails, the log stays held, block for block.

@@ -356,11 +356,9 @@ impl Journals {
                     scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
                     continue;
                 }
-                if self.area.has_host_writes_in_flight(log.id) || log.keeper.has_own_in_flight() {
-                    // They must not land on what the guest writes in the place of the file system: it goes when they end.
-                    log.keeper.end_soon(&log);
-                    scan::add_to_layouts(&mut layouts, &log.place, log.index);
-                    self.scan_soon(log.home_disk);
+                if self.area.has_host_writes_in_flight(log.id) || log.has_own_writes() || log.keeper.has_own_in_flight()
+                {
+                    self.keep_until_its_writes_end(&log, &mut layouts);
                     continue;
                 }
                 let Ok(_alone) = log.state.recovering.try_lock() else {
@@ -370,7 +368,11 @@ impl Journals {
                     continue;
                 };
                 let mut steps = Steps::default();
-                log.keeper.forget(&log, &mut steps);
+                if !log.keeper.forget(&log, &mut steps) {
+                    // The thread of its disk was faster.
+                    self.keep_until_its_writes_end(&log, &mut layouts);
+                    continue;
+                }
                 for (side, step) in steps.0 {
                     let disk = if side == Side::Home { &log.home } else { &log.journal };
                     disk.pass_on(Arc::clone(&log), side, step);
@@ -392,6 +394,14 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// Its file system is gone, and something goes home or into the log by itself. That must not land on what the guest writes in the
+    /// place of the file system: it goes when they end.
+    fn keep_until_its_writes_end(&self, log: &Arc<Log>, layouts: &mut [DiskLayout]) {
+        log.keeper.end_soon(log);
+        scan::add_to_layouts(layouts, &log.place, log.index);
+        self.scan_soon(log.home_disk);
     }
 
     /// Notes, and says when the VM is prepared, on which disks no journal was found.

@@ -460,8 +460,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// Another keeps the log from now on.
     fn leave(&self) {}
 
-    /// Its log has gone from the disk.
-    fn forget(&self, _log: &Log, _steps: &mut Steps) {}
+    /// Its log has gone from the disk. False where something is on its way there by itself, which must not land on what the guest
+    /// writes in its place: nothing has happened then.
+    fn forget(&self, _log: &Log, _steps: &mut Steps) -> bool {
+        true
+    }
 
     /// What was done with a server, for reports.
     fn remote_report(&self) -> Option<RemoteReport> {

@@ -11,6 +11,7 @@ use block_route::LogIndex;
 use journal_area::{LogId, Opening};
 use recovery::Report;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Whether a guest has a log open.
@@ -71,6 +72,8 @@ pub(crate) struct LogState {
     /// Its guest is writing its superblock, by which it may be opened: nobody changes meanwhile who keeps it. Taken after the journals'
     /// `scanning` by who wants to change that, and with nothing taken under it by who writes.
     pub opening: Mutex<()>,
+    /// How many writes of ours into its own place are on their way, for nobody's request and whoever keeps it now.
+    pub own_writes: AtomicUsize,
 }
 
 impl LogState {
@@ -88,6 +91,7 @@ impl LogState {
             mark: Mutex::default(),
             recovering: Mutex::default(),
             opening: Mutex::default(),
+            own_writes: AtomicUsize::new(0),
         }
     }
 }
@@ -240,6 +244,11 @@ impl Log {
     /// Storage says the mark again, or still.
     pub(crate) fn put_mark_back(&self, mark: Option<Marked>) {
         *self.state.mark.lock().expect("no panic under this lock") = mark;
+    }
+
+    /// Whether a write of ours into its own place is on its way.
+    pub(crate) fn has_own_writes(&self) -> bool {
+        self.state.own_writes.load(Ordering::Acquire) > 0
     }
 
     /// Whether it is open and the area holds it.

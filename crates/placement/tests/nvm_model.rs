@@ -132,6 +132,35 @@ fn a_disk_that_breaks_loses_nothing_committed() {
     assert!(failed > seed_count() as usize, "hardly anything was under way when the disk broke: {failed}");
 }
 
+/// A flush fails that this file system's kernel hears nothing of: another's on the same disk. What that took with it no later
+/// flush brings back, and what is told to be committed, is.
+#[test]
+fn a_flush_of_somebody_else_that_fails_loses_nothing_committed() {
+    let image = guest::image();
+    let mut failed = 0;
+    for seed in seeds() {
+        let mut guest = Guest::new(&image, 8_000_000 + seed);
+        for _ in 0..40 + guest.random.below(60) {
+            let block = guest.any_metadata();
+            match guest.random.below(12) {
+                0..5 => guest.random_commit(),
+                5 => guest.write_home(block),
+                6 => guest.checkpoint(),
+                7 => guest.read(block),
+                8 | 9 => guest.stranger_flushes(),
+                _ => guest.storage_works(),
+            }
+        }
+        if seed % 3 == 0 {
+            guest.leave_beside_strangers();
+        }
+        guest.settle();
+        failed += guest.failures();
+        guest.recover();
+    }
+    assert!(failed > seed_count() as usize / 2, "hardly any flush failed: {failed}");
+}
+
 /// A version is on its way home when the guest writes something else there and then that version again, which may be absorbed:
 /// what is at home is the other thing.
 #[test]

@@ -44,6 +44,11 @@ struct Rig {
     image: PathBuf,
     region: PathBuf,
     hook: Hook,
+    /// Operations whose ends are awaited, and which those are to be.
+    held: Vec<DiskOperation>,
+    holds: Box<dyn Fn(&DiskOperation) -> bool>,
+    /// What storage does, and says that it failed.
+    fails: Box<dyn Fn(&DiskOperation) -> bool>,
     _directory: tempfile::TempDir,
 }
 
@@ -131,6 +136,10 @@ fn hooked(options: NvmOptions, hook: &Hook) -> NvmDisk {
 impl Rig {
     /// A disk with two partitions, an ext4 file system on each, and so many regions.
     fn new(regions: u32) -> Self {
+        Self::with(regions, |_| {})
+    }
+
+    fn with(regions: u32, change: impl FnOnce(&mut NvmOptions)) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let (image, region) = (directory.path().join("image"), directory.path().join("region"));
         let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&image).expect("made");
@@ -148,6 +157,7 @@ impl Rig {
         let hook = Hook::default();
         let mut options = NvmOptions::new(&region);
         options.create_bytes = 32 << 20;
+        change(&mut options);
         options.region = RegionChoice { index: 0, count: 2 };
         options.more_regions = (1..regions).map(|index| RegionChoice { index, count: 2 }).collect();
         let options = DiskOptions {
@@ -180,6 +190,9 @@ impl Rig {
             image,
             region,
             hook,
+            held: Vec::new(),
+            holds: Box::new(|_| false),
+            fails: Box::new(|_| false),
             _directory: directory,
         }
     }
@@ -222,19 +235,46 @@ impl Rig {
         let mut written = 0;
         for action in plan.actions {
             match action {
-                PlanAction::Disk(operation) => {
-                    written += self.storage_does(&operation);
-                    let mut plan = Plan::default();
-                    if let Some(ticket) = operation.ticket {
-                        self.route.disk_done(ticket, Ok(()), &mut plan);
-                    }
-                    written += self.carry_out(plan);
-                }
+                PlanAction::Disk(operation) if (self.holds)(&operation) => self.held.push(operation),
+                PlanAction::Disk(operation) => written += self.end(operation),
                 PlanAction::Release(_, status) => assert_eq!(status, Status::Ok),
                 PlanAction::Hold(_) => {}
             }
         }
         written
+    }
+
+    /// An operation ends. Gives the bytes that were written by that, and by what came of it.
+    fn end(&mut self, operation: DiskOperation) -> u64 {
+        let written = self.storage_does(&operation);
+        let failed = (self.fails)(&operation).then(|| Err(std::io::Error::other("storage failed")));
+        let mut plan = Plan::default();
+        if let Some(ticket) = operation.ticket {
+            self.route.disk_done(ticket, failed.unwrap_or(Ok(())), &mut plan);
+        }
+        written + self.carry_out(plan)
+    }
+
+    /// What is awaited ends.
+    fn end_held(&mut self) {
+        self.holds = Box::new(|_| false);
+        for operation in std::mem::take(&mut self.held) {
+            self.end(operation);
+        }
+    }
+
+    /// One step of a log towards its own place.
+    fn leave(&mut self, which: usize) -> std::io::Result<bool> {
+        let mut plan = Plan::default();
+        let has_left = self.route.hand_over(self.log(which).index(), &mut plan);
+        self.carry_out(plan);
+        has_left
+    }
+
+    /// The guest is gone, and the next one comes.
+    fn start(&mut self, name: &str) -> std::io::Result<()> {
+        let table = Arc::new(ram(&self.memory, &self.image.with_extension(name)));
+        self.route.started(Start::Fresh, &table)
     }
 
     fn storage_does(&self, operation: &DiskOperation) -> u64 {
@@ -528,4 +568,112 @@ fn a_journal_that_is_copied_over_one_that_shall_live_elsewhere_stays_on_storage(
         rig.superblock(0, false);
         assert_eq!(rig.log(0).placement, to);
     }
+}
+
+#[test]
+fn a_flush_of_an_earlier_opening_says_nothing_of_the_next() {
+    let mut rig = Rig::with(2, |options| options.delayed_checkpoint = false);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(1));
+    // The other file system's kernel flushes the disk, which takes its time.
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.request(RequestKind::Flush, 0, &mut []);
+    assert_eq!(rig.held.len(), 1);
+    rig.holds = Box::new(|_| false);
+    rig.superblock(0, false);
+    rig.superblock(0, true);
+    assert_eq!(rig.commit(0, IN_USE, &content(2)), 0, "the region has it");
+    rig.end_held();
+    assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(2)[..], "what was committed is lost");
+}
+
+#[test]
+fn a_closing_superblock_that_fails_leaves_the_journal_where_it_was() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let superblock_at = rig.file_systems[0].log_at[0];
+    // It may have landed, as it has here.
+    rig.fails = Box::new(move |operation| operation.offset == superblock_at && operation.len > 0);
+    rig.superblock(0, false);
+    rig.fails = Box::new(|_| false);
+    assert!(rig.log(0).is_open());
+    assert_eq!(rig.commit(0, IN_USE, &content(2)), 0, "the region has it");
+    let at = rig.home_at(0, IN_USE) as usize;
+    assert!(rig.recovered()[at..][..BLOCK as usize] == content(2)[..], "what was committed is lost");
+    rig.request(RequestKind::Write, at as u64, &mut content(2));
+    rig.superblock(0, false);
+    assert!(!rig.log(0).is_open() && rig.stored(0, IN_USE) == content(2));
+}
+
+#[test]
+fn a_region_that_is_owed_is_not_given_to_another_file_system() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    // The file system is not to be seen for a while.
+    let magic_at = rig.file_systems[0].start + extfs::SUPERBLOCK_OFFSET + 56;
+    let mut magic = [0; 2];
+    rig.file.read_exact_at(&mut magic, magic_at).expect("read");
+    rig.file.write_all_at(&[0; 2], magic_at).expect("written");
+    rig.start("first").expect_err("what is owed cannot be brought home");
+    rig.superblock(1, true);
+    assert!(rig.commit(1, IN_USE, &content(2)) > 2 * BLOCK, "its own place has it");
+    rig.file.write_all_at(&magic, magic_at).expect("written");
+    rig.start("second").expect("started");
+    assert!(rig.stored(0, IN_USE) == content(1));
+}
+
+#[test]
+fn why_a_log_could_not_leave_is_not_told_to_who_asks_next() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let index = rig.log(0).index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    let superblock_at = rig.file_systems[0].log_at[0];
+    rig.fails = Box::new(move |operation| operation.offset == superblock_at && operation.len > 0);
+    assert!(!rig.leave(0).expect("it is on its way"));
+    rig.fails = Box::new(|_| false);
+    let mut plan = Plan::default();
+    rig.route.give_up_hand_over(index, &mut plan);
+    rig.carry_out(plan);
+    for _ in 0..100 {
+        if rig.leave(0).expect("nothing is wrong now") {
+            assert_eq!(rig.log(0).placement, PlacementKind::Storage);
+            return;
+        }
+    }
+    panic!("it does not leave");
+}
+
+#[test]
+fn what_a_leaving_log_writes_does_not_land_on_the_next_file_system() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    // A transaction that is not complete.
+    let of = &rig.file_systems[0];
+    let (start, at) = (of.start, of.log_at[of.builder.position as usize]);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    let index = rig.log(0).index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+    for _ in 0..10 {
+        if rig.held.is_empty() {
+            assert!(!rig.leave(0).expect("it is on its way"));
+        }
+    }
+    assert_eq!(rig.held.len(), 1);
+    // Another file system comes, without a journal, whose block that is.
+    rig.holds = Box::new(|_| false);
+    rig.request(RequestKind::Write, start, &mut vec![0; BLOCK as usize]);
+    rig.request(RequestKind::Write, at, &mut content(3));
+    rig.end_held();
+    rig.request(RequestKind::Write, start + BLOCK, &mut vec![0; BLOCK as usize]);
+    let image = std::fs::read(&rig.image).expect("read");
+    assert!(image[at as usize..][..BLOCK as usize] == content(3)[..], "an old block landed on a new one");
+    assert!(!rig.journals.logs().iter().any(|log| log.place().home_start == start), "its journal is known still");
 }

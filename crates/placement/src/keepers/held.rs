@@ -406,10 +406,10 @@ impl Keeper for Held {
     }
 
     /// The file system was replaced while its log was open.
-    fn forget(&self, log: &Log, _steps: &mut Steps) {
+    fn forget(&self, log: &Log, _steps: &mut Steps) -> bool {
         self.forget_aging();
         if !log.is_open() {
-            return;
+            return true;
         }
         log::warn!(
             "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",
@@ -420,5 +420,6 @@ impl Keeper for Held {
         if let Err(error) = self.spill(log, |_, _| true) {
             log::error!("writing where a journal was failed: {error}; what the guest wrote there is lost");
         }
+        true
     }
 }

@@ -40,7 +40,12 @@ impl Shipped {
     fn distrust(&self, log: &Log, why: Option<String>) {
         if let Some(why) = why {
             distrust::say(&self.area, log, &why);
-            self.remote.pause(true);
+            if let Err(error) = self.remote.distrust() {
+                log::error!(
+                    "disk {}: writing down that the journal is not what it seemed failed: {error}; give the disk placement=storage",
+                    log.home.options.name
+                );
+            }
         }
     }
 }
@@ -167,8 +172,9 @@ impl Keeper for Shipped {
         true
     }
 
-    fn forget(&self, log: &Log, _steps: &mut Steps) {
+    fn forget(&self, log: &Log, _steps: &mut Steps) -> bool {
         self.area.release(log.place.log_bytes());
+        true
     }
 
     fn remote_report(&self) -> Option<RemoteReport> {

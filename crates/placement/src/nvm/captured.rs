@@ -65,6 +65,8 @@ pub(super) struct Captured {
     pub shown: Option<Compound>,
     /// Somebody has read its superblock since then: a kernel may have replayed it.
     pub is_read: bool,
+    /// What the guest has written past its journal, and a failed flush may have lost: the region's version is all there is.
+    pub doubtful: Vec<Written>,
     /// Something failed for good: no more of the log is taken.
     pub has_failed: bool,
 }
@@ -98,6 +100,18 @@ impl Captured {
     pub fn is_at_home(&self, written: &Written) -> bool {
         self.written(written.block) == Some(*written)
             && self.homes.get(&written.block).is_some_and(|held| held.home != HomeState::Other)
+    }
+
+    /// A flush has failed: what was written until now may not be on storage.
+    pub fn flush_failed(&mut self) {
+        self.marks.flush_failed();
+        let others = self.homes.iter().filter(|(_, held)| held.home == HomeState::Other);
+        self.doubtful = others.filter_map(|(block, _)| self.written(*block)).collect();
+    }
+
+    /// Whether the guest's write past its journal onto a block may be lost, with nothing written there since.
+    pub fn is_doubtful(&self, block: u64) -> bool {
+        !self.doubtful.is_empty() && self.written(block).is_some_and(|written| self.doubtful.contains(&written))
     }
 
     /// The next transaction, if all of it is there.

@@ -40,6 +40,11 @@ impl Checkpoint {
     pub fn end_soon(&mut self) {
         self.runs.clear();
     }
+
+    /// What it has written may not be on storage, and no later flush says so.
+    pub fn flush_failed(&mut self) {
+        self.has_failed = true;
+    }
 }
 
 impl Work {
@@ -178,7 +183,7 @@ impl Work {
     pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, mark: u64, is_ok: bool, steps: &mut Steps) {
         let Some(checkpoint) = &mut self.checkpoint else { return };
         let Some(flushed) = checkpoint.flushing.take() else { return };
-        if !is_ok || checkpoint.has_failed || captured.marks.is_lost(mark) {
+        if !is_ok || checkpoint.has_failed {
             checkpoint.has_failed = true;
         } else if let Err(error) = self.end_mark(captured, mark) {
             log::error!("disk {}: {error}", self.name());

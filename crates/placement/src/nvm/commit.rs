@@ -36,7 +36,16 @@ pub(super) struct Commit {
     appends: BTreeMap<u64, Arc<[u8]>>,
     revokes: Vec<u64>,
     stage: Stage,
+    /// A flush has failed since something of it went home: that may not be on storage, and no later flush says so.
+    is_in_doubt: bool,
     has_failed: bool,
+}
+
+impl Commit {
+    /// A flush of the disk has failed.
+    pub fn flush_failed(&mut self) {
+        self.is_in_doubt = true;
+    }
 }
 
 impl Work {
@@ -93,7 +102,8 @@ impl Work {
         }
         let revokes = transaction.revokes;
         self.early.retain(|block| appends.contains_key(block));
-        Commit { sequence: transaction.sequence, puts, appends, revokes, stage: Stage::Room, has_failed: false }
+        let (sequence, stage) = (transaction.sequence, Stage::Room);
+        Commit { sequence, puts, appends, revokes, stage, is_in_doubt: false, has_failed: false }
     }
 
     /// Whether a block that a transaction writes is an append: free before it, and nothing else is going on with it. False in
@@ -224,18 +234,31 @@ impl Work {
 
     /// The appends are durable, and so is the mark with this number, unless a flush has failed meanwhile.
     pub(super) fn commit_flushed(&mut self, captured: &mut Captured, mark: u64, is_ok: bool, steps: &mut Steps) {
-        if self.commit.is_none() {
-            return;
-        }
-        if is_ok && captured.marks.is_lost(mark) {
-            // Another flush: this one says nothing of the mark.
-            return self.appends_written(captured, steps);
+        let Some(commit) = &self.commit else { return };
+        if is_ok && commit.is_in_doubt {
+            return self.append_again(captured, steps);
         }
         let is_told = is_ok && self.end_mark(captured, mark).is_ok();
         if let Some(commit) = &mut self.commit {
             commit.has_failed |= !is_told;
             self.end_commit(captured);
         }
+    }
+
+    /// Another flush has failed since the appends began to go home, and this one says nothing of them: they go once more.
+    fn append_again(&mut self, captured: &mut Captured, steps: &mut Steps) {
+        let Some(mut commit) = self.commit.take() else { return };
+        let appends: Vec<_> = commit.appends.iter().map(|(block, content)| (*block, Arc::clone(content))).collect();
+        // Where something else is on its way, it would not be known which comes last.
+        let is_met = appends.iter().any(|(block, _)| self.in_flight.touches(*block));
+        if is_met {
+            commit.has_failed = true;
+            self.commit = Some(commit);
+            return self.end_commit(captured);
+        }
+        commit.is_in_doubt = false;
+        commit.stage = Stage::Appends(self.write_appends(captured, &appends, &Errand::Append, steps));
+        self.commit = Some(commit);
     }
 
     /// Moves the pointer over the transaction, or gives it up.

@@ -299,7 +299,7 @@ impl Work {
                 .get(block)
                 .is_some_and(|held| held.home == HomeState::Other && captured.is_past(held.sequence))
         };
-        let gone: Vec<u64> = late.into_iter().filter(|block| is_late(block)).collect();
+        let gone: Vec<u64> = late.into_iter().filter(|block| is_late(block) && !captured.is_doubtful(*block)).collect();
         let is_ok = is_ok && captured.release(&gone).is_ok();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
         steps.release(request, if is_ok { Status::Ok } else { Status::IoError });

@@ -33,6 +33,7 @@ use journal_area::JournalArea;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,11 @@ pub(super) enum Errand {
 }
 
 impl Errand {
+    /// Whether it is a write of ours into the log's own place.
+    fn is_own_in_log(&self) -> bool {
+        matches!(self, Errand::LeavingLog | Errand::LeavingSuperblock | Errand::LeavingRest)
+    }
+
     /// Whether it put something on storage, in place of making that durable.
     fn wrote(&self) -> bool {
         !matches!(
@@ -267,6 +273,27 @@ impl Work {
         *self = Work { slot, early, next_errand, ..Work::new(home, area, nvm) };
     }
 
+    /// What is under way is of an earlier opening: its blocks' versions and its marks were numbered as those of this one will be, so
+    /// its end says nothing of them.
+    pub(super) fn forget_earlier_openings(&mut self) {
+        self.settled.clear();
+        self.flushing.clear();
+        self.leaving_failed = None;
+        for errand in self.errands.values_mut() {
+            match errand {
+                Errand::Through { same, blocks, .. } => {
+                    same.clear();
+                    blocks.end = blocks.start;
+                }
+                Errand::LateFlush { late, .. } => late.clear(),
+                Errand::TailFlush { request, .. } => {
+                    *errand = Errand::LateFlush { request: *request, late: Vec::new() };
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Nothing that is under way counts any more; who waits for it is told that it failed.
     fn forget_work(&mut self, steps: &mut Steps) {
         self.commit = None;
@@ -428,12 +455,30 @@ impl Work {
         }
     }
 
-    fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
-        let Some((settled, mark)) = self.flushing.remove(&request) else { return };
-        if !is_ok || captured.marks.is_lost(mark) {
-            // They stay there until a checkpoint brings them home again.
-            return;
+    /// A flush of the disk has failed, whosever: what was written until now may not be on storage, and no later flush says so.
+    /// Whoever waits for one to make that durable has to write it again, or to keep it.
+    pub(super) fn flush_failed(&mut self, captured: &mut Captured) {
+        captured.flush_failed();
+        // They stay in the region until a checkpoint brings them home again.
+        self.settled.clear();
+        self.flushing.clear();
+        for errand in self.errands.values_mut() {
+            if let Errand::Through { same, .. } = errand {
+                same.clear();
+            }
         }
+        match &mut self.commit {
+            Some(commit) => commit.flush_failed(),
+            None => self.early.forget(),
+        }
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.flush_failed();
+        }
+        self.leaving_flush_failed();
+    }
+
+    fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
+        let Some((settled, mark)) = self.flushing.remove(&request).filter(|_| is_ok) else { return };
         match self.end_mark(captured, mark) {
             Ok(()) => self.release_home(captured, &settled),
             Err(error) => log::error!("disk {}: {error}", self.name()),
@@ -615,15 +660,18 @@ impl Keeper for InRegion {
     }
 
     fn flush_failed(&self, _log: &Log) {
-        self.with(|_, state| {
+        self.with(|work, state| {
             if let State::Held(captured) = state {
-                captured.marks.flush_failed();
+                work.flush_failed(captured);
             }
         });
     }
 
-    fn done(&self, _log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
+    fn done(&self, log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
         if let Task::Own(number) = task {
+            if self.work().errands.get(&number).is_some_and(Errand::is_own_in_log) {
+                log.state.own_writes.fetch_sub(1, Ordering::AcqRel);
+            }
             self.ended(number, error.is_none(), steps);
         }
     }
@@ -693,7 +741,13 @@ impl Keeper for InRegion {
         Ok(Finished::Recovered(reports))
     }
 
-    fn forget(&self, _log: &Log, steps: &mut Steps) {
-        self.with(|work, state| work.file_system_is_gone(state, steps));
+    fn forget(&self, log: &Log, steps: &mut Steps) -> bool {
+        self.with(|work, state| {
+            if work.in_flight.has_any_of(Writer::Host) || log.has_own_writes() {
+                return false;
+            }
+            work.file_system_is_gone(state, steps);
+            true
+        })
     }
 }

@@ -25,6 +25,7 @@ use jbd2::SuperblockEdit;
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Log blocks that go to their places in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
@@ -53,6 +54,8 @@ pub(super) enum Leaving {
 pub(super) struct Left {
     /// Those whose latest copies are in their places.
     positions: HashSet<u32>,
+    /// A flush has failed since: they may not be on storage, and no later flush says so.
+    is_in_doubt: bool,
     has_failed: bool,
 }
 
@@ -81,6 +84,8 @@ impl Work {
     /// A log that shall leave stays after all, if it has not left yet.
     pub(super) fn stay(&mut self, state: &mut State, steps: &mut Steps) {
         use Leaving::{Draining, Flushing, Gathering, Writing};
+        // Why an attempt failed is nothing to who begins the next.
+        self.leaving_failed = None;
         if matches!(self.leaving, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
             self.leaving = None;
             self.drive(state, steps);
@@ -101,6 +106,7 @@ impl Work {
     /// The guest closes its log. If nothing of it has been handed over to storage yet, it stays on NVM until then, and lives
     /// where it was wished from the next mount on.
     pub(super) fn close_instead_of_leaving(&mut self) {
+        self.leaving_failed = None;
         if matches!(self.leaving, Some(Leaving::Gathering | Leaving::Draining)) {
             self.leaving = None;
         }
@@ -133,6 +139,10 @@ impl Work {
             return;
         }
         self.left = Left::default();
+        if captured.homes.keys().any(|block| captured.is_doubtful(*block)) {
+            self.cannot_leave("a flush of the disk has failed since the guest wrote past its journal");
+            return;
+        }
         let writes = self.write_open_end(captured, &Errand::LeavingLog, steps);
         self.leaving = Some(Leaving::Writing(writes));
         self.open_end_written(captured, steps);
@@ -159,6 +169,7 @@ impl Work {
         }
         let count = runs.len();
         for (offset, run) in runs {
+            captured.log.state.own_writes.fetch_add(1, Ordering::AcqRel);
             self.write(Side::Journal, offset, run, errand.clone(), steps);
         }
         count
@@ -191,7 +202,7 @@ impl Work {
     fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         let Some(Leaving::Flushing(written)) = &mut self.leaving else { return };
         let written = std::mem::take(written);
-        if !is_ok {
+        if !is_ok || self.left.is_in_doubt {
             self.cannot_leave("flushing the disk failed");
             return;
         }
@@ -219,10 +230,16 @@ impl Work {
         match (edited, captured.log.offset_of(0)) {
             (Ok(()), Some(offset)) => {
                 self.leaving = Some(Leaving::Superblock);
+                captured.log.state.own_writes.fetch_add(1, Ordering::AcqRel);
                 self.write(Side::Journal, offset, block, Errand::LeavingSuperblock, steps);
             }
             _ => self.cannot_leave("its superblock is not one"),
         }
+    }
+
+    /// A flush of the disk has failed, whosever.
+    pub(super) fn leaving_flush_failed(&mut self) {
+        self.left.is_in_doubt |= self.leaving.is_some();
     }
 
     /// The superblock that says where the log is has arrived, or not.
@@ -237,6 +254,12 @@ impl Work {
 
     /// Whether storage says that the log is there is not known. It must not while anything is committed to the region.
     fn mark_again(&mut self, captured: &mut Captured) {
+        self.restore_mark(captured);
+        self.cannot_leave("writing its superblock failed");
+    }
+
+    /// The same, whatever it was written for.
+    pub(super) fn restore_mark(&mut self, captured: &mut Captured) {
         match write_mark_bytes(&captured.log, captured.marks.durable()) {
             // Storage has the last one that the region was told of.
             Ok(()) => captured.marks.forget_next(),
@@ -245,7 +268,6 @@ impl Work {
                 captured.has_failed = true;
             }
         }
-        self.cannot_leave("writing its superblock failed");
     }
 
     /// A flush of a leaving log has ended.
@@ -254,6 +276,7 @@ impl Work {
         match (is_last, is_ok) {
             (false, _) => self.leaving_flushed(captured, is_ok, steps),
             (true, false) => self.mark_again(captured),
+            (true, true) if self.left.is_in_doubt => self.mark_again(captured),
             (true, true) => self.left_region(state, steps),
         }
     }

@@ -250,7 +250,10 @@ impl Work {
 
     /// Whether the last mark is too old for blocks to leave the region under it.
     pub(super) fn is_mark_old(&self, captured: &Captured) -> bool {
-        captured.marks.at.elapsed() >= self.nvm.options.mark_age && !captured.journal.is_empty() && self.has_mark()
+        let mark_age = self.nvm.options.mark_age;
+        // One that cannot be written anew is as old as its log, and a flush does not change that.
+        let may_be_younger = mark_age.is_zero() || is_alone_in_its_page(&captured.log);
+        may_be_younger && captured.marks.at.elapsed() >= mark_age && !captured.journal.is_empty() && self.has_mark()
     }
 
     /// Begins the next mark where the last one is too old. Gives a number for [`Self::end_mark`].
@@ -265,7 +268,7 @@ impl Work {
         }
         let number = self.begin_mark(captured)?;
         if let Err(error) = captured.log.journal.file.sync_data() {
-            captured.marks.flush_failed();
+            self.flush_failed(captured);
             return Err(error);
         }
         self.end_mark(captured, number)

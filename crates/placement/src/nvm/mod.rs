@@ -88,7 +88,8 @@ pub struct NvmOptions {
     pub early_batch_bytes: u64,
     /// Everything goes home after this time at the latest.
     pub checkpoint_interval: Duration,
-    /// How old the mark on storage may be when blocks leave the region that the guest wrote home itself.
+    /// How old the mark on storage may be when blocks leave the region that the guest wrote home itself (0: there is a flush each
+    /// time, even where the mark cannot be written anew).
     pub mark_age: Duration,
     /// From when the region is filled so far on, in percent, …
     pub early_fill_percent: u32,
@@ -172,6 +173,11 @@ struct Slot {
     /// Where it begins in its file, in bytes.
     offset: u64,
     state: Mutex<State>,
+}
+
+/// Whether a region is no log's that is to be recovered.
+fn is_free(medium: &Region) -> bool {
+    Found::read(medium.bytes()).is_ok_and(|found| found.is_none_or(|found| found.owner.is_none()))
 }
 
 /// One disk's regions: each is one log's.
@@ -281,6 +287,10 @@ impl NvmDisk {
         let mut why = "every region of the disk has failed".to_owned();
         for (index, slot) in self.slots.iter().enumerate() {
             match &*self.lock(index) {
+                State::Idle(medium) if !is_free(medium) => {
+                    why = "a region of the disk holds what an earlier guest left, which could not be brought home"
+                        .to_owned();
+                }
                 State::Idle(medium) => match superblock::check_room(medium, slot.offset, log_blocks, block_bytes) {
                     Ok(()) => return Ok(index),
                     Err(reason) => why = reason,

@@ -224,6 +224,12 @@ impl Work {
         if is_brought(log, superblock, self.area.is_foreign(log.id))? {
             return Ok(false);
         }
+        if self.slot.is_some() {
+            // Its guest has gone, and bringing home what it left has failed: that comes first.
+            return Err(io::Error::other(
+                "the NVM region holds what an earlier guest left, which could not be brought home",
+            ));
+        }
         let place = &log.place;
         let slot = match self.nvm.free_slot(place.log_blocks, place.block_bytes) {
             Ok(slot) => slot,
@@ -275,10 +281,11 @@ impl Work {
             allocation: Allocation::default(),
             shown: None,
             is_read: false,
+            doubtful: Vec::new(),
             has_failed: false,
         }));
         self.slot = Some(slot);
-        self.settled.clear();
+        self.forget_earlier_openings();
         self.checkpointed = Instant::now();
         Ok(true)
     }
@@ -338,13 +345,17 @@ impl Work {
 
     /// The superblock of a closed log is on storage.
     pub(super) fn closed(&mut self, state: &mut State, is_ok: bool, steps: &mut Steps) {
-        let closing = self.closing.take();
-        if !is_ok {
-            return;
+        let foreign = self.closing.take().and_then(|closing| closing.foreign);
+        let State::Held(captured) = state else { return };
+        // Before the region is nobody's: a mark on storage without a region is refused by every later start.
+        let is_durable = is_ok && self.make_end_durable(captured);
+        // What somebody else has brought is theirs, durable or not.
+        if !is_ok || (!is_durable && foreign.is_none()) {
+            // Storage may say by now that the log is empty, and its guest goes on in the region.
+            return self.restore_mark(captured);
         }
         if let State::Held(captured) = std::mem::replace(state, State::Failed) {
             let log = Arc::clone(&captured.log);
-            let foreign = closing.and_then(|closing| closing.foreign);
             if foreign.is_some() {
                 // What follows is somebody's, until the log is empty.
                 self.area.set_foreign(log.id, true);
@@ -355,12 +366,18 @@ impl Work {
             } else {
                 log.set_closed();
             }
-            // Before the region is nobody's: a mark on storage without a region is refused by every later start.
-            if let Err(error) = log.journal.file.sync_data() {
-                log::error!("disk {}: flushing the superblock of a closed journal failed: {error}", self.name());
-            }
             self.give_back(*captured, state);
             steps.push(Side::Home, Step::Closed);
         }
+    }
+
+    /// Says whether the superblock of a closed log is durable.
+    fn make_end_durable(&mut self, captured: &mut Captured) -> bool {
+        let flushed = captured.log.journal.file.sync_data();
+        if let Err(error) = &flushed {
+            log::error!("disk {}: flushing the superblock of a closed journal failed: {error}", self.name());
+            self.flush_failed(captured);
+        }
+        flushed.is_ok()
     }
 }

@@ -53,6 +53,7 @@ use report::RemoteCounters;
 use shared_storage::Taken;
 use state::{Mode, State};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -145,6 +146,8 @@ struct Shared {
     /// Held by whoever writes the superblock on storage, or completes the log there. Taken before `state`.
     storage: Mutex<OnStorage>,
     state: Mutex<State>,
+    /// The journal is not what it seemed ([`crate::distrust`]): every superblock that goes to storage says so.
+    is_distrusted: AtomicBool,
     /// Something changed, for who waits.
     changed: Condvar,
     /// Something changed, for the thread that ships.
@@ -175,8 +178,15 @@ impl Shared {
     }
 
     fn write_superblock(&self, storage: &mut OnStorage, block: &[u8]) -> io::Result<()> {
+        let mut block = block.to_vec();
+        // What is no journal superblock is the guest's to write there.
+        if self.is_distrusted.load(Ordering::Acquire)
+            && let Ok(distrusted) = crate::mark::distrusted(&block)
+        {
+            block[..SUPERBLOCK_BYTES].copy_from_slice(&distrusted);
+        }
         storage.may_be.push(block[..SUPERBLOCK_BYTES].to_vec());
-        self.write_block(0, block)?;
+        self.write_block(0, &block)?;
         // It may not be durable; then the one before may come back.
         let old = storage.may_be.len().saturating_sub(2);
         storage.may_be.drain(..old);
@@ -265,6 +275,7 @@ impl RemoteLog {
             back_off,
             storage: Mutex::default(),
             state: Mutex::new(State::new()),
+            is_distrusted: AtomicBool::new(false),
             changed: Condvar::new(),
             work: tokio::sync::Notify::new(),
             counters: RemoteCounters::default(),
@@ -434,6 +445,27 @@ impl RemoteLog {
     pub fn pause(&self, is_paused: bool) {
         self.shared.lock().is_paused = is_paused;
         self.shared.tell();
+    }
+
+    /// The journal is not what it seemed: storage says so from now on, whichever place has it, and its own place is to have it.
+    ///
+    /// # Errors
+    /// When that cannot be written now: the next superblock that goes to storage says it.
+    pub fn distrust(&self) -> io::Result<()> {
+        let said = self.say_distrusted();
+        self.pause(true);
+        said
+    }
+
+    /// Whoever finds the log after a kill, in whichever place its superblock on storage says, replays nothing of it.
+    fn say_distrusted(&self) -> io::Result<()> {
+        let shared = &self.shared;
+        shared.is_distrusted.store(true, Ordering::Release);
+        let mut storage = shared.on_storage();
+        shared.check(&storage)?;
+        let block = shared.read_superblock()?;
+        shared.write_superblock(&mut storage, &block)?;
+        shared.medium.sync()
     }
 
     /// Whether storage has all of it, and nobody is about to change that.

@@ -15,9 +15,12 @@
 use super::lineage::{Lineage, Nonce};
 use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
+use crate::distrust::LEFT_TO_THE_GUEST;
 use crate::finish;
+use crate::mark;
 use crate::scan::offset_of;
 use crate::scan::{self, FoundLogPlace};
+use crate::stored::Stored;
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
 use recovery::{Error, Report, Status};
 use remote_journal::message::JournalStatus;
@@ -151,13 +154,21 @@ fn recover_log(
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
     let mut superblock = OnStorage { storage, offset, raw: [0; SUPERBLOCK_BYTES] };
     superblock.read()?;
+    // A run that was killed had found out, and nobody here replays it, wherever it is.
+    let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
+    let judge = |log: &FetchedLog| {
+        if is_distrusted { Ok(left_to_guest()) } else { finish::dry_run(&mut Fetched(log), place) }
+    };
     let Some(mark) = mark_of(&superblock.raw, &name, only_marked)? else {
         if only_marked {
             return Ok(None);
         }
-        let report = if dry_run {
+        let is_empty = Superblock::decode(&superblock.raw).is_ok_and(|superblock| superblock.is_empty());
+        let report = if is_distrusted && !is_empty {
+            left_to_guest()
+        } else if dry_run {
             finish::dry_run_stored(place, journal)?
-        } else if Superblock::decode(&superblock.raw).is_ok_and(|superblock| superblock.is_empty()) {
+        } else if is_empty {
             Report::of(Status::Clean)
         } else {
             finish::finish_stored(place, home, journal)?
@@ -169,17 +180,17 @@ fn recover_log(
     let (status, mut log) = fetch_beside_its_writer(&mut client, options, &name, &mark, place, &mut superblock)?;
     let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
     if dry_run {
-        let report = finish::dry_run(&mut Fetched(&log), place)?;
+        let report = judge(&log)?;
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
     }
     // Judged in memory before anything is written.
-    finish::dry_run(&mut Fetched(&log), place)?;
+    judge(&log)?;
     take(&mut client, options, &name, &mark)?;
     if status_of(&mut client, &name, &mark)? != (JournalStatus { fence: status.fence + 1, ..status }) {
         // Its writer added to it until it was fenced off.
         (_, log) = fetch(&mut client, &name, &mark, place)?;
         refuse_older(&name, lineage.count, &log)?;
-        finish::dry_run(&mut Fetched(&log), place)?;
+        judge(&log)?;
     }
     let claim = superblock.claim(lineage)?;
     let completing = || failed("completing the journal on storage");
@@ -195,14 +206,23 @@ fn recover_log(
     let mut whole = log.blocks[&0].to_vec();
     // The claim stays: without it this could be, byte for byte, what the other host wrote when it fell back.
     Lineage { held: mark.nonce, tried: Default::default(), claim, count: lineage.count }.write_into(&mut whole);
+    if is_distrusted {
+        let distrusted = mark::distrusted(&whole).map_err(completing())?;
+        whole[..SUPERBLOCK_BYTES].copy_from_slice(&distrusted);
+    }
     storage.write_at(offset, &whole).map_err(completing())?;
     storage.sync().map_err(completing())?;
-    let report = finish::finish_stored(place, home, journal)?;
+    let report = if is_distrusted { left_to_guest() } else { finish::finish_stored(place, home, journal)? };
     // Storage has it all; the server keeps what it has until the next log begins, and nobody has to ask for it.
     if let Err(error) = client.close(&name, mark.epoch, mark.nonce) {
         log::warn!("{name}: the server was not told that the log is over: {error}");
     }
     Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }))
+}
+
+/// What is said of a log that was completed on storage, and that is all.
+fn left_to_guest() -> Report {
+    Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST)
 }
 
 /// What storage says of the log: the server's, from this epoch on, or none.

@@ -75,6 +75,15 @@ impl Disk {
         }
     }
 
+    /// A flush failed: what it was to make durable may be there or not, and no later flush will say.
+    pub fn flush_failed(&mut self) {
+        for write in self.blocks.values_mut().flat_map(|writes| writes.iter_mut().skip(1)) {
+            if write.ended.take().is_some() {
+                write.is_lost = true;
+            }
+        }
+    }
+
     /// What a reader gets when nothing is lost.
     pub fn last(&self, block: u64) -> Arc<[u8]> {
         match self.blocks.get(&block).and_then(|writes| writes.last()) {

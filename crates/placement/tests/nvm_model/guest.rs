@@ -122,6 +122,8 @@ pub struct Guest {
     /// What happens before the next transaction's commit block is sent.
     midway: Option<fn(&mut Self)>,
     are_flushes_broken: bool,
+    /// Flushes of another file system's kernel, which fail.
+    strangers: HashSet<u32>,
     next_request: u32,
     next_page: u32,
     next_operation: u64,
@@ -236,6 +238,7 @@ impl Guest {
             has_failed_one: false,
             midway: None,
             are_flushes_broken: false,
+            strangers: HashSet::new(),
             next_request: 0,
             next_page: 0,
             next_operation: 0,
@@ -291,6 +294,12 @@ impl Guest {
         self.send(RequestKind::Flush, 0, None);
     }
 
+    /// The kernel of another file system on the disk flushes it. That will fail, and only that kernel hears of it.
+    pub fn stranger_flushes(&mut self) {
+        self.strangers.insert(self.next_request + 1);
+        self.send(RequestKind::Flush, 0, None);
+    }
+
     /// Requests that ended with an error.
     pub fn failures(&self) -> usize {
         self.failed.len()
@@ -312,6 +321,20 @@ impl Guest {
         let has_left = self.try_leave();
         assert!(has_left.is_ok() || self.has_broken, "{has_left:?}");
         has_left.unwrap_or(false)
+    }
+
+    /// The log leaves, or cannot, while flushes of others fail.
+    pub fn leave_beside_strangers(&mut self) {
+        for _ in 0..200 {
+            // Who cannot leave now has not left.
+            if self.try_leave().unwrap_or(true) {
+                return;
+            }
+            if self.random.below(6) == 0 {
+                self.stranger_flushes();
+            }
+            self.end_one();
+        }
     }
 
     fn try_leave(&mut self) -> std::io::Result<bool> {

@@ -171,6 +171,13 @@ impl Guest {
             Operation::Flush => self.has_broken && self.are_flushes_broken,
             _ => false,
         } || self.is_to_fail(&operation);
+        let is_strangers = operation.request.is_some_and(|request| self.strangers.contains(&request.0));
+        if is_strangers {
+            self.has_failed_one = true;
+            self.ours.flush_failed();
+            self.ideal.flush_failed();
+        }
+        let is_lost = is_lost || is_strangers;
         match operation.operation {
             Operation::Write if is_lost => self.ours.lost(number),
             Operation::Flush if is_lost => {}

@@ -5,6 +5,7 @@ use super::network::{Network, Weather};
 use super::world::{BLOCK, World};
 use crate::remote::state::Outcome;
 use crate::remote::{MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
+use crate::stored::{Says, Stored};
 use block_route::{RequestId, Status};
 use jbd2::SuperblockEdit;
 use recovery::Error;
@@ -269,4 +270,47 @@ fn who_reads_a_journal_that_is_written_to_disturbs_nobody() {
     assert!(guest.log.report().is_remote_now, "its writer was disturbed: {read:?}");
     assert_eq!(guest.log.report().fall_backs, 0);
     guest.commit();
+}
+
+/// A guest proves that its journal is not what it seems, and the host loses power before or after the log has come back.
+#[test]
+fn a_log_that_was_found_out_is_brought_to_its_place_and_not_replayed() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    for has_come_back in [false, true] {
+        let (mut guest, _) = shipped(304);
+        let world = std::sync::Arc::clone(&guest.world);
+        let at = superblock_at(&world);
+        if has_come_back {
+            guest.log.distrust().expect("written");
+            guest.wait_until_remote(false);
+            // The superblocks that come later say it, too.
+            guest.pass(1);
+        } else {
+            guest.log.say_distrusted().expect("written");
+        }
+        let image = world.image_now();
+        let says = Stored::read(&image[at..at + BLOCK]);
+        assert!(says.is_distrusted, "{says:?}");
+        assert!(has_come_back || matches!(says.says, Says::Remote(_)), "{says:?}");
+        let server = world.serve_copy();
+        let options = world.options(server.address());
+        for dry_run in [true, false] {
+            std::fs::write(&path, &image).expect("written");
+            let recovered = recover_remote_image(&path, None, &options, dry_run, false).expect("recovered");
+            assert_eq!(recovered[0].report.status, recovery::Status::Materialised, "{recovered:?}");
+            let is_to_be_changed = !dry_run && !has_come_back;
+            assert!(is_to_be_changed || std::fs::read(&path).expect("read") == image, "it was changed");
+        }
+        let after = std::fs::read(&path).expect("read");
+        let says = Stored::read(&after[at..at + BLOCK]);
+        assert!(matches!(says.says, Says::LeftToGuest(_)), "{says:?}");
+        let log: Vec<u64> =
+            (0..world.place.log_blocks).filter_map(|position| world.place.offset_of(position)).collect();
+        for block in 0..after.len() / BLOCK {
+            let is_log = log.contains(&((block * BLOCK) as u64));
+            let is_same = after[block * BLOCK..][..BLOCK] == image[block * BLOCK..][..BLOCK];
+            assert!(is_log || is_same, "block {block} was written");
+        }
+    }
 }
