@@ -117,8 +117,13 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
         let output = daemon.ask(&["placement", "db", "disk0", "retain", "--durable-within", within]);
         assert!(output.status.success(), "{}", text(&output.stderr));
     };
-    age("60");
-    refused(&daemon, &["add", "db", &format!("{other},name=more")], "made durable by age");
+    age("0");
+    let deadline = Instant::now() + LIMIT;
+    while daemon.wait_state("db", "running")["disks"][0]["durability"]["within_s"] != 0 {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    refused(&daemon, &["add", "db", &format!("{other},name=more")], "is durable within 0 s");
     assert!(is_free(&second), "{}", daemon.log());
     age("never");
     assert_eq!(daemon.wait_state("db", "running")["restarts"], 0, "nothing was changed");
