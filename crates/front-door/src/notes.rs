@@ -66,7 +66,8 @@ impl Notes {
         let Some((name, listener)) = door.filter(|(name, _)| expected(name)) else {
             if let Some((_, pid)) = guest {
                 log::warn!(
-                    "the connection of process {pid} is dropped: what the service manager kept of its disk is not what it was                      given last"
+                    "the connection of process {pid} is dropped: what the service manager kept of its disk is not what it was \
+                     given last"
                 );
             }
             shelf.clear();

@@ -66,15 +66,17 @@ fn more(guest: &mut Guest, daemon: &Daemon, count: u64) {
     }
 }
 
+/// Looks for what was acknowledged.
+type JudgeOfRecords<'j> = &'j dyn Fn(&FileSystem, &Reported);
+
 /// Cuts the log of writes at many places: what has no error mark is a file system with all that was promised until then.
 fn judge_cuts(
     bench: &Bench,
     log: &Path,
     before: &Path,
     floors: &[Floor],
-    of: (&FileSystem, &dyn Fn(&FileSystem, &Reported)),
+    (file_system, records): (&FileSystem, JudgeOfRecords<'_>),
 ) {
-    let (file_system, records) = of;
     let all: Vec<Entry> = entries(&File::open(log).unwrap()).map_while(Result::ok).collect();
     let durable = File::options().write(true).open(before).unwrap();
     let mut storage = Storage::new(durable, before.to_owned());

@@ -116,7 +116,8 @@ impl Watched {
         self.is_lost |= !self.freed.is_known();
         if self.is_lost {
             log::warn!(
-                "disk {}: the bitmaps of the file system at byte {} do not tell what a transaction frees; until it is next mounted,                  every commit is durable before its guest is told of it (as with durable-within=0), and nothing is an append",
+                "disk {}: the bitmaps of the file system at byte {} do not tell what a transaction frees; until it is next mounted, \
+                 every commit is durable before its guest is told of it (as with durable-within=0), and nothing is an append",
                 log.home.options.name,
                 log.place.home_start
             );
