@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, RwLock};
 /// Of one image: its record, and the moment that is being copied, if one is.
 #[derive(Debug)]
 pub struct Changes {
-    record: Record,
+    record: RwLock<Arc<Record>>,
     moment: RwLock<Option<Arc<Moment>>>,
     /// One copy at a time.
     copying: Mutex<()>,
@@ -15,12 +15,17 @@ pub struct Changes {
 impl Changes {
     /// With a record that may have been begun by an earlier process.
     pub fn new(record: Record) -> Self {
-        Changes { record, moment: RwLock::default(), copying: Mutex::default() }
+        Changes { record: RwLock::new(Arc::new(record)), moment: RwLock::default(), copying: Mutex::default() }
     }
 
     /// What was written when.
-    pub fn record(&self) -> &Record {
-        &self.record
+    pub fn record(&self) -> Arc<Record> {
+        Arc::clone(&self.record.read().expect("no panic under this lock"))
+    }
+
+    /// Begins another record: what was written until now is forgotten. For a moment at which nothing is written.
+    pub fn begin_anew(&self, record: Record) {
+        *self.record.write().expect("no panic under this lock") = Arc::new(record);
     }
 
     fn moment(&self) -> Option<Arc<Moment>> {
@@ -34,7 +39,7 @@ impl Changes {
 
     /// This range is about to be written. On return what was there is kept, if somebody wants it.
     pub fn begins(&self, offset: u64, len: u64) {
-        self.record.note(offset, len);
+        self.record().note(offset, len);
         if let Some(moment) = self.moment() {
             moment.keep(offset, len);
         }
@@ -43,7 +48,7 @@ impl Changes {
     /// A write that was said to begin has ended, well or not.
     pub fn ended(&self, offset: u64, len: u64) {
         // A moment that it met under way has it, or does not have it; the next one has to look.
-        self.record.note(offset, len);
+        self.record().note(offset, len);
     }
 
     /// Keeps what the image has now, beginning with the next write, until the closure returns. Nothing if one is being kept already.

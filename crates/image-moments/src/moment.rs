@@ -5,7 +5,7 @@ use crate::{BLOCK_BYTES, BlockSet, blocks};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// Where a copy goes.
@@ -49,6 +49,7 @@ pub struct Moment {
     state: Mutex<State>,
     /// Writers that wait for the copy to let them pass.
     waiting: AtomicU32,
+    is_stopped: AtomicBool,
 }
 
 impl Moment {
@@ -56,7 +57,14 @@ impl Moment {
     pub fn new(source: File, size_bytes: u64, wanted: Option<BlockSet>, target: Target) -> Self {
         let done = BlockSet::new(size_bytes.div_ceil(BLOCK_BYTES));
         let state = State { target, done, failure: None, is_over: false, content: vec![0; BLOCK_BYTES as usize] };
-        Moment { source, size_bytes, wanted, state: Mutex::new(state), waiting: AtomicU32::new(0) }
+        Moment {
+            source,
+            size_bytes,
+            wanted,
+            state: Mutex::new(state),
+            waiting: AtomicU32::new(0),
+            is_stopped: AtomicBool::new(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -79,6 +87,11 @@ impl Moment {
         target.put(block, &content[..len])?;
         state.done.insert(block);
         Ok(())
+    }
+
+    /// Has the copy fail soon: it is not wanted any more.
+    pub fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
     }
 
     /// A range is about to be written over.
@@ -123,6 +136,10 @@ impl Moment {
                 }
                 let mut state = self.lock();
                 if state.failure.is_some() {
+                    break;
+                }
+                if self.is_stopped.load(Ordering::Relaxed) {
+                    state.failure = Some(io::Error::other("its VM has ended before the copy was whole"));
                     break;
                 }
                 self.put(&mut state, block)?;

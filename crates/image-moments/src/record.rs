@@ -25,7 +25,7 @@ pub struct Record {
     file: File,
     now: AtomicU16,
     is_broken: AtomicBool,
-    /// Words reach the file one after the other, each as it is by then.
+    /// Words reach the file one after the other, and memory after the file.
     writing: Mutex<()>,
     pieces: RwLock<Vec<Option<Piece>>>,
 }
@@ -116,14 +116,18 @@ impl Record {
         let now = self.epoch();
         for block in blocks(offset, len) {
             let piece = self.piece((block / PIECE_BLOCKS) as usize);
-            // Two that write at once may be in two epochs: the later one counts.
+            // Two that write at once may be in two epochs: the later one counts. Nobody passes before the file has it.
             let word = &piece[(block % PIECE_BLOCKS) as usize];
-            if word.fetch_max(now, Ordering::SeqCst) >= now {
+            if word.load(Ordering::SeqCst) >= now {
                 continue;
             }
             let _one = self.writing.lock().expect("no panic under this lock");
-            let bytes = word.load(Ordering::SeqCst).to_le_bytes();
-            if let Err(error) = self.file.write_all_at(&bytes, HEADER_BYTES + 2 * block) {
+            if word.load(Ordering::SeqCst) >= now {
+                continue;
+            }
+            let noted = self.file.write_all_at(&now.to_le_bytes(), HEADER_BYTES + 2 * block);
+            word.store(now, Ordering::SeqCst);
+            if let Err(error) = noted {
                 self.is_broken.store(true, Ordering::SeqCst);
                 log::warn!(
                     "what is written to an image cannot be noted any more ({error}): the next snapshot has to be a whole one"
@@ -134,6 +138,11 @@ impl Record {
                 }
             }
         }
+    }
+
+    /// Whether it says nothing any more.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::SeqCst)
     }
 
     /// The blocks of an image of so many bytes that were written in this epoch or later. Nothing when that is not known.
@@ -148,7 +157,7 @@ impl Record {
                 }
             }
         }
-        (!self.is_broken.load(Ordering::SeqCst)).then_some(set)
+        (!self.is_broken()).then_some(set)
     }
 }
 

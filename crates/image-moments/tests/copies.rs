@@ -185,3 +185,25 @@ fn a_copy_that_fails_says_so() {
     });
     copied.unwrap().unwrap_err();
 }
+
+/// Whoever wants no copy any more ends it.
+#[test]
+fn a_copy_that_is_not_wanted_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let size = 8 * BLOCK_BYTES;
+    let mut image = Image::new(&path("image"), size);
+    let changes = Changes::new(Record::new().unwrap());
+    (0..10).for_each(|_| image.write(&changes));
+    let out = File::options().read(true).write(true).create_new(true).open(path("out")).unwrap();
+    let moment = Arc::new(Moment::new(File::open(path("image")).unwrap(), size, None, Target::Whole(out)));
+    moment.stop();
+    let copied = changes.keep_while(&moment, || moment.copy()).unwrap();
+    assert!(copied.unwrap_err().to_string().contains("has ended"));
+    // What was written is forgotten with the record, and noted anew.
+    assert!(!changes.record().since(1, size).unwrap().is_empty());
+    changes.begin_anew(Record::new().unwrap());
+    assert!(changes.record().since(1, size).unwrap().is_empty());
+    image.write(&changes);
+    assert!(!changes.record().since(1, size).unwrap().is_empty());
+}

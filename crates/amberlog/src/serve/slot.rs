@@ -309,6 +309,7 @@ impl Slot {
 
     fn serve_to_the_end(&self, config: &VmConfig, vm: Vm, serving: Serving) -> anyhow::Result<()> {
         let end = if serving.vmm_is_gone { End::Finish } else { self.wait_for_end(config, &vm, &serving) };
+        vm.moments.end();
         {
             // Nobody has disks come or go while the VM is recovered; the next VMM is served as configured.
             let mut changing = self.changing.lock().expect("no panic under this lock");
@@ -520,7 +521,10 @@ impl Slot {
     /// When it is not quiet; it goes on then.
     pub fn freeze(&self, time: Duration) -> anyhow::Result<()> {
         let _entered = self.enter();
-        super::freeze::freeze(&self.live()?, time)?;
+        let live = self.live()?;
+        let mut freezing = live.moments.freezing();
+        super::freeze::freeze(&live, time)?;
+        *freezing = Some(Instant::now() + time);
         log::info!("vm {}: is frozen for {} s at most", self.name, time.as_secs());
         Ok(())
     }
@@ -531,7 +535,10 @@ impl Slot {
     /// When it has gone on before.
     pub fn thaw(&self) -> anyhow::Result<()> {
         let _entered = self.enter();
-        let was_held = super::freeze::thaw(&self.live()?)?;
+        let live = self.live()?;
+        let mut freezing = live.moments.freezing();
+        let was_held = super::freeze::thaw(&live)? && freezing.is_some();
+        *freezing = None;
         anyhow::ensure!(
             was_held,
             "vm {} was not frozen any more (or never was): what was copied meanwhile is of no one moment",

@@ -23,10 +23,11 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::hash::BuildHasher;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
 use supervision::Kept;
 
 /// Bytes copied at once.
@@ -46,6 +47,8 @@ struct Made {
     since: u16,
     image: PathBuf,
     is_overlay: bool,
+    /// Device and number of its file, and its bytes.
+    file: (u64, u64, u64),
 }
 
 /// What is remembered of a disk.
@@ -59,6 +62,16 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Moments {
     known: Mutex<BTreeMap<String, Known>>,
+    /// One holds the VM at a time: until when somebody's `freeze` lasts.
+    freezing: Mutex<Option<Instant>>,
+    /// What is being copied; nothing any more once the VM is over.
+    copying: Mutex<Copying>,
+}
+
+#[derive(Debug, Default)]
+struct Copying {
+    moments: Vec<Weak<Moment>>,
+    is_over: bool,
 }
 
 /// What was asked for.
@@ -87,6 +100,12 @@ impl Moments {
             });
             match taken {
                 Ok((known, changes)) => {
+                    // What was written until now, to go on, are superblocks of journals.
+                    for log in journals.logs().iter().filter(|log| log.journal_disk() == index) {
+                        let at = log.offset_of(0).unwrap_or(0);
+                        changes.begins(at, jbd2::SUPERBLOCK_BYTES as u64);
+                        changes.ended(at, jbd2::SUPERBLOCK_BYTES as u64);
+                    }
                     disk.tell(image.tell(changes));
                     all.insert(name.clone(), known);
                 }
@@ -97,7 +116,35 @@ impl Moments {
                 }
             }
         }
-        Moments { known: Mutex::new(all) }
+        Moments { known: Mutex::new(all), ..Moments::default() }
+    }
+
+    /// The one who holds the VM still; others wait. What it guards says until when somebody's `freeze` lasts.
+    pub fn freezing(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.freezing.lock().expect("no panic under this lock")
+    }
+
+    /// Its VM is over: copies under way fail, and nothing is kept of it any more.
+    pub fn end(&self) {
+        let mut copying = self.copying();
+        copying.is_over = true;
+        copying.moments.iter().filter_map(Weak::upgrade).for_each(|moment| moment.stop());
+    }
+
+    fn copying(&self) -> MutexGuard<'_, Copying> {
+        self.copying.lock().expect("no panic under this lock")
+    }
+
+    fn copies(&self, moment: &Arc<Moment>) -> anyhow::Result<()> {
+        let mut copying = self.copying();
+        ensure!(!copying.is_over, "its VM has ended");
+        copying.moments.retain(|moment| moment.strong_count() > 0);
+        copying.moments.push(Arc::downgrade(moment));
+        Ok(())
+    }
+
+    fn forget(&self, disk: &str) {
+        self.lock().remove(disk);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
@@ -117,6 +164,9 @@ impl Moments {
 
     /// Has the next worker know it.
     fn keep(&self, disk: &str, changes: &Changes, made: Option<Made>, line: &Line) -> anyhow::Result<()> {
+        // What is kept after its VM would be taken for the next one's.
+        let copying = self.copying();
+        ensure!(!copying.is_over, "its VM has ended");
         let mut all = self.lock();
         let known = all.entry(disk.to_owned()).or_default();
         known.epoch = changes.record().epoch();
@@ -188,10 +238,12 @@ fn name_it(from: &Path, to: &Path) -> anyhow::Result<()> {
         // A file system that does not know how.
         Err(rustix::io::Errno::INVAL) => {
             ensure!(!to.exists(), "there is something already");
-            Ok(std::fs::rename(from, to)?)
+            std::fs::rename(from, to)?;
         }
-        other => Ok(other?),
+        other => other?,
     }
+    let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(File::open(directory)?.sync_all()?)
 }
 
 fn make(
@@ -205,6 +257,11 @@ fn make(
 ) -> anyhow::Result<(String, Vec<String>)> {
     let name = live.journals.disk(index).options.name.clone();
     let image = live.handles[index].image();
+    let freezing = live.moments.freezing();
+    ensure!(
+        freezing.is_none_or(|until| Instant::now() >= until),
+        "its VM is frozen: let it go on first (amberlog thaw), or copy its images as they are"
+    );
     freeze(live, wish.time)?;
     let begun = begin(live, index, wish, base.as_ref(), &out, line);
     let begun = match begun {
@@ -218,12 +275,16 @@ fn make(
     let target = match begun.source {
         None => {
             ensure!(thaw(live)?, was_held);
+            drop(freezing);
             Target::Whole(out)
         }
         Some((source, target)) => {
             let moment = Arc::new(Moment::new(source, image.size_bytes(), begun.wanted, target));
             let copied = begun.changes.keep_while(&moment, || -> anyhow::Result<()> {
+                let is_wanted = live.moments.copies(&moment);
                 ensure!(thaw(live)?, was_held);
+                drop(freezing);
+                is_wanted?;
                 Ok(moment.copy()?)
             });
             let Some(copied) = copied else {
@@ -243,10 +304,8 @@ fn make(
         }
     };
     let (notes, is_overlay) = match target {
-        Target::Whole(file) => {
-            drop(file);
-            (finish(path)?, false)
-        }
+        // By its descriptor: the name may be another file's by now.
+        Target::Whole(file) => (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?, false),
         Target::Overlay(overlay) => {
             let count = overlay.len();
             finish_overlay(&overlay, &logs(live, index))?;
@@ -255,9 +314,16 @@ fn make(
         }
     };
     let id = begun.id;
-    let made = Made { id: id.clone(), since: begun.epoch, image: wish.out.to_owned(), is_overlay };
+    let file = identity(path)?;
+    let made = Made { id: id.clone(), since: begun.epoch, image: wish.out.to_owned(), is_overlay, file };
     live.moments.keep(&name, &begun.changes, Some(made), line)?;
     Ok((id, notes))
+}
+
+/// Which file it is, and how long.
+fn identity(path: &Path) -> io::Result<(u64, u64, u64)> {
+    let metadata = std::fs::metadata(path)?;
+    Ok((metadata.dev(), metadata.ino(), metadata.len()))
 }
 
 /// What is settled while a VM is frozen.
@@ -289,14 +355,29 @@ fn begin(
     };
     disk.tell(&changes);
     let size_bytes = image.size_bytes();
-    let epoch = changes.record().next_epoch();
+    let mut epoch = changes.record().next_epoch().filter(|_| !changes.record().is_broken());
+    if epoch.is_none() && base.is_none() {
+        // Nothing is known of what was written since earlier ones any more, and nothing is under way.
+        live.moments.forget(&disk.options.name);
+        changes.begin_anew(Record::new().context("a record of what is written")?);
+        epoch = changes.record().next_epoch();
+    }
     let epoch = epoch
-        .context("there were 65,535 snapshots since its VM was started: what was written is not counted any more")?;
+        .context("what was written since is not known any more; make a whole one (without --incremental-since)")?;
     live.moments.keep(&disk.options.name, &changes, None, line)?;
     // A random number of the kernel's.
     let id = format!("{:016x}", RandomState::new().hash_one(epoch));
     let begun = |wanted, source| Begun { changes: Arc::clone(&changes), id, epoch, wanted, source };
     if let Some(base) = base {
+        match identity(&base.image) {
+            Ok(file) => ensure!(
+                file == base.file,
+                "{} is another file than the image that was made then; put that one back, or make a whole one (without --incremental-since)",
+                base.image.display()
+            ),
+            // It may have been brought elsewhere.
+            Err(error) => log::warn!("{}, which an overlay is made of, is not there ({error})", base.image.display()),
+        }
         for log in logs(live, index) {
             ensure!(
                 is_empty_on_storage(image, &log)?,

@@ -125,7 +125,11 @@ fn what_was_written_since_is_an_image_with_the_one_before() {
     let output = daemon.ask(&["placement", "db", "disk0", "storage"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
-    refuse(&since.unwrap(), &path("of-storage"), "which only a whole snapshot replays");
+    let since = since.unwrap();
+    refuse(&since, &path("of-storage"), "which only a whole snapshot replays");
+    // Neither is an image that is another one by now taken for the one below.
+    std::fs::write(bench.path("part-3"), "another").unwrap();
+    refuse(&since, &path("of-another"), "is another file than the image that was made then");
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
     guest.kill_qemu().unwrap();
     daemon.wait_state("db", "waiting");
@@ -177,6 +181,8 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     let first = changed.next();
     let span = changed.next_back().zip(first).map_or(0, |(last, first)| last - first);
     assert!(span < 1024, "{span} bytes of a frozen guest's disk have changed");
+    let output = daemon.ask(&["snapshot", "db", "disk0", &bench.path("frozen").display().to_string()]);
+    assert!(text(&output.stderr).contains("its VM is frozen"), "{}", text(&output.stderr));
     let output = daemon.ask(&["thaw", "db"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();

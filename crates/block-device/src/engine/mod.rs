@@ -17,6 +17,7 @@ use aligned::AlignedBuffer;
 use block_route::{DiskOperation, Operation, RequestId, Ticket};
 use disk_model::Client;
 use guest_memory::MemoryTable;
+use image_moments::Changes;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use logged::writes;
 use modelled::Modelled;
@@ -189,12 +190,18 @@ impl Engine {
             // It is a hint, and what it gives up would have to be copied first.
             self.finish(operation, Ok(()));
         } else {
-            if let Some(changes) = self.image.changes().filter(|_| writes(&operation)) {
+            if let Some(changes) = self.told_of(&operation) {
                 changes.begins(operation.offset, operation.len);
             }
             self.waiting.push_back(self.as_logged(operation));
             self.pump();
         }
+    }
+
+    /// Who is to hear of an operation before and after it. Nobody of one that is refused.
+    fn told_of(&self, operation: &DiskOperation) -> Option<&Changes> {
+        let changes = self.image.changes().filter(|_| writes(operation))?;
+        self.refusal(operation).is_none().then_some(changes)
     }
 
     /// Operations that a route must not ask for: they would touch what is not the disk.
@@ -460,7 +467,7 @@ impl Engine {
     }
 
     fn finish(&mut self, operation: DiskOperation, result: io::Result<()>) {
-        if let Some(changes) = self.image.changes().filter(|_| writes(&operation)) {
+        if let Some(changes) = self.told_of(&operation) {
             changes.ended(operation.offset, operation.len);
         }
         self.note_in_log(&operation, &result);
