@@ -105,7 +105,9 @@ pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Repor
         Ok(report) if report.status == Status::Clean => return report,
         Ok(report) => report,
         // It may be one for its guest's kernel only, with fast commits.
-        Err(error) => Report::of(Status::Materialised).with_note(error.to_string()),
+        Err(error) if error.is_refusal() => Report::of(Status::Materialised).with_note(error.to_string()),
+        // What cannot be read is not called whole.
+        Err(error) => Report::of(Status::Damaged).with_note(error.to_string()),
     };
     let status = if found.status == Status::Damaged { Status::Damaged } else { Status::Materialised };
     let seconds = found.seconds;

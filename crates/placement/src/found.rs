@@ -344,7 +344,12 @@ fn finish_log(
         Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
-        Verdict::HandedOver => leave_stored(&log.place, &logged_journal),
+        Verdict::HandedOver => {
+            // Whoever handed it over may have died before its flush; from here on nothing else has it.
+            let failed = |error| FinishError::Failed(format!("making {} durable: {error}", places.home.display()));
+            logged_home.sync_data().and_then(|()| logged_journal.sync_data()).map_err(failed)?;
+            leave_stored(&log.place, &logged_journal)
+        }
     };
     if found.log().is_distrusted() {
         let failed = |error| {

@@ -299,8 +299,11 @@ impl Work {
                 .get(block)
                 .is_some_and(|held| held.home == HomeState::Other && captured.is_past(held.sequence))
         };
-        let gone: Vec<u64> = late.into_iter().filter(|block| is_late(block) && !captured.is_doubtful(*block)).collect();
-        let is_ok = is_ok && captured.release(&gone).is_ok();
+        let (doubtful, gone): (Vec<u64>, Vec<u64>) =
+            late.into_iter().filter(is_late).partition(|block| captured.is_doubtful(*block));
+        // A flush has failed since: the region keeps what it has, and may bring it home over what the guest wrote. Nobody is told that
+        // this was written.
+        let is_ok = is_ok && captured.release(&gone).is_ok() && doubtful.is_empty();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
         steps.release(request, if is_ok { Status::Ok } else { Status::IoError });
     }
