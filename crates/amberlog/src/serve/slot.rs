@@ -500,6 +500,8 @@ impl Slot {
         if let Some(live) = live {
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
+                let wished = live.journals.disk(index).durable_within();
+                entry["disks"][index]["durable_within_wished_s"] = json!(wished.map(|within| within.as_secs()));
             }
             crate::metrics::add(&mut entry, &live.handles, &live.observer.memory);
             entry["sockets"] = live.attachments.iter().map(|disk| json!(disk.socket)).collect();

@@ -71,7 +71,7 @@ pub fn cannot_go_on(status: &Value) -> Option<String> {
         return Some(format!("disk {} has placement {placement}, with which no other worker goes on yet", name(disk)));
     }
     // What a commit waits for would be answered before it is durable.
-    let is_at_once = |disk: &&Value| disk["durability"]["within_s"] == 0;
+    let is_at_once = |disk: &&Value| disk["durability"]["within_s"] == 0 || disk["durable_within_wished_s"] == 0;
     disks.iter().find(is_at_once).map(|disk| {
         format!(
             "the journal of disk {} is durable within 0 s, with which no other worker goes on yet (say --durable-within never for it, \
