@@ -10,8 +10,9 @@
 //! Kernels keep the padding when they write the superblock. So the mark says for which `s_sequence` it was written, and
 //! counts only beside an error number in an empty log.
 //!
-//! A journal that was not what it seemed ([`crate::distrust`]) has another mark in the same place, which counts whatever the log is. It goes
-//! with the journal: mke2fs and `tune2fs -O ^has_journal` remove it.
+//! A journal that was not what it seemed ([`crate::distrust`]) has another mark, which counts whatever the log is. It goes with the
+//! journal: mke2fs and `tune2fs -O ^has_journal` remove it. It lies in front of the others (bytes 0x60 to 0x6B): what the superblock says
+//! of a server's logs has to outlive it, or the log on the server would be taken for that of a younger disk.
 
 use crate::remote::RemoteMark;
 use crate::stored::{MARK_ERRNO, Says, Stored};
@@ -23,6 +24,8 @@ const OFFSET: usize = 0x80;
 const MAGIC: &[u8; 8] = b"AMBHELD1";
 const BYTES: usize = 8 + 4 + 16 + 8 + 4 + 4;
 const DISTRUSTED: &[u8; 8] = b"AMBDIST1";
+const DISTRUSTED_OFFSET: usize = 0x60;
+const DISTRUSTED_BYTES: usize = 8 + 4;
 
 /// What was meant by a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +76,7 @@ pub(crate) fn given_up(block: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
     Superblock::decode(&bytes).map_err(io::Error::other)?;
     bytes[OFFSET..OFFSET + BYTES].fill(0);
+    remove_distrust(&mut bytes);
     SuperblockEdit::new(&mut bytes).map_err(io::Error::other)?.seal();
     Ok(bytes)
 }
@@ -84,10 +88,12 @@ pub(crate) fn given_up(block: &[u8]) -> io::Result<Vec<u8>> {
 pub(crate) fn distrusted(block: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = block.get(..SUPERBLOCK_BYTES).unwrap_or(block).to_vec();
     Superblock::decode(&bytes).map_err(io::Error::other)?;
-    bytes[OFFSET..OFFSET + BYTES].fill(0);
-    bytes[OFFSET..OFFSET + 8].copy_from_slice(DISTRUSTED);
-    let crc = jbd2::crc32c(!0, DISTRUSTED);
-    bytes[OFFSET + 8..OFFSET + 12].copy_from_slice(&crc.to_le_bytes());
+    if bytes[OFFSET..].starts_with(MAGIC) {
+        // Nobody holds it any more. Elsewhere the lineage of a server's logs lies there, and stays.
+        bytes[OFFSET..OFFSET + BYTES].fill(0);
+    }
+    let crc = jbd2::crc32c(!0, DISTRUSTED).to_le_bytes();
+    bytes[DISTRUSTED_OFFSET..DISTRUSTED_OFFSET + DISTRUSTED_BYTES].copy_from_slice(&[&DISTRUSTED[..], &crc].concat());
     SuperblockEdit::new(&mut bytes).map_err(io::Error::other)?.seal();
     Ok(bytes)
 }
@@ -95,7 +101,18 @@ pub(crate) fn distrusted(block: &[u8]) -> io::Result<Vec<u8>> {
 /// Whether a journal superblock says so.
 pub(crate) fn is_distrusted(block: &[u8]) -> bool {
     let crc = jbd2::crc32c(!0, DISTRUSTED).to_le_bytes();
-    block.get(OFFSET..OFFSET + 12).is_some_and(|mark| mark.starts_with(DISTRUSTED) && mark[8..] == crc)
+    // The second place is where it was first.
+    [DISTRUSTED_OFFSET, OFFSET].into_iter().any(|at| {
+        block.get(at..at + DISTRUSTED_BYTES).is_some_and(|mark| mark.starts_with(DISTRUSTED) && mark[8..] == crc)
+    })
+}
+
+fn remove_distrust(bytes: &mut [u8]) {
+    if let Some(mark) = bytes.get_mut(DISTRUSTED_OFFSET..DISTRUSTED_OFFSET + DISTRUSTED_BYTES)
+        && mark.starts_with(DISTRUSTED)
+    {
+        mark.fill(0);
+    }
 }
 
 /// The superblock of a log that is made durable by age: where it begins on storage, and which opening of the held one it stands beside.
@@ -124,6 +141,7 @@ fn with_mark(block: &[u8], kind: MarkKind, opening: &Opening, sequence: u32) -> 
     mark.extend_from_slice(&sequence.to_le_bytes());
     mark.extend_from_slice(&jbd2::crc32c(!0, &mark).to_le_bytes());
     bytes[OFFSET..OFFSET + BYTES].copy_from_slice(&mark);
+    remove_distrust(&mut bytes);
     // One that a server left counts again beside our error number, if nobody has committed since.
     RemoteMark::remove_from(&mut bytes);
     bytes
@@ -204,6 +222,14 @@ mod tests {
         assert!(is_distrusted(&distrusted) && !is_distrusted(&superblock()));
         assert_eq!(HeldMark::read(&distrusted), HeldMark::LeftToGuest);
         assert_eq!(crate::remote::RemoteMark::read(&distrusted), crate::remote::MarkFound::None, "it is no server's");
+        let mut held = marked(&distrusted, MarkKind::Held, &opening).expect("a superblock");
+        assert!(!is_distrusted(&held) && matches!(HeldMark::read(&held), HeldMark::Ours(MarkKind::Held, _)));
+        held = super::distrusted(&held).expect("a superblock");
+        assert!(is_distrusted(&held) && HeldMark::read(&held) == HeldMark::Plain, "nobody holds it");
+        let mut first = superblock();
+        first[OFFSET..OFFSET + DISTRUSTED_BYTES]
+            .copy_from_slice(&distrusted[DISTRUSTED_OFFSET..DISTRUSTED_OFFSET + DISTRUSTED_BYTES]);
+        assert!(is_distrusted(&first), "where it was first");
         let mut empty = distrusted.clone();
         SuperblockEdit::new(&mut empty).expect("a superblock").start(0).seal();
         assert!(is_distrusted(&empty) && HeldMark::read(&empty) == HeldMark::None, "there is nothing to replay");

@@ -121,8 +121,8 @@ impl Case {
             let (mark, _) = marks(sequence(self.memorys == Memorys::OtherSequence), kind);
             block[MEMORYS_MARK].copy_from_slice(&mark);
             if self.memorys == Memorys::Distrust {
-                block[MEMORYS_MARK]
-                    .copy_from_slice(&distrusted(&superblock(false)).expect("a superblock")[MEMORYS_MARK]);
+                // It takes the place of a held mark, and lies elsewhere.
+                block = distrusted(&block).expect("a superblock");
             }
             if self.memorys == Memorys::Torn {
                 block[MEMORYS_MARK.start + 20] ^= 0xff;
