@@ -36,6 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long it is listened to a worker that has dropped a connection.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
+/// How often it is looked whether a VMM may be let in again, where they came and went too fast.
+const CLOSED: Duration = Duration::from_secs(1);
 /// How long a VMM may take for the rest of a message.
 const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -134,6 +136,8 @@ impl Door {
     /// The worker has let the driver in. On return that is noted.
     pub fn began(&self) {
         self.notes.began();
+        // It may not be where it outlives this process yet.
+        let _ = rustix::io::write(&*self.signal, &1u64.to_ne_bytes());
     }
 
     /// It is shut if nobody is inside; the worker is told.
@@ -205,9 +209,9 @@ impl Inside {
             if !self.take_events() {
                 return;
             }
-            if self.guest.is_none()
-                && let Some(connection) = callers.hear()
-            {
+            self.notes.catch_up();
+            let is_open = self.guest.is_none() && self.notes.may_let_in();
+            if is_open && let Some(connection) = callers.hear() {
                 self.let_in(connection, &mut callers);
             }
             let (mut vmm_speaks, mut worker_speaks, mut somebody_comes) = (PollFlags::empty(), false, false);
@@ -220,10 +224,13 @@ impl Inside {
                     let wanted = if listens { PollFlags::IN } else { PollFlags::empty() };
                     list.push(PollFd::new(&guest.connection, wanted));
                     list.extend(guest.worker.as_ref().map(|worker| PollFd::new(worker, PollFlags::IN)));
-                } else {
+                } else if is_open {
                     list.extend(callers.descriptors().map(|caller| PollFd::from_borrowed_fd(caller, PollFlags::IN)));
                 }
-                let patience = callers.patience().and_then(|patience| Timespec::try_from(patience).ok());
+                let closed = (self.guest.is_none() && !is_open).then_some(CLOSED);
+                let patience = [callers.patience().filter(|_| is_open), closed, self.notes.patience()];
+                let patience = patience.into_iter().flatten().min();
+                let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
                 match poll(&mut list, patience.as_ref()) {
                     Ok(_) => {}
                     Err(rustix::io::Errno::INTR) => continue,

@@ -3,6 +3,10 @@
 //! Each message that is noted is an item of its own. What belongs together is put there between [`Shelf::begin`] and [`Shelf::end`]. Where
 //! that was begun and not ended, nobody knows what the VMM has said and what it was answered, and it is let go; so is one of which not
 //! all is found that was put there, or something that was taken out, and its door is opened anew.
+//!
+//! A guest can have its VMM say things as fast as it likes (masking an interrupt is a message), and who has the shelf has it for all VMs
+//! of a host. So there is a bound on how often it is told something ([`Pace`]): beyond it what is noted is put there a moment later,
+//! and until then nothing is ended that was begun.
 
 use crate::message::Message;
 use crate::record::Record;
@@ -10,6 +14,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 use supervision::{Found, Shelf};
 
 const DOOR: &str = "door";
@@ -18,6 +23,10 @@ const UNANSWERED: &str = "unanswered";
 const FRESH: &str = "fresh";
 /// How the names of messages begin.
 const SAID: &str = "said ";
+/// Words to who has the shelf, at once: a VMM with 16 rings that connects says some 150 messages, and twice when it is told to reset.
+const WORDS_MAX: u32 = 1024;
+/// And in each second after that.
+const WORDS_A_SECOND: u32 = 32;
 /// Bytes of a disk's name.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -32,6 +41,40 @@ struct Inner {
     /// What of the record is on the shelf.
     stored: BTreeMap<String, Arc<Message>>,
     is_fresh_stored: bool,
+    unanswered: Option<Arc<Message>>,
+    unanswered_stored: Option<Arc<Message>>,
+    pace: Pace,
+    /// What is noted is not on the shelf yet.
+    is_behind: bool,
+    /// Something was begun, and not ended yet.
+    is_amid: bool,
+}
+
+/// How much may be said at some moment.
+struct Pace {
+    words: u32,
+    since: Instant,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Pace { words: WORDS_MAX, since: Instant::now() }
+    }
+
+    /// Whether something may be said `now`.
+    fn allows(&mut self, now: Instant) -> bool {
+        let seconds = now.saturating_duration_since(self.since).as_secs();
+        if seconds > 0 {
+            let more = u32::try_from(seconds).unwrap_or(u32::MAX).saturating_mul(WORDS_A_SECOND);
+            self.words = self.words.saturating_add(more).min(WORDS_MAX);
+            self.since = now;
+        }
+        self.words > 0
+    }
+
+    fn spend(&mut self, words: u32) {
+        self.words = self.words.saturating_sub(words);
+    }
 }
 
 /// A door as an earlier process left it.
@@ -53,8 +96,30 @@ impl Notes {
     /// Of a door that is new, to be kept on `shelf`.
     pub fn new(mut shelf: Shelf, name: &str, listener: &UnixListener) -> Self {
         shelf.put(DOOR, name.as_bytes(), &[listener.as_fd()]);
-        let inner = Inner { record: Record::default(), shelf, stored: BTreeMap::new(), is_fresh_stored: false };
-        Notes { inner: Mutex::new(inner) }
+        Self::with(shelf, BTreeMap::new(), false, None)
+    }
+
+    fn with(
+        shelf: Shelf,
+        stored: BTreeMap<String, Arc<Message>>,
+        is_fresh_stored: bool,
+        unanswered: Option<Arc<Message>>,
+    ) -> Self {
+        let record = Record::default();
+        let (unanswered_stored, pace) = (unanswered.clone(), Pace::new());
+        Notes {
+            inner: Mutex::new(Inner {
+                record,
+                shelf,
+                stored,
+                is_fresh_stored,
+                unanswered,
+                unanswered_stored,
+                pace,
+                is_behind: false,
+                is_amid: false,
+            }),
+        }
     }
 
     /// Of a door that an earlier process left on `shelf`. Nothing if it had got nowhere, or is not `expected` under its name.
@@ -85,8 +150,7 @@ impl Notes {
         let is_fresh = found.contains_key(FRESH);
         let record = Record::of(&stored, is_fresh).filter(|_| is_understood && !is_begun);
         let unanswered = found.get_mut(UNANSWERED).map(message_of);
-        let inner = Inner { record: Record::default(), shelf, stored, is_fresh_stored: is_fresh };
-        let notes = Notes { inner: Mutex::new(inner) };
+        let notes = Self::with(shelf, stored, is_fresh, unanswered.clone().flatten());
         let guest = match (guest, record, unanswered) {
             // What has no answer yet is there and understood, or is not there.
             (Some((connection, pid)), Some(record), unanswered @ (None | Some(Some(_)))) => {
@@ -114,7 +178,8 @@ impl Notes {
     pub fn let_in(&self, pid: i32, connection: &UnixStream) {
         let mut inner = self.lock();
         inner.forget();
-        inner.shelf.end();
+        inner.end();
+        inner.pace.spend(2);
         inner.shelf.put(GUEST, pid.to_string().as_bytes(), &[connection.as_fd()]);
     }
 
@@ -125,12 +190,33 @@ impl Notes {
 
     /// Something is about to be taken off a connection.
     pub fn begin(&self) {
-        self.lock().shelf.begin();
+        let mut inner = self.lock();
+        inner.is_amid = true;
+        inner.shelf.begin();
     }
 
     /// All of that was done.
     pub fn end(&self) {
-        self.lock().shelf.end();
+        self.lock().end();
+    }
+
+    /// How long until [`Notes::catch_up`] may have something to do.
+    pub fn patience(&self) -> Option<Duration> {
+        self.lock().is_behind.then_some(Duration::from_secs(1))
+    }
+
+    /// Puts on the shelf what could not be put there when it was noted, if it may be by now.
+    pub fn catch_up(&self) {
+        let mut inner = self.lock();
+        if inner.is_behind {
+            inner.store();
+        }
+    }
+
+    /// Whether a VMM may be let in: one that comes and goes as fast as it can must not be heard at the same pace by who has the shelf.
+    pub fn may_let_in(&self) -> bool {
+        let mut inner = self.lock();
+        !inner.shelf.is_kept() || inner.pace.allows(Instant::now())
     }
 
     /// See [`Record::note`].
@@ -148,15 +234,10 @@ impl Notes {
     }
 
     /// What has no answer yet, if anything.
-    pub fn set_unanswered(&self, message: Option<&Message>) {
+    pub fn set_unanswered(&self, message: Option<&Arc<Message>>) {
         let mut inner = self.lock();
-        match message {
-            Some(message) => {
-                let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
-                inner.shelf.put(UNANSWERED, &message.to_bytes(), &descriptors);
-            }
-            None => inner.shelf.remove(UNANSWERED),
-        }
+        inner.unanswered = message.cloned();
+        inner.store();
     }
 
     /// What is noted at this moment.
@@ -176,16 +257,45 @@ impl Inner {
         self.shelf.remove(GUEST);
         self.shelf.remove(UNANSWERED);
         self.record = Record::default();
-        self.store();
+        (self.unanswered, self.unanswered_stored) = (None, None);
+        self.pace.spend(2);
+        self.store_all();
     }
 
-    /// Brings the shelf up to date.
+    fn end(&mut self) {
+        self.is_amid = false;
+        if !self.is_behind {
+            self.shelf.end();
+        }
+    }
+
+    /// Brings the shelf up to date, or has that be done later.
     fn store(&mut self) {
         if !self.shelf.is_kept() {
             return;
         }
+        if self.pace.allows(Instant::now()) {
+            let was_behind = self.is_behind;
+            self.store_all();
+            if was_behind && !self.is_amid {
+                self.shelf.end();
+            }
+        } else {
+            // From this word on whoever finds the shelf lets the VMM go.
+            self.shelf.begin();
+            self.is_behind = true;
+        }
+    }
+
+    fn store_all(&mut self) {
+        if !self.shelf.is_kept() {
+            return;
+        }
+        self.is_behind = false;
+        let mut words = 0;
         let items = self.record.items();
         for gone in self.stored.keys().filter(|item| !items.contains_key(*item)) {
+            words += 1;
             self.shelf.remove(&format!("{SAID}{gone}"));
         }
         for (item, message) in &items {
@@ -193,9 +303,25 @@ impl Inner {
                 continue;
             }
             let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
+            words += 2;
             self.shelf.put(&format!("{SAID}{item}"), &message.to_bytes(), &descriptors);
         }
         self.stored = items;
+        let is_same = match (&self.unanswered, &self.unanswered_stored) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        if !is_same {
+            words += 2;
+            match &self.unanswered {
+                Some(message) => {
+                    let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
+                    self.shelf.put(UNANSWERED, &message.to_bytes(), &descriptors);
+                }
+                None => self.shelf.remove(UNANSWERED),
+            }
+            self.unanswered_stored.clone_from(&self.unanswered);
+        }
         if self.record.is_fresh() != self.is_fresh_stored {
             self.is_fresh_stored = self.record.is_fresh();
             if self.is_fresh_stored {
@@ -203,7 +329,9 @@ impl Inner {
             } else {
                 self.shelf.remove(FRESH);
             }
+            words += 1;
         }
+        self.pace.spend(words);
     }
 }
 
@@ -241,6 +369,71 @@ mod tests {
         let again = record.told_again();
         let said = again.iter().map(|message| (message.code, message.payload.clone())).collect();
         door.guest.map(|guest| (guest.pid, said, record.is_fresh(), guest.unanswered.map(|message| message.code)))
+    }
+
+    /// A guest that masks and unmasks its interrupts as fast as it can is not heard so fast by who has the shelf; and what is found of its
+    /// VMM is what it said last, or no VMM.
+    #[test]
+    fn who_has_the_shelf_is_not_told_everything_at_once() {
+        const MESSAGES: u32 = 20_000;
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(directory.path().join("disk.sock")).expect("bound");
+        let store = StandIn::default();
+        let notes = Notes::new(store.open().split("door"), "d", &listener);
+        let (ours, _theirs) = UnixStream::pair().expect("a pair");
+        notes.let_in(7, &ours);
+        let (mut missed, mut found_last) = (0, 0);
+        let say = |number: u32| {
+            notes.begin();
+            // SET_VRING_CALL, each with other bytes so that it can be told which one was found.
+            notes.note(&message(13, &[0_u32.to_le_bytes(), number.to_le_bytes()].concat()), None);
+            notes.end();
+        };
+        for number in 0..MESSAGES {
+            say(number);
+            if number % 97 != 0 {
+                continue;
+            }
+            match state(&store) {
+                None => missed += 1,
+                Some((_, said, ..)) => {
+                    found_last += 1;
+                    let last = said.iter().find(|(code, _)| *code == 13).map(|(_, payload)| payload[4..].to_vec());
+                    assert_eq!(last, Some(number.to_le_bytes().to_vec()));
+                }
+            }
+        }
+        assert!(missed > 0 && found_last > 0, "{missed} times no VMM, {found_last} times what was said last");
+        let told = store.told();
+        assert!(told < MESSAGES as usize / 4, "told {told} times of {MESSAGES} messages");
+        assert!(notes.patience().is_some());
+        // As if it had been quiet for a while.
+        notes.lock().pace.words = 1;
+        notes.catch_up();
+        assert!(notes.patience().is_none());
+        let (pid, said, ..) = state(&store).expect("a VMM");
+        assert!(pid == 7 && said.iter().any(|(_, payload)| payload.ends_with(&(MESSAGES - 1).to_le_bytes())));
+        // Who is behind is let out at once, and whoever comes next is not taken for it.
+        notes.lock().pace.words = 0;
+        say(0);
+        assert!(!notes.may_let_in());
+        notes.let_out();
+        assert!(state(&store).is_none());
+        notes.let_in(8, &ours);
+        assert!(state(&store).is_some_and(|(pid, said, ..)| pid == 8 && said.is_empty()));
+    }
+
+    #[test]
+    fn so_much_may_be_said_in_each_second() {
+        let mut pace = Pace::new();
+        let start = pace.since;
+        assert!(pace.allows(start));
+        pace.spend(WORDS_MAX - 1);
+        assert!(pace.allows(start));
+        pace.spend(2);
+        assert!(!pace.allows(start + Duration::from_millis(999)));
+        assert!(pace.allows(start + Duration::from_secs(1)) && pace.words == WORDS_A_SECOND);
+        assert!(pace.allows(start + Duration::from_secs(1_000_000)) && pace.words == WORDS_MAX);
     }
 
     enum Step {
