@@ -446,7 +446,9 @@ impl JournalArea {
     /// the host's is in flight, which must not land after what the guest writes there past us from then on.
     pub fn take_distrusted(&self, id: LogId) -> Option<Taking<'_>> {
         self.begin_taking(id, |jcb| {
-            jcb.contradiction.is_some() && !jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host))
+            jcb.contradiction.is_some()
+                && jcb.absorbed.is_empty()
+                && !jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host))
         })
     }
 
@@ -550,6 +552,69 @@ impl JournalArea {
         jcb.host_writes(pages, count, copied_only)
     }
 
+    /// Takes a guest's home write in, which then is not to be sent to storage, and may be answered: each of `blocks` is
+    /// given just as it is held as its newest version, of a transaction not before `tail`. At most `most` blocks of a log are absorbed at a
+    /// time. False where it cannot be (or could not be wholly: then what is absorbed of it has to go home before it).
+    ///
+    /// From then on homes have to be shown ([`JournalArea::read_absorbed`]), the tail must not pass them
+    /// ([`JournalArea::has_absorbed_before`]), and the host has to write them home ([`JournalArea::absorbed_writes`]).
+    pub fn absorb(
+        &self,
+        id: LogId,
+        blocks: &Range<u64>,
+        payload: &[Option<MemorySlice>],
+        tail: Option<u32>,
+        most: usize,
+    ) -> bool {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return false };
+        let is_absorbed = jcb.absorb(pages, blocks, payload, tail, most);
+        // Pages were let go.
+        if inner.pages.has_many_loose() {
+            inner.pages.let_loose_go();
+        }
+        inner.feed_starved();
+        let over = inner.memory_bytes() > inner.budget_bytes;
+        drop(inner);
+        if over {
+            self.wake();
+        }
+        is_absorbed
+    }
+
+    /// How many blocks of a log are absorbed.
+    pub fn absorbed(&self, id: LogId) -> usize {
+        self.lock().log(id).map_or(0, |(_, jcb)| jcb.absorbed.len())
+    }
+
+    /// Whether one of these blocks is.
+    pub fn has_absorbed(&self, id: LogId, blocks: &Range<u64>) -> bool {
+        self.lock().log(id).is_some_and(|(_, jcb)| jcb.has_absorbed(blocks))
+    }
+
+    /// Whether one is of a transaction before this one, with which the log shall begin.
+    pub fn has_absorbed_before(&self, id: LogId, tail: u32) -> bool {
+        self.lock().log(id).is_some_and(|(_, jcb)| jcb.has_absorbed_before(tail))
+    }
+
+    /// Copies out what an absorbed block is for its guest; false where it is as storage has it.
+    pub fn read_absorbed(&self, id: LogId, block: u64, buffer: &mut [u8]) -> bool {
+        self.lock().log(id).is_some_and(|(pages, jcb)| jcb.read_absorbed(pages, block, buffer))
+    }
+
+    /// Up to `count` absorbed blocks that are wanted, by block and transaction, and that the host has to write home now; each has to be
+    /// ended like a guest's.
+    pub fn absorbed_writes(
+        &self,
+        id: LogId,
+        count: usize,
+        is_wanted: &dyn Fn(u64, u32) -> bool,
+    ) -> Vec<(usize, HostWrite)> {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return Vec::new() };
+        jcb.absorbed_writes(pages, count, is_wanted)
+    }
+
     /// Takes so many bytes of the budget for somebody else who keeps a log in memory; says whether they were there.
     pub fn reserve(&self, bytes: u64) -> bool {
         let mut inner = self.lock();
@@ -634,9 +699,12 @@ impl JournalArea {
 
     /// Begins to hand an open log over to somebody who keeps it elsewhere from now on: what is owed goes home, and the
     /// transaction that the guest is in the midst of goes on there ([`Taking::cursor`]). Nothing, for now or for good, while a
-    /// home write is in flight, or where the log is not open or is kept block for block.
+    /// home write is in flight or one is absorbed, or where the log is not open or is kept block for block.
     pub fn take_for_hand_over(&self, id: LogId) -> Option<Taking<'_>> {
-        self.begin_taking(id, |jcb| jcb.is_open() && !jcb.table.is_materialise() && jcb.in_flight.is_empty())
+        self.begin_taking(id, |jcb| {
+            // What is absorbed the guest's tail may pass there as soon as it likes.
+            jcb.is_open() && !jcb.table.is_materialise() && jcb.in_flight.is_empty() && jcb.absorbed.is_empty()
+        })
     }
 
     /// The log as it is from moment to moment: for who reads it block by block, with I/O of his own between.

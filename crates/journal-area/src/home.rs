@@ -34,7 +34,8 @@ pub enum HomeWrite {
         /// Blocks to take from elsewhere.
         replaced: Vec<(usize, Source)>,
     },
-    /// The host is writing one of these blocks home, or the log elsewhere: wait until something has ended, then ask again.
+    /// The host is writing one of these blocks home, or the log elsewhere, or has to write one home before anybody else does
+    /// ([`crate::JournalArea::absorb`]): wait until something has ended, then ask again.
     Wait,
     /// These blocks' committed versions are only in their home blocks, and the write may carry something else: read them
     /// and call [`crate::JournalArea::restore`] first, then ask again.
@@ -58,7 +59,7 @@ impl VmJcb {
         blocks: Range<u64>,
         payload: &[Option<MemorySlice>],
     ) -> HomeWrite {
-        if self.is_taken || self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
+        if self.is_taken || self.in_flight.overlaps(&blocks, Some(Writer::Host)) || self.has_absorbed(&blocks) {
             return HomeWrite::Wait;
         }
         let mut candidates = Vec::new();
@@ -133,7 +134,10 @@ impl VmJcb {
     pub(crate) fn home_write_ended(&mut self, pages: &mut Pages, operation: usize, ok: bool) -> u64 {
         let Some(mut operation) = self.in_flight.end(operation) else { return 0 };
         if self.contradiction.is_some() {
-            // Where home is, is in doubt.
+            // Where home is, is in doubt; but not where the guest itself has written.
+            if ok && !operation.tainted {
+                operation.candidates.iter().for_each(|candidate| self.is_where_guest_wrote_it(candidate));
+            }
             operation.candidates.clear();
         }
         let mut released = 0;
@@ -251,27 +255,39 @@ impl VmJcb {
             if !wanted || self.in_flight.overlaps(&(block..block + 1), None) {
                 continue;
             }
-            let Some(sequence) = self.sequence_of(here) else { continue };
-            let source = match self.held_slice(pages, here) {
-                Some(slice) => Source::Held(slice),
-                None if self.read_version(pages, here, &mut buffer) => Source::Bytes(Arc::from(buffer.as_slice())),
-                None => continue,
-            };
-            let mut pinned = Vec::new();
-            if let Location::Block(slot) = location {
-                self.pin(slot);
-                pinned.push(slot);
-            }
-            let operation = self.in_flight.begin(HomeOperation {
-                blocks: block..block + 1,
-                writer: Writer::Host,
-                tainted: false,
-                candidates: vec![Candidate { block, position: here, sequence, location }],
-                pinned,
-            });
-            writes.push((operation, HostWrite { block, source }));
+            writes.extend(self.host_write_begins(pages, here, block, &mut buffer));
         }
         writes.sort_by_key(|(_, write)| write.block);
         writes
+    }
+
+    /// The host is about to write a held version home; nothing where its content is in memory that has gone.
+    pub(crate) fn host_write_begins(
+        &mut self,
+        pages: &Pages,
+        position: u32,
+        block: u64,
+        buffer: &mut [u8],
+    ) -> Option<(usize, HostWrite)> {
+        let sequence = self.sequence_of(position)?;
+        let location = self.location(position);
+        let source = match self.held_slice(pages, position) {
+            Some(slice) => Source::Held(slice),
+            None if self.read_version(pages, position, buffer) => Source::Bytes(Arc::from(&*buffer)),
+            None => return None,
+        };
+        let mut pinned = Vec::new();
+        if let Location::Block(slot) = location {
+            self.pin(slot);
+            pinned.push(slot);
+        }
+        let operation = self.in_flight.begin(HomeOperation {
+            blocks: block..block + 1,
+            writer: Writer::Host,
+            tainted: false,
+            candidates: vec![Candidate { block, position, sequence, location }],
+            pinned,
+        });
+        Some((operation, HostWrite { block, source }))
     }
 }

@@ -8,6 +8,7 @@
 //!   and those take it out of `by_block`.
 //! * The table's tail never moves past a transaction that still owes a block.
 //! * A position's location changes in one place, [`VmJcb::set_location`].
+//! * What is absorbed (`absorbed`) is the newest version of its home block, and copied.
 
 use crate::chains::Chains;
 use crate::commit::Accepted;
@@ -21,7 +22,7 @@ use crate::table::{Table, Tail};
 use guest_memory::{MemorySlice, PageId};
 use hashbrown::DefaultHashBuilder;
 use jbd2::Format;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher;
 
 /// What a log and its file system look like.
@@ -160,6 +161,8 @@ pub struct VmJcb {
     /// Versions over which the guest has written something else at home, past its own journal. Only a replay may bring
     /// them back.
     pub(crate) overwritten: HashSet<u32>,
+    /// Versions whose home write the guest was told of, and that are not at home: see `absorbed`.
+    pub(crate) absorbed: BTreeSet<u32>,
     /// Block slots that an operation on its way to storage reads from, and how many do.
     pins: HashMap<u32, u32>,
     /// Pinned slots that nobody names any more.
@@ -211,6 +214,7 @@ impl VmJcb {
             is_read: false,
             is_torn: false,
             overwritten: HashSet::new(),
+            absorbed: BTreeSet::new(),
             pins: HashMap::new(),
             zombies: Vec::new(),
             counters: Counters::default(),
@@ -286,6 +290,7 @@ impl VmJcb {
             self.owed_changes(position, -1);
         }
         self.table.store(position, new);
+        self.absorbed.remove(&position);
         if new.is_held() && !old.is_held() && self.is_newest(position) {
             self.owed_changes(position, 1);
         }
@@ -395,6 +400,7 @@ impl VmJcb {
         self.escaped.remove(&position);
         self.written_over.remove(&position);
         self.overwritten.remove(&position);
+        self.absorbed.remove(&position);
     }
 
     /// Whether a version is held with its first word taken out.
@@ -521,6 +527,10 @@ impl VmJcb {
             match self.location(position) {
                 Location::Gone => self.forget_version(position),
                 Location::Home => {}
+                // The guest has written that very version, and was told so.
+                _ if self.table.is_absorbed(position) => {
+                    self.absorbed.insert(position);
+                }
                 _ => {
                     self.overwritten.insert(position);
                 }
@@ -551,6 +561,7 @@ impl VmJcb {
         self.homes = Homes::default();
         self.escaped.clear();
         self.overwritten.clear();
+        self.absorbed.clear();
         self.is_read = false;
         self.set_torn(false);
         self.by_block.clear();
@@ -620,6 +631,9 @@ impl VmJcb {
                 && location == Location::Gone
             {
                 return Err(format!("the newest version of block {block}, at log block {position}, is gone"));
+            }
+            if self.absorbed.contains(&position) && !(self.table.is_absorbed(position) && self.is_newest(position)) {
+                return Err(format!("log block {position} is absorbed, and not copied or not the newest"));
             }
             if let Location::Guest(page) = location
                 && self.position_of_page(page) != Some(position)

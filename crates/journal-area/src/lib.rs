@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absorbed;
 mod area;
 mod chains;
 mod commit;

@@ -4,6 +4,7 @@ use guest_memory::PageId;
 
 const KIND_SHIFT: u32 = 29;
 const VALUE_MASK: u32 = (1 << KIND_SHIFT) - 1;
+const ABSORBED: u32 = 7;
 
 /// Where the content of one log block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,13 +41,25 @@ impl Location {
         kind << KIND_SHIFT | value
     }
 
-    /// The inverse of [`Location::pack`]; nothing for a word that was never packed (a damaged table).
+    /// The word of a copied block whose home write the guest was told of, while its home block on storage does not have it yet
+    /// (`absorbed`). An amberlog that does not know of such takes it for a damaged one.
+    pub fn pack_absorbed(slot: u32) -> u32 {
+        debug_assert!(slot <= VALUE_MASK);
+        ABSORBED << KIND_SHIFT | slot
+    }
+
+    /// Whether a word is such a one.
+    pub fn is_absorbed(word: u32) -> bool {
+        word >> KIND_SHIFT == ABSORBED
+    }
+
+    /// The inverse of [`Location::pack`], and of [`Location::pack_absorbed`]; nothing for a word that was never packed (a damaged table).
     pub fn unpack(word: u32) -> Option<Location> {
         let value = word & VALUE_MASK;
         Some(match (word >> KIND_SHIFT, value) {
             (0, 0) => Location::None,
             (1, page) => Location::Guest(PageId(page)),
-            (2, slot) => Location::Block(slot),
+            (2 | ABSORBED, slot) => Location::Block(slot),
             (3, slot) => Location::Small(slot),
             (4, 0) => Location::Home,
             (5, 0) => Location::Gone,
@@ -80,7 +93,10 @@ mod tests {
             assert_eq!(Location::unpack(location.pack()), Some(location));
         }
         assert_eq!(Location::None.pack(), 0, "an untouched table holds nothing");
-        assert_eq!(Location::unpack(7 << KIND_SHIFT), None);
+        assert_eq!(Location::unpack(4 << KIND_SHIFT | 1), None);
         assert_eq!(Location::unpack(1), None);
+        let word = Location::pack_absorbed(17);
+        assert_eq!((Location::unpack(word), Location::is_absorbed(word)), (Some(Location::Block(17)), true));
+        assert!(!Location::is_absorbed(Location::Block(17).pack()));
     }
 }

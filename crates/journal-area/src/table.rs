@@ -164,6 +164,23 @@ impl Table {
         self.file.store_u32(self.word(position), location.pack());
     }
 
+    /// Says, in one step, that the guest was told that this block is at home, which it is not yet. The next [`Table::store`] of it says
+    /// something else.
+    ///
+    /// # Panics
+    /// If the log has no such block.
+    pub fn store_absorbed(&self, position: u32, slot: u32) {
+        self.file.store_u32(self.word(position), Location::pack_absorbed(slot));
+    }
+
+    /// Whether that was said last.
+    ///
+    /// # Panics
+    /// If the log has no such block.
+    pub fn is_absorbed(&self, position: u32) -> bool {
+        Location::is_absorbed(self.file.load_u32(self.word(position)))
+    }
+
     fn word(&self, position: u32) -> u64 {
         assert!(position < self.log_blocks, "log block {position} of {}", self.log_blocks);
         HEADER_BYTES + u64::from(position) * 4

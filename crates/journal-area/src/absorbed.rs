@@ -1,0 +1,147 @@
+//! Home writes that were answered and not sent to storage.
+//!
+//! Under durability by age a home write of a version that is not durable would have to wait until it is. Where it carries just what is
+//! held as the newest version of its blocks, the guest may as well be told at once that it is done: a death of guest, VMM or worker
+//! brings that version home as ever, because it goes on being owed. What the guest counts on from then on is kept here:
+//!
+//! * *Its home block is this version.* Whoever reads it gets the version ([`VmJcb::read_absorbed`]).
+//! * *Nothing else goes there before it does*: a part of a block would land beside what was there before. Every other change of the
+//!   block waits ([`crate::HomeWrite::Wait`]) until the host has written the version home. That covers the order, too.
+//! * *The log does not give it up.* Whoever moves the tail asks before ([`VmJcb::has_absorbed_before`]); nobody takes the log
+//!   elsewhere meanwhile.
+//! * *A worker that follows knows.* The table says so before the guest is told. It cannot be guessed: of the other owed
+//!   versions some may have been written over at home, past the journal (ext4 does that with its superblock), and must not go there.
+//!
+//! A newer committed version, a revoke and a discard end it: then the guest has to write the newer one home itself, or nobody reads the
+//! block. Until it has, a read past the guest's cache finds what was there before; no kernel reads so what its journal has newer.
+//!
+//! Failure story: an absorbed version that cannot be written home stays one, and stays owed. Where somebody writes over the live log,
+//! which no kernel does, the versions in it that do not count any more are lost here as they are in the log.
+
+use crate::home::HostWrite;
+use crate::inflight::Candidate;
+use crate::jcb::VmJcb;
+use crate::location::Location;
+use crate::pages::Pages;
+use guest_memory::MemorySlice;
+use jbd2::sequence;
+use std::ops::Range;
+
+impl VmJcb {
+    /// A guest's write to `blocks`, with the content of each: takes it in, if each is the newest version, held, of a transaction not
+    /// before `tail`, and no other write to them is on its way. At most `most` are absorbed at a time.
+    pub(crate) fn absorb(
+        &mut self,
+        pages: &mut Pages,
+        blocks: &Range<u64>,
+        payload: &[Option<MemorySlice>],
+        tail: Option<u32>,
+        most: usize,
+    ) -> bool {
+        let is_as_usual =
+            self.contradiction.is_none() && !self.is_torn && !self.is_taken && !self.table.is_materialise();
+        let count = (blocks.end - blocks.start) as usize;
+        if !is_as_usual
+            || payload.len() != count
+            || self.absorbed.len() + count > most
+            || self.in_flight.overlaps(blocks, None)
+        {
+            return false;
+        }
+        let block_bytes = self.shape.block_bytes as usize;
+        let (mut held, mut given) = (vec![0; block_bytes], vec![0; block_bytes]);
+        let mut positions = Vec::with_capacity(count);
+        for (block, content) in blocks.clone().zip(payload) {
+            let (Some(position), Some(content)) = (self.newest(block), content) else { return false };
+            let location = self.location(position);
+            let is_behind = |sequence| tail.is_none_or(|tail| !sequence::is_after(tail, sequence));
+            if !matches!(location, Location::Guest(_) | Location::Block(_))
+                || !self.sequence_of(position).is_some_and(is_behind)
+                || !self.read_version(pages, position, &mut held)
+            {
+                return false;
+            }
+            content.copy_out(0, &mut given);
+            if held != given {
+                return false;
+            }
+            positions.push(position);
+        }
+        for position in positions {
+            let slot = match self.location(position) {
+                Location::Block(slot) => slot,
+                // The guest has done with its page, and uses it again.
+                _ => {
+                    let is_read = self.read_held(pages, position, &mut held);
+                    let Some(slot) = self.pool.insert_block(&held).filter(|_| is_read) else { return false };
+                    self.set_location(pages, position, Location::Block(slot));
+                    slot
+                }
+            };
+            self.overwritten.remove(&position);
+            self.table.store_absorbed(position, slot);
+            self.absorbed.insert(position);
+        }
+        self.note_memory();
+        true
+    }
+
+    /// Whether a block of these is absorbed.
+    pub(crate) fn has_absorbed(&self, blocks: &Range<u64>) -> bool {
+        if self.absorbed.len() as u64 <= blocks.end - blocks.start {
+            self.absorbed.iter().any(|position| self.home_of(*position).is_some_and(|block| blocks.contains(&block)))
+        } else {
+            blocks.clone().any(|block| self.newest(block).is_some_and(|position| self.absorbed.contains(&position)))
+        }
+    }
+
+    /// Whether a log that begins with transaction `tail` would give an absorbed version up.
+    pub(crate) fn has_absorbed_before(&self, tail: u32) -> bool {
+        self.absorbed
+            .iter()
+            .any(|position| self.sequence_of(*position).is_none_or(|sequence| sequence::is_after(tail, sequence)))
+    }
+
+    /// Copies an absorbed version out; false where the block is not absorbed.
+    pub(crate) fn read_absorbed(&self, pages: &Pages, block: u64, buffer: &mut [u8]) -> bool {
+        self.newest(block)
+            .is_some_and(|position| self.absorbed.contains(&position) && self.read_version(pages, position, buffer))
+    }
+
+    /// Picks up to `count` absorbed versions that are wanted, by home block and transaction, for the host to write home, and says that
+    /// they are in flight.
+    pub(crate) fn absorbed_writes(
+        &mut self,
+        pages: &Pages,
+        count: usize,
+        is_wanted: &dyn Fn(u64, u32) -> bool,
+    ) -> Vec<(usize, HostWrite)> {
+        let mut writes = Vec::new();
+        if self.is_taken {
+            return writes;
+        }
+        let mut buffer = vec![0; self.shape.block_bytes as usize];
+        let all: Vec<u32> = self.absorbed.iter().copied().collect();
+        for position in all {
+            if writes.len() == count {
+                break;
+            }
+            let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
+            if is_wanted(block, sequence) && !self.in_flight.overlaps(&(block..block + 1), None) {
+                writes.extend(self.host_write_begins(pages, position, block, &mut buffer));
+            }
+        }
+        writes.sort_by_key(|(_, write)| write.block);
+        writes
+    }
+
+    /// An absorbed version of a log that is not trusted any more is where the guest wrote it; it stays held.
+    pub(crate) fn is_where_guest_wrote_it(&mut self, candidate: &Candidate) {
+        if let Location::Block(_) = self.location(candidate.position)
+            && self.location(candidate.position) == candidate.location
+            && self.absorbed.remove(&candidate.position)
+        {
+            self.table.store(candidate.position, candidate.location);
+        }
+    }
+}
