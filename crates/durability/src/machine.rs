@@ -391,6 +391,21 @@ impl Durability {
         true
     }
 
+    /// Whether a write of whole blocks, not begun, would have to wait for a compound and for nothing else. Whoever holds the very same
+    /// content may answer it instead of beginning it, and write it home himself later.
+    pub fn waits_for_compound(&self, blocks: Range<u64>, view: &mut dyn View) -> bool {
+        let overlaps = |flight: &Flight| {
+            let touched = &flight.asked.touched;
+            touched.start < blocks.end && blocks.start < touched.end
+        };
+        if self.within.is_zero() || self.flights.values().any(overlaps) {
+            return false;
+        }
+        let asked =
+            Asked { id: WriteId(0), touched: blocks.clone(), whole: blocks, kind: Kind::Write, as_of: self.durable };
+        matches!(self.wait_of(&asked, self.held.len(), view), Some(Wait::Open | Wait::Making))
+    }
+
     /// It has ended.
     pub fn write_ended(
         &mut self,
