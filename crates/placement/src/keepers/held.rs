@@ -4,20 +4,23 @@
 //! The log writes of a pass are one batch: protect first, then read, then complete. A home write lets go of what it brings home, and
 //! of nothing before it has ended. The host's own home writes keep the guest's to the same blocks waiting.
 //!
-//! With a durability by age in force (`durable-within`, module `aging`), what is held becomes durable on storage beside that.
+//! With a durability by age in force (`durable-within`, module `aging`), what is held becomes durable on storage beside that, and some
+//! home writes are answered before they are done (module `absorbing`).
 //!
-//! Lock order: `state`, then `inner` or the area's lock; `inner` is taken for a moment, with nothing taken under it; the area's lock is
-//! the area's own affair.
+//! Lock order: `state`, then `inner`, `absorbing` or the area's lock; `inner` and `absorbing` are taken for a moment, with nothing taken
+//! under them; the area's lock is the area's own affair.
 
+mod absorbing;
 mod aging;
 mod watched;
 
+use self::absorbing::Absorbing;
 use self::aging::AgedSuperblock;
 use super::stored::finish_closed;
 use crate::aged::finish_aged;
 use crate::distrust;
 use crate::keeper::{
-    BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
+    BlockContent, Finished, HomeChange, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
     Steps, SuperblockBlock, SuperblockWritten, Task,
 };
 use crate::log::Log;
@@ -61,12 +64,14 @@ pub(crate) struct Held {
     inner: Mutex<Inner>,
     /// Durability by age.
     state: Mutex<aging::State>,
+    /// What waits for home writes that were answered before they were done.
+    absorbing: Mutex<Absorbing>,
 }
 
 impl Held {
     pub fn new(area: Arc<JournalArea>, id: LogId) -> Self {
         let inner = Inner { is_foreign: area.is_foreign(id), ..Inner::default() };
-        Held { area, id, inner: Mutex::new(inner), state: Mutex::default() }
+        Held { area, id, inner: Mutex::new(inner), state: Mutex::default(), absorbing: Mutex::default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -145,6 +150,9 @@ impl Keeper for Held {
         block: SuperblockBlock<'_>,
         steps: &mut Steps,
     ) -> io::Result<(SuperblockWritten, bool)> {
+        if self.holds_superblock(log, &block, steps) {
+            return Ok((SuperblockWritten::GoesOn, false));
+        }
         let AgedSuperblock::Taken { is_on_storage } = self.aged_superblock(log, &block, steps) else {
             return Ok((SuperblockWritten::GoesOn, false));
         };
@@ -231,6 +239,8 @@ impl Keeper for Held {
         if !outcome.accepted.is_empty() {
             self.aged_committed(log, outcome.accepted, &requests, steps);
         }
+        // A newer version may be what somebody waited for.
+        self.let_waiting_go(steps);
     }
 
     fn shows_log(&self, log: &Log) -> bool {
@@ -244,8 +254,23 @@ impl Keeper for Held {
         Ok(if is_shown { LogRead::Copied } else { LogRead::Stored })
     }
 
+    fn shows_homes(&self, log: &Log) -> bool {
+        log.is_open() && self.has_absorbed()
+    }
+
+    fn home_read(&self, log: &Log, range: Range<u64>, answer: &mut dyn FnMut(Range<u64>, &[u8])) -> HomeRead {
+        self.absorbed_read(log, range, answer)
+    }
+
+    fn flush_asked(&self, log: &Log, request: RequestId, steps: &mut Steps) {
+        self.holds_flush(log, request, steps);
+    }
+
     fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
-        self.aged_home_begins(log, change, steps)
+        match self.absorbs(log, change, steps) {
+            Some(verdict) => Ok(verdict),
+            None => self.aged_home_begins(log, change, steps),
+        }
     }
 
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
@@ -282,13 +307,18 @@ impl Keeper for Held {
                 }
                 self.try_engage(log, steps);
             }
-            Task::Own(number) => self.aged_done(log, number, error, steps),
+            Task::Own(number) => {
+                self.aged_done(log, number, error, steps);
+                // What has become durable may go home.
+                self.drive_absorbed(log, steps);
+            }
             Task::Shipped => {}
         }
     }
 
     /// Writes owed blocks home where memory is short or somebody waits until all is home.
     fn drive(&self, log: &Log, steps: &mut Steps) {
+        self.drive_absorbed(log, steps);
         let (host_in_flight, host_failed) = {
             let inner = self.inner();
             (inner.host_in_flight, inner.host_failed)
@@ -321,7 +351,7 @@ impl Keeper for Held {
     }
 
     fn due_in(&self, log: &Log) -> Option<Duration> {
-        self.aged_due_in(log)
+        [self.aged_due_in(log), self.absorbed_due_in()].into_iter().flatten().min()
     }
 
     fn has_stored_in_flight(&self) -> bool {
@@ -338,7 +368,9 @@ impl Keeper for Held {
     }
 
     fn may_be_taken(&self, log: &Log) -> bool {
-        self.aged_may_be_taken(log)
+        // Both have to hear of it.
+        let is_over = self.aged_may_be_taken(log);
+        self.is_absorbing_over(log) && is_over
     }
 
     fn stay(&self, log: &Log, _steps: &mut Steps) {
@@ -406,10 +438,14 @@ impl Keeper for Held {
     }
 
     /// The file system was replaced while its log was open.
-    fn forget(&self, log: &Log, _steps: &mut Steps) -> bool {
+    fn forget(&self, log: &Log, steps: &mut Steps) -> bool {
+        let brought = self.bring_absorbed_now(log, steps);
         self.forget_aging();
         if !log.is_open() {
             return true;
+        }
+        if let Err(error) = brought {
+            log::error!("writing home what the guest was told is there failed: {error}; it is lost");
         }
         log::warn!(
             "disk {}: the file system at byte {} was replaced while its journal owed {} blocks",

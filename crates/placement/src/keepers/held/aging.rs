@@ -34,6 +34,7 @@ use jbd2::{Format, Superblock, sequence};
 use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Source};
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -399,6 +400,7 @@ impl Held {
 
     /// A guest opens the log, and it is to be durable by age: storage says so when this returns. False where it is to be held without.
     pub(super) fn begin_aging(&self, log: &Log, block: &[u8]) -> io::Result<bool> {
+        self.forget_absorbing();
         let mut state = self.state();
         let (stints, counted) = (state.stints + 1, state.counted);
         *state = State { stints, counted, ..State::default() };
@@ -479,6 +481,29 @@ impl Held {
         }
         self.end_if_drained(log, &mut state, steps);
         None
+    }
+
+    /// Whether a write of whole blocks would have to wait for a compound, and for nothing else.
+    pub(super) fn aged_waits_for_compound(&self, log: &Log, blocks: &Range<u64>, steps: &mut Steps) -> bool {
+        let mut state = self.state();
+        if state.is_engaging || state.is_leaving {
+            return false;
+        }
+        let Some(aging) = state.aging.as_mut().filter(|aging| aging.ending.is_none()) else { return false };
+        aging.call(self, log, steps, |machine, _, view, _| machine.waits_for_compound(blocks.clone(), view))
+    }
+
+    /// The last transaction that is durable, while durability by age is in force; nothing within that with no age, which is to say that
+    /// nobody may count on what an age allowed.
+    pub(super) fn aged_durable(&self) -> Option<Option<u32>> {
+        let state = self.state();
+        let aging = state.aging.as_ref().filter(|aging| aging.ending.is_none())?;
+        Some((!aging.within.is_zero()).then(|| aging.machine.durable()))
+    }
+
+    /// Whether the machine has agreed that this superblock is taken.
+    pub(super) fn aged_is_ready(&self, request: RequestId) -> bool {
+        self.state().aging.as_ref().is_some_and(|aging| aging.ready == Some(request))
     }
 
     /// The area has accepted transactions, written with these requests.
@@ -923,6 +948,7 @@ impl Held {
 
     /// The log is gone, or its guest: nothing of ours is under way any more.
     pub(super) fn forget_aging(&self) {
+        self.forget_absorbing();
         let mut state = self.state();
         self.over(&mut state);
         let (stints, counted) = (state.stints, state.counted);

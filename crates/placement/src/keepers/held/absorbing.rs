@@ -1,0 +1,287 @@
+//! Home writes that are absorbed under durability by age, as far as a keeper has to do with them (crate `journal-area`, `absorbed`, has
+//! what they are).
+//!
+//! ext4 writes home what earlier transactions committed before each fsync of the same file (`file_write_and_wait_range`). Such a
+//! write carries a version that is newer than what is durable, so it would wait for a compound, and the fsync with it: an age would cost
+//! what no age costs. So it is answered at once where it carries just what is held, and the host writes the block home when the
+//! compound is durable. The machine is told of that write only, as of any other of the host's.
+//!
+//! * Absorbed is what would wait for a compound and for nothing else ([`durability::Durability::waits_for_compound`]); never with
+//!   no age, and never where a change of the layout has to be seen on storage.
+//! * What else the guest changes there waits until the block is home: it is *wanted*, and its compound is made at once.
+//! * A superblock of the guest that gives up absorbed versions is held before the machine hears of it (a host's write of what the
+//!   guest's log does not have any more would wait for an empty log, rule (e)), and from when it is held nothing older is absorbed.
+//! * When no durability is in force, for whatever reason, all of them go home; so do they when a worker goes on with a log in
+//!   which another has absorbed some.
+//! * A guest that flushes with no age waits until none is left: what an age allowed may not be durable yet.
+//!
+//! What it must never do: let the log be taken elsewhere, closed or moved on while the guest counts on a home block that storage does not
+//! have.
+//!
+//! Failure story: where the host's write fails, the block stays absorbed and owed, reads are answered as before, and it is tried
+//! again every second.
+//!
+//! Lock order: its own lock comes last, and nothing is called under it.
+
+use super::{HOST_WRITES_MAX, Held};
+use crate::keeper::{HomeChange, HomeRead, HomeVerdict, Side, Step, Steps, SuperblockBlock};
+use crate::log::Log;
+use block_route::{RequestId, RequestKind, Status};
+use jbd2::{Superblock, sequence};
+use journal_area::Source;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+/// At most this part of the log is absorbed: all of it has to go home some time, and a tail waits for that.
+const ABSORBED_PART: u32 = 4;
+
+/// With none in force nobody else wakes a log whose absorbed blocks could not be written home.
+const RETRIED_AFTER: Duration = Duration::from_secs(1);
+
+/// Up to where transactions are given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Bar {
+    /// The guest has not moved its tail yet.
+    #[default]
+    None,
+    /// Those before this one.
+    Before(u32),
+    /// All: it closes.
+    All,
+}
+
+/// What waits for absorbed blocks to be home.
+#[derive(Debug, Default)]
+pub(super) struct Absorbing {
+    /// Superblocks of the guest, held.
+    superblocks: VecDeque<(RequestId, Vec<u8>)>,
+    /// Flushes of the guest, held.
+    flushes: Vec<RequestId>,
+    /// Blocks that the guest is about to change.
+    wanted: Vec<Range<u64>>,
+    bar: Bar,
+}
+
+/// What is said of a superblock by the guest that writes it.
+fn bar_of(content: &[u8]) -> Bar {
+    match Superblock::decode(content) {
+        Ok(said) if !said.is_empty() => Bar::Before(said.sequence),
+        _ => Bar::All,
+    }
+}
+
+impl Held {
+    fn absorbing(&self) -> MutexGuard<'_, Absorbing> {
+        self.absorbing.lock().expect("no panic under this lock")
+    }
+
+    /// A log is opened, or gone.
+    pub(super) fn forget_absorbing(&self) {
+        *self.absorbing() = Absorbing::default();
+    }
+
+    /// Whether the guest counts on home blocks that storage does not have.
+    pub(super) fn has_absorbed(&self) -> bool {
+        self.area.absorbed(self.id) > 0
+    }
+
+    /// A change of homes begins: absorbed, or held back until what is absorbed there is home; nothing where it is as any other.
+    pub(super) fn absorbs(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> Option<HomeVerdict> {
+        if !log.is_open() {
+            return None;
+        }
+        let is_whole = change.blocks == change.whole && !change.blocks.is_empty();
+        if change.kind == RequestKind::Write
+            && is_whole
+            && !change.is_watched
+            && self.aged_waits_for_compound(log, &change.blocks, steps)
+        {
+            let tail = match self.absorbing().bar {
+                Bar::None => Some(None),
+                Bar::Before(tail) => Some(Some(tail)),
+                Bar::All => None,
+            };
+            let most = (log.place.log_blocks / ABSORBED_PART) as usize;
+            if tail.is_some_and(|tail| self.area.absorb(self.id, &change.blocks, change.payload, tail, most)) {
+                return Some(HomeVerdict::Parts(Vec::new()));
+            }
+        }
+        if !self.area.has_absorbed(self.id, &change.blocks) {
+            return None;
+        }
+        self.absorbing().wanted.push(change.blocks.clone());
+        self.drive_absorbed(log, steps);
+        Some(HomeVerdict::Wait)
+    }
+
+    /// The guest writes the superblock of an open log. Says whether it is held until what it gives up is home.
+    pub(super) fn holds_superblock(&self, log: &Log, block: &SuperblockBlock<'_>, steps: &mut Steps) -> bool {
+        if !log.is_open() || self.aged_is_ready(block.request) {
+            return false;
+        }
+        let bar = bar_of(block.content);
+        {
+            let mut absorbing = self.absorbing();
+            absorbing.bar = match (absorbing.bar, bar) {
+                (Bar::Before(earlier), Bar::Before(tail)) => Bar::Before(sequence::latest(earlier, tail)),
+                (Bar::All, _) => Bar::All,
+                (_, bar) => bar,
+            };
+        }
+        if !self.gives_up_absorbed(bar) {
+            return false;
+        }
+        self.absorbing().superblocks.push_back((block.request, block.content.to_vec()));
+        steps.push(Side::Journal, Step::Hold(block.request));
+        self.drive_absorbed(log, steps);
+        true
+    }
+
+    fn gives_up_absorbed(&self, bar: Bar) -> bool {
+        if !self.has_absorbed() {
+            return false;
+        }
+        match bar {
+            Bar::None => false,
+            Bar::All => true,
+            Bar::Before(tail) => {
+                let (Some(first), Some(next)) = (self.area.tail(self.id), self.area.next_sequence(self.id)) else {
+                    return true;
+                };
+                // One that is none of this log's, or leaves numbers out as a kernel does that has replayed, gives all up.
+                let is_own = !sequence::is_after(first.sequence, tail) && !sequence::is_after(tail, next);
+                !is_own || self.area.has_absorbed_before(self.id, tail)
+            }
+        }
+    }
+
+    /// The guest flushes the disk with the file system.
+    pub(super) fn holds_flush(&self, log: &Log, request: RequestId, steps: &mut Steps) {
+        if log.is_open() && self.aged_durable() == Some(None) && self.has_absorbed() {
+            self.absorbing().flushes.push(request);
+            steps.hold(request);
+            self.drive_absorbed(log, steps);
+        }
+    }
+
+    /// Writes home what is durable of what is absorbed, and what somebody waits for; lets go of who waits for nothing any more.
+    pub(super) fn drive_absorbed(&self, log: &Log, steps: &mut Steps) {
+        self.let_waiting_go(steps);
+        if !self.has_absorbed() || !self.may_write_home() {
+            return;
+        }
+        let room = {
+            let inner = self.inner();
+            if inner.host_failed { 0 } else { HOST_WRITES_MAX.saturating_sub(inner.host_in_flight) }
+        };
+        if room == 0 {
+            // Who changes something there asks again when one has ended.
+            self.absorbing().wanted.clear();
+            return;
+        }
+        let durable = self.aged_durable().flatten();
+        let (wanted, bars) = {
+            let mut absorbing = self.absorbing();
+            let bars: Vec<Bar> = absorbing.superblocks.iter().map(|(_, content)| bar_of(content)).collect();
+            (std::mem::take(&mut absorbing.wanted), bars)
+        };
+        let is_wanted = |block: u64, transaction: u32| {
+            durable.is_none_or(|durable| !sequence::is_after(transaction, durable))
+                || wanted.iter().any(|blocks| blocks.contains(&block))
+                || bars.iter().any(|bar| match bar {
+                    Bar::Before(tail) => sequence::is_after(*tail, transaction),
+                    Bar::All => true,
+                    Bar::None => false,
+                })
+        };
+        let writes = self.area.absorbed_writes(self.id, room, &is_wanted);
+        self.inner().host_in_flight += writes.len();
+        self.aged_host_writes(log, writes, steps);
+    }
+
+    /// Lets go of who waits for nothing any more.
+    pub(super) fn let_waiting_go(&self, steps: &mut Steps) {
+        loop {
+            let front = self.absorbing().superblocks.front().map(|(_, content)| bar_of(content));
+            if front.is_none_or(|bar| self.gives_up_absorbed(bar)) {
+                break;
+            }
+            if let Some((request, content)) = self.absorbing().superblocks.pop_front() {
+                steps.push(Side::Journal, Step::Superblock(request, content));
+            }
+        }
+        if !self.absorbing().flushes.is_empty() && !self.has_absorbed() {
+            for request in std::mem::take(&mut self.absorbing().flushes) {
+                steps.release(request, Status::Ok);
+            }
+        }
+    }
+
+    /// Whether the log may be taken elsewhere as far as this is concerned.
+    pub(super) fn is_absorbing_over(&self, log: &Log) -> bool {
+        let is_over = !self.has_absorbed() && self.absorbing().superblocks.is_empty();
+        if !is_over {
+            log.home.wake.wake();
+        }
+        is_over
+    }
+
+    /// When somebody has to look after what is absorbed.
+    pub(super) fn absorbed_due_in(&self) -> Option<Duration> {
+        self.has_absorbed().then_some(RETRIED_AFTER)
+    }
+
+    /// The guest reads homes.
+    pub(super) fn absorbed_read(
+        &self,
+        log: &Log,
+        range: Range<u64>,
+        answer: &mut dyn FnMut(Range<u64>, &[u8]),
+    ) -> HomeRead {
+        let block_bytes = u64::from(log.place.block_bytes);
+        let mut content = vec![0; block_bytes as usize];
+        let mut stored: Vec<Range<u64>> = Vec::new();
+        for block in range.start / block_bytes..range.end.div_ceil(block_bytes) {
+            let start = block * block_bytes;
+            let part = start.max(range.start)..(start + block_bytes).min(range.end);
+            if self.area.read_absorbed(self.id, block, &mut content) {
+                let inside = (part.start - start) as usize..(part.end - start) as usize;
+                answer(part, &content[inside]);
+                continue;
+            }
+            match stored.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => stored.push(part),
+            }
+        }
+        HomeRead::Stored(stored)
+    }
+
+    /// The file system was replaced while its log was open: what the guest wrote there has to be there all the same, as far as it has
+    /// not been written over. (That waits for what is absorbed.) Who waits has nothing to wait for any more.
+    pub(super) fn bring_absorbed_now(&self, log: &Log, steps: &mut Steps) -> io::Result<()> {
+        let mut result = Ok(());
+        for (operation, write) in self.area.absorbed_writes(self.id, usize::MAX, &|_, _| true) {
+            let mut content = vec![0; log.place.block_bytes as usize];
+            match &write.source {
+                Source::Held(slice) => slice.copy_out(0, &mut content),
+                Source::Bytes(bytes) => content.copy_from_slice(bytes),
+                Source::Given => unreachable!("the host has nothing given"),
+            }
+            let written = log.home.file.write_all_at(&content, log.home_offset(write.block));
+            self.area.home_write_ended(self.id, operation, written.is_ok());
+            result = result.and(written);
+        }
+        log.home.set_dirty();
+        let absorbing = std::mem::take(&mut *self.absorbing());
+        for (request, _) in absorbing.superblocks {
+            steps.push(Side::Journal, Step::Release(request, Status::IoError));
+        }
+        let status = if result.is_ok() { Status::Ok } else { Status::IoError };
+        absorbing.flushes.into_iter().for_each(|request| steps.release(request, status));
+        result
+    }
+}
