@@ -67,17 +67,24 @@ impl VmJcb {
             }
             positions.push(position);
         }
-        for position in positions {
-            let slot = match self.location(position) {
-                Location::Block(slot) => slot,
-                // The guest has done with its page, and uses it again.
-                _ => {
-                    let is_read = self.read_held(pages, position, &mut held);
-                    let Some(slot) = self.pool.insert_block(&held).filter(|_| is_read) else { return false };
-                    self.set_location(pages, position, Location::Block(slot));
-                    slot
-                }
+        // A page is copied: the guest has done with it, and uses it again.
+        let mut copies = Vec::new();
+        for position in &positions {
+            if matches!(self.location(*position), Location::Block(_)) {
+                continue;
+            }
+            let is_read = self.read_held(pages, *position, &mut held);
+            let Some(slot) = self.pool.insert_block(&held).filter(|_| is_read) else {
+                copies.into_iter().for_each(|(_, slot)| self.pool.give_block(slot));
+                return false;
             };
+            copies.push((*position, slot));
+        }
+        for (position, slot) in copies {
+            self.set_location(pages, position, Location::Block(slot));
+        }
+        for position in positions {
+            let Location::Block(slot) = self.location(position) else { continue };
             self.overwritten.remove(&position);
             self.table.store_absorbed(position, slot);
             self.absorbed.insert(position);

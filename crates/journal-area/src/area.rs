@@ -554,7 +554,7 @@ impl JournalArea {
 
     /// Takes a guest's home write in, which then is not to be sent to storage, and may be answered: each of `blocks` is
     /// given just as it is held as its newest version, of a transaction not before `tail`. At most `most` blocks of a log are absorbed at a
-    /// time. False where it cannot be (or could not be wholly: then what is absorbed of it has to go home before it).
+    /// time. False where it cannot be, and nothing is changed.
     ///
     /// From then on homes have to be shown ([`JournalArea::read_absorbed`]), the tail must not pass them
     /// ([`JournalArea::has_absorbed_before`]), and the host has to write them home ([`JournalArea::absorbed_writes`]).

@@ -59,7 +59,11 @@ impl VmJcb {
         blocks: Range<u64>,
         payload: &[Option<MemorySlice>],
     ) -> HomeWrite {
-        if self.is_taken || self.in_flight.overlaps(&blocks, Some(Writer::Host)) || self.has_absorbed(&blocks) {
+        if self.is_taken || self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
+            return HomeWrite::Wait;
+        }
+        // What the guest was told is there comes before what it writes next.
+        if self.has_absorbed(&blocks) {
             return HomeWrite::Wait;
         }
         let mut candidates = Vec::new();
@@ -135,7 +139,7 @@ impl VmJcb {
         let Some(mut operation) = self.in_flight.end(operation) else { return 0 };
         if self.contradiction.is_some() {
             // Where home is, is in doubt; but not where the guest itself has written.
-            if ok && !operation.tainted {
+            if !operation.tainted && ok {
                 operation.candidates.iter().for_each(|candidate| self.is_where_guest_wrote_it(candidate));
             }
             operation.candidates.clear();

@@ -10,13 +10,14 @@ use guest_memory::{
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Pressure, Source,
-    SuperblockEffect,
+    Content, FoundLog, Holding, HomeWrite, HostWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Pressure,
+    Source, SuperblockEffect,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
+use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ const BLOCK: usize = PAGE_BYTES;
 const LOG_BLOCKS: u32 = 96;
 const HOME_BLOCKS: u64 = 64;
 const PAGES: u32 = 96;
+const ABSORBED_MAX: usize = 4;
 
 type Disk = BTreeMap<u64, Arc<[u8]>>;
 
@@ -418,6 +420,14 @@ impl Guest {
 
     fn write_superblock(&mut self, start: u32, sequence: u32) -> SuperblockEffect {
         let block = SuperblockBuilder { start, sequence, ..self.superblock.clone() }.build();
+        // What the guest was told is home has to be.
+        if start == 0 {
+            self.bring_absorbed(&|area, log| area.absorbed(log) > 0, &|_, _| true);
+        } else if self.open {
+            self.bring_absorbed(&|area, log| area.has_absorbed_before(log, sequence), &|_, transaction| {
+                jbd2::sequence::is_after(sequence, transaction)
+            });
+        }
         self.is_turning = self.open == (start == 0);
         let effect = self.step(|guest| {
             guest.complete.insert(0, block.clone());
@@ -553,9 +563,62 @@ impl Guest {
                     });
                     return;
                 }
-                HomeWrite::Wait => self.end_host_write(),
+                HomeWrite::Wait => self.make_way(first..first + count),
                 HomeWrite::Restore(blocks) => self.restore(&blocks),
             }
+        }
+    }
+
+    /// A home write of `count` blocks from `first` on, as far as the guest has them cached, that is answered and not done, if it can be.
+    fn absorb(&mut self, first: u64, count: u64) {
+        let count = (0..count).take_while(|offset| self.cache.contains_key(&(first + offset))).count() as u64;
+        if count == 0 {
+            return;
+        }
+        (first..first + count).for_each(|block| self.end_discards(block));
+        let pages: Vec<PageId> = (first..first + count).map(|block| self.cache[&block]).collect();
+        let content: Vec<Arc<[u8]>> = pages.iter().map(|page| self.content(*page).into()).collect();
+        self.set_full_now(self.is_full);
+        let is_absorbed = self.step(|guest| {
+            let payload: Vec<_> = pages.iter().map(|page| Some(guest.page_slice(*page))).collect();
+            guest.area.absorb(guest.log, &(first..first + count), &payload, None, ABSORBED_MAX)
+        });
+        self.set_full_now(false);
+        if is_absorbed {
+            self.written.extend(first..first + count);
+            self.guest_disk.extend((first..).zip(content));
+            assert!(self.area.absorbed(self.log) <= ABSORBED_MAX);
+        }
+    }
+
+    /// The host writes what is absorbed home, as far as it is wanted.
+    fn absorbed_writes(&mut self, count: usize, is_wanted: &dyn Fn(u64, u32) -> bool) -> usize {
+        let writes = self.area.absorbed_writes(self.log, count, is_wanted);
+        let begun = writes.len();
+        self.by_host(writes);
+        begun
+    }
+
+    /// Something of the host's is in the way of the guest's write to these blocks.
+    fn make_way(&mut self, blocks: Range<u64>) {
+        if !self.in_flight.iter().any(|write| write.is_host) {
+            let begun = self.absorbed_writes(usize::MAX, &|block, _| blocks.contains(&block));
+            assert!(begun > 0, "it waits for nothing");
+        }
+        self.end_host_write();
+    }
+
+    /// All that is absorbed of transactions before this one goes home.
+    fn bring_absorbed(
+        &mut self,
+        is_given_up: &dyn Fn(&JournalArea, LogId) -> bool,
+        is_wanted: &dyn Fn(u64, u32) -> bool,
+    ) {
+        while is_given_up(&self.area, self.log) {
+            // What is in flight may be in its way.
+            self.end_all();
+            self.absorbed_writes(usize::MAX, is_wanted);
+            self.end_all();
         }
     }
 
@@ -602,7 +665,7 @@ impl Guest {
                     });
                     return;
                 }
-                HomeWrite::Wait => self.end_host_write(),
+                HomeWrite::Wait => self.make_way(blocks.clone()),
                 HomeWrite::Restore(blocks) => self.restore(&blocks),
             }
         }
@@ -681,7 +744,12 @@ impl Guest {
     }
 
     fn host_writes(&mut self, count: usize) {
-        for (operation, write) in self.area.host_writes(self.log, count, false) {
+        let writes = self.area.host_writes(self.log, count, false);
+        self.by_host(writes);
+    }
+
+    fn by_host(&mut self, writes: Vec<(usize, HostWrite)>) {
+        for (operation, write) in writes {
             let content = vec![bytes_of(&write.source).into()];
             let replaced = vec![(0, write.source)];
             self.in_flight.push(InFlight {
@@ -737,6 +805,7 @@ impl Guest {
     /// Rule 2 of ARCHITECTURE.md: the held log and the complete one make the same disk, whether the writes in flight land or not.
     fn compare(&self) {
         self.area.check().expect("the books are right");
+        self.compare_read();
         self.compare_on(&self.disk, &self.guest_disk);
         for late in [false, true] {
             let (mut disk, mut guest_disk) = (self.disk.clone(), self.guest_disk.clone());
@@ -748,6 +817,16 @@ impl Guest {
                 disk.extend(landed);
             }
             self.compare_on(&disk, &guest_disk);
+        }
+    }
+
+    /// Where the guest has written a block home and nothing was committed of it since, it reads what it wrote.
+    fn compare_read(&self) {
+        let mut block = vec![0; BLOCK];
+        for at in self.written.iter().filter(|at| !self.free.contains(at) && !self.discarded.contains(at)) {
+            let is_shown = self.area.read_absorbed(self.log, *at, &mut block);
+            let read = if is_shown { &block[..] } else { &self.disk[at] };
+            assert!(*read == *self.guest_disk[at], "block {at} is read as it was, shown: {is_shown}");
         }
     }
 
@@ -879,6 +958,9 @@ enum Step {
         late: bool,
     },
     HostWrites(usize),
+    Absorb(u64, u64),
+    /// The host writes so many absorbed blocks home.
+    AbsorbedWrites(usize),
     /// The process is killed, and another one goes on.
     Die,
     /// The same before so many more of its stores, whatever it is about then.
@@ -912,6 +994,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (any::<usize>(), prop::bool::weighted(0.9), any::<bool>())
             .prop_map(|(index, ok, late)| Step::EndHome { index, ok, late }),
         2 => (1usize..4).prop_map(Step::HostWrites),
+        4 => (block(), 1u64..4).prop_map(|(first, count)| Step::Absorb(first, count)),
+        1 => (1usize..4).prop_map(Step::AbsorbedWrites),
         1 => Just(Step::Die),
         1 => (0usize..24).prop_map(Step::DieBefore),
         1 => (blocks(), 1usize..8).prop_map(|(blocks, split)| Step::CommitAgain(blocks, split)),
@@ -944,6 +1028,10 @@ fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
             Step::BeginHome(first, count) => guest.begin_home_write(*first, *count),
             Step::EndHome { index, ok, late } => guest.end_home_write(*index, *ok, *late),
             Step::HostWrites(count) => guest.host_writes(*count),
+            Step::Absorb(first, count) => guest.absorb(*first, *count),
+            Step::AbsorbedWrites(count) => {
+                guest.absorbed_writes(*count, &|_, _| true);
+            }
             Step::Die => guest.die(None),
             Step::CommitAgain(blocks, split) => guest.commit(blocks, &[], *split, End::Commit),
             Step::Discard(first, count) => guest.discard(*first, *count),
@@ -1031,5 +1119,26 @@ fn a_process_that_goes_on_knows_what_the_one_before_knew() {
         let by_the_host = [Step::Die, Step::HostWrites(4), end(), end(), Step::Checkpoint(usize::MAX, true)];
         run(Checksum::V3, holding, &[&[commit(vec![1, 2])][..], &past, &by_the_host].concat());
         run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Die, Step::CommitAgain(vec![1, 2], 1)]);
+    }
+}
+
+/// What was absorbed is known to the process that goes on, whatever the one before was about, and is home before the log forgets it.
+#[test]
+fn what_was_absorbed_is_not_forgotten() {
+    let commit =
+        |blocks: Vec<u64>| Step::Commit { blocks, revokes: vec![], split: 8, escaped: false, end: End::Commit };
+    let end = || Step::EndHome { index: 0, ok: true, late: false };
+    for holding in [Holding::Retain, Holding::Copy] {
+        for dies in [Step::Die, Step::DieBefore(0), Step::DieBefore(1), Step::DieBefore(2)] {
+            let absorbed = [commit(vec![1, 2]), dies, Step::Absorb(1, 2)];
+            run(Checksum::V3, holding, &[&absorbed[..], &[Step::Die, commit(vec![3])]].concat());
+            run(Checksum::V3, holding, &[&absorbed[..], &[Step::Checkpoint(1, true), commit(vec![3])]].concat());
+            run(Checksum::V3, holding, &[&absorbed[..], &[Step::AbsorbedWrites(1), Step::Die, end()]].concat());
+            // Something past the journal, and something newer.
+            let past = [Step::Modify(vec![1], false, false), Step::BeginHome(1, 1), end(), Step::Die];
+            run(Checksum::V3, holding, &[&absorbed[..], &past].concat());
+            let newer = [Step::AbsorbedWrites(2), commit(vec![2]), end(), end(), Step::Absorb(2, 1)];
+            run(Checksum::V3, holding, &[&absorbed[..], &newer].concat());
+        }
     }
 }

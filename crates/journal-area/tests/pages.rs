@@ -303,3 +303,65 @@ fn a_live_log_that_is_written_over_ends_there() {
     assert_eq!(rig.area.owed(rig.log).blocks, 1, "the first transaction counts");
     assert!(rig.area.host_writes(rig.log, 8, false).is_empty(), "the host writes into what somebody else writes");
 }
+
+/// A home write that is answered before it is done: the version stays owed, is shown, comes before all else that is written there, and
+/// neither the log nor the tail goes elsewhere meanwhile.
+#[test]
+fn an_absorbed_home_write_is_done_before_anything_else() {
+    let mut rig = Rig::new();
+    let (page, other) = (PageId(5), PageId(6));
+    rig.fill(page, 1);
+    rig.fill(other, 2);
+    let positions = rig.commit(&[(10, page), (11, other)]);
+    let (first, tail) = (rig.builder.sequence.wrapping_sub(1), rig.builder.sequence);
+    let payload = [rig.memory.page(page)];
+    let absorbs = |rig: &Rig, blocks, payload: &[_], tail, most| rig.area.absorb(rig.log, &blocks, payload, tail, most);
+    assert!(!absorbs(&rig, 11..12, &payload, None, 8), "other content");
+    assert!(!absorbs(&rig, 12..13, &payload, None, 8), "not of the log");
+    assert!(!absorbs(&rig, 10..11, &[None], None, 8), "not given");
+    assert!(!absorbs(&rig, 10..11, &payload, Some(tail), 8), "the guest is about to give it up");
+    assert!(!absorbs(&rig, 10..12, &[payload[0], rig.memory.page(other)], None, 1), "too many");
+    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload) else {
+        panic!("nothing is in the way")
+    };
+    assert!(!absorbs(&rig, 10..11, &payload, None, 8), "another is under way");
+    rig.area.home_write_ended(rig.log, operation, false);
+    simulated_room::set_full(true);
+    assert!(!absorbs(&rig, 10..11, &payload, None, 8), "no room for a copy");
+    simulated_room::set_full(false);
+    assert_eq!(rig.area.absorbed(rig.log), 0);
+
+    assert!(absorbs(&rig, 10..11, &payload, Some(first), 8));
+    assert!(!rig.memory.is_retained(page), "the guest uses its page again");
+    rig.fill(page, 9);
+    let mut block = vec![0; BLOCK];
+    assert!(rig.area.read_absorbed(rig.log, 10, &mut block) && block == [1; BLOCK]);
+    assert!(!rig.area.read_absorbed(rig.log, 11, &mut block));
+    assert!(rig.area.has_absorbed_before(rig.log, tail) && !rig.area.has_absorbed_before(rig.log, first));
+    assert!(rig.holds(positions[0], 1));
+    assert_eq!(rig.area.owed(rig.log).blocks, 2);
+    assert!(matches!(rig.area.home_write_begins(rig.log, 8..14, &[None; 6]), HomeWrite::Wait));
+    assert!(rig.area.take_for_hand_over(rig.log).is_none());
+    rig.area.check().expect("the books are right");
+    assert!(rig.area.absorbed_writes(rig.log, 8, &|block, _| block == 11).is_empty());
+    let mut writes = rig.area.absorbed_writes(rig.log, 8, &|block, transaction| (block, transaction) == (10, first));
+    assert_eq!(writes.iter().map(|(_, write)| write.block).collect::<Vec<_>>(), [10]);
+    assert!(rig.area.absorbed_writes(rig.log, 8, &|_, _| true).is_empty(), "it is on its way");
+    rig.area.home_write_ended(rig.log, writes.remove(0).0, false);
+    assert_eq!(rig.area.absorbed(rig.log), 1, "it is not there yet");
+    let writes = rig.area.absorbed_writes(rig.log, 8, &|_, _| true);
+    rig.area.home_write_ended(rig.log, writes[0].0, true);
+    assert_eq!((rig.area.absorbed(rig.log), rig.area.owed(rig.log).blocks), (0, 1));
+    rig.area.check().expect("the books are right");
+
+    // What makes a version unneeded ends it.
+    let payload = [rig.memory.page(other)];
+    assert!(absorbs(&rig, 11..12, &payload, None, 8));
+    rig.fill(other, 3);
+    rig.commit(&[(11, other)]);
+    assert_eq!(rig.area.absorbed(rig.log), 0, "superseded");
+    assert!(absorbs(&rig, 11..12, &payload, None, 8));
+    rig.area.discarded(rig.log, 11..12);
+    assert_eq!(rig.area.absorbed(rig.log), 0, "discarded");
+    assert!(rig.area.take_for_hand_over(rig.log).is_some());
+}

@@ -20,8 +20,8 @@ use super::stored::finish_closed;
 use crate::aged::finish_aged;
 use crate::distrust;
 use crate::keeper::{
-    BlockContent, Finished, HomeChange, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
-    Steps, SuperblockBlock, SuperblockWritten, Task,
+    BlockContent, Finished, HomeChange, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side,
+    Step, Steps, SuperblockBlock, SuperblockWritten, Task,
 };
 use crate::log::Log;
 use crate::mark::MarkKind;

@@ -288,6 +288,67 @@ fn one_that_was_made_durable_by_age_goes_on_held() {
     assert!(rig.is_refused(None).contains("durable-within=0"));
 }
 
+/// A guest's tail passes what it was told is home when it is, whoever goes on by then.
+#[test]
+fn what_was_absorbed_goes_home_whoever_goes_on() {
+    use crate::keeper::Step;
+    for within in [None, Some(Duration::from_secs(3600))] {
+        let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+        rig.open();
+        rig.commit(2000);
+        rig.commit(2001);
+        let (area, id) = (&rig.journals.area, rig.log().id);
+        let mut writes = area.host_writes(id, 1, false);
+        let (operation, write) = writes.remove(0);
+        let journal_area::Source::Held(content) = write.source else { panic!("it is held") };
+        area.home_write_ended(id, operation, false);
+        assert!(area.absorb(id, &(2000..2001), &[Some(content)], None, 8));
+        rig.within = within;
+        rig.die(None).expect("it goes on");
+        let log = rig.log();
+        assert_eq!(rig.journals.area.absorbed(log.id), 1);
+        assert!(log.keeper.shows_homes(&log));
+        let tail = rig.opening();
+        let superblock = SuperblockBlock { content: &tail, request: RequestId(7) };
+        let mut steps = Steps::default();
+        rig.journals.superblock_written(&log, superblock, &mut steps).1.expect("it is held");
+        log.keeper.woken(&log, crate::keeper::Side::Home, &mut steps);
+        let mut taken = 0;
+        while !steps.0.is_empty() {
+            let mut next = Steps::default();
+            for (_, step) in steps.0 {
+                match step {
+                    Step::Write { mut offset, content, task, .. } => {
+                        for buffer in content {
+                            let mut bytes = vec![0; buffer.len()];
+                            match buffer {
+                                block_route::Buffer::Slice(slice) => slice.copy_out(0, &mut bytes),
+                                block_route::Buffer::Bytes(given) => bytes.copy_from_slice(&given),
+                            }
+                            log.home.file.write_all_at(&bytes, offset).expect("written");
+                            offset += bytes.len() as u64;
+                        }
+                        log.keeper.done(&log, task, None, &mut next);
+                    }
+                    Step::Flush { task } => log.keeper.done(&log, task, None, &mut next),
+                    Step::Retry => log.keeper.drive(&log, &mut next),
+                    Step::Superblock(request, _) => {
+                        assert_eq!(request, RequestId(7));
+                        let mut home = vec![0; BLOCK as usize];
+                        log.home.file.read_exact_at(&mut home, 2000 * BLOCK).expect("read");
+                        assert!(home.iter().all(|byte| *byte == 7), "what the guest was told is home is");
+                        taken += 1;
+                    }
+                    _ => {}
+                }
+            }
+            steps = next;
+        }
+        assert_eq!(taken, 1, "the tail waits for nothing more");
+        assert!(!log.keeper.shows_homes(&log));
+    }
+}
+
 #[test]
 fn one_that_was_being_opened_is_opened_once_more() {
     let mut rig = Rig::new();

@@ -1,0 +1,323 @@
+//! Home writes that are answered before they are done, under durability by age.
+
+use super::*;
+use std::ops::RangeInclusive;
+
+/// Nothing becomes due by itself.
+const LONG: Duration = Duration::from_secs(3600);
+
+impl Rig {
+    /// The last transaction goes home, all of it.
+    fn write_homes(&mut self) {
+        let last = self.committed;
+        self.homes.into_iter().for_each(|block| self.write_home(block, last));
+    }
+
+    fn read_home(&mut self, block: u64) -> Vec<u8> {
+        let page = PageId(self.next % PAGES);
+        self.next += 1;
+        self.memory.simulated_guest_write(page, 0, &vec![0xEE; BLOCK as usize]);
+        let slices = vec![self.memory.page(page).expect("a page")];
+        let (id, mut plan) = (RequestId(self.next), Plan::default());
+        let request = Request { id, kind: RequestKind::Read, offset: block * BLOCK, len: BLOCK, segments: &slices };
+        self.route.route(&request, &mut plan);
+        for action in plan.actions {
+            let PlanAction::Disk(DiskOperation { operation: Operation::Read, offset, len, buffers, .. }) = action
+            else {
+                panic!("a read takes a read: {action:?}");
+            };
+            let mut bytes = vec![0; len as usize];
+            self.file.read_exact_at(&mut bytes, offset).expect("read");
+            for buffer in buffers {
+                let Buffer::Slice(slice) = buffer else { panic!("into memory of ours") };
+                slice.copy_in(0, &bytes.drain(..slice.len()).collect::<Vec<u8>>());
+            }
+        }
+        let mut read = vec![0; BLOCK as usize];
+        slices[0].copy_out(0, &mut read);
+        read
+    }
+
+    fn stored_home(&self, block: u64) -> Vec<u8> {
+        let mut stored = vec![0; BLOCK as usize];
+        self.file.read_exact_at(&mut stored, block * BLOCK).expect("read");
+        stored
+    }
+
+    fn expect_read(&mut self, version: u8) {
+        for block in self.homes {
+            assert_eq!(self.read_home(block)[0], version, "block {block} is read as it was written");
+        }
+    }
+
+    fn expect_stored(&self, versions: RangeInclusive<u8>) {
+        for block in self.homes {
+            let stored = self.stored_home(block);
+            assert!(versions.contains(&stored[0]), "block {block} is at home as {}, not as {versions:?}", stored[0]);
+        }
+    }
+
+    /// The guest's log begins where it ends now. What it gives up is home when it is told.
+    fn move_tail(&mut self) {
+        let mut block = self.superblock.clone();
+        let (start, sequence) = (self.builder.position, self.builder.sequence);
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        self.request(RequestKind::Write, self.log_at[0], &block);
+        while self.held > 0 {
+            assert!(!self.waiting.is_empty(), "the superblock waits for nothing");
+            self.settle_one();
+        }
+        self.expect_stored(self.committed..=self.committed);
+        self.settle();
+    }
+
+    fn wake(&mut self, milliseconds: u64) {
+        self.clock.fetch_add(milliseconds, Ordering::AcqRel);
+        let mut plan = Plan::default();
+        self.route.woken(&mut plan);
+        self.plan(plan);
+    }
+}
+
+/// An fsync of ext4 first writes home what earlier transactions committed of its file.
+#[test]
+fn home_writes_of_what_is_not_durable_make_no_compounds() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    for _ in 0..20 {
+        rig.commit();
+        rig.settle();
+        rig.write_homes();
+        assert_eq!((rig.held, rig.waiting.len()), (0, 0), "they are answered at once");
+        let last = rig.committed;
+        rig.expect_read(last);
+    }
+    assert_eq!(rig.compounds(), 0);
+    rig.expect_stored(0..=0);
+    rig.pass(LONG.as_millis() as u64 + 1000);
+    assert_eq!(rig.compounds(), 1);
+    rig.expect_stored(20..=20);
+    rig.expect_read(20);
+    rig.promise(20);
+    rig.move_tail();
+    assert_eq!(rig.compounds(), 1, "all is durable and home");
+    assert!(rig.judge() > 20);
+}
+
+#[test]
+fn a_tail_does_not_pass_what_is_not_home() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    for round in 1..=3 {
+        rig.commit();
+        rig.settle();
+        rig.write_homes();
+        assert_eq!(rig.compounds(), round - 1);
+        rig.move_tail();
+        assert_eq!(rig.compounds(), round);
+        rig.promise(rig.committed);
+        // From then on nothing before it is absorbed, and there is no need to.
+        rig.write_homes();
+        rig.settle();
+        assert_eq!((rig.held, rig.compounds()), (0, round));
+    }
+    rig.commit();
+    rig.write_homes();
+    let tail = rig.builder.sequence;
+    rig.superblock(0, tail);
+    rig.expect_stored(4..=4);
+    assert_eq!(rig.held, 0, "the log is closed");
+    rig.promise(4);
+    assert!(rig.judge() > 50);
+}
+
+#[test]
+fn what_else_is_written_there_comes_after_it() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.write_home(rig.homes[0], DIRECT);
+    assert_eq!(rig.held, 1, "it waits");
+    let mut has_been_home = false;
+    while rig.held > 0 {
+        rig.settle_one();
+        has_been_home |= rig.stored_home(rig.homes[0]) == content(1);
+    }
+    rig.settle();
+    assert!(has_been_home, "what it covers is home first, so that a part of it would be right");
+    assert_eq!(rig.read_home(rig.homes[0]), content(DIRECT));
+    rig.pass(LONG.as_millis() as u64 * 2);
+    assert_eq!(rig.stored_home(rig.homes[0]), content(DIRECT), "nothing older comes later");
+    assert!(rig.judge() > 20);
+}
+
+#[test]
+fn other_content_is_not_absorbed() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_home(rig.homes[0], DIRECT);
+    assert_eq!(rig.held, 1, "it waits for the compound");
+    rig.settle();
+    assert_eq!((rig.held, rig.compounds()), (0, 1));
+    assert_eq!(rig.stored_home(rig.homes[0]), content(DIRECT));
+}
+
+#[test]
+fn nothing_is_absorbed_with_no_age() {
+    let mut rig = Rig::new(Some(Duration::ZERO));
+    rig.open();
+    rig.commit();
+    // The commit is not answered, and nobody writes home before it is: but if somebody did, it would wait.
+    let held = rig.held;
+    rig.write_homes();
+    assert_eq!(rig.held, held + 3);
+    rig.settle();
+    assert_eq!(rig.held, 0);
+    rig.expect_stored(1..=1);
+}
+
+/// What an age allowed is durable and home before a flush is answered that comes after the age.
+#[test]
+fn a_flush_with_no_age_waits_for_what_was_absorbed_before() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.journals.set_durable_within(0, Some(Duration::ZERO)).expect("possible");
+    rig.wake(0);
+    rig.request(RequestKind::Flush, 0, &[]);
+    assert!(rig.held > 0, "it waits");
+    while rig.held > 0 {
+        rig.settle_one();
+    }
+    rig.promise(1);
+    rig.expect_stored(1..=1);
+    rig.settle();
+    assert!(rig.judge() > 10);
+}
+
+#[test]
+fn all_of_it_goes_home_when_no_durability_is_in_force() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.gives_up();
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    while !rig.waiting.is_empty() {
+        rig.expect_read(1);
+        rig.settle_one();
+    }
+    rig.expect_stored(1..=1);
+    assert!(rig.judge() > 10);
+}
+
+#[test]
+fn a_death_brings_it_home() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    for _ in 0..3 {
+        rig.commit();
+        rig.settle();
+        rig.write_homes();
+    }
+    rig.expect_stored(0..=0);
+    expect_recovered(&rig);
+    rig.promise(3);
+    assert!(rig.judge() > 10);
+}
+
+/// Commits, home writes, reads, tails, time and changes of the age, in any order; then a death, and power cuts everywhere.
+fn whatever_comes(seed: u64, has_changes: bool) {
+    let mut random = Random::new(seed);
+    let mut rig = Rig::new(Some(AGE));
+    if has_changes {
+        rig.gives_up();
+    }
+    rig.open();
+    // What the guest has written to each home last.
+    let mut written = [0; 3];
+    for _ in 0..60 {
+        let which = random.below(3) as usize;
+        match random.below(100) {
+            0..22 if rig.committed < 180 => rig.commit(),
+            0..55 => {
+                // No kernel has two writes to a block under way.
+                if rig.held > 0 {
+                    rig.settle();
+                }
+                rig.write_home(rig.homes[which], rig.committed);
+                written[which] = rig.committed;
+            }
+            55..70 => {
+                for _ in 0..random.below(4) {
+                    if !rig.waiting.is_empty() {
+                        rig.settle_one();
+                    }
+                }
+            }
+            70..78 => rig.wake(random.below(700)),
+            78..82 if !has_changes => {
+                rig.settle();
+                rig.pass(1500);
+                rig.promise(rig.committed);
+            }
+            82..90 => {
+                if rig.held > 0 {
+                    rig.settle();
+                }
+                if written[which] == rig.committed {
+                    // Of what is on its way to storage the test's storage knows nothing yet.
+                    rig.settle();
+                    let home = rig.homes[which];
+                    assert_eq!(rig.read_home(home), content(rig.committed), "seed {seed}");
+                }
+            }
+            90..95 => {
+                rig.settle();
+                let last = rig.committed;
+                for which in (0..3).filter(|which| written[*which] != last) {
+                    rig.write_home(rig.homes[which], last);
+                }
+                written = [last; 3];
+                while rig.held > 0 {
+                    rig.settle_one();
+                }
+                // In use, and with nothing in them: the first transaction is the first content.
+                if last > 0 {
+                    rig.settle();
+                    rig.move_tail();
+                }
+            }
+            _ if has_changes => {
+                let within = [None, Some(Duration::ZERO), Some(AGE)][which];
+                rig.journals.set_durable_within(0, within).expect("possible");
+                rig.wake(0);
+            }
+            _ => {}
+        }
+    }
+    rig.settle();
+    assert_eq!(rig.held, 0, "seed {seed}: somebody waits for nothing");
+    assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok), "seed {seed}: the guest is told of an error");
+    expect_recovered(&rig);
+    rig.promise(rig.committed);
+    rig.judge();
+}
+
+#[test]
+fn whatever_a_guest_does() {
+    (0..24).for_each(|seed| whatever_comes(seed, false));
+}
+
+#[test]
+fn whatever_a_guest_does_beside_changes() {
+    (100..124).for_each(|seed| whatever_comes(seed, true));
+}
