@@ -102,11 +102,17 @@ impl VmJcb {
         }
     }
 
+    /// What is absorbed, the oldest first.
+    fn absorbed_by_age(&self) -> impl Iterator<Item = u32> {
+        let tail = self.transactions.front().map_or(0, |oldest| oldest.first_position);
+        self.absorbed.range(tail..).chain(self.absorbed.range(..tail)).copied()
+    }
+
     /// Whether a log that begins with transaction `tail` would give an absorbed version up.
     pub(crate) fn has_absorbed_before(&self, tail: u32) -> bool {
-        self.absorbed
-            .iter()
-            .any(|position| self.sequence_of(*position).is_none_or(|sequence| sequence::is_after(tail, sequence)))
+        self.absorbed_by_age()
+            .next()
+            .is_some_and(|oldest| self.sequence_of(oldest).is_none_or(|sequence| sequence::is_after(tail, sequence)))
     }
 
     /// Copies an absorbed version out; false where the block is not absorbed.
@@ -115,7 +121,7 @@ impl VmJcb {
             .is_some_and(|position| self.absorbed.contains(&position) && self.read_version(pages, position, buffer))
     }
 
-    /// Picks up to `count` absorbed versions that are wanted, by home block and transaction, for the host to write home, and says that
+    /// Picks up to `count` of the oldest absorbed versions that are wanted, by home block and transaction, for the host to write home, and says that
     /// they are in flight.
     pub(crate) fn absorbed_writes(
         &mut self,
@@ -127,16 +133,17 @@ impl VmJcb {
         if self.is_taken {
             return writes;
         }
+        let may_go = |position: &u32| {
+            let (Some(block), Some(sequence)) = (self.home_of(*position), self.sequence_of(*position)) else {
+                return false;
+            };
+            is_wanted(block, sequence) && !self.in_flight.overlaps(&(block..block + 1), None)
+        };
+        let chosen: Vec<u32> = self.absorbed_by_age().filter(may_go).take(count).collect();
         let mut buffer = vec![0; self.shape.block_bytes as usize];
-        let all: Vec<u32> = self.absorbed.iter().copied().collect();
-        for position in all {
-            if writes.len() == count {
-                break;
-            }
-            let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
-            if is_wanted(block, sequence) && !self.in_flight.overlaps(&(block..block + 1), None) {
-                writes.extend(self.host_write_begins(pages, position, block, &mut buffer));
-            }
+        for position in chosen {
+            let Some(block) = self.home_of(position) else { continue };
+            writes.extend(self.host_write_begins(pages, position, block, &mut buffer));
         }
         writes.sort_by_key(|(_, write)| write.block);
         writes
