@@ -173,6 +173,54 @@ fn another_age_is_wished_under_load() {
     judge_cuts(&bench, &bench.path("log-of-one"), &bench.path("before"), &floors, (&file_system, &records));
 }
 
+/// An fsync writes home what earlier transactions committed of its file. That waits for nothing while it can be absorbed; who has dropped
+/// it from his cache reads it all the same, and a death of the VMM brings it home.
+#[test]
+fn an_fsync_does_not_wait_for_a_compound() {
+    const ROUNDS: u64 = 300;
+    const BLOCKS: u64 = 64;
+    for mode in ["journal", "ordered"] {
+        let bench = Bench::new();
+        let image = bench.path("one.img");
+        let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
+        let option = format!("{},placement=retain,durable-within=5", image.display());
+        let daemon = Daemon::start(&bench, &write_config(&bench, &[("one", option)]));
+        let script = format!(
+            "mount -t ext4 -o data={mode} /dev/vda /mnt || fail mount
+            cd /mnt; dd if=/dev/zero of=f bs=4k count={BLOCKS} 2>/dev/null; sync; mark begun
+            i=0
+            while [ $i -lt {ROUNDS} ]; do
+                i=$((i + 1)); b=$((i * 7 % {BLOCKS})); c=$(printf '%4095d' $i)
+                echo \"$c\" | dd of=f bs=4k count=1 seek=$b iflag=fullblock conv=notrunc,fsync 2>/dev/null || fail write $i
+                [ $((i % 20)) = 0 ] || continue
+                echo 3 > /proc/sys/vm/drop_caches
+                [ \"$(dd if=f bs=4k count=1 skip=$b 2>/dev/null)\" = \"$c\" ] || fail read $i
+            done
+            mark written; sleep 600"
+        );
+        let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+        guest.wait_mark("begun", LIMIT).unwrap();
+        let compounds = || wait_in_force(&daemon, Some(5))["durability"]["compounds"].as_u64().expect("a number");
+        let before = compounds();
+        guest.wait_mark("written", LIMIT).unwrap();
+        let made = compounds() - before;
+        println!("data={mode}: {ROUNDS} fsyncs, {made} compounds");
+        assert!(made < ROUNDS / 4, "data={mode}: {made} compounds for {ROUNDS} fsyncs");
+        guest.kill_qemu().unwrap();
+        guest.wait_end(LIMIT).unwrap();
+        daemon.wait_state("one", "waiting");
+        assert_consistent(&file_system);
+        let read = std::process::Command::new("debugfs").args(["-R", "cat /f"]).arg(&image).output().unwrap();
+        assert_eq!(read.stdout.len() as u64, BLOCKS * 4096);
+        for round in ROUNDS - BLOCKS + 1..=ROUNDS {
+            let at = (round * 7 % BLOCKS * 4096) as usize;
+            let found = text(&read.stdout[at..at + 4096]);
+            assert_eq!(found.trim(), round.to_string(), "data={mode}: the block of round {round}");
+        }
+        assert!(!daemon.log().contains("ERROR"), "{}", daemon.log());
+    }
+}
+
 /// What was wished of a running guest is done by the worker that follows. With 0 none follows, and nothing is lost.
 #[test]
 fn the_next_worker_does_as_was_wished() {

@@ -219,6 +219,30 @@ fn all_of_it_goes_home_when_no_durability_is_in_force() {
     assert!(rig.judge() > 10);
 }
 
+/// The same where the guest closes its log at that moment.
+#[test]
+fn a_log_that_is_only_held_is_not_closed_before_all_of_it_is_home() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.gives_up();
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    let mut block = rig.superblock.clone();
+    let sequence = rig.builder.sequence;
+    jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(0).sequence(sequence).seal();
+    rig.request(RequestKind::Write, rig.log_at[0], &block);
+    while rig.held > 0 {
+        rig.settle_one();
+    }
+    rig.expect_stored(1..=1);
+    rig.settle();
+    assert!(said(&rig).is_empty());
+    assert!(rig.judge() > 10);
+}
+
 #[test]
 fn a_death_brings_it_home() {
     let mut rig = Rig::new(Some(LONG));
