@@ -19,7 +19,7 @@
 //! have.
 //!
 //! Failure story: where the host's write fails, the block stays absorbed and owed, reads are answered as before, and it is tried
-//! again every second.
+//! again every second. Where durability ends and the error mark cannot be written, superblocks and flushes that wait here fail, too.
 //!
 //! Lock order: its own lock comes last, and nothing is called under it.
 
@@ -90,7 +90,8 @@ impl Held {
 
     /// A change of homes begins: absorbed, or held back until what is absorbed there is home; nothing where it is as any other.
     pub(super) fn absorbs(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> Option<HomeVerdict> {
-        if !log.is_open() {
+        // While durability ends nothing goes home, and what is asked for tries to end it.
+        if !log.is_open() || self.aged_is_ending() {
             return None;
         }
         let is_whole = change.blocks == change.whole && !change.blocks.is_empty();
@@ -119,7 +120,7 @@ impl Held {
 
     /// The guest writes the superblock of an open log. Says whether it is held until what it gives up is home.
     pub(super) fn holds_superblock(&self, log: &Log, block: &SuperblockBlock<'_>, steps: &mut Steps) -> bool {
-        if !log.is_open() || self.aged_is_ready(block.request) {
+        if !log.is_open() || self.aged_is_ending() || self.aged_is_ready(block.request) {
             return false;
         }
         let bar = bar_of(block.content);
@@ -260,9 +261,25 @@ impl Held {
         HomeRead::Stored(stored)
     }
 
+    /// Who waits would wait for ever.
+    pub(super) fn fail_absorbing(&self, steps: &mut Steps) {
+        let (superblocks, flushes) = {
+            let mut absorbing = self.absorbing();
+            (std::mem::take(&mut absorbing.superblocks), std::mem::take(&mut absorbing.flushes))
+        };
+        for (request, _) in superblocks {
+            steps.push(Side::Journal, Step::Release(request, Status::IoError));
+        }
+        flushes.into_iter().for_each(|request| steps.release(request, Status::IoError));
+    }
+
     /// The file system was replaced while its log was open: what the guest wrote there has to be there all the same, as far as it has
     /// not been written over. (That waits for what is absorbed.) Who waits has nothing to wait for any more.
     pub(super) fn bring_absorbed_now(&self, log: &Log, steps: &mut Steps) -> io::Result<()> {
+        if !self.has_absorbed() {
+            self.fail_absorbing(steps);
+            return Ok(());
+        }
         let mut result = Ok(());
         for (operation, write) in self.area.absorbed_writes(self.id, usize::MAX, &|_, _| true) {
             let mut content = vec![0; log.place.block_bytes as usize];
@@ -276,12 +293,7 @@ impl Held {
             result = result.and(written);
         }
         log.home.set_dirty();
-        let absorbing = std::mem::take(&mut *self.absorbing());
-        for (request, _) in absorbing.superblocks {
-            steps.push(Side::Journal, Step::Release(request, Status::IoError));
-        }
-        let status = if result.is_ok() { Status::Ok } else { Status::IoError };
-        absorbing.flushes.into_iter().for_each(|request| steps.release(request, status));
+        self.fail_absorbing(steps);
         result
     }
 }

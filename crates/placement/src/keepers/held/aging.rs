@@ -501,6 +501,11 @@ impl Held {
         Some((!aging.within.is_zero()).then(|| aging.machine.durable()))
     }
 
+    /// Whether durability by age has an end under way.
+    pub(super) fn aged_is_ending(&self) -> bool {
+        self.state().aging.as_ref().is_some_and(|aging| aging.ending.is_some())
+    }
+
     /// Whether the machine has agreed that this superblock is taken.
     pub(super) fn aged_is_ready(&self, request: RequestId) -> bool {
         self.state().aging.as_ref().is_some_and(|aging| aging.ready == Some(request))
@@ -761,6 +766,7 @@ impl Held {
             if let Some(aging) = &mut state.aging {
                 fail_waiting(std::mem::take(&mut aging.unheld), std::mem::take(&mut aging.later), steps);
             }
+            self.fail_absorbing(steps);
         }
     }
 
