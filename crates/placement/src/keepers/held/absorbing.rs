@@ -223,7 +223,11 @@ impl Held {
 
     /// Whether the log may be taken elsewhere as far as this is concerned.
     pub(super) fn is_absorbing_over(&self, log: &Log) -> bool {
-        let is_over = !self.has_absorbed() && self.absorbing().superblocks.is_empty();
+        let is_waited_for = {
+            let absorbing = self.absorbing();
+            !absorbing.superblocks.is_empty() || !absorbing.flushes.is_empty()
+        };
+        let is_over = !self.has_absorbed() && !is_waited_for;
         if !is_over {
             log.home.wake.wake();
         }
