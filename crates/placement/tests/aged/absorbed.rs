@@ -272,7 +272,7 @@ fn whatever_comes(seed: u64, has_changes: bool) {
         let which = random.below(3) as usize;
         match random.below(100) {
             0..22 if rig.committed < 180 => rig.commit(),
-            0..55 => {
+            0..55 if rig.committed > 0 => {
                 // No kernel has two writes to a block under way.
                 if rig.held > 0 {
                     rig.settle();
@@ -293,7 +293,7 @@ fn whatever_comes(seed: u64, has_changes: bool) {
                 rig.pass(1500);
                 rig.promise(rig.committed);
             }
-            82..90 => {
+            82..90 if rig.committed > 0 => {
                 if rig.held > 0 {
                     rig.settle();
                 }
