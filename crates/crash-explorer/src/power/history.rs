@@ -2,6 +2,7 @@
 
 use super::disk::SECTOR;
 use super::stream::Committed;
+use jbd2::sequence;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,11 +69,28 @@ impl History {
         self.blocks.remove(&block);
     }
 
-    /// Compares what is there, replayed, with the state of transaction `last`.
-    pub fn check(&self, last: u32, read: &mut dyn FnMut(u64) -> Vec<u8>) -> Result<u64, String> {
+    /// What was journaled until transaction `last`: each block with its newest version.
+    pub fn versions(&self, last: u32) -> impl Iterator<Item = (u64, &Arc<[u8]>)> {
+        self.blocks.iter().filter_map(move |(number, block)| {
+            let until = block.journaled.partition_point(|(sequence, ..)| !sequence::is_after(*sequence, last));
+            let newest = block.journaled[..until].iter().rev().find_map(|(_, _, what)| match what {
+                What::Journaled(content) => Some(content),
+                What::Gone => None,
+            });
+            newest.map(|content| (*number, content))
+        })
+    }
+
+    /// Compares what is there, replayed, with the state of transaction `last`, as of which `is_free` says what is free.
+    pub fn check(
+        &self,
+        last: u32,
+        read: &mut dyn FnMut(u64) -> Vec<u8>,
+        is_free: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, String> {
         let mut compared = 0;
         for (number, block) in &self.blocks {
-            let is_in = |sequence: u32| !jbd2::sequence::is_after(sequence, last);
+            let is_in = |sequence: u32| !sequence::is_after(sequence, last);
             let until = block.journaled.partition_point(|(sequence, ..)| is_in(*sequence));
             let later = block.journaled.get(until).map_or(Moment::MAX, |(_, moment, _)| *moment);
             match block.journaled[..until].last() {
@@ -95,7 +113,8 @@ impl History {
                     }
                 }
                 _ if later != Moment::MAX => {
-                    // In use in place as of `last`, or free: nothing that came after a later transaction freed it may be in it.
+                    // In use in place as of `last`: nothing that came after a later transaction freed it may be in it. Of one that is free
+                    // nobody reads, and an append goes there before anybody knows of it.
                     let Some((free, since, _)) =
                         block.journaled[until..].iter().find(|(_, _, what)| matches!(what, What::Gone))
                     else {
@@ -109,7 +128,8 @@ impl History {
                                 (moment > since) == after && bytes[at..at + SECTOR as usize] == *part
                             })
                         };
-                        if part.iter().any(|byte| *byte != 0) && is_by(true) && !is_by(false) {
+                        let is_later = part.iter().any(|byte| *byte != 0) && is_by(true) && !is_by(false);
+                        if is_later && !is_free(*number) {
                             return Err(format!(
                                 "block {number} has what was written after transaction {free} freed it, as of {last}"
                             ));
@@ -120,5 +140,57 @@ impl History {
             }
         }
         Ok(compared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 1024;
+
+    fn of(byte: u8) -> Arc<[u8]> {
+        Arc::from(vec![byte; BLOCK])
+    }
+
+    fn transaction(sequence: u32, blocks: &[(u64, u8)]) -> Committed {
+        let blocks = blocks.iter().map(|(block, byte)| (*block, of(*byte))).collect();
+        Committed { sequence, blocks, revokes: Vec::new() }
+    }
+
+    /// Whether `byte` all over block 7 is good as of transaction `last`, as of which it is free or not.
+    fn is_good(history: &History, last: u32, byte: u8, is_free: bool) -> bool {
+        history.check(last, &mut |_| of(byte).to_vec(), &mut |_| is_free).is_ok()
+    }
+
+    #[test]
+    fn what_is_in_use_has_nothing_that_came_after_it_was_freed() {
+        let mut history = History::default();
+        history.committed(&transaction(10, &[(7, 1)]), None);
+        history.committed(&transaction(11, &[]), Some(&[7..8]));
+        history.committed(&transaction(12, &[(7, 2)]), None);
+        history.wrote(7, &of(2));
+        for (last, good) in [(9, vec![0, 1, 3]), (10, vec![1]), (12, vec![2])] {
+            let found: Vec<u8> = (0..4).filter(|byte| is_good(&history, last, *byte, false)).collect();
+            assert_eq!(found, good, "as of {last}");
+        }
+        assert!(is_good(&history, 9, 2, true), "free as of 9: an append may be there");
+        assert!(!is_good(&history, 12, 1, true), "what is journaled has to be there");
+    }
+
+    #[test]
+    fn versions_are_the_newest_until_a_transaction() {
+        let mut history = History::default();
+        history.committed(&transaction(10, &[(7, 1), (8, 5)]), None);
+        history.committed(&transaction(12, &[(7, 2)]), None);
+        let versions = |last: u32| {
+            let mut found: Vec<(u64, u8)> =
+                history.versions(last).map(|(block, content)| (block, content[0])).collect();
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(versions(9), []);
+        assert_eq!(versions(11), [(7, 1), (8, 5)]);
+        assert_eq!(versions(12), [(7, 2), (8, 5)]);
     }
 }

@@ -26,7 +26,6 @@ use guest_kit::{Acknowledged, Reported, judge};
 use guest_tools::random::Random;
 use history::History;
 use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock};
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::io;
@@ -74,6 +73,33 @@ impl ReadAt for AsOf {
     fn size(&self) -> u64 {
         self.base.len() as u64
     }
+}
+
+/// Compares what a power cut leaves, replayed, with the guest's states as of some transactions, of which it has to be one. The disk was
+/// `base` when the log was opened.
+fn check_states(
+    history: &History,
+    candidates: &[u32],
+    (base, block_bytes): (&Arc<Vec<u8>>, u64),
+    read: &mut dyn FnMut(u64) -> Vec<u8>,
+) -> std::result::Result<(), String> {
+    let mut faults = Vec::new();
+    for last in candidates {
+        // Seldom asked for.
+        let mut as_of: Option<(AsOf, Allocation)> = None;
+        let mut is_free = |block: u64| {
+            let (as_of, allocation) = as_of.get_or_insert_with(|| {
+                let blocks = history.versions(*last).map(|(block, content)| (block, Arc::clone(content))).collect();
+                (AsOf { base: Arc::clone(base), blocks, block_bytes }, Allocation::default())
+            });
+            allocation.is_free(as_of, block).unwrap_or(false)
+        };
+        match history.check(*last, read, &mut is_free) {
+            Ok(_) => return Ok(()),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    Err(faults.join("; nor: "))
 }
 
 /// What the machine is shown.
@@ -577,10 +603,9 @@ impl<'r> World<'r> {
             }
         }
         if let Some(machine) = &self.machine {
-            let durable = machine.durable();
-            let candidates = [Some(durable), machine.under_way()];
-            let mut why = String::new();
-            let read = RefCell::new(|block: u64| match replayed.get(&block) {
+            let candidates: Vec<u32> = [Some(machine.durable()), machine.under_way()].into_iter().flatten().collect();
+            let base = (&self.newest.base, self.place.block_bytes);
+            let state = check_states(&self.history, &candidates, base, &mut |block| match replayed.get(&block) {
                 Some(content) => content.clone(),
                 None => {
                     let mut content = vec![0; self.place.block_bytes as usize];
@@ -588,16 +613,7 @@ impl<'r> World<'r> {
                     content
                 }
             });
-            let is_state = candidates.into_iter().flatten().any(|last| {
-                match self.history.check(last, &mut |block| (read.borrow_mut())(block)) {
-                    Ok(_) => true,
-                    Err(error) => {
-                        why = error;
-                        false
-                    }
-                }
-            });
-            if !is_state {
+            if let Err(why) = state {
                 return finding(format!("what a power cut leaves is no state of the guest: {why}"));
             }
         }

@@ -10,7 +10,7 @@
 use super::disk::Disk;
 use super::history::History;
 use super::stream::Stream;
-use super::{AGES, AsOf, LogIn, LogPlace, WRITE_OUT, judge_image};
+use super::{AGES, AsOf, LogIn, LogPlace, WRITE_OUT, check_states, judge_image};
 use crate::complete::JudgedLog;
 use crate::error::{During, Error, Result};
 use crate::explore::{Finding, Outcome, Thoroughness};
@@ -285,12 +285,12 @@ fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step 
         }
         content
     };
-    let state = observer.history.check(last, &mut read);
+    let state = check_states(&observer.history, &[last], (&observer.newest.base, size), &mut read);
     if let Some(error) = failed {
         return Err(Stop::Error(Error::Other(format!("reading an image: {error}"))));
     }
     match state {
-        Ok(_) => Ok(()),
+        Ok(()) => Ok(()),
         Err(why) => finding(format!("recovery, with the host alive, leaves no state of the guest: {why}")),
     }
 }
@@ -333,20 +333,17 @@ fn look(
         }
     }
     if let Some((durable, under_way)) = through {
-        let mut why = String::new();
-        let mut read = |block: u64| match replayed.get(&block) {
+        let candidates: Vec<u32> = [Some(durable), under_way].into_iter().flatten().collect();
+        let base = (&observer.newest.base, size);
+        let state = check_states(&observer.history, &candidates, base, &mut |block| match replayed.get(&block) {
             Some(content) => content.clone(),
             None => {
                 let mut content = vec![0; size as usize];
                 cut.read(block * size, &mut content);
                 content
             }
-        };
-        let is_state = [Some(durable), under_way]
-            .into_iter()
-            .flatten()
-            .any(|last| observer.history.check(last, &mut read).map_err(|error| why = error).is_ok());
-        if !is_state {
+        });
+        if let Err(why) = state {
             return finding(format!("what a power cut leaves is no state of the guest: {why}"));
         }
     }
