@@ -66,6 +66,8 @@ impl VmJcb {
         if self.has_absorbed(&blocks) {
             return HomeWrite::Wait;
         }
+        // Of two that are on their way at a time either may land last, and whoever reads it counts on that.
+        let is_alone = !self.in_flight.overlaps(&blocks, None);
         let mut candidates = Vec::new();
         let mut replaced = Vec::new();
         let mut pinned = Vec::new();
@@ -94,7 +96,9 @@ impl VmJcb {
                 && slice.is_whole_page()
                 && self.held_slice(pages, position).is_some()
             {
-                self.overwritten.remove(&position);
+                if is_alone {
+                    self.overwritten.remove(&position);
+                }
                 candidates.push(candidate);
                 continue;
             }
@@ -105,7 +109,9 @@ impl VmJcb {
                 self.note_unexplained(&slice);
                 continue;
             }
-            self.overwritten.remove(&position);
+            if is_alone {
+                self.overwritten.remove(&position);
+            }
             if slice.page() != PageId::NONE {
                 pages.cool(slice.page());
             }

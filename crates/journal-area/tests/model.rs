@@ -545,6 +545,7 @@ impl Guest {
         }
         (first..first + count).for_each(|block| self.end_discards(block));
         self.told.retain(|block| !(first..first + count).contains(block));
+        self.written.retain(|block| !(first..first + count).contains(block));
         let pages: Vec<PageId> = (first..first + count).map(|block| self.cache[&block]).collect();
         loop {
             // Anew each time: another process has the pages elsewhere.
@@ -730,11 +731,15 @@ impl Guest {
             self.in_flight.push(write);
             self.die(left);
         } else if ok && !write.is_host && !write.is_discard {
-            // As it was committed last, or past the journal after that.
+            // As it was committed last, or past the journal after that. What it has changed meanwhile it writes anew: it cannot know what
+            // of that is there.
             let blocks = write.first..write.first + write.content.len() as u64;
             let commits = self.commits_of(write.first, write.content.len() as u64);
             let is_newest = |index: usize| commits[index] == write.commits[index];
-            self.written.extend(blocks.enumerate().filter(|(index, _)| is_newest(*index)).map(|(_, block)| block));
+            let is_same = |index: usize| self.content(write.pages[index]) == *write.content[index];
+            let known = blocks.enumerate().filter(|(index, _)| is_newest(*index) && is_same(*index));
+            let known: Vec<u64> = known.map(|(_, block)| block).collect();
+            self.written.extend(known);
         }
     }
 
@@ -1110,6 +1115,37 @@ fn a_block_that_the_host_writes_is_not_written_by_the_guest_meanwhile() {
         ];
         steps.extend(ends.map(|index| Step::EndHome { index, ok: true, late: false }));
         run(Checksum::V3, Holding::Retain, &steps);
+    }
+}
+
+/// A guest that has two writes of one block on their way finds one or the other there. Which, the host does not change any more, not
+/// even where it needs the memory and one of them was what is committed.
+#[test]
+fn of_two_writes_of_one_block_the_last_one_stays() {
+    let commit = Step::Commit { blocks: vec![2, 0], revokes: vec![], split: 1, escaped: false, end: End::Commit };
+    let end = |index| Step::EndHome { index, ok: true, late: false };
+    for holding in [Holding::Retain, Holding::Copy] {
+        for ends in [[0, 0], [1, 0]] {
+            for leaves in [false, true] {
+                let begun =
+                    [Step::Modify(vec![2], false, false), Step::BeginHome(2, 1), commit.clone(), Step::BeginHome(2, 1)];
+                let ended = [end(ends[0]), end(ends[1]), Step::Full(true), Step::HostWrites(4)];
+                let after = [Step::Checkpoint(usize::MAX, leaves), Step::Full(false)];
+                run(Checksum::V3, holding, &[&begun[..], &ended, &after].concat());
+            }
+        }
+    }
+}
+
+/// What a guest changes while it is on its way home may be there as it was, as it is, or torn; it writes that anew.
+#[test]
+fn what_changes_on_its_way_home_is_written_anew() {
+    let commit = Step::Commit { blocks: vec![0], revokes: vec![], split: 1, escaped: false, end: End::Commit };
+    let modify = Step::Modify(vec![0], false, false);
+    let end = Step::EndHome { index: 0, ok: true, late: true };
+    for holding in [Holding::Retain, Holding::Copy] {
+        let begun = [commit.clone(), Step::BeginHome(0, 1), modify.clone(), end.clone(), Step::HostWrites(1)];
+        run(Checksum::V3, holding, &[&begun[..], &[Step::BeginHome(1, 1)]].concat());
     }
 }
 
