@@ -167,7 +167,7 @@ mod tests {
     fn what_is_in_use_has_nothing_that_came_after_it_was_freed() {
         let mut history = History::default();
         history.committed(&transaction(10, &[(7, 1)]), None);
-        history.committed(&transaction(11, &[]), Some(&[7..8]));
+        history.committed(&transaction(11, &[]), Some(std::slice::from_ref(&(7..8))));
         history.committed(&transaction(12, &[(7, 2)]), None);
         history.wrote(7, &of(2));
         for (last, good) in [(9, vec![0, 1, 3]), (10, vec![1]), (12, vec![2])] {
