@@ -84,21 +84,26 @@ pub struct DurabilityReport {
 
 impl DurabilityReport {
     fn add(&mut self, other: &DurabilityReport, is_first: bool) {
+        self.add_counts(other);
         self.within_s = match (is_first, self.within_s) {
             (true, _) => other.within_s,
             (false, within) => within.zip(other.within_s).map(|(one, other)| one.max(other)),
         };
         let ages = [self.oldest_undurable_s, other.oldest_undurable_s];
         self.oldest_undurable_s = ages.into_iter().flatten().reduce(f64::max);
+        self.through = self.through.or(other.through);
+        self.within = self.within.or(other.within);
+        self.reason = self.reason.take().or_else(|| other.reason.clone());
+    }
+
+    /// What was done for a journal that is closed.
+    fn add_counts(&mut self, other: &DurabilityReport) {
         self.compounds += other.compounds;
         self.compound_blocks += other.compound_blocks;
         self.append_bytes_home += other.append_bytes_home;
         self.bytes_brought_home += other.bytes_brought_home;
         self.writes_held += other.writes_held;
         self.discards_held += other.discards_held;
-        self.through = self.through.or(other.through);
-        self.within = self.within.or(other.within);
-        self.reason = self.reason.take().or_else(|| other.reason.clone());
     }
 }
 
@@ -145,6 +150,17 @@ impl Journals {
     pub fn report(&self, vm: &str) -> VmReport {
         let disks = (0..self.disks().len()).map(|index| self.disk_report(index)).collect();
         VmReport { schema: 1, vm: vm.to_owned(), disks }
+    }
+
+    /// What they have done, where the VM has ended: nothing is in force any more, and `within_s` says what was asked for last.
+    pub fn last_report(&self, vm: &str) -> VmReport {
+        let mut report = self.report(vm);
+        for (index, disk) in report.disks.iter_mut().enumerate() {
+            if let Some(durability) = &mut disk.durability {
+                durability.within_s = self.disk(index).durable_within().map(|within| within.as_secs());
+            }
+        }
+        report
     }
 
     fn disk_report(&self, index: usize) -> DiskReport {
@@ -213,11 +229,18 @@ impl Journals {
             remote.get_or_insert_default().add(&of_log);
         }
         let mut durability: Option<DurabilityReport> = None;
-        for log in logs.iter().filter(|log| log.is_open()) {
-            if let Some(of_log) = log.keeper.durability(log) {
-                let is_first = durability.is_none();
-                durability.get_or_insert_default().add(&of_log, is_first);
+        let mut is_first = true;
+        for log in &logs {
+            let Some(of_log) = log.keeper.durability(log) else { continue };
+            let sum = durability.get_or_insert_default();
+            if log.is_open() {
+                sum.add(&of_log, std::mem::take(&mut is_first));
+            } else {
+                sum.add_counts(&of_log);
             }
+        }
+        if durability.is_none() && disk.options.placement.is_held() {
+            durability = Some(DurabilityReport::default());
         }
         let placement = logs.first().map_or(disk.options.placement, |log| log.placement);
         let (effective, placement_reason) = self.effective_placement(disk, placement, remote.as_ref());

@@ -483,7 +483,11 @@ fn a_log_becomes_durable_and_is_closed() {
     assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok));
     let image = std::fs::read(&rig.image).expect("the image");
     assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), last, false), Ok(last));
-    assert!(rig.journals.report("vm").disks[0].durability.is_none(), "the log is closed");
+    let report = |report: placement::VmReport| report.disks[0].durability.clone().expect("its placement holds");
+    let closed = report(rig.journals.report("vm"));
+    assert!(closed.compounds > 0 && closed.within_s.is_none(), "its log is closed, and nothing in force: {closed:?}");
+    let last = report(rig.journals.last_report("vm"));
+    assert_eq!((last.compounds, last.within_s), (closed.compounds, Some(AGE.as_secs())));
     assert!(rig.judge() > 100);
 }
 

@@ -11,7 +11,14 @@ use std::process::ExitCode;
 /// Runs the command.
 pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
     let (dry_run, as_json) = (args.dry_run, args.json);
-    match recover(args, disk, remote) {
+    let Some(name) = &remote.name else {
+        crate::exit::say(
+            "amberlog recover",
+            format_args!("which journal? --remote HOST:PORT/NAME; nothing was changed"),
+        );
+        return ExitCode::from(crate::exit::USAGE);
+    };
+    match recover(args, disk, (&remote.address, name)) {
         Ok(recovered) => {
             if !dry_run {
                 placement::sweep_after(disk);
@@ -50,15 +57,12 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
     }
 }
 
-fn recover(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> Result<Vec<RemoteRecovered>, Error> {
-    let Some(name) = &remote.name else {
-        return Err(Error::Refused("which journal? --remote HOST:PORT/NAME; nothing was changed".to_owned()));
-    };
+fn recover(args: &RecoverArgs, disk: &Path, (address, name): (&str, &str)) -> Result<Vec<RemoteRecovered>, Error> {
     let (journal, dry_run) = (args.journal.as_deref(), args.dry_run);
     let access = if dry_run { Access::Read } else { Access::Write };
     // Locked until all is done.
     let image = args.format.open(disk, access)?;
     let _journal = journal.map(|path| super::open_journal(args.format, path, &image, access)).transpose()?;
-    let options = RemoteOptions { client: args.trust.client(&remote.address), name: name.clone() };
+    let options = RemoteOptions { client: args.trust.client(address), name: name.to_owned() };
     recover_remote_image(disk, journal, &options, dry_run, false)
 }

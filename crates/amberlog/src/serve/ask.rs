@@ -91,17 +91,52 @@ pub struct PlacementArgs {
     /// Its disk, by the name that `amberlog status` shows.
     disk: String,
     /// Where the journals of its file systems shall live: retain, copy or storage; on a disk with placement=remote, storage or
-    /// remote; with placement=nvm, storage or nvm.
-    placement: String,
+    /// remote; with placement=nvm, storage or nvm. Behind it may stand ',durable-within=SECONDS|never', as in the option of a disk.
+    #[arg(value_name = "PLACEMENT", value_parser = wished)]
+    placement: Wished,
     /// EXPERIMENTAL, for retain and copy: what the guest has committed is durable on storage within so many seconds (0 to 3600) from
     /// now on; or never, as without this option.
-    #[arg(long, value_name = "SECONDS|never")]
+    #[arg(long, value_name = "SECONDS|never", value_parser = seconds_or_never)]
     durable_within: Option<String>,
     /// Seconds after which it is given up.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
     #[command(flatten)]
     daemon: Daemon,
+}
+
+/// What `amberlog placement` is told: a placement, and what stands behind it.
+#[derive(Clone, Debug)]
+struct Wished {
+    placement: String,
+    durable_within: Option<String>,
+}
+
+fn wished(argument: &str) -> Result<Wished, String> {
+    let (placement, options) = argument.split_once(',').map_or((argument, None), |(name, rest)| (name, Some(rest)));
+    if !matches!(placement, "nvm" | "remote") {
+        if let Some((kind @ ("nvm" | "remote"), _)) = placement.split_once('=') {
+            return Err(format!(
+                "where placement {kind} keeps its journals stands in the option of the disk and stays as it is while the guest runs: \
+                 say '{kind}' alone"
+            ));
+        }
+        placement.parse::<placement::PlacementKind>()?;
+    }
+    let mut durable_within = None;
+    for option in options.into_iter().flat_map(|options| options.split(',')) {
+        let seconds = option.strip_prefix("durable-within=").ok_or_else(|| {
+            format!("'{option}' does not change while a guest runs; behind the placement can stand durable-within=SECONDS|never")
+        })?;
+        if durable_within.replace(seconds_or_never(seconds)?).is_some() {
+            return Err("durable-within is given twice".to_owned());
+        }
+    }
+    Ok(Wished { placement: placement.to_owned(), durable_within })
+}
+
+fn seconds_or_never(text: &str) -> Result<String, String> {
+    crate::vm::durable_within(text).map(|_| text.to_owned())
 }
 
 /// Arguments of `amberlog detach`.
@@ -251,14 +286,18 @@ pub fn flush(args: &FlushArgs) -> ExitCode {
 /// `amberlog placement`.
 pub fn placement(args: &PlacementArgs) -> ExitCode {
     end((|| {
+        let Wished { placement, durable_within } = &args.placement;
+        if durable_within.is_some() && args.durable_within.is_some() {
+            return Err(exit::usage("durable-within is given twice"));
+        }
         let question = json!({
-            "command": "placement", "vm": args.vm, "disk": args.disk, "placement": args.placement,
-            "durable_within": args.durable_within,
+            "command": "placement", "vm": args.vm, "disk": args.disk, "placement": placement,
+            "durable_within": durable_within.as_ref().or(args.durable_within.as_ref()),
             "patience_seconds": args.patience,
         });
         let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
         let when = answer["when"].as_str().unwrap_or_default();
-        Ok(print(&format!("{}, {}: {} ({when})\n", args.vm, args.disk, args.placement))?)
+        Ok(print(&format!("{}, {}: {placement} ({when})\n", args.vm, args.disk))?)
     })())
 }
 
@@ -425,6 +464,30 @@ mod tests {
     fn words_survive_the_shell() {
         assert_eq!(shell_word("socket,id=a,path=/run/x.sock"), "socket,id=a,path=/run/x.sock");
         assert_eq!(shell_word("/a b/it's"), r"'/a b/it'\''s'");
+    }
+
+    #[test]
+    fn a_placement_is_told_as_in_the_option_of_a_disk() {
+        let told = |argument: &str| {
+            wished(argument).map(|Wished { placement, durable_within }| format!("{placement} {durable_within:?}"))
+        };
+        assert_eq!(told("retain").as_deref(), Ok("retain None"));
+        assert_eq!(told("nvm").as_deref(), Ok("nvm None"));
+        assert_eq!(told("copy,durable-within=never").as_deref(), Ok("copy Some(\"never\")"));
+        assert_eq!(told("retain,durable-within=5").as_deref(), Ok("retain Some(\"5\")"));
+        for (argument, sentence) in [
+            ("moon", "there is no placement 'moon'"),
+            ("", "there is no placement ''"),
+            ("nvm=/dev/dax0.0", "say 'nvm' alone"),
+            ("remote=a:1/b", "say 'remote' alone"),
+            ("retain,durable-within=3601", "durable-within is never, or a number of seconds"),
+            ("retain,durable-within=5,durable-within=6", "given twice"),
+            ("retain,queues=2", "'queues=2' does not change while a guest runs"),
+            ("retain,", "'' does not change"),
+        ] {
+            let refused = told(argument);
+            assert!(refused.as_ref().is_err_and(|said| said.contains(sentence)), "{argument}: {refused:?}");
+        }
     }
 
     #[test]

@@ -206,9 +206,12 @@ impl Bounds {
     /// What they come to.
     ///
     /// # Errors
-    /// When there is a burst of nothing.
+    /// When there is a burst of nothing, or nothing is let through.
     pub fn limits(self) -> Result<Limits, String> {
         let bound = |key: &str, per_second: Option<u64>, burst: Option<u64>| match (per_second, burst) {
+            (Some(0), _) => {
+                Err(format!("with {key} 0 the disk would stand still for good; without it, it is not bounded"))
+            }
             (Some(per_second), burst) => Ok(Some(Bound { per_second, burst: burst.unwrap_or(per_second / 10).max(1) })),
             (None, None) => Ok(None),
             (None, Some(_)) => {
@@ -425,6 +428,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_a_second_is_no_bound() {
+        for bounds in
+            [Bounds { operations: Some(0), ..Bounds::default() }, Bounds { bytes: Some(0), ..Bounds::default() }]
+        {
+            let refused = bounds.limits();
+            assert!(refused.as_ref().is_err_and(|said| said.contains("stand still for good")), "{refused:?}");
+        }
+        assert!(Bounds { operations: Some(1), bytes: Some(1), ..Bounds::default() }.limits().is_ok());
+    }
+
+    #[test]
     fn nonsense_is_refused_with_a_sentence() {
         for argument in [
             "",
@@ -435,6 +449,7 @@ mod tests {
             "a,format",
             "a,format=qcow2",
             "a,iops=0",
+            "a,bytes-per-second=0",
             "a,iops=fast",
             "a,iops-burst=7",
             "a,bytes-burst=7,iops=7",

@@ -35,7 +35,6 @@ use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{
     AreaDirectory, DirectoryError, DiskOptions, DiskRoute, FinishError, Journals, JournalsOptions, PlacementKind,
-    VmReport,
 };
 use samples::Samples;
 use sandbox::Sandbox;
@@ -765,11 +764,6 @@ impl Vm {
         Ok(true)
     }
 
-    /// What its disks did so far.
-    pub fn report(&self) -> VmReport {
-        self.journals.report(&self.name)
-    }
-
     /// Leaves a guest that goes on under the next process, after [`Serving::stop`]. Nothing of it is held here:
     /// [`Journals::check_left`] said so.
     ///
@@ -798,7 +792,7 @@ impl Vm {
         let recovered = self.journals.recover_all();
         let mut written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         if let Some(path) = report {
-            let text = serde_json::to_vec_pretty(&self.report())?;
+            let text = serde_json::to_vec_pretty(&self.journals.last_report(&self.name))?;
             let report = own_files::create_output(path).map_err(anyhow::Error::from).and_then(|mut file| {
                 file.write_all(&text).with_context(|| format!("writing the report {}", path.display()))
             });
