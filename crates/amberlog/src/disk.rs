@@ -133,7 +133,7 @@ fn add(daemon: &Daemon, vm: &str, disk: &str) -> anyhow::Result<()> {
 fn plug_in(vm: &str, name: &str, socket: &str) -> String {
     let id = format!("amberlog-{name}");
     let address = json!({"type": "unix", "data": {"path": socket}});
-    let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false, "reconnect": 1}});
     let connect = json!({"execute": "chardev-add", "arguments": {"id": id, "backend": backend}});
     let device = json!({"driver": "vhost-user-blk-pci", "id": format!("{id}-device"), "chardev": id});
     let plug = json!({"execute": "device_add", "arguments": device});
@@ -141,8 +141,8 @@ fn plug_in(vm: &str, name: &str, socket: &str) -> String {
         "{vm}, {name}: is served at {socket} until the VM ends; write it into the configuration if it is to stay. Plug it in:\n\
          QEMU (QMP):\n  {connect}\n  {plug}\n\
          libvirt (virsh attach-device DOMAIN FILE --live):\n  \
-         <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/><source type='unix' path='{socket}'/>\
-         <target dev='TARGET' bus='virtio'/></disk>\n"
+         <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/><source type='unix' path='{socket}'>\
+         <reconnect enabled='yes' timeout='1'/></source><target dev='TARGET' bus='virtio'/></disk>\n"
     )
 }
 

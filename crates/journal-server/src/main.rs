@@ -17,6 +17,7 @@ use remote_journal::message::JournalStatus;
 use remote_journal::store::{Store, StoreError, StoreOptions};
 use remote_journal::{BlockingClient, Server, ServerOptions};
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -130,7 +131,13 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => exit::report("amberlog journal-server", &error, exit::code_of(&error)),
+        Err(error) => {
+            // What was asked for cannot be, whatever there is.
+            let is_usage =
+                error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::InvalidInput);
+            let code = if is_usage { exit::USAGE } else { exit::code_of(&error) };
+            exit::report("amberlog journal-server", &error, code)
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use xml::Element;
 
 /// Arguments of `amberlog libvirt`.
 #[derive(Args, Debug)]
@@ -25,7 +26,7 @@ pub struct LibvirtArgs {
     command: Option<LibvirtCommand>,
     /// Print the XML of this VM, by the name that it has in the daemon's configuration.
     vm: Option<String>,
-    /// A domain's XML (virsh dumpxml --inactive), - for stdin; without, only the parts that matter are printed.
+    /// A domain's XML (virsh dumpxml --inactive), - for stdin; without, a small domain is made.
     #[arg(long, value_name = "FILE")]
     xml: Option<PathBuf>,
     #[command(flatten)]
@@ -109,17 +110,29 @@ fn edited(document: &str, back_end: &BackEnd) -> anyhow::Result<String> {
 fn show(args: &LibvirtArgs, vm: &str) -> anyhow::Result<()> {
     let back_end = back_end(&args.daemon, vm)?;
     let document = match &args.xml {
-        // What a domain has to have, and nothing of what only its owner knows.
         None => {
             eprintln!(
-                "amberlog: the parts of a domain with 1 GiB of memory; --xml FILE edits one, 'amberlog libvirt define' does so in place"
+                "amberlog: a domain with 1 GiB of memory, one processor, and no network; --xml FILE edits one that there is, 'amberlog \
+                 libvirt define' does so in place"
             );
-            "<domain><memory unit='KiB'>1048576</memory></domain>".to_owned()
+            smallest_domain(vm)
         }
         Some(path) if path.as_os_str() == "-" => std::io::read_to_string(std::io::stdin()).context("reading stdin")?,
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?,
     };
     Ok(print(&edited(&document, &back_end)?)?)
+}
+
+/// What a domain has to have so that libvirt takes it, and nothing of what only its owner knows.
+fn smallest_domain(name: &str) -> String {
+    let kind = if std::path::Path::new("/dev/kvm").exists() { "kvm" } else { "qemu" };
+    Element::new("domain", &[("type", kind)])
+        .with(Element::new("name", &[]).with_text(name))
+        .with(Element::new("memory", &[("unit", "KiB")]).with_text("1048576"))
+        .with(Element::new("vcpu", &[]).with_text("1"))
+        .with(Element::new("os", &[]).with(Element::new("type", &[]).with_text("hvm")))
+        .with(Element::new("features", &[]).with(Element::new("acpi", &[])))
+        .to_text()
 }
 
 fn define(args: &DefineArgs) -> anyhow::Result<()> {

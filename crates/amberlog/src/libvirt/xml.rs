@@ -86,6 +86,12 @@ impl Element {
         element
     }
 
+    /// The same with this text in it.
+    pub fn with_text(mut self, text: &str) -> Self {
+        self.children.push(Node::Other(escaped(text)));
+        self
+    }
+
     /// The same with something in it.
     #[must_use]
     pub fn with(mut self, child: Element) -> Self {

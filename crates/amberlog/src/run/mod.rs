@@ -18,7 +18,8 @@ use std::process::ExitCode;
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
-    /// [,durable-within=SECONDS|never][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE]; a comma in a path is written twice.
+    /// [,durable-within=SECONDS|never] [,name=NAME][,readonly][,serial=S][,queues=N] [,flush=honour|skip][,format=raw]
+    /// [,model=M][,log-writes=FILE], without blanks; a comma in a path is written twice.
     /// The first is /dev/vda. durable-within (EXPERIMENTAL, for retain and copy; never, if it is not given): what the guest has
     /// committed is durable on storage, as a file system by itself, within so many seconds, 0 to 3600; docs/durability.md says
     /// what of that is proven. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,

@@ -1,7 +1,8 @@
 //! The supervisor of an `amberlog run`: starts the worker that serves the disks, then the VMM as its own child, and waits for both.
 //!
 //! The VMM dies with this process, and has the lock of the VM's directory. A worker that dies is followed by another one, which goes on
-//! with the guest. Without one the guest would hang, so the VMM is ended where that is not possible.
+//! with the guest. Without one the guest would hang, so the VMM is ended where that is not possible, and a last worker brings home what
+//! the guest is owed.
 
 use super::{Needed, RunArgs, child};
 use crate::exit;
@@ -138,15 +139,12 @@ impl Workers {
                     "the worker that serves the disks {}; the guest waits until its VMM is ended",
                     how_it_ended(status)
                 );
-                while !current.lock().expect("no panic under this lock").has_ended {
-                    std::thread::sleep(HOLDING);
-                }
-                return Ok(status);
+                return self.bring_home(current, status);
             }
             if next != Next::Restart || !self.charge.is_served() {
                 log::error!("the worker that serves the disks {}; the VMM is ended", how_it_ended(status));
                 end(vmm_pid);
-                return Ok(status);
+                return if self.charge.is_served() { self.bring_home(current, status) } else { Ok(status) };
             }
             log::warn!("the worker that serves the disks {}; another one goes on", how_it_ended(status));
             match start_worker(&mut self.charge) {
@@ -163,6 +161,23 @@ impl Workers {
                 let _ = current.channel.send(&Order::Ended, &[]);
             }
         }
+    }
+
+    /// No worker goes on with the guest. When its VMM has ended, a last one brings home what is owed, and writes the report. Gives how
+    /// that one ended, or the one before if there can be none.
+    fn bring_home(&mut self, current: &Mutex<Current>, status: ExitStatus) -> anyhow::Result<ExitStatus> {
+        while !current.lock().expect("no panic under this lock").has_ended {
+            std::thread::sleep(HOLDING);
+        }
+        match start_worker(&mut self.charge) {
+            Ok(worker) => self.worker = worker,
+            Err(error) => {
+                log::error!("no other worker can be started: {error:#}");
+                return Ok(status);
+            }
+        }
+        let _ = self.worker.channel.send(&Order::Ended, &[]);
+        self.charge.hear_to_the_end(&mut self.worker).context("waiting for the worker")
     }
 }
 

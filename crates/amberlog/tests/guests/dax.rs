@@ -80,7 +80,8 @@ fn a_dax_file_and_a_devdax_device_are_persistent_and_keep_what_was_committed() {
     assert_eq!(found.exit_code, Some(0));
     for name in ["file", "device"] {
         let (told, held) = (highest(&told, &format!("{name} ")), highest(&found, &format!("{name} holds ")));
-        // One more may have become durable than was told.
-        assert!((told..=told + 1).contains(&held), "{name}: {held} transactions are there, and {told} were told");
+        // One more may have become durable than was told, and what was told may not have left the guest's serial line (a page of text).
+        let untold = 1 + 4096 / (u32::try_from(name.len()).expect("short") + 6);
+        assert!((told..=told + untold).contains(&held), "{name}: {held} transactions are there, and {told} were told");
     }
 }

@@ -193,6 +193,34 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
     }
 }
 
+/// The same under `amberlog run`: however a VMM ends, what it is owed goes home, and the report is written.
+#[test]
+fn a_run_without_a_worker_brings_home_what_its_guest_is_owed() {
+    for policy in ["kill-vmm", "hold"] {
+        let bench = Bench::new();
+        let image = bench.path("image");
+        let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+        let layout = overwritten(7);
+        let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+        let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+        let policies: Vec<std::ffi::OsString> = ["--on-crash", policy].map(Into::into).to_vec();
+        let words = [policies, disk_with(&image, ",placement=retain").to_vec()].concat();
+        let mut guest = Guest::start(bench.spec(&format!("last-worker-{policy}"), script, words)).unwrap();
+        guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+        kill_nine(worker_of(guest.process_id()).expect("a worker"));
+        if policy == "hold" {
+            std::thread::sleep(Duration::from_secs(1));
+            guest.kill_qemu().unwrap();
+        }
+        guest.wait_end(LIMIT).unwrap();
+        let reported = guest.final_report();
+        bench.assert_area_is_empty();
+        assert_eq!(bench.report().status(0), "recovered", "{}", guest.stderr());
+        assert_consistent(&file_system);
+        assert_records(&file_system, "/a", "a", &layout, &reported);
+    }
+}
+
 /// The daemon: its status says who serves, and goes on saying it; one VM's worker is not another's.
 #[test]
 fn a_daemon_goes_on_with_the_guests_of_a_worker_that_died() {
