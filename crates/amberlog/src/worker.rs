@@ -12,10 +12,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
@@ -264,14 +265,18 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one of this program ([`own_program`], [`installed_program`]), whose standard output is `output`.
+    /// Starts one of this program, whose standard output is `output`.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start(program: &Path, arguments: impl IntoIterator<Item = OsString>, output: Stdio) -> anyhow::Result<Self> {
+    pub fn start(
+        program: &Program,
+        arguments: impl IntoIterator<Item = OsString>,
+        output: Stdio,
+    ) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair().context("making the line to a worker")?;
         ours.set_patience(LISTENING_PATIENCE).context("bounding the line to a worker")?;
-        let process = Command::new(program)
+        let process = Command::new(&program.path)
             .args(["worker", "--users-mask", &own_files::keep_files_private().as_raw_mode().to_string()])
             .args(arguments)
             .stdin(Stdio::from(theirs))
@@ -309,30 +314,54 @@ impl Drop for Worker {
     }
 }
 
-/// This very program, whatever is installed in its place by now.
-pub fn own_program() -> PathBuf {
-    PathBuf::from("/proc/self/exe")
+/// What workers are started of.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    /// Where it was found, for people.
+    name: PathBuf,
+    /// Whatever comes to lie in its place, workers are of the program that was judged.
+    _file: Option<Arc<File>>,
 }
 
-/// The program that is installed by now where this one was. Gives its version, too.
-///
-/// # Errors
-/// When there is none, or it cannot go on with what this one's workers leave.
-pub fn installed_program() -> anyhow::Result<(PathBuf, String)> {
-    let own = std::fs::read_link("/proc/self/exe").context("finding out where this program is")?;
-    let text = own.to_string_lossy();
-    let program = text.strip_suffix(" (deleted)").map_or_else(|| own.clone(), PathBuf::from);
-    let output = Command::new(&program).args(["worker", "--state-format"]).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("starting {}", program.display()))?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let (format, version) = said.trim().split_once(' ').unwrap_or_default();
-    anyhow::ensure!(
-        output.status.success() && format == STATE_FORMAT.to_string(),
-        "{} cannot go on with the guests of this amberlog ({}), and nothing was changed: use 'amberlog detach', and start it",
-        program.display(),
-        env!("CARGO_PKG_VERSION")
-    );
-    Ok((program, version.to_owned()))
+impl Program {
+    /// This very one, whatever is installed in its place by now.
+    pub fn own() -> Self {
+        Program { path: PathBuf::from("/proc/self/exe"), name: PathBuf::from("this program"), _file: None }
+    }
+
+    /// The one that is installed by now where this one was. Gives its version, too.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot go on with what this one's workers leave.
+    pub fn installed() -> anyhow::Result<(Self, String)> {
+        let own = std::fs::read_link("/proc/self/exe").context("finding out where this program is")?;
+        let text = own.to_string_lossy();
+        Self::at(text.strip_suffix(" (deleted)").map_or_else(|| own.clone(), PathBuf::from))
+    }
+
+    fn at(name: PathBuf) -> anyhow::Result<(Self, String)> {
+        let starting = || format!("starting {}", name.display());
+        let file = Arc::new(File::open(&name).with_context(starting)?);
+        // The child finds it there before it is closed.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let output = Command::new(&path).args(["worker", "--state-format"]).stdin(Stdio::null()).output();
+        let output = output.with_context(starting)?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (format, version) = said.trim().split_once(' ').unwrap_or_default();
+        anyhow::ensure!(
+            output.status.success() && format == STATE_FORMAT.to_string(),
+            "{} cannot go on with the guests of this amberlog ({}), and nothing was changed: use 'amberlog detach', and start it",
+            name.display(),
+            env!("CARGO_PKG_VERSION")
+        );
+        Ok((Program { path, name, _file: Some(file) }, version.to_owned()))
+    }
+
+    /// What people call it.
+    pub fn display(&self) -> std::path::Display<'_> {
+        self.name.display()
+    }
 }
 
 /// How a worker ended that should not have, for people.

@@ -9,7 +9,7 @@ use crate::exit;
 use crate::supervisor::Charge;
 use crate::vm::watched::Watched;
 use crate::vm::{die_of_panics, qemu};
-use crate::worker::{Worker, how_it_ended, own_program};
+use crate::worker::{Program, Worker, how_it_ended};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::fs::File;
@@ -183,7 +183,7 @@ impl Workers {
 
 fn start_worker(charge: &mut Charge) -> anyhow::Result<Worker> {
     // A report or a trace may be wanted at /dev/stdout.
-    let worker = Worker::start(&own_program(), std::env::args_os().skip(1), Stdio::inherit())?;
+    let worker = Worker::start(&Program::own(), std::env::args_os().skip(1), Stdio::inherit())?;
     if let Err(error) = charge.tell(&worker.channel) {
         // It has died, which is seen where it is listened to.
         log::debug!("telling a worker to begin: {error}");
@@ -210,10 +210,26 @@ fn worker_code(status: ExitStatus) -> anyhow::Result<u8> {
     }
 }
 
-/// SIGTERM and SIGINT end the VMM; everything goes home afterwards. Returns where the first signal's number is put.
+/// What ends a program that a terminal or a service manager has started: the VMM ends, and what it is owed goes home.
+const ENDING: [i32; 4] = [
+    signal_hook::consts::SIGTERM,
+    signal_hook::consts::SIGINT,
+    signal_hook::consts::SIGHUP,
+    signal_hook::consts::SIGQUIT,
+];
+
+/// Whether whoever started this program wants it to outlive a signal (nohup).
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).map(str::trim);
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+    ignored & (1 << (signal - 1)) != 0
+}
+
+/// These signals end the VMM; everything goes home afterwards. Returns where the first signal's number is put.
 fn pass_signals_on(vmm_pid: &Arc<AtomicI32>) -> anyhow::Result<Arc<AtomicI32>> {
     let received = Arc::new(AtomicI32::new(0));
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])?;
+    let mut signals = signal_hook::iterator::Signals::new(ENDING.into_iter().filter(|signal| !is_ignored(*signal)))?;
     let (pid, first) = (Arc::clone(vmm_pid), Arc::clone(&received));
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {

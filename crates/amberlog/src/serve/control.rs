@@ -234,7 +234,7 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
                 Some(name) => vec![(name.clone(), find(&name)?)],
                 None => slots.lock().expect("no panic under this lock").clone().into_iter().collect(),
             };
-            let (program, version) = crate::worker::installed_program()?;
+            let (program, version) = crate::worker::Program::installed()?;
             let mut replaced = Vec::new();
             for (name, slot) in of.into_iter().filter(|(_, slot)| !slot.is_over()) {
                 slot.upgrade(&program)?;

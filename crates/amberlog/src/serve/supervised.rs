@@ -8,13 +8,12 @@
 use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
 use crate::vm::watched::Watched;
-use crate::worker::{Worker, how_it_ended, own_program};
+use crate::worker::{Program, Worker, how_it_ended};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -30,6 +29,8 @@ const REPLACED_WITHIN: Duration = Duration::from_secs(30);
 const CHANGED_WITHIN: Duration = Duration::from_secs(120);
 /// How long a VMM that is killed may take to end.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a worker is started in vain before a daemon that ends does so without it.
+const TRIES_AT_THE_END: u32 = 3;
 /// The pause after a worker that could not even be started.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -128,7 +129,7 @@ struct Inner {
     /// How the last worker that should not have ended did.
     last_death: Option<String>,
     /// What workers are started of.
-    program: PathBuf,
+    program: Program,
     /// This worker's end is wanted, so that one of another program goes on.
     is_replaced: bool,
     /// Why no worker may go on with what there is of it.
@@ -164,7 +165,7 @@ impl Supervised {
                 deaths: Deaths::default(),
                 is_held: false,
                 last_death: None,
-                program: own_program(),
+                program: Program::own(),
                 is_replaced: false,
                 doubt,
                 is_over: false,
@@ -239,15 +240,39 @@ impl Supervised {
                 self.end_vmm(&mut charge);
             }
         }
+        let mut failed = 0;
         while self.is_wanted(&mut charge) {
             match self.run_worker(&mut charge) {
-                Ok(()) => {}
+                Ok(()) => failed = 0,
                 Err(error) => {
+                    failed += 1;
+                    let wish = {
+                        let mut inner = self.lock();
+                        // Another program was judged when it was there.
+                        inner.program = Program::own();
+                        inner.wish.clone()
+                    };
+                    if failed >= TRIES_AT_THE_END && matches!(wish, Wish::Stop | Wish::Leave) {
+                        return self.give_up(&mut charge, &wish, &error);
+                    }
                     log::error!("vm {}: {error:#}; tried again until it works", self.name);
                     std::thread::sleep(PAUSE);
                 }
             }
         }
+        charge.is_empty()
+    }
+
+    /// The daemon ends, and no worker can be started that would bring home what the guest is owed: the next daemon does.
+    fn give_up(&self, charge: &mut Charge, wish: &Wish, error: &anyhow::Error) -> bool {
+        log::error!(
+            "vm {}: {error:#}; what it is owed stays in its directory, for the next daemon or 'amberlog recover --area'",
+            self.name
+        );
+        if *wish == Wish::Stop {
+            self.end_vmm(charge);
+        }
+        self.lock().is_over = true;
         charge.is_empty()
     }
 
@@ -362,12 +387,12 @@ impl Supervised {
     ///
     /// # Errors
     /// When there is no worker, or it cannot go on with its guest.
-    pub fn upgrade(&self, program: &Path) -> anyhow::Result<()> {
+    pub fn upgrade(&self, program: &Program) -> anyhow::Result<()> {
         let _one_after_the_other = self.changing.lock().expect("no panic under this lock");
         self.replace(program)
     }
 
-    fn replace(&self, program: &Path) -> anyhow::Result<()> {
+    fn replace(&self, program: &Program) -> anyhow::Result<()> {
         if let Some(why) = cannot_go_on(&self.status()) {
             anyhow::bail!("vm {}: {why}; nothing was changed", self.name);
         }
@@ -376,7 +401,7 @@ impl Supervised {
             let worker = inner.worker.as_ref().and_then(|worker| Some((worker.pid, worker.process.clone()?)));
             let worker = worker.with_context(|| format!("vm {} has no worker at this moment; ask again", self.name));
             let (old, process) = worker?;
-            inner.program = program.to_owned();
+            inner.program = program.clone();
             inner.is_replaced = true;
             process.signal(rustix::process::Signal::KILL);
             old
@@ -392,7 +417,7 @@ impl Supervised {
         }
         {
             let mut inner = self.lock();
-            inner.program = own_program();
+            inner.program = Program::own();
             inner.is_held = false;
             inner.deaths.forgive();
             self.changed.notify_all();

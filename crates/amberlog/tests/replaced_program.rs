@@ -1,0 +1,80 @@
+//! What workers are started of: the program that was judged, whatever comes to lie in its place.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon that ends with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn ask(run: &Path, words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_amberlog")).args(words).arg("--run").arg(run).output().unwrap()
+}
+
+/// The VM's entry, as soon as another worker than this one serves it.
+fn served_by_another(run: &Path, than: Option<u64>, log: &Path) -> u64 {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let output = ask(run, &["status", "--json", "db"]);
+        let entry: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let worker = entry["worker_pid"].as_u64();
+        if let Some(worker) = worker.filter(|_| entry["state"] == "waiting" && worker != than) {
+            return worker;
+        }
+        assert!(Instant::now() < deadline, "{entry}\n{}", std::fs::read_to_string(log).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn kill(pid: u64, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn workers_are_of_the_program_that_was_judged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let (program, run, log) = (path("amberlog"), path("run"), path("log"));
+    std::fs::copy(env!("CARGO_BIN_EXE_amberlog"), &program).unwrap();
+    std::fs::File::create(path("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    std::fs::create_dir(path("shm")).unwrap();
+    let text =
+        format!("shm = {:?}\nrun = {run:?}\n[[vm]]\nname = \"db\"\ndisks = [{:?}]\n", path("shm"), path("disk.img"));
+    std::fs::write(path("amberlog.toml"), text).unwrap();
+    let daemon = Command::new(&program)
+        .args(["serve".as_ref(), "--config".as_ref(), path("amberlog.toml").as_os_str()])
+        .stdin(Stdio::null())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut daemon = Daemon(daemon);
+    let first = served_by_another(&run, None, &log);
+    let upgraded = ask(&run, &["upgrade"]);
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    let second = served_by_another(&run, Some(first), &log);
+    // Something else is installed, and nobody has asked for it.
+    std::fs::remove_file(&program).unwrap();
+    std::fs::write(&program, "no program at all").unwrap();
+    kill(second, rustix::process::Signal::KILL);
+    let third = served_by_another(&run, Some(second), &log);
+    let refused = ask(&run, &["upgrade"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
+    kill(u64::from(daemon.0.id()), rustix::process::Signal::TERM);
+    let deadline = Instant::now() + LIMIT;
+    while daemon.0.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
