@@ -42,7 +42,7 @@ const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 /// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; the words of the
 /// line to the supervisor; and how that keeps all of it where it outlives the supervisor itself. Another number where any of that is
 /// understood in another way.
-const STATE_FORMAT: u32 = 3;
+const STATE_FORMAT: u32 = 4;
 
 /// What it says of that to the next supervisor: the number first.
 pub fn store_format() -> String {

@@ -29,7 +29,8 @@ pub struct DeviceConfig {
     /// Where connections come from, if somebody else listens at the socket and keeps them.
     pub entrance: Option<Arc<Entrance>>,
     /// Kept open by the disk engine for as long as an operation of it may be under way in the kernel, also after the death of
-    /// this process: whoever has the other end of this pipe then sees its end.
+    /// this process: whoever has the other end of this pipe then sees its end. Where the image says that by itself
+    /// ([`Image::tells_its_end`]) it is not given to the kernel, and its end is that of this process.
     pub under_way: Option<Arc<OwnedFd>>,
     /// The image, open and locked.
     pub image: Arc<Image>,

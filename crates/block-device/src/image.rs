@@ -70,6 +70,8 @@ pub struct DirectAlignment {
 pub struct Image {
     path: PathBuf,
     file: LockedFile,
+    /// What operations go to, where that is marked: nobody else has a descriptor of this open file.
+    worked: Option<File>,
     kind: ImageKind,
     read_only: bool,
     direct: Option<DirectAlignment>,
@@ -172,9 +174,11 @@ impl Image {
         if direct.is_none() && options.cache == CacheMode::Direct {
             return Err(refuse("its file system does not do direct I/O; allow it to be cached".to_owned()));
         }
+        let worked = if options.read_only { None } else { open_worked(&file.file, path, direct.is_some()) };
         let image = Image {
             path: path.to_owned(),
             file,
+            worked,
             kind,
             read_only: options.read_only,
             direct,
@@ -242,9 +246,20 @@ impl Image {
         &self.path
     }
 
-    /// The open file that the disk engine uses. It is O_DIRECT where [`Image::direct`] says so.
+    /// The open file that has the locks. It is O_DIRECT where [`Image::direct`] says so.
     pub fn file(&self) -> &File {
         &self.file.file
+    }
+
+    /// The open file that the disk engine uses. It is O_DIRECT where [`Image::direct`] says so.
+    pub(crate) fn worked(&self) -> &File {
+        self.worked.as_ref().unwrap_or(&self.file.file)
+    }
+
+    /// Whether [`await_idle`](image_file::await_idle) of [`Image::file`] waits for the end of whatever the disk engine has asked the kernel
+    /// for, also after the death of this process. Otherwise the pipe alone says that ([`DeviceConfig::under_way`](crate::DeviceConfig)).
+    pub fn tells_its_end(&self) -> bool {
+        self.worked.is_some()
     }
 
     /// The same file opened anew, through the page cache and at no lock of its own: for readers of few, unaligned bytes.
@@ -252,8 +267,7 @@ impl Image {
     /// # Errors
     /// When the kernel refuses (no /proc, no permission).
     pub fn reopen_buffered(&self) -> std::io::Result<File> {
-        let name = format!("/proc/self/fd/{}", self.file.file.as_raw_fd());
-        OpenOptions::new().read(true).write(!self.read_only).open(name)
+        reopen(&self.file.file, !self.read_only, 0)
     }
 
     /// File or block device.
@@ -317,6 +331,22 @@ pub fn unlock(file: &File) {
     if let Err(error) = QemuLock::release(file) {
         log::debug!("unlocking an image failed: {error}");
     }
+}
+
+fn reopen(file: &File, is_writable: bool, flags: i32) -> std::io::Result<File> {
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).write(is_writable).custom_flags(flags).open(name)
+}
+
+/// Opens an image once more, for operations alone, and marks that. Nothing where that cannot be.
+fn open_worked(file: &File, path: &Path, is_direct: bool) -> Option<File> {
+    let flags = if is_direct { libc::O_DIRECT } else { 0 };
+    let worked = reopen(file, true, flags);
+    let marked = worked.and_then(|worked| Ok(image_file::mark_under_way(&worked, file)?.then_some(worked)));
+    marked.unwrap_or_else(|error| {
+        log::debug!("who follows a worker that died waits longer for {}: {error}", path.display());
+        None
+    })
 }
 
 fn explain_open(error: &std::io::Error) -> String {

@@ -47,3 +47,4 @@ pub use counters::{Counters, CountersSnapshot};
 pub use device::{Device, DeviceConfig, DeviceHandle, Observer, Peer};
 pub use error::Error;
 pub use image::{CacheMode, DirectAlignment, Image, ImageKind, ImageOptions, SECTOR_BYTES, unlock as unlock_image};
+pub use image_file::await_idle;

@@ -6,9 +6,12 @@ use block_device::{CacheMode, Device, DeviceConfig};
 use block_route::PlainRoute;
 use common::{MIB, Place, open, pattern};
 use guest_memory::VmMemory;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_OK, TestDisk, Transfer};
 
 const SOCKET: &str = "BLOCK_DEVICE_TEST_SOCKET";
@@ -85,4 +88,48 @@ fn nothing_is_lost_when_the_device_is_killed() {
     }
     assert!(cut_short > 0, "no death came with requests in flight");
     drop(victim);
+}
+
+/// Whoever goes on with the image of a device that was killed writes over what that one had under way, and what it writes stays.
+#[test]
+fn nothing_of_a_killed_device_comes_after_its_image_is_idle() {
+    const WRITES: u64 = 40;
+    const BYTES: usize = 128 << 10;
+    let place = Place::new(WRITES * BYTES as u64);
+    assert!(open(&place.image(), CacheMode::Auto).tells_its_end(), "this file system has no locks of open files");
+    // Past the cache, as the device does it.
+    let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(place.image()).unwrap();
+    let mut memory = vec![0; BYTES + 4096];
+    let skip = memory.as_ptr().align_offset(4096);
+    let bytes = &mut memory[skip..skip + BYTES];
+    let mut cut_short = 0;
+    for round in 0..12u64 {
+        let victim = Victim::start(&place);
+        let options = FrontEndOptions { queues: 1, ..FrontEndOptions::default() };
+        let mut front_end = FrontEnd::connect(&place.socket(), GuestRam::new(16 * MIB).unwrap(), options).unwrap();
+        front_end.start().unwrap();
+        let mut disk = TestDisk::new(front_end);
+        let data = disk.front_end.ram.take(BYTES as u64, 4096);
+        disk.front_end.ram.write(data, &vec![7; BYTES]);
+        for write in 0..WRITES {
+            disk.submit(0, write * BYTES as u64 / 512, &Transfer::Write(vec![(data, BYTES as u32)])).unwrap();
+        }
+        disk.kick(0).unwrap();
+        for _ in 0..round * 20_000 {
+            std::hint::spin_loop();
+        }
+        drop(victim);
+        block_device::await_idle(&file).unwrap();
+        cut_short += u64::from(disk.answers(0).unwrap().len() < WRITES as usize);
+        bytes.fill(9);
+        for write in 0..WRITES {
+            file.write_all_at(bytes, write * BYTES as u64).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(40));
+        for write in 0..WRITES {
+            file.read_exact_at(bytes, write * BYTES as u64).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 9), "round {round}: write {write} landed later");
+        }
+    }
+    assert!(cut_short > 0, "no death came with requests in flight");
 }

@@ -1,5 +1,6 @@
 //! What is asked of an image before anything is read from it as a disk: whether it is a file or a block device ([`open()`]), whether
-//! its bytes are a disk at all ([`probe`]), and whether QEMU has it open ([`QemuLock`]); and, for people, what is on it ([`content`]).
+//! its bytes are a disk at all ([`probe`]), whether QEMU has it open ([`QemuLock`]), and whether anything is under way on
+//! it that a process asked for which has died ([`await_idle`]); and, for people, what is on it ([`content`]).
 //!
 //! Must never: write to an image, or say of a disk that a guest can make with its usual programs (partitions, file systems, swap,
 //! LVM, zeros) that it is something else. Failure story: what cannot be read is an error, never "raw".
@@ -11,5 +12,5 @@ mod open;
 
 pub use content::content;
 pub use format::{Format, OtherFormat, probe};
-pub use lock::QemuLock;
+pub use lock::{QemuLock, await_idle, mark_under_way};
 pub use open::open;

@@ -4,6 +4,9 @@
 //! byte 200 + n. After taking its own, one looks whether anybody else has a lock that contradicts. All locks are open file
 //! description locks, shared ones only, so that they contradict nobody who merely looks (`qemu-img info -U`).
 //!
+//! One byte more is amberlog's own: who works on an image has it, through an open file that nobody else has a descriptor of. So its end
+//! says that the last operation has ended, whether its process lives or not.
+//!
 //! Failure story: a file system without such locks gives none, which is said once at debug level; amberlog's own flock remains.
 
 use std::fs::File;
@@ -13,6 +16,8 @@ use std::os::fd::AsRawFd;
 /// Bytes of permissions in use, and of those that others may not use (QEMU's block/file-posix.c).
 const USED_START: i64 = 100;
 const FORBIDDEN_START: i64 = 200;
+/// The byte of [`mark_under_way`], beyond QEMU's.
+const UNDER_WAY: i64 = 1000;
 /// Numbers of QEMU's permissions.
 const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
@@ -82,6 +87,35 @@ impl QemuLock {
     }
 }
 
+/// Marks an image as being worked on through the open file `worked`: [`await_idle`] of another open file of it waits from now on until
+/// `worked` is nobody's. An operation that the kernel has taken has it, too, whatever becomes of the process that asked. False where the
+/// file system does not show that to `other`, another open file of the same image.
+///
+/// # Errors
+/// When the file system has no such locks, somebody else has this one, or `worked` cannot be written to.
+pub fn mark_under_way(worked: &File, other: &File) -> io::Result<bool> {
+    set(worked, libc::F_WRLCK, UNDER_WAY, 1)?;
+    is_locked_by_others(other, UNDER_WAY)
+}
+
+/// Waits until nothing is under way on an image that somebody else has marked ([`mark_under_way`]). `image` must be open for writing.
+///
+/// # Errors
+/// When the file system has no such locks.
+pub fn await_idle(image: &File) -> io::Result<()> {
+    let wanted = range(libc::F_WRLCK, UNDER_WAY, 1);
+    loop {
+        // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLKW reads.
+        match unsafe { libc::fcntl(image.as_raw_fd(), libc::F_OFD_SETLKW, &raw const wanted) } {
+            0 => return set(image, libc::F_UNLCK, UNDER_WAY, 1),
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
+
 fn is_conflict(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
@@ -112,5 +146,49 @@ fn is_locked_by_others(image: &File, byte: i64) -> io::Result<bool> {
     match unsafe { libc::fcntl(image.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } {
         0 => Ok(i32::from(range.l_type) != libc::F_UNLCK),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn an_image_is_idle_when_nobody_has_what_was_worked_on() {
+        let image = tempfile::NamedTempFile::new().expect("an image");
+        let open = || File::options().read(true).write(true).open(image.path()).expect("opened");
+        let (worked, locked) = (open(), open());
+        assert!(!is_locked_by_others(&locked, UNDER_WAY).expect("asked"));
+        assert!(mark_under_way(&worked, &locked).expect("marked"));
+        mark_under_way(&open(), &locked).expect_err("somebody has it");
+        assert!(QemuLock::Write.try_take(&locked).expect("asked"), "it is no lock of QEMU's");
+        // As the kernel has it, which works on.
+        let under_way = worked.try_clone().expect("a descriptor");
+        drop(worked);
+        assert!(is_locked_by_others(&locked, UNDER_WAY).expect("asked"));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (begins, begun) = channel();
+        let waiting = {
+            let (locked, is_over) = (locked.try_clone().expect("a descriptor"), Arc::clone(&is_over));
+            std::thread::spawn(move || {
+                begins.send(()).expect("somebody listens");
+                await_idle(&locked).map(|()| is_over.load(Ordering::SeqCst))
+            })
+        };
+        begun.recv().expect("it begins");
+        // Time for one who does not wait.
+        std::thread::sleep(Duration::from_millis(20));
+        is_over.store(true, Ordering::SeqCst);
+        drop(under_way);
+        assert!(waiting.join().expect("no panic").expect("idle"), "it did not wait");
+        assert!(!is_locked_by_others(&locked, UNDER_WAY).expect("asked"));
+        await_idle(&locked).expect("at once");
+        assert!(mark_under_way(&open(), &locked).is_ok(), "whoever waited has nothing of it");
+        let reader = File::open(image.path()).expect("opened");
+        mark_under_way(&reader, &locked).expect_err("it cannot be written to");
     }
 }

@@ -14,6 +14,7 @@ use block_device::Image;
 use guest_memory::VmMemory;
 use placement::{AreaDirectory, Journals, JournalsOptions, PlacementKind};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,41 @@ pub const DURABLE_WITHIN: &str = "durable-within ";
 /// The key of a disk's image.
 pub fn image_key(disk: &str) -> String {
     format!("{IMAGE}{disk}")
+}
+
+/// What is said with an image whose operations are under way no longer than [`block_device::await_idle`] takes.
+const TELLS_ITS_END: &str = "tells its end";
+
+/// Has the supervisor keep an image for the next worker. Before anything is asked of it: whoever follows relies on what is said of it.
+///
+/// # Errors
+/// When the supervisor is gone.
+pub fn keep_image(line: &Line, disk: &str, image: &Image) -> std::io::Result<()> {
+    line.keep(&image_key(disk), words_of(image), Some(image.file().as_fd()))
+}
+
+/// The same where an earlier worker has said `words` of it, if that is not so any more.
+///
+/// # Errors
+/// When the supervisor is gone.
+pub fn keep_image_anew(line: &Line, disk: &str, image: &Image, words: &str) -> std::io::Result<()> {
+    if words == words_of(image) { Ok(()) } else { keep_image(line, disk, image) }
+}
+
+fn words_of(image: &Image) -> &'static str {
+    if image.tells_its_end() { TELLS_ITS_END } else { "" }
+}
+
+/// Waits until the worker that had `words` said with an image has nothing under way on it. That worker has died; where the words say
+/// nothing of it, the pipe has told already.
+///
+/// # Errors
+/// When the kernel does not say it.
+pub fn await_idle(words: &str, image: &File, path: &Path) -> anyhow::Result<()> {
+    if words != TELLS_ITS_END {
+        return Ok(());
+    }
+    block_device::await_idle(image).with_context(|| format!("waiting for what was under way on {}", path.display()))
 }
 
 /// The doors of a VM's disks: the supervisor knows them by numbers, which stay the same while disks come and go.
@@ -198,7 +234,7 @@ impl Prepared {
         if !self.is_read_only {
             journals.expect_image(&self.path).with_context(|| format!("noting {}", self.path.display()))?;
         }
-        line.keep(&image_key(&self.name), "", Some(self.image.file().as_fd()))?;
+        keep_image(line, &self.name, &self.image)?;
         // They are the next worker's now.
         self.image.leave_locks();
         Ok(())
@@ -237,6 +273,33 @@ pub fn leave(disk: usize, door: usize, socket: &Path, observer: &VmObserver, lin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block_device::ImageOptions;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// What a worker says of its images has the next one wait, or not.
+    #[test]
+    fn an_image_that_tells_its_end_is_waited_for() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(1 << 20).expect("a length");
+        let image = Image::open(file.path(), ImageOptions::default()).expect("an image");
+        assert!(image.tells_its_end(), "this file system has no locks of open files");
+        let kept = image.file().try_clone().expect("a descriptor");
+        await_idle("", &kept, file.path()).expect("the pipe has told");
+        let words = words_of(&image);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let waiting = {
+            let (is_over, path) = (Arc::clone(&is_over), file.path().to_owned());
+            std::thread::spawn(move || await_idle(words, &kept, &path).map(|()| is_over.load(Ordering::SeqCst)))
+        };
+        // Time for one who does not wait.
+        std::thread::sleep(Duration::from_millis(50));
+        is_over.store(true, Ordering::SeqCst);
+        drop(image);
+        assert!(waiting.join().expect("no panic").expect("idle"), "it did not wait");
+        let reader = ImageOptions { read_only: true, ..ImageOptions::default() };
+        assert_eq!(words_of(&Image::open(file.path(), reader).expect("an image")), "");
+    }
 
     #[test]
     fn doors_keep_their_numbers() {

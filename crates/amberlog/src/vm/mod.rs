@@ -39,6 +39,7 @@ use placement::{
 use samples::Samples;
 use sandbox::Sandbox;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -99,7 +100,7 @@ pub struct Vm {
     has_sandbox: bool,
     marks: Option<Marks>,
     line: Arc<Line>,
-    /// Whoever reads the other end sees when nothing of ours is under way any more, after our death.
+    /// Whoever reads the other end sees when this process is gone, and nothing is under way any more on images that do not say so themselves.
     under_way: Arc<OwnedFd>,
     /// Of a guest that an earlier worker has served, what its VMM and it were connected by.
     resumed: Mutex<Option<Resumed>>,
@@ -299,7 +300,8 @@ fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until nothing of a worker that has died is under way in the kernel: then nobody has the other end of this pipe any more.
+/// Waits until a worker that has died makes no calls any more, and nothing that it asked of images is under way that do not tell that
+/// themselves: then nobody has the other end of this pipe any more.
 fn wait_for_end(pipe: &OwnedFd) -> anyhow::Result<()> {
     loop {
         match rustix::io::read(pipe, &mut [0u8; 1]) {
@@ -432,7 +434,7 @@ impl Vm {
         line.keep("under way", "", Some(is_done.as_fd()))?;
         line.keep("directory", &path, Some(lock.as_fd()))?;
         for (disk, image) in attached.iter().zip(&images) {
-            line.keep(&change::image_key(&disk.options.name), "", Some(image.file().as_fd()))?;
+            change::keep_image(line, &disk.options.name, image)?;
         }
         let vm = Vm {
             line: Arc::clone(line),
@@ -482,19 +484,27 @@ impl Vm {
         let (_, is_done) = taken("under way")?;
         let mut steps = vec![("to hear what was kept", Instant::now())];
         wait_for_end(&is_done)?;
-        steps.push(("until nothing was under way", Instant::now()));
+        steps.push(("until its process was gone", Instant::now()));
         let mut attached = options.attach()?;
         for (name, text) in wished {
             let within = durable_within(&text).map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
             let disk = attached.iter_mut().find(|disk| disk.options.name == name);
             disk.into_iter().for_each(|disk| disk.options.durable_within = within);
         }
-        let mut images = Vec::new();
+        let mut files = Vec::new();
         for disk in &attached {
-            let (_, file) = taken(&change::image_key(&disk.options.name))?;
+            let (words, file) = taken(&change::image_key(&disk.options.name))?;
+            let file = File::from(file);
+            change::await_idle(&words, &file, &disk.options.path)?;
+            files.push((words, file));
+        }
+        steps.push(("until nothing was under way", Instant::now()));
+        let mut images = Vec::new();
+        for (disk, (words, file)) in attached.iter().zip(files) {
             let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
-            let image = Image::adopt(file.into(), &disk.options.path, image_options)?;
+            let image = Image::adopt(file, &disk.options.path, image_options)?;
             change::check_image(&image)?;
+            change::keep_image_anew(line, &disk.options.name, &image, &words)?;
             images.push(Arc::new(image));
         }
         let (models, clients) = connect_models(options, &attached, &images)?;

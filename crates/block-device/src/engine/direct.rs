@@ -48,7 +48,7 @@ fn transfer(image: &Image, buffer: &AlignedBuffer, offset: u64, len: usize, writ
     let mut done = 0;
     while done < len {
         let (at, left) = (offset + done as u64, len - done);
-        let descriptor = image.file().as_raw_fd();
+        let descriptor = image.worked().as_raw_fd();
         // SAFETY: `len` is within the buffer, which nobody else uses; the descriptor is open.
         let result = unsafe {
             let memory = buffer.as_ptr().add(done).cast::<libc::c_void>();

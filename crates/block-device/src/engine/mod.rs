@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use transfer::{FILE, Progress, Transfer};
+use transfer::{Progress, Transfer};
 use write_log::WriteLog;
 
 /// Operations in the kernel at once.
@@ -99,14 +99,11 @@ impl Engine {
                 e,
             )
         })?;
+        // The kernel keeps what is registered until the last operation has ended, and longer: it takes a ring down when it finds time.
+        // So locks stay until then, whoever dies. Operations go to a file that is not registered, where the end of that says enough.
+        let pipe = under_way.filter(|_| !image.tells_its_end()).map(AsRawFd::as_raw_fd);
         ring.submitter()
-            // The kernel keeps what is registered until the last operation has ended.
-            .register_files(
-                &[Some(image.file().as_raw_fd()), under_way.map(AsRawFd::as_raw_fd)]
-                    .into_iter()
-                    .flatten()
-                    .collect::<Vec<_>>(),
-            )
+            .register_files(&[Some(image.file().as_raw_fd()), pipe].into_iter().flatten().collect::<Vec<_>>())
             .map_err(|e| Error::system("registering the image with io_uring", e))?;
         let mut engine = Engine {
             ring,
@@ -281,10 +278,15 @@ impl Engine {
         self.image.direct().map_or(1, |direct| direct.offset_bytes)
     }
 
+    fn file(&self) -> types::Fd {
+        types::Fd(self.image.worked().as_raw_fd())
+    }
+
     fn push_transfer(&mut self, index: u32) {
+        let file = self.file();
         let alignment = self.place_alignment();
         let transfer = self.transfers[index as usize].as_mut().expect("the transfer is under way");
-        match transfer.next_entry(self.table.as_deref(), &self.zeros, alignment, self.in_kernel > 1) {
+        match transfer.next_entry(file, self.table.as_deref(), &self.zeros, alignment, self.in_kernel > 1) {
             // SAFETY: the transfer (boxed) and the memory it names stay until its completion has been reaped.
             Ok(entry) => unsafe { self.push(entry.user_data(TAG_TRANSFER << TAG_SHIFT | u64::from(index))) },
             Err(error) => self.transfer_ended(index, Err(io::Error::other(error))),
@@ -334,8 +336,10 @@ impl Engine {
             self.flush_began = Instant::now();
             counters::add(&self.counters.storage_flushes, 1);
             self.flush_in_log = self.image.write_log().map(WriteLog::flush_begins);
-            let entry =
-                opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build().user_data(TAG_FLUSH << TAG_SHIFT);
+            let entry = opcode::Fsync::new(self.file())
+                .flags(types::FsyncFlags::DATASYNC)
+                .build()
+                .user_data(TAG_FLUSH << TAG_SHIFT);
             // SAFETY: the entry points to nothing.
             unsafe { self.push(entry) };
         }
@@ -575,5 +579,29 @@ mod tests {
             assert!(matches!(engine.reap(), Some(Event::Done { result: Ok(()), .. })));
         }
         assert_eq!(engine.pending(), 0);
+    }
+
+    /// What is under way has the open file that says so when it has ended, and not the one with the locks, which others have as well.
+    #[test]
+    fn operations_go_to_the_file_that_tells_their_end() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(1 << 20).expect("a length");
+        let image = Arc::new(Image::open(file.path(), ImageOptions::default()).expect("an image"));
+        assert!(image.tells_its_end(), "this file system has no locks of open files");
+        let reader = std::fs::File::open(file.path()).expect("opened");
+        // SAFETY: both descriptors are open. That of the image's locks cannot be written to from now on, which is what is tried.
+        assert!(unsafe { libc::dup2(reader.as_raw_fd(), image.file().as_raw_fd()) } >= 0);
+        let mut engine = Engine::new(image, Arc::new(Counters::default()), None, None).expect("an io_uring");
+        let write =
+            |operation, buffers, len| DiskOperation { request: None, ticket: None, operation, offset: 0, len, buffers };
+        engine.submit(write(Operation::Write, vec![Buffer::Bytes(Arc::from(vec![7; 4096]))], 4096));
+        engine.submit(write(Operation::WriteZeroes { unmap: false }, Vec::new(), 8192));
+        for _ in 0..2 {
+            while engine.pending() > 0 && engine.ready.is_empty() {
+                engine.enter(true, None);
+                engine.collect();
+            }
+            assert!(matches!(engine.reap(), Some(Event::Done { result: Ok(()), .. })));
+        }
     }
 }

@@ -7,8 +7,6 @@ use guest_memory::{MemorySlice, MemoryTable};
 use io_uring::{opcode, squeue, types};
 use std::time::Instant;
 
-/// The registered file.
-pub(super) const FILE: types::Fixed = types::Fixed(0);
 /// IOV_MAX: the kernel takes no more at once.
 const VECTORS_MAX: usize = 1024;
 /// The kernel transfers no more at once (MAX_RW_COUNT), in bytes.
@@ -135,6 +133,7 @@ impl Transfer {
     /// A page of the guest's must not be written: the transfer ends here.
     pub(super) fn next_entry(
         &mut self,
+        file: types::Fd,
         table: Option<&MemoryTable>,
         zeros: &AlignedBuffer,
         alignment_bytes: usize,
@@ -152,7 +151,7 @@ impl Transfer {
                         }
                     }
                 }
-                let entry = self.entry_of_vectors(read, offset);
+                let entry = self.entry_of_vectors(file, read, offset);
                 let cached = alignment_bytes == 1;
                 Ok(if cached && read && others_under_way && self.submitted >= ASYNC_BYTES_MIN {
                     entry.flags(squeue::Flags::ASYNC)
@@ -164,15 +163,15 @@ impl Transfer {
                 let count = (self.left() as usize).min(buffer.len());
                 self.submitted = count;
                 Ok(if self.operation.operation == Operation::Read {
-                    opcode::Read::new(FILE, buffer.as_ptr(), count as u32).offset(offset).build()
+                    opcode::Read::new(file, buffer.as_ptr(), count as u32).offset(offset).build()
                 } else {
                     copy_from(&self.operation.buffers, self.done as usize, &buffer.slice().sub(0, count));
-                    opcode::Write::new(FILE, buffer.as_ptr(), count as u32).offset(offset).build()
+                    opcode::Write::new(file, buffer.as_ptr(), count as u32).offset(offset).build()
                 })
             }
             Way::Allocate { mode } => {
                 self.submitted = 0;
-                Ok(opcode::Fallocate::new(FILE, self.left()).offset(offset).mode(*mode).build())
+                Ok(opcode::Fallocate::new(file, self.left()).offset(offset).mode(*mode).build())
             }
             Way::Zeros => {
                 self.vectors.clear();
@@ -184,7 +183,7 @@ impl Transfer {
                     self.submitted += count;
                     left -= count;
                 }
-                Ok(self.entry_of_vectors(false, offset))
+                Ok(self.entry_of_vectors(file, false, offset))
             }
         }
     }
@@ -231,14 +230,14 @@ impl Transfer {
         }
     }
 
-    fn entry_of_vectors(&self, read: bool, offset: u64) -> squeue::Entry {
+    fn entry_of_vectors(&self, file: types::Fd, read: bool, offset: u64) -> squeue::Entry {
         match self.vectors[..] {
-            [one] if read => opcode::Read::new(FILE, one.iov_base.cast(), one.iov_len as u32).offset(offset).build(),
-            [one] => opcode::Write::new(FILE, one.iov_base.cast(), one.iov_len as u32).offset(offset).build(),
+            [one] if read => opcode::Read::new(file, one.iov_base.cast(), one.iov_len as u32).offset(offset).build(),
+            [one] => opcode::Write::new(file, one.iov_base.cast(), one.iov_len as u32).offset(offset).build(),
             _ if read => {
-                opcode::Readv::new(FILE, self.vectors.as_ptr(), self.vectors.len() as u32).offset(offset).build()
+                opcode::Readv::new(file, self.vectors.as_ptr(), self.vectors.len() as u32).offset(offset).build()
             }
-            _ => opcode::Writev::new(FILE, self.vectors.as_ptr(), self.vectors.len() as u32).offset(offset).build(),
+            _ => opcode::Writev::new(file, self.vectors.as_ptr(), self.vectors.len() as u32).offset(offset).build(),
         }
     }
 
