@@ -139,7 +139,8 @@ fn plug_in(vm: &str, name: &str, socket: &str) -> String {
     let plug = json!({"execute": "device_add", "arguments": device});
     format!(
         "{vm}, {name}: is served at {socket} until the VM ends; write it into the configuration if it is to stay. Plug it in:\n\
-         QEMU (QMP):\n  {connect}\n  {plug}\n\
+         QEMU (QMP; on a machine whose PCI bus takes no plugged device, as q35's, name a free root port: \"bus\": \"PORT\"):\n  \
+         {connect}\n  {plug}\n\
          libvirt (virsh attach-device DOMAIN FILE --live):\n  \
          <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/><source type='unix' path='{socket}'>\
          <reconnect enabled='yes' timeout='1'/></source><target dev='TARGET' bus='virtio'/></disk>\n"

@@ -78,11 +78,11 @@ struct Extents {
     #[arg(long)]
     quick: bool,
     /// Sizes of workloads, as a part of the paper's [default: 0.1; of a paper: 1; quick: 0.02].
-    #[arg(long)]
+    #[arg(long, value_parser = scale)]
     scale: Option<f64>,
     /// How often each cell is measured [default: 3, or what the experiment says; quick: 1; of a paper: 5, with more than four
     /// guests 3, of records 120].
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: Option<u32>,
     /// All experiments of a paper, at its own sizes and clocks unless --scale says less.
     #[arg(long, value_parser = ["spe2012", "ssd2010", "rj2005", "njs2018"])]
@@ -139,7 +139,7 @@ struct ShootOutArgs {
     #[arg(long)]
     images: Option<PathBuf>,
     /// How often each cell is measured [default: 5; quick: 1].
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: Option<u32>,
     /// Only these contenders, by name.
     #[arg(long, value_delimiter = ',')]
@@ -205,6 +205,12 @@ const NATIVE_PROCESSOR_PACE: f64 = 0.08;
 const NATIVE_PACE: f64 = 0.15;
 const PACE_OF_A_SECOND: f64 = 0.2;
 
+/// A part of the papers' sizes.
+fn scale(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|scale| (0.001..=100.0).contains(scale));
+    number.ok_or_else(|| format!("a scale is a number from 0.001 to 100, not '{text}'"))
+}
+
 fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
     let is_native = platform.starts_with("kvm");
     let usual = match (extents.quick, extents.paper.is_some()) {
@@ -212,7 +218,7 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         (false, true) => 1.0,
         (false, false) => 0.1,
     };
-    let scale = extents.scale.unwrap_or(usual).clamp(0.001, 100.0);
+    let scale = extents.scale.unwrap_or(usual);
     let slow = if is_native && !extents.quick { 1.0 } else { 5.0 };
     let time_scale = extents
         .time_scale

@@ -327,7 +327,7 @@ impl Supervised {
         inner.worker = None;
         self.changed.notify_all();
         let status = status?;
-        if std::mem::take(&mut inner.is_replaced) && charge.is_served() {
+        if std::mem::take(&mut inner.is_replaced) {
             log::info!("vm {}: a worker of {} goes on", self.name, inner.program.display());
             return Ok(());
         }

@@ -53,6 +53,7 @@ fn line(journals: &Journals, begun: Instant) -> serde_json::Value {
         report.disks.iter().map(|disk| field(&disk.counters)).sum()
     };
     json!({
+        "schema": 1,
         "seconds": begun.elapsed().as_secs_f64(),
         "blocks_retained": sum(|counters| counters.blocks_retained_now),
         "pool_bytes": sum(|counters| counters.pool_bytes_now),
