@@ -49,6 +49,9 @@ struct Rig {
     holds: Box<dyn Fn(&DiskOperation) -> bool>,
     /// What storage does, and says that it failed.
     fails: Box<dyn Fn(&DiskOperation) -> bool>,
+    /// Requests may fail; those that did.
+    may_fail: bool,
+    failed: Vec<RequestId>,
     _directory: tempfile::TempDir,
 }
 
@@ -193,6 +196,8 @@ impl Rig {
             held: Vec::new(),
             holds: Box::new(|_| false),
             fails: Box::new(|_| false),
+            may_fail: false,
+            failed: Vec::new(),
             _directory: directory,
         }
     }
@@ -237,7 +242,11 @@ impl Rig {
             match action {
                 PlanAction::Disk(operation) if (self.holds)(&operation) => self.held.push(operation),
                 PlanAction::Disk(operation) => written += self.end(operation),
-                PlanAction::Release(_, status) => assert_eq!(status, Status::Ok),
+                PlanAction::Release(request, status) if status != Status::Ok => {
+                    assert!(self.may_fail, "{request:?}: {status:?}");
+                    self.failed.push(request);
+                }
+                PlanAction::Release(..) => {}
                 PlanAction::Hold(_) => {}
             }
         }
@@ -676,4 +685,224 @@ fn what_a_leaving_log_writes_does_not_land_on_the_next_file_system() {
     let image = std::fs::read(&rig.image).expect("read");
     assert!(image[at as usize..][..BLOCK as usize] == content(3)[..], "an old block landed on a new one");
     assert!(!rig.journals.logs().iter().any(|log| log.place().home_start == start), "its journal is known still");
+}
+
+/// The guest's flush fails, and storage loses what was written to a block.
+fn lose(rig: &mut Rig, block: u64) {
+    let before = rig.home_at(0, block);
+    rig.file.write_all_at(&[0; BLOCK as usize], before).expect("written");
+    rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.request(RequestKind::Flush, 0, &mut []);
+    rig.fails = Box::new(|_| false);
+}
+
+#[test]
+fn a_write_that_ends_late_is_not_done_where_a_flush_has_failed_since() {
+    let mut rig = Rig::new(1);
+    rig.may_fail = true;
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    // Something else, past the journal; it takes its time.
+    rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    let late = RequestId(rig.next_request);
+    assert_eq!(rig.held.len(), 1);
+    rig.holds = Box::new(|_| false);
+    rig.superblock(0, true);
+    // It ends, and is made durable; another flush fails meanwhile.
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    let write = rig.held.pop().expect("the write");
+    rig.end(write);
+    assert_eq!(rig.held.len(), 1, "a flush for it");
+    rig.holds = Box::new(|_| false);
+    lose(&mut rig, IN_USE);
+    rig.end_held();
+    assert_eq!(rig.failed, [late], "the region would bring back what was there before");
+    assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(1)[..], "what was committed is lost");
+    // Written again, it is done, and stays.
+    rig.request(RequestKind::Write, at, &mut content(3));
+    assert_eq!(rig.failed.len(), 1);
+    assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(3)[..], "what was written is taken back");
+}
+
+#[test]
+fn a_tail_does_not_pass_what_a_failed_flush_may_have_lost() {
+    for is_open in [true, false] {
+        let mut rig = Rig::new(1);
+        rig.may_fail = true;
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let at = rig.home_at(0, IN_USE);
+        rig.request(RequestKind::Write, at, &mut content(2));
+        lose(&mut rig, IN_USE);
+        // Whether the guest was told so or somebody else: the next flush says nothing of it.
+        rig.request(RequestKind::Flush, 0, &mut []);
+        rig.failed.clear();
+        rig.superblock(0, is_open);
+        assert_eq!(rig.failed, [RequestId(rig.next_request)], "the log begins later, or has ended");
+        assert!(rig.log(0).is_open());
+        assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(1)[..], "what was committed is lost");
+        // Who mounts is given it to replay.
+        rig.request(RequestKind::Write, at, &mut content(1));
+        rig.failed.clear();
+        rig.superblock(0, is_open);
+        assert!(rig.failed.is_empty());
+        rig.request(RequestKind::Write, at, &mut content(3));
+        rig.superblock(0, false);
+        assert!(rig.failed.is_empty() && !rig.log(0).is_open() && rig.stored(0, IN_USE) == content(3));
+    }
+}
+
+#[test]
+fn a_tail_whose_flush_failed_passes_nothing_when_it_is_said_again() {
+    for is_beside in [false, true] {
+        let mut rig = Rig::with(1, |options| options.mark_age = Duration::ZERO);
+        rig.may_fail = true;
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let at = rig.home_at(0, IN_USE);
+        rig.request(RequestKind::Write, at, &mut content(2));
+        if is_beside {
+            // The tail waits for a flush, and another one fails meanwhile.
+            rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+            rig.superblock(0, true);
+            assert_eq!(rig.held.len(), 1, "the tail waits for a flush");
+            rig.holds = Box::new(|_| false);
+            lose(&mut rig, IN_USE);
+            rig.end_held();
+        } else {
+            rig.file.write_all_at(&[0; BLOCK as usize], at).expect("written");
+            rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
+            rig.superblock(0, true);
+            rig.fails = Box::new(|_| false);
+        }
+        assert!(!rig.failed.is_empty());
+        // The kernel gives its journal up, and says so with the same tail.
+        rig.failed.clear();
+        rig.superblock(0, true);
+        assert_eq!(rig.failed, [RequestId(rig.next_request)]);
+        assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(1)[..], "what was committed is lost");
+    }
+}
+
+#[test]
+fn a_flush_of_an_attempt_to_leave_says_nothing_of_the_next() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    // The guest writes past its journal: that leaves the region with the log.
+    rig.request(RequestKind::Write, at, &mut content(2));
+    let index = rig.log(0).index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    assert!(!rig.leave(0).expect("it is on its way"));
+    assert_eq!(rig.held.len(), 1, "what is written is made durable");
+    let mut plan = Plan::default();
+    rig.route.give_up_hand_over(index, &mut plan);
+    rig.carry_out(plan);
+    let first = rig.held.pop().expect("a flush");
+    rig.commit(0, IN_USE + 1, &content(3));
+    let next_at = rig.home_at(0, IN_USE + 1);
+    rig.request(RequestKind::Write, next_at, &mut content(4));
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert!(!rig.leave(0).expect("it is on its way"));
+    assert_eq!(rig.held.len(), 1, "what was written since is made durable");
+    // The first flush covers nothing of that.
+    rig.end(first);
+    assert_eq!(rig.held.len(), 1, "the second flush is waited for");
+    let left = rig.recovered();
+    assert!(left[next_at as usize..][..BLOCK as usize] == content(3)[..], "what was committed may be lost");
+    rig.end_held();
+    while !rig.leave(0).expect("it leaves") {}
+    assert!(rig.stored(0, IN_USE + 1) == content(4));
+}
+
+#[test]
+fn what_an_attempt_to_leave_writes_does_not_land_on_what_comes_after_it() {
+    for closes in [false, true] {
+        let mut rig = Rig::new(1);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        // A transaction that is not complete.
+        let of = &rig.file_systems[0];
+        let at = of.log_at[of.builder.position as usize];
+        rig.request(RequestKind::Write, at, &mut content(2));
+        let index = rig.log(0).index();
+        rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+        rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+        for _ in 0..10 {
+            if rig.held.is_empty() {
+                assert!(!rig.leave(0).expect("it is on its way"));
+            }
+        }
+        assert_eq!(rig.held.len(), 1);
+        rig.holds = Box::new(|_| false);
+        let mut plan = Plan::default();
+        rig.route.give_up_hand_over(index, &mut plan);
+        rig.carry_out(plan);
+        if closes {
+            // The guest closes its log, which is in its own place from the next mount on.
+            rig.superblock(0, false);
+            rig.superblock(0, true);
+        } else {
+            rig.request(RequestKind::Write, at, &mut content(3));
+            for _ in 0..10 {
+                rig.leave(0).expect("it is on its way");
+            }
+        }
+        if closes {
+            rig.request(RequestKind::Write, at, &mut content(3));
+        }
+        rig.end_held();
+        for _ in 0..10 {
+            rig.leave(0).expect("it leaves");
+        }
+        let mut stored = content(0);
+        rig.file.read_exact_at(&mut stored, at).expect("read");
+        // Where the log is in the region still, the block is there.
+        let is_there = rig.log(0).placement == PlacementKind::Storage;
+        assert!(is_there && stored == content(3), "closes: {closes}: an old block landed on a new one");
+    }
+}
+
+#[test]
+fn a_flush_that_began_before_mkfs_says_nothing_of_the_next_file_system() {
+    let mut rig = Rig::with(1, |options| options.append_home_bytes_min = 0);
+    rig.superblock(0, true);
+    // A block that the bitmap says is free goes home by itself, which takes its time.
+    let free = FILE_SYSTEM_BLOCKS - 10;
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.commit(0, free, &content(1));
+    assert_eq!(rig.held.len(), 1, "an append is made durable");
+    let flush = rig.held.pop().expect("a flush");
+    rig.holds = Box::new(|_| false);
+    // The file system is made anew.
+    let start = rig.file_systems[0].start;
+    let before = {
+        let mut bytes = vec![0; BLOCK as usize];
+        rig.file.read_exact_at(&mut bytes, start).expect("read");
+        bytes
+    };
+    rig.may_fail = true;
+    rig.request(RequestKind::Write, start, &mut vec![0; BLOCK as usize]);
+    rig.may_fail = false;
+    assert!(!rig.journals.logs().iter().any(|log| log.place().home_start == start), "its journal is known still");
+    rig.request(RequestKind::Write, start, &mut before.clone());
+    rig.superblock(0, false);
+    rig.superblock(0, true);
+    // Its first transaction has an append that is on its way.
+    let append_at = rig.home_at(0, free + 1);
+    rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == append_at);
+    rig.commit(0, free + 1, &content(2));
+    assert_eq!(rig.held.len(), 1, "an append is on its way");
+    rig.holds = Box::new(|_| false);
+    rig.end(flush);
+    let sequence = rig.file_systems[0].builder.sequence;
+    let region = std::fs::read(&rig.region).expect("read");
+    let found = nvm_journal::Found::read(&region[..region.len() / 2]).expect("whole").expect("a region");
+    assert!(found.sequence != sequence.wrapping_sub(1), "a transaction counts whose append is not home");
+    rig.end_held();
+    assert!(rig.recovered()[append_at as usize..][..BLOCK as usize] == content(2)[..]);
 }

@@ -111,7 +111,19 @@ impl Captured {
 
     /// Whether the guest's write past its journal onto a block may be lost, with nothing written there since.
     pub fn is_doubtful(&self, block: u64) -> bool {
-        !self.doubtful.is_empty() && self.written(block).is_some_and(|written| self.doubtful.contains(&written))
+        !self.doubtful.is_empty()
+            && self.homes.get(&block).is_some_and(|held| held.home == HomeState::Other)
+            && self.written(block).is_some_and(|written| self.doubtful.contains(&written))
+    }
+
+    /// A block that the guest is done with when its log begins later, though what it wrote there may be lost: the region's version is
+    /// all there is.
+    pub fn doubtful_passed_by(&self, passed: TailMove) -> Option<u64> {
+        let is_such = |written: &&Written| {
+            self.is_doubtful(written.block)
+                && self.homes.get(&written.block).is_some_and(|held| is_passed(held.sequence, passed))
+        };
+        self.doubtful.iter().find(is_such).map(|written| written.block)
     }
 
     /// The next transaction, if all of it is there.

@@ -65,10 +65,10 @@ pub(super) enum Errand {
     CheckpointFlush(u64),
     /// The superblock of a log that is closed.
     Closed,
-    /// Log blocks of a log that leaves for storage, …
-    LeavingLog,
+    /// Log blocks of a log that leaves for storage, in which attempt, …
+    LeavingLog(u64),
     /// … their flush, …
-    LeavingFlush,
+    LeavingFlush(u64),
     /// … the superblock that says where the log is, …
     LeavingSuperblock,
     /// … its flush, …
@@ -82,7 +82,7 @@ pub(super) enum Errand {
 impl Errand {
     /// Whether it is a write of ours into the log's own place.
     fn is_own_in_log(&self) -> bool {
-        matches!(self, Errand::LeavingLog | Errand::LeavingSuperblock | Errand::LeavingRest)
+        matches!(self, Errand::LeavingLog(_) | Errand::LeavingSuperblock | Errand::LeavingRest)
     }
 
     /// Whether it put something on storage, in place of making that durable.
@@ -93,7 +93,7 @@ impl Errand {
                 | Errand::TailFlush { .. }
                 | Errand::CommitFlush(_)
                 | Errand::CheckpointFlush(_)
-                | Errand::LeavingFlush
+                | Errand::LeavingFlush(_)
                 | Errand::LeavingLastFlush
         )
     }
@@ -398,10 +398,10 @@ impl Work {
             }
         }
         match &errand {
-            Errand::LeavingLog => return self.leaving_log_done(state, is_ok, steps),
-            Errand::LeavingFlush => return self.leaving_flush_done(state, false, is_ok, steps),
+            Errand::LeavingLog(attempt) => return self.leaving_log_done(state, *attempt, is_ok, steps),
+            Errand::LeavingFlush(attempt) => return self.leaving_flush_done(state, Some(*attempt), is_ok, steps),
             Errand::LeavingSuperblock => return self.leaving_superblock_written(state, is_ok, steps),
-            Errand::LeavingLastFlush => return self.leaving_flush_done(state, true, is_ok, steps),
+            Errand::LeavingLastFlush => return self.leaving_flush_done(state, None, is_ok, steps),
             Errand::LeavingRest => return self.leaving_rest_done(is_ok, steps),
             Errand::Closed => return self.closed(state, is_ok, steps),
             _ => {}

@@ -54,6 +54,8 @@ pub(super) enum Leaving {
 pub(super) struct Left {
     /// Those whose latest copies are in their places.
     positions: HashSet<u32>,
+    /// Which attempt it is: the flush of one that was given up says nothing of what the next one has written.
+    attempt: u64,
     /// A flush has failed since: they may not be on storage, and no later flush says so.
     is_in_doubt: bool,
     has_failed: bool,
@@ -138,12 +140,16 @@ impl Work {
         if captured.homes.keys().any(|block| self.in_flight.touches(*block)) {
             return;
         }
-        self.left = Left::default();
+        if captured.log.has_own_writes() {
+            // Of an attempt that was given up: it would not be known which block lands last.
+            return;
+        }
+        self.left = Left { attempt: self.left.attempt + 1, ..Left::default() };
         if captured.homes.keys().any(|block| captured.is_doubtful(*block)) {
             self.cannot_leave("a flush of the disk has failed since the guest wrote past its journal");
             return;
         }
-        let writes = self.write_open_end(captured, &Errand::LeavingLog, steps);
+        let writes = self.write_open_end(captured, &Errand::LeavingLog(self.left.attempt), steps);
         self.leaving = Some(Leaving::Writing(writes));
         self.open_end_written(captured, steps);
     }
@@ -176,7 +182,10 @@ impl Work {
     }
 
     /// A log block is in its place.
-    pub(super) fn leaving_log_done(&mut self, state: &mut State, is_ok: bool, steps: &mut Steps) {
+    pub(super) fn leaving_log_done(&mut self, state: &mut State, attempt: u64, is_ok: bool, steps: &mut Steps) {
+        if attempt != self.left.attempt {
+            return;
+        }
         self.left.has_failed |= !is_ok;
         if let (Some(Leaving::Writing(left)), State::Held(captured)) = (&mut self.leaving, state) {
             *left -= 1;
@@ -195,7 +204,7 @@ impl Work {
         let is_still = |block: &&u64| !self.in_flight.touches(**block);
         let written = captured.homes.keys().filter(is_still).filter_map(|block| captured.written(*block)).collect();
         self.leaving = Some(Leaving::Flushing(written));
-        self.flush_for(Errand::LeavingFlush, steps);
+        self.flush_for(Errand::LeavingFlush(self.left.attempt), steps);
     }
 
     /// The log blocks are durable, and what the guest wrote past its journal: nothing more is owed.
@@ -270,14 +279,21 @@ impl Work {
         }
     }
 
-    /// A flush of a leaving log has ended.
-    pub(super) fn leaving_flush_done(&mut self, state: &mut State, is_last: bool, is_ok: bool, steps: &mut Steps) {
+    /// A flush of a leaving log has ended: that of an attempt, or the last.
+    pub(super) fn leaving_flush_done(
+        &mut self,
+        state: &mut State,
+        attempt: Option<u64>,
+        is_ok: bool,
+        steps: &mut Steps,
+    ) {
         let State::Held(captured) = state else { return };
-        match (is_last, is_ok) {
-            (false, _) => self.leaving_flushed(captured, is_ok, steps),
-            (true, false) => self.mark_again(captured),
-            (true, true) if self.left.is_in_doubt => self.mark_again(captured),
-            (true, true) => self.left_region(state, steps),
+        match (attempt, is_ok) {
+            (Some(attempt), _) if attempt != self.left.attempt => {}
+            (Some(_), _) => self.leaving_flushed(captured, is_ok, steps),
+            (None, false) => self.mark_again(captured),
+            (None, true) if self.left.is_in_doubt => self.mark_again(captured),
+            (None, true) => self.left_region(state, steps),
         }
     }
 

@@ -54,6 +54,13 @@ pub(super) fn check_room(medium: &Region, offset: u64, log_blocks: u32, block_by
     Ok(())
 }
 
+/// Why a log keeps what its guest is done with: the kernel gives its journal up then, and the next one replays it.
+fn lost(block: u64) -> io::Error {
+    io::Error::other(format!(
+        "a flush of the disk has failed since block {block} was written past the journal, so the journal's version is kept"
+    ))
+}
+
 /// How a log can be read that a superblock opens. A sentence when it cannot be taken.
 fn judge(log: &Log, superblock: &Superblock) -> Result<Format, String> {
     let format = match superblock.format() {
@@ -145,6 +152,12 @@ impl Work {
         captured.shown = None;
         captured.is_read = false;
         let format = superblock.format().map_err(io::Error::other)?;
+        let is_in_log = format == *captured.stream.format() && captured.stream.can_begin(tail);
+        let leaves = if is_in_log { TailMove::Passed(tail.sequence) } else { TailMove::Anew };
+        // A kernel whose superblock failed says the same again, with its error in it.
+        if let Some(block) = captured.doubtful_passed_by(leaves) {
+            return Err(lost(block));
+        }
         let passed = if format == *captured.stream.format() {
             captured.stream.move_tail(tail)
         } else {
@@ -203,7 +216,10 @@ impl Work {
         steps: &mut Steps,
     ) {
         let outcome = match is_ok {
-            true => self.end_mark(captured, mark).and_then(|()| self.pass(captured, passed).map_err(io::Error::other)),
+            true => self
+                .end_mark(captured, mark)
+                .and_then(|()| captured.doubtful_passed_by(passed).map_or(Ok(()), |block| Err(lost(block))))
+                .and_then(|()| self.pass(captured, passed).map_err(io::Error::other)),
             false => Err(io::Error::other("flushing the disk failed, so the journal's tail cannot move")),
         };
         if let Err(error) = &outcome {
@@ -303,11 +319,20 @@ impl Work {
         let Some(closing) = &self.closing else { return };
         let State::Held(captured) = state else { return };
         if closing.is_on_its_way
+            || captured.log.has_own_writes()
             || self.leaving.is_some()
             || self.commit.is_some()
             || self.early.is_writing()
             || self.checkpoint.is_some()
         {
+            return;
+        }
+        if closing.foreign.is_none()
+            && let Some(block) = captured.doubtful_passed_by(TailMove::Anew)
+        {
+            log::error!("disk {}: the journal on NVM cannot be closed: {}", self.name(), lost(block));
+            steps.release(closing.request, Status::IoError);
+            self.closing = None;
             return;
         }
         // The guest says that its log is empty: what it has not written home it does not need there.

@@ -733,7 +733,8 @@ impl Guest {
         self.settle();
     }
 
-    fn write_superblock(&mut self, start: u32, sequence: u32) {
+    /// False when it failed: the log begins where it did.
+    fn write_superblock(&mut self, start: u32, sequence: u32) -> bool {
         let mut block = self.superblock.clone();
         SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
         self.superblocks.push(block.clone());
@@ -744,8 +745,14 @@ impl Guest {
             // As jbd2 does it (REQ_FUA).
             self.flush();
         }
-        self.superblocks.drain(..self.superblocks.len() - 1);
+        let is_done = !self.failed.contains(&request);
+        if is_done {
+            self.superblocks.drain(..self.superblocks.len() - 1);
+        } else {
+            self.superblocks.pop();
+        }
         self.check();
+        is_done
     }
 
     /// Everything in the log goes home, and the log begins anew behind it.
@@ -787,7 +794,12 @@ impl Guest {
         let next = self.live.get(count).map(|logged| (logged.position, logged.sequence));
         let committing = || self.committing.as_ref().map(|of| (of.logged.position, of.logged.sequence));
         let (start, sequence) = next.or_else(committing).unwrap_or((self.builder.position, self.builder.sequence));
-        self.live.drain(..count);
-        self.write_superblock(start, sequence);
+        let passed: Vec<_> = self.live.drain(..count).collect();
+        if !self.write_superblock(start, sequence) {
+            // A flush has failed since, and what was written home may be lost: all of that goes there once more.
+            self.live.splice(..0, passed);
+            self.clean.clear();
+            self.pass(count);
+        }
     }
 }
