@@ -365,7 +365,8 @@ impl Durability {
     }
 
     /// The guest writes, discards or zeroes `touched` blocks, of which it covers `whole` ones wholly. True when that may go to
-    /// storage now; otherwise [`Step::Go`] says so later. Not for blocks of the log.
+    /// storage now; otherwise [`Step::Go`] says so later. Not for blocks of the log. Where somebody else had it wait before,
+    /// `first_asked` is the last transaction that was committed when it came: what it carries is no newer than that.
     #[expect(clippy::too_many_arguments, reason = "a request has so many parts")]
     pub fn write_begins(
         &mut self,
@@ -374,11 +375,13 @@ impl Durability {
         kind: Kind,
         touched: Range<u64>,
         whole: Range<u64>,
+        first_asked: Option<u32>,
         view: &mut dyn View,
         steps: &mut Vec<Step>,
     ) -> bool {
         let as_of = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         let as_of = as_of.map_or(self.durable, |(_, last, _)| last);
+        let as_of = first_asked.filter(|first| sequence::is_after(as_of, *first)).unwrap_or(as_of);
         let asked = Asked { id, touched, whole, kind, as_of };
         if let Some(wait) = self.wait_of(&asked, self.held.len(), view) {
             self.wish(wait);

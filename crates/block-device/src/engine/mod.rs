@@ -336,7 +336,9 @@ impl Engine {
             self.flush_began = Instant::now();
             counters::add(&self.counters.storage_flushes, 1);
             self.flush_in_log = self.image.write_log().map(WriteLog::flush_begins);
-            let entry = opcode::Fsync::new(self.file())
+            // Of the open file that outlives its workers: it remembers an error of write-back that nobody was told of, and one that
+            // is opened after somebody else has seen that error would not.
+            let entry = opcode::Fsync::new(types::Fd(self.image.file().as_raw_fd()))
                 .flags(types::FsyncFlags::DATASYNC)
                 .build()
                 .user_data(TAG_FLUSH << TAG_SHIFT);

@@ -430,7 +430,7 @@ impl<'r> World<'r> {
         // Before the machine hears of it: it may let go of it at once.
         self.held.insert(id, Held { offset, bytes, request: issue.id });
         let may_go = self.with_machine(|machine, now, view, steps| {
-            machine.write_begins(now, id, kind, touched, whole, view, steps)
+            machine.write_begins(now, id, kind, touched, whole, None, view, steps)
         })?;
         if may_go == Some(true) { self.carry_out(durability::Step::Go(id)) } else { Ok(()) }
     }

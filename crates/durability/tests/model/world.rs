@@ -338,7 +338,7 @@ impl World {
         self.writes.insert(id, write);
         if self.machine.is_none()
             || self.with_machine(|machine, now, view, steps| {
-                machine.write_begins(now, id, kind, blocks.clone(), blocks, view, steps)
+                machine.write_begins(now, id, kind, blocks.clone(), blocks, None, view, steps)
             })?
         {
             self.go(id);

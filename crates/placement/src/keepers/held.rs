@@ -267,10 +267,12 @@ impl Keeper for Held {
     }
 
     fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
-        match self.absorbs(log, change, steps) {
-            Some(verdict) => Ok(verdict),
+        let verdict = match self.absorbs(log, change, steps) {
+            Some(verdict) => verdict,
             None => self.aged_home_begins(log, change, steps),
-        }
+        };
+        self.note_asked((change.request, change.range.start), matches!(verdict, Ok(HomeVerdict::Wait)));
+        verdict
     }
 
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
@@ -289,6 +291,7 @@ impl Keeper for Held {
             Task::HostWrite(operation) => {
                 self.inner().host_in_flight -= 1;
                 self.area.home_write_ended(self.id, operation, error.is_none());
+                self.note_host_write(log, error.is_none());
                 if let Some(error) = error {
                     log::error!("writing owed blocks home failed: {error}; they stay owed");
                     self.inner().host_failed = true;
@@ -351,7 +354,7 @@ impl Keeper for Held {
     }
 
     fn due_in(&self, log: &Log) -> Option<Duration> {
-        [self.aged_due_in(log), self.absorbed_due_in()].into_iter().flatten().min()
+        [self.aged_due_in(log), self.absorbed_due_in(log)].into_iter().flatten().min()
     }
 
     fn has_stored_in_flight(&self) -> bool {

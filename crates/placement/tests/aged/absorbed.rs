@@ -71,6 +71,49 @@ impl Rig {
         self.settle();
     }
 
+    /// A transaction of these blocks.
+    fn commit_of(&mut self, blocks: &[(u64, Vec<u8>)]) {
+        let mut log = Vec::new();
+        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        self.write_log(&log, |_| true);
+    }
+
+    fn superblock_that_waits(&mut self, sequence: u32) {
+        let mut block = self.superblock.clone();
+        let start = self.builder.position;
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        self.request(RequestKind::Write, self.log_at[0], &block);
+    }
+
+    /// Storage does what it was told, but for writes of homes.
+    fn settle_with_failing_homes(&mut self) {
+        while !self.waiting.is_empty() {
+            let block = self.waiting[0].offset / BLOCK;
+            if self.waiting[0].operation == Operation::Write && self.homes.contains(&block) {
+                let operation = self.waiting.remove(0);
+                let mut plan = Plan::default();
+                if let Some(ticket) = operation.ticket {
+                    let error = std::io::Error::other("it is broken");
+                    self.route.disk_done(ticket, Err(error), &mut plan);
+                }
+                self.plan(plan);
+            } else {
+                self.settle_one();
+            }
+        }
+    }
+
+    /// Time goes on, and nobody but the one who looks after time wakes the disk.
+    fn wake_when_due(&mut self) {
+        let due = self.journals.due_in().expect("somebody looks after it");
+        self.clock.fetch_add(due.as_millis() as u64 + 1, Ordering::AcqRel);
+        assert!(self.journals.due_in().is_some_and(|due| due.is_zero()), "it is never due");
+        let mut plan = Plan::default();
+        self.route.woken(&mut plan);
+        self.plan(plan);
+    }
+
     fn wake(&mut self, milliseconds: u64) {
         self.clock.fetch_add(milliseconds, Ordering::AcqRel);
         let mut plan = Plan::default();
@@ -151,6 +194,95 @@ fn what_else_is_written_there_comes_after_it() {
     rig.pass(LONG.as_millis() as u64 * 2);
     assert_eq!(rig.stored_home(rig.homes[0]), content(DIRECT), "nothing older comes later");
     assert!(rig.judge() > 20);
+}
+
+/// What waits behind absorbed content is older than what is committed meanwhile, and is not taken for that at home.
+#[test]
+fn what_waits_is_as_old_as_it_was_when_it_came() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.write_home(rig.homes[0], DIRECT);
+    assert_eq!(rig.held, 1, "it waits");
+    rig.commit();
+    rig.settle();
+    assert_eq!(rig.stored_home(rig.homes[0]), content(DIRECT));
+    rig.pass(LONG.as_millis() as u64 * 2);
+    rig.write_home(rig.homes[1], 2);
+    rig.write_home(rig.homes[2], 2);
+    rig.settle();
+    // The log goes round on storage, with something else.
+    let other = rig.homes[2] + 1;
+    for number in 0..200 {
+        rig.commit_of(&[(other, content(number))]);
+        rig.settle();
+        rig.pass(LONG.as_millis() as u64 * 2);
+        let image = std::fs::read(&rig.image).expect("the image");
+        assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), 2, false), Ok(2), "round {number}");
+    }
+}
+
+/// With no durability in force nothing but time has the host try again.
+#[test]
+fn a_write_home_that_fails_is_tried_again() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.gives_up();
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    rig.settle_with_failing_homes();
+    let tail = rig.builder.sequence;
+    rig.superblock_that_waits(tail);
+    for _ in 0..3 {
+        rig.settle_with_failing_homes();
+        assert_eq!(rig.held, 1, "what it gives up is not home");
+        rig.wake_when_due();
+    }
+    while rig.held > 0 {
+        assert!(!rig.waiting.is_empty(), "nobody tries again");
+        rig.settle_one();
+    }
+    rig.expect_stored(1..=1);
+    assert!(said(&rig).is_empty());
+}
+
+/// One that never succeeds is not waited for for ever.
+#[test]
+fn a_home_that_cannot_be_written_is_an_error() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.gives_up();
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    rig.settle_with_failing_homes();
+    let tail = rig.builder.sequence;
+    rig.superblock_that_waits(tail);
+    rig.write_home(rig.homes[0], DIRECT);
+    assert_eq!(rig.held, 2);
+    for _ in 0..40 {
+        if rig.held == 0 {
+            break;
+        }
+        rig.settle_with_failing_homes();
+        rig.wake_when_due();
+    }
+    assert_eq!(rig.held, 0, "they wait for ever");
+    let failed = rig.told.iter().filter(|(_, status)| *status == Status::IoError).count();
+    assert_eq!(failed, 2);
+    assert!(rig.journals.disk(0).fault().is_some_and(|fault| fault.contains("cannot be written there")));
+    // Nothing is lost by it.
+    rig.settle_with_failing_homes();
+    rig.wake_when_due();
+    rig.settle();
+    rig.expect_stored(1..=1);
 }
 
 #[test]

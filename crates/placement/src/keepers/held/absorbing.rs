@@ -18,8 +18,12 @@
 //! What it must never do: let the log be taken elsewhere, closed or moved on while the guest counts on a home block that storage does not
 //! have.
 //!
+//! * What waits is remembered with the last transaction that was committed when it came: it carries nothing newer, so it does not count as
+//!   the home write of what is committed meanwhile.
+//!
 //! Failure story: where the host's write fails, the block stays absorbed and owed, reads are answered as before, and it is tried
-//! again every second. Where durability ends and the error mark cannot be written, superblocks and flushes that wait here fail, too.
+//! again every second. When that has failed for ten seconds, who waits for absorbed blocks is told of an error, and the disk has a
+//! fault, until one succeeds. Where durability ends and the error mark cannot be written, superblocks and flushes that wait here fail, too.
 //!
 //! Lock order: its own lock comes last, and nothing is called under it.
 
@@ -29,7 +33,7 @@ use crate::log::Log;
 use block_route::{RequestId, RequestKind, Status};
 use jbd2::{Superblock, sequence};
 use journal_area::Source;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::MutexGuard;
@@ -40,6 +44,9 @@ const ABSORBED_PART: u32 = 4;
 
 /// With none in force nobody else wakes a log whose absorbed blocks could not be written home.
 const RETRIED_AFTER: Duration = Duration::from_secs(1);
+
+/// When none of the host's writes has succeeded for so long after one has failed, storage is taken for broken.
+const BROKEN_AFTER: Duration = Duration::from_secs(10);
 
 /// Up to where transactions are given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +70,18 @@ pub(super) struct Absorbing {
     /// Blocks that the guest is about to change.
     wanted: Vec<Range<u64>>,
     bar: Bar,
+    /// Changes of homes that wait, for whatever reason, and the last transaction that was committed when each was asked first.
+    asked: HashMap<(RequestId, u64), u32>,
+    /// When it is looked again.
+    due: Duration,
+    /// Since when the host's writes fail.
+    fails_since: Option<Duration>,
+}
+
+impl Absorbing {
+    fn is_broken(&self, log: &Log) -> bool {
+        self.fails_since.is_some_and(|since| log.home.now().saturating_sub(since) >= BROKEN_AFTER)
+    }
 }
 
 /// What is said of a superblock by the guest that writes it.
@@ -89,7 +108,12 @@ impl Held {
     }
 
     /// A change of homes begins: absorbed, or held back until what is absorbed there is home; nothing where it is as any other.
-    pub(super) fn absorbs(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> Option<HomeVerdict> {
+    pub(super) fn absorbs(
+        &self,
+        log: &Log,
+        change: &HomeChange<'_>,
+        steps: &mut Steps,
+    ) -> Option<io::Result<HomeVerdict>> {
         // While durability ends nothing goes home, and what is asked for tries to end it.
         if !log.is_open() || self.aged_is_ending() {
             return None;
@@ -107,15 +131,38 @@ impl Held {
             };
             let most = (log.place.log_blocks / ABSORBED_PART) as usize;
             if tail.is_some_and(|tail| self.area.absorb(self.id, &change.blocks, change.payload, tail, most)) {
-                return Some(HomeVerdict::Parts(Vec::new()));
+                return Some(Ok(HomeVerdict::Parts(Vec::new())));
             }
         }
         if !self.area.has_absorbed(self.id, &change.blocks) {
             return None;
         }
+        if self.absorbing().is_broken(log) {
+            return Some(Err(io::Error::other("what is absorbed there cannot be written home")));
+        }
         self.absorbing().wanted.push(change.blocks.clone());
         self.drive_absorbed(log, steps);
-        Some(HomeVerdict::Wait)
+        Some(Ok(HomeVerdict::Wait))
+    }
+
+    /// A change of homes waits, or does not any more.
+    pub(super) fn note_asked(&self, key: (RequestId, u64), waits: bool) {
+        if !waits {
+            self.absorbing().asked.remove(&key);
+        } else if let Some(next) = self.area.next_sequence(self.id) {
+            self.absorbing().asked.entry(key).or_insert(next.wrapping_sub(1));
+        }
+    }
+
+    /// The last transaction that was committed when a change that had to wait was asked first.
+    pub(super) fn first_asked(&self, key: (RequestId, u64)) -> Option<u32> {
+        self.absorbing().asked.get(&key).copied()
+    }
+
+    /// A write of the host's has ended.
+    pub(super) fn note_host_write(&self, log: &Log, is_good: bool) {
+        let mut absorbing = self.absorbing();
+        absorbing.fails_since = if is_good { None } else { absorbing.fails_since.or(Some(log.home.now())) };
     }
 
     /// The guest writes the superblock of an open log. Says whether it is held until what it gives up is home.
@@ -171,7 +218,21 @@ impl Held {
     /// Writes home what is durable of what is absorbed, and what somebody waits for; lets go of who waits for nothing any more.
     pub(super) fn drive_absorbed(&self, log: &Log, steps: &mut Steps) {
         self.let_waiting_go(steps);
-        if !self.has_absorbed() || !self.may_write_home() {
+        if !self.has_absorbed() {
+            return;
+        }
+        let is_broken = {
+            let mut absorbing = self.absorbing();
+            absorbing.due = log.home.now() + RETRIED_AFTER;
+            absorbing.is_broken(log)
+        };
+        if is_broken {
+            log.home.note_fault(
+                "blocks that its guest was told are home cannot be written there (they are kept, and tried again)",
+            );
+            self.fail_absorbing(steps);
+        }
+        if !self.may_write_home() {
             return;
         }
         let room = {
@@ -235,8 +296,8 @@ impl Held {
     }
 
     /// When somebody has to look after what is absorbed.
-    pub(super) fn absorbed_due_in(&self) -> Option<Duration> {
-        self.has_absorbed().then_some(RETRIED_AFTER)
+    pub(super) fn absorbed_due_in(&self, log: &Log) -> Option<Duration> {
+        self.has_absorbed().then(|| self.absorbing().due.saturating_sub(log.home.now()))
     }
 
     /// The guest reads homes.

@@ -560,6 +560,7 @@ impl Held {
         }
         let Some(aging) = &mut state.aging else { return self.home_begins_in_area(log, change) };
         let key = (change.request, change.range.start);
+        let first_asked = self.first_asked(key);
         let id = match aging.guests.get(&key) {
             Some((_, false)) => return Ok(HomeVerdict::Wait),
             Some((id, true)) => *id,
@@ -573,7 +574,7 @@ impl Held {
                 let whole = change.whole.start..change.whole.end.max(change.whole.start);
                 aging.guests.insert(key, (id, false));
                 let may_go = aging.call(self, log, steps, |machine, now, view, said| {
-                    machine.write_begins(now, id, kind, change.blocks.clone(), whole, view, said)
+                    machine.write_begins(now, id, kind, change.blocks.clone(), whole, first_asked, view, said)
                 });
                 if !may_go {
                     self.end_if_drained(log, &mut state, steps);
@@ -657,7 +658,7 @@ impl Held {
             // The machine may let it go at once.
             aging.hosts.insert(id, (operation, write));
             let may_go = aging.call(self, log, steps, |machine, now, view, said| {
-                machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, view, said)
+                machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, None, view, said)
             });
             if may_go {
                 aging.go(log, id, steps);
