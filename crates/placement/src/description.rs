@@ -487,6 +487,23 @@ impl AreaDirectory {
         });
     }
 
+    /// Registers those of these images that it is not about: a worker that had others has written that down, and died before it served
+    /// them. What cannot be registered is found by its mark alone, which is no reason to end a guest.
+    pub(crate) fn register_missing(&self, images: &[&Path]) {
+        for image in images {
+            let is_known = || image_key(image).is_ok_and(|key| self.is_registered(&key) && self.is_about(&key));
+            if !is_known()
+                && let Err(error) = self.register(image)
+            {
+                log::warn!("{} cannot be registered: {error}", image.display());
+            }
+        }
+    }
+
+    fn is_about(&self, key: &str) -> bool {
+        self.images.lock().expect("no panic under this lock").iter().any(|image| image.key == key)
+    }
+
     /// Names the disks that the numbers in places mean, from the next description on.
     pub(crate) fn name_disks(&self, names: Vec<String>) {
         *self.disks.lock().expect("no panic under this lock") = names;

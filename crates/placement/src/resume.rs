@@ -129,6 +129,7 @@ impl Journals {
         }
         let images: Vec<&Path> = images.iter().map(PathBuf::as_path).collect();
         journals.directory().keep_images(&images);
+        journals.directory().register_missing(&images);
         journals.describe()?;
         gone.into_iter().for_each(|log| journals.area.forget_log(log));
         for (disk, _) in journals.disks().iter().zip(is_new).filter(|(_, is_new)| !is_new) {

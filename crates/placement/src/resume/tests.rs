@@ -557,6 +557,27 @@ fn disks_come_go_and_change_places_between_two_workers() {
     assert_eq!(owed(&rig, 0), (PlacementKind::Copy, true, 1));
 }
 
+/// A worker that has fewer disks writes that down and dies; the next one has those of before.
+#[test]
+fn a_disk_that_a_worker_had_not_is_registered_by_the_next_one() {
+    let mut rig = Rig::new();
+    let own = options(&rig.image, None).disks[0].name.clone();
+    let path = rig.directory.path().join("other");
+    std::fs::copy(&rig.image, &path).expect("copied");
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("one came");
+    let registered = |rig: &Rig, image: &Path| {
+        let found = AreaDirectory::find(&rig.directory.path().join("registry"), image).expect("examined");
+        found.as_deref() == Some(rig.journals.directory().path())
+    };
+    assert!(registered(&rig, &path) && registered(&rig, &rig.image));
+    rig.die_and_serve(None, named(&rig, &[&own])).expect("it is gone");
+    assert!(!registered(&rig, &path) && registered(&rig, &rig.image));
+    rig.die_and_serve(None, named(&rig, &[&own, "other"])).expect("it is there again");
+    assert!(registered(&rig, &path) && registered(&rig, &rig.image));
+    let images = rig.journals.directory().description().expect("read").expect("it is there").images;
+    assert_eq!(images.map(|images| images.len()), Some(2), "each once");
+}
+
 #[test]
 fn a_disk_that_is_owed_something_does_not_go() {
     let mut rig = Rig::new();
