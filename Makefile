@@ -8,7 +8,7 @@
 #   make unused   dependencies that nothing needs (cargo-machete)
 #   make mutate   small changes of what differs from BASE (origin/main), which some test must see (cargo-mutants)
 #   make bench    the figures of docs/results/benchmarks.md
-#   make crash    the long crash rounds
+#   make crash    the long crash rounds, upgrades, many VMs
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P
 #   make mutants  seeded faults that some test must catch
@@ -72,6 +72,9 @@ crash: packages nats-server
 	@$(PHASE) "kills under QEMU's own disks" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 5
 	@$(PHASE) "kills under amberlog" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 50 --under retain
 	@$(PHASE) "kills of the process that serves a guest, which goes on" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 25 --under any --worker-kills 40
+	@$(PHASE) "the same under durability by age" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 8 --under durable --worker-kills 40
+	@$(PHASE) "upgrades back and forth" env AMBERLOG_ROUNDS=100 cargo test --release --quiet -p amberlog --test guests -- worker::a_guest_goes_on_over_many_upgrades --nocapture
+	@$(PHASE) "200 VMs on one host" env AMBERLOG_VMS=200 cargo test --release --quiet -p amberlog --test crowd -- --nocapture
 	@$(PHASE) "remote journals of real guests" env AMBERLOG_ROUNDS=3 cargo test --release --quiet -p amberlog --test guests -- remote:: --include-ignored --test-threads 1
 	@$(PHASE) "remote journals, a model" env AMBERLOG_REMOTE_SEEDS=500 cargo test --release --quiet -p placement --lib -- remote::
 	@$(PHASE) "servers of a replicated remote journal" cargo test --release --quiet -p remote-journal --test jetstream -- --ignored --test-threads 3

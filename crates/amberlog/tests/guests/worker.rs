@@ -261,3 +261,60 @@ fn a_daemon_goes_on_with_the_guests_of_a_worker_that_died() {
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &layout, &reported);
 }
+
+/// Two builds take turns: each is put in the place of the other one, which is then upgraded to it, while its guest commits.
+#[test]
+fn a_guest_goes_on_over_many_upgrades() {
+    use std::os::unix::fs::MetadataExt;
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let program = bench.path("amberlog");
+    let builds = ["one", "two"].map(|name| bench.path(name));
+    std::fs::copy(amberlog(), &builds[0]).unwrap();
+    match std::env::var_os("AMBERLOG_OTHER_BUILD") {
+        Some(other) => drop(std::fs::copy(other, &builds[1]).unwrap()),
+        None => {
+            let stripped = std::process::Command::new("strip").arg("-o").arg(&builds[1]).arg(&builds[0]).status();
+            assert!(stripped.unwrap().success());
+        }
+    }
+    let install = |build: &std::path::Path| {
+        let new = bench.path("new");
+        std::fs::hard_link(build, &new).unwrap();
+        std::fs::rename(&new, &program).unwrap();
+    };
+    install(&builds[0]);
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let mut command = std::process::Command::new(&program);
+    command.env("AMBERLOG_SHIM", amberlog().with_file_name("libamberlog_vmm_shim.so"));
+    let daemon = Daemon::start_by(command, &bench, &config);
+    let layout = overwritten(9);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let upgrades = rounds(6);
+    for round in 0..upgrades {
+        let build = &builds[((round + 1) % 2) as usize];
+        install(build);
+        let upgraded = daemon.ask(&["upgrade"]);
+        assert_eq!(upgraded.status.code(), Some(0), "round {round}: {}\n{}", text(&upgraded.stderr), daemon.log());
+        let worker = daemon.wait_state("one", "running")["worker_pid"].as_u64().unwrap();
+        let runs = std::fs::metadata(format!("/proc/{worker}/exe")).unwrap();
+        assert_eq!(runs.ino(), std::fs::metadata(build).unwrap().ino(), "round {round}: it is not what was installed");
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", last + 5, LIMIT) {
+            panic!("round {round}: {error}\n{}", daemon.log());
+        }
+    }
+    let entry = daemon.wait_state("one", "running");
+    assert_eq!(entry["restarts"], 0, "a worker that is replaced has not died: {entry}\n{}", daemon.log());
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    println!("{upgrades} upgrades back and forth; {:?} acknowledged", guest.acknowledged("a").last);
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &guest.final_report());
+}

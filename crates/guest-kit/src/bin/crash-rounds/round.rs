@@ -68,11 +68,23 @@ impl Round {
         Self { seed, under, victim, recipe, mode, cache, under_load, memory_budget_mib, finish, worker_kills }
     }
 
+    /// Its option of the disk.
+    fn placement(&self) -> String {
+        match self.under.as_str() {
+            "durable" => {
+                let mut random = Random::of(self.seed, 3);
+                let placement = pick(&mut random, &["retain", "copy"]);
+                format!("{placement},durable-within={}", pick(&mut random, &[1, 5]))
+            }
+            under => under.to_owned(),
+        }
+    }
+
     /// The round in words.
     pub fn describe(&self) -> String {
         let more = match self.under.as_str() {
             "plain" => String::new(),
-            _ => format!(", budget {} MiB, {}", self.memory_budget_mib, self.finish.describe()),
+            _ => format!(", {}, budget {} MiB, {}", self.placement(), self.memory_budget_mib, self.finish.describe()),
         };
         let kills = match self.worker_kills {
             0 => String::new(),
@@ -113,9 +125,11 @@ impl Round {
         let file_system = self.recipe.make(&image)?;
         let area = directory_in(Path::new("/dev/shm"))?;
         let load = Workload::new(self.seed).mode(self.mode);
-        let judged = self
-            .strike(&load, &image, area.path(), outcome)
-            .and_then(|reported| self.judge(&load, &file_system, &reported, outcome));
+        let judged = self.strike(&load, &image, area.path(), outcome).and_then(|reported| match self.under.as_str() {
+            // What is dropped is lost by any death; the guest had to notice nothing before.
+            "discard" => Ok(()),
+            _ => self.judge(&load, &file_system, &reported, outcome),
+        });
         if judged.is_err() || !outcome.faults.is_empty() {
             let kept = std::env::temp_dir().join(format!("crash-round-{}.img", self.seed));
             copy_image(&image, &kept)?;
@@ -131,7 +145,7 @@ impl Round {
         let is_plain = self.under == "plain";
         let amberlog = if is_plain { PathBuf::new() } else { program::workspace_binary("amberlog")? };
         let mut disk = OsString::from(image);
-        disk.push(format!(",placement={}", self.under));
+        disk.push(format!(",placement={}", self.placement()));
         let mut spec = GuestSpec::new("crash-round", load.script());
         spec.at_end = AtEnd::Stay;
         spec.reboots = true;
