@@ -82,8 +82,10 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     guest.kill_qemu().map_err(sentence)?;
     guest.wait_end(LIMIT).map_err(sentence)?;
     println!("\na worker killed {} times; without a kill the longest gap was {:.1} ms", pauses.len(), ms(usual));
-    for line in said.iter().rev().take(5).rev() {
-        println!("    {line}");
+    for (what, mut times) in steps(&said, &pauses) {
+        times.sort_by(f64::total_cmp);
+        let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+        println!("    p50 {:6.1} ms, p99 {:6.1} ms, n = {}: {what}", at(0.5), at(0.99), times.len());
     }
     let mut sorted = pauses.clone();
     sorted.sort_unstable();
@@ -99,6 +101,56 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     Ok((figures, json!({"pauses_us": pauses, "usual_us": usual, "journal_mib": journal_mib, "steps": said})))
 }
 
+/// A time in ms at the beginning of a text, and what comes after it.
+fn time_of(text: &str) -> Option<(f64, &str)> {
+    let (time, what) = text.split_once(" ms")?;
+    Some((time.parse().ok()?, what.trim()))
+}
+
+/// What took how long, in ms: as the workers say it, and what is left of each pause.
+fn steps(said: &[String], pauses_us: &[u64]) -> Vec<(String, Vec<f64>)> {
+    let mut steps: Vec<(String, Vec<f64>)> = Vec::new();
+    let mut add = |what: &str, time: f64| match steps.iter_mut().find(|(name, _)| name == what) {
+        Some((_, times)) => times.push(time),
+        None => steps.push((what.to_owned(), vec![time])),
+    };
+    for line in said {
+        let parts = line.split_once('(').map_or("", |(_, parts)| parts.trim_end_matches(')'));
+        parts.split(", ").filter_map(time_of).for_each(|(time, what)| add(what, time));
+    }
+    // One that dies before it serves says nothing: then nobody knows which line is whose.
+    if said.len() == pauses_us.len() {
+        for (line, pause) in said.iter().zip(pauses_us) {
+            let all = time_of(line).map_or(0.0, |(time, _)| time);
+            add("to die, to be followed by a process, and to serve when that has the disks", ms(*pause) - all);
+        }
+    }
+    steps
+}
+
 fn ms(us: u64) -> f64 {
     us as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_workers_say_is_taken_apart() {
+        let said = [
+            "10.5 ms (0.5 ms to hear, 10.0 ms for tables and logs)",
+            "4.0 ms (1.0 ms to hear, 3.0 ms for tables and logs)",
+        ];
+        let said = said.map(str::to_owned).to_vec();
+        let found = steps(&said, &[20_500, 10_000]);
+        let rest = "to die, to be followed by a process, and to serve when that has the disks".to_owned();
+        let expected = vec![
+            ("to hear".to_owned(), vec![0.5, 1.0]),
+            ("for tables and logs".to_owned(), vec![10.0, 3.0]),
+            (rest, vec![10.0, 6.0]),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(steps(&said[..1], &[20_500, 10_000]).len(), 2);
+    }
 }
