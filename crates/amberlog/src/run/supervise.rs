@@ -229,7 +229,9 @@ fn is_ignored(signal: i32) -> bool {
 /// These signals end the VMM; everything goes home afterwards. Returns where the first signal's number is put.
 fn pass_signals_on(vmm_pid: &Arc<AtomicI32>) -> anyhow::Result<Arc<AtomicI32>> {
     let received = Arc::new(AtomicI32::new(0));
-    let mut signals = signal_hook::iterator::Signals::new(ENDING.into_iter().filter(|signal| !is_ignored(*signal)))?;
+    // Shells have what they start in the background ignore SIGINT and SIGQUIT; whoever sends one means it.
+    let is_meant = |signal: &i32| *signal != signal_hook::consts::SIGHUP || !is_ignored(*signal);
+    let mut signals = signal_hook::iterator::Signals::new(ENDING.into_iter().filter(is_meant))?;
     let (pid, first) = (Arc::clone(vmm_pid), Arc::clone(&received));
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
