@@ -231,6 +231,8 @@ pub struct Durability {
     flights: BTreeMap<WriteId, Flight>,
     held: VecDeque<Asked>,
     waiting: Vec<Waiting>,
+    /// Blocks that went straight home, and their versions: durable, and nothing has been written there since.
+    settled: BTreeMap<u64, Version>,
     durable: u32,
     guest_tail: u32,
     /// Writes to storage that have ended, whoever's, and how many of them a flush has covered.
@@ -281,6 +283,7 @@ impl Durability {
             flights: BTreeMap::new(),
             held: VecDeque::new(),
             waiting: Vec::new(),
+            settled: BTreeMap::new(),
             durable: said.sequence.wrapping_sub(1),
             guest_tail: said.sequence,
             ended: 0,
@@ -407,6 +410,20 @@ impl Durability {
         let asked =
             Asked { id: WriteId(0), touched: blocks.clone(), whole: blocks, kind: Kind::Write, as_of: self.durable };
         matches!(self.wait_of(&asked, self.held.len(), view), Some(Wait::Open | Wait::Making))
+    }
+
+    /// The version that is at home, durably, and the newest of all that this machine knows of: who writes just that there once more need
+    /// not be sent to storage. Nothing where that is not certain, or something is under way there.
+    pub fn settled(&self, block: u64) -> Option<Version> {
+        let is_there = |asked: &Asked| asked.touched.contains(&block);
+        let is_newer = |window: &Window| window.blocks.contains_key(&block) || window.frees(&(block..block + 1));
+        let is_busy = self.phase == Phase::Failed
+            || self.flights.values().any(|flight| is_there(&flight.asked))
+            || self.held.iter().any(is_there)
+            || is_newer(&self.open)
+            || self.making.as_ref().is_some_and(|making| is_newer(&making.window))
+            || self.live.get(block).is_some();
+        self.settled.get(&block).copied().filter(|_| !is_busy)
     }
 
     /// It has ended.
@@ -670,6 +687,9 @@ impl Durability {
 
     /// A write goes to storage.
     fn depart(&mut self, asked: Asked) {
+        while let Some(block) = self.settled.range(asked.touched.clone()).next().map(|(block, _)| *block) {
+            self.settled.remove(&block);
+        }
         let mut marks = Vec::new();
         if self.phase != Phase::Failed {
             // One that had to wait may carry less than what is durable now: then the newest version is in the log only.
@@ -975,6 +995,20 @@ impl Durability {
         self.durable = through;
         let mut blocks: Vec<(u64, Version)> =
             sorted.tags.iter().map(|(block, version, _)| (*block, *version)).collect();
+        // What the log has now, or what was freed, is another version, or none.
+        for (block, ..) in &sorted.tags {
+            self.settled.remove(block);
+        }
+        for block in window.revoked.iter() {
+            self.settled.remove(block);
+        }
+        for (block, version) in &sorted.appends {
+            self.settled.insert(*block, *version);
+        }
+        // No more than a guest's log can hold: what is not known is written once more.
+        while self.settled.len() as u64 > u64::from(self.format.log_blocks()) {
+            self.settled.pop_first();
+        }
         blocks.extend(sorted.appends);
         blocks.extend(sorted.at_home);
         view.made_durable(through, &blocks);

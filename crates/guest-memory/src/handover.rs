@@ -29,6 +29,9 @@ const CALLERS_MAX: usize = 16;
 /// In tests, longer than a loaded machine takes to answer somebody else.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 2 });
 
+/// After a process that could not be let in.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Receives userfaultfds from VMM processes and keeps them by process id.
 #[derive(Debug)]
 pub struct HandoverSocket {
@@ -75,10 +78,11 @@ impl HandoverSocket {
         log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
             let lock = lock.map(Arc::new);
             let callers = Arc::new(());
-            for stream in listener.incoming().flatten() {
+            for came in listener.incoming() {
                 if ended.load(Ordering::Acquire) {
                     return;
                 }
+                let Some(stream) = accepted(came, || std::thread::sleep(PAUSE)) else { continue };
                 if Arc::strong_count(&callers) > CALLERS_MAX {
                     log::warn!("more than {CALLERS_MAX} processes hand over a userfaultfd at once: one is turned away");
                     continue;
@@ -116,6 +120,15 @@ impl Drop for HandoverSocket {
         let _ = UnixStream::connect(&self.path);
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Who came. If nobody could be let in (out of descriptors, perhaps) it is not to be tried again without a pause: whoever waits is still there.
+fn accepted(came: std::io::Result<UnixStream>, pause: impl FnOnce()) -> Option<UnixStream> {
+    came.inspect_err(|error| {
+        log::warn!("a process that hands over its userfaultfd could not be let in: {error}");
+        pause();
+    })
+    .ok()
 }
 
 /// Takes what one process hands over, and gives it the lock.
@@ -164,6 +177,14 @@ fn send_lock(stream: &UnixStream, lock: &OwnedFd) {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+
+    #[test]
+    fn nobody_is_tried_again_without_a_pause() {
+        let mut pauses = 0;
+        let (ours, _theirs) = UnixStream::pair().expect("a pair");
+        assert!(accepted(Ok(ours), || pauses += 1).is_some() && pauses == 0);
+        assert!(accepted(Err(rustix::io::Errno::MFILE.into()), || pauses += 1).is_none() && pauses == 1);
+    }
 
     #[test]
     fn silent_processes_do_not_make_the_vmm_wait() {

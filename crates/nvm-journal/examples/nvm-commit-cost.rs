@@ -26,6 +26,7 @@ fn journal(medium: MappedMedium, checksums: bool) -> Journal<MappedMedium> {
         home_start: 0,
         home_blocks: 1 << 20,
         mark_checksum: 5,
+        is_left: false,
         attachment: [0; ATTACHMENT_BYTES],
     };
     let options = JournalOptions { checksums, ..JournalOptions::default() };

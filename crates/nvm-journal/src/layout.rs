@@ -145,7 +145,7 @@ impl Geometry {
         first + u64::from(block) * u64::from(self.block_bytes)
     }
 
-    fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.block(self.blocks)
     }
 

@@ -10,6 +10,8 @@ use crate::medium::{Medium, word_of};
 /// Bytes of an attachment.
 pub const ATTACHMENT_BYTES: usize = 1024;
 const RECORD_WORDS: usize = 12;
+/// What word 10 says of a log that was left. Elsewhere it is 0, and not a part of the checksum: who does not know the word refuses the record.
+const LEFT: u64 = 1;
 
 /// A file system whose blocks a region holds.
 #[derive(Clone, PartialEq, Eq)]
@@ -24,6 +26,9 @@ pub struct Owner {
     pub home_blocks: u64,
     /// CRC-32C of what on its disk tells this opening of its journal from every other.
     pub mark_checksum: u32,
+    /// All of its log is in the journal's own place, as its guest has it: what the region holds is not to be brought home any more, by
+    /// nobody.
+    pub is_left: bool,
     /// What whoever recovers needs beside the blocks.
     pub attachment: [u8; ATTACHMENT_BYTES],
 }
@@ -76,12 +81,14 @@ fn words_of(owner: &Owner, epoch: u32) -> [u64; RECORD_WORDS] {
     words[6] = u64::from(epoch);
     words[7] = u64::from(crc32c::crc32c(&owner.attachment));
     words[8] = u64::from(owner.mark_checksum);
+    words[10] = if owner.is_left { LEFT } else { 0 };
     words[9] = u64::from(checksum(&words));
     words
 }
 
 fn checksum(words: &[u64; RECORD_WORDS]) -> u32 {
-    words[..9].iter().fold(0, |checksum, word| crc32c::crc32c_append(checksum, &word.to_le_bytes()))
+    let flags = words[10..11].iter().filter(|word| **word != 0);
+    words[..9].iter().chain(flags).fold(0, |checksum, word| crc32c::crc32c_append(checksum, &word.to_le_bytes()))
 }
 
 /// Reads the owner of a region; nothing when it is free.
@@ -113,6 +120,7 @@ pub(crate) fn read(region: &[u8]) -> Result<(OwnerWord, Option<Owner>), Error> {
         home_start: words[4],
         home_blocks: words[5],
         mark_checksum: words[8] as u32,
+        is_left: words[10] & LEFT != 0,
         attachment: *attachment,
     };
     Ok((word, Some(owner)))

@@ -4,6 +4,9 @@
 //! medium is the simulated one, which loses any subset of words that no fence covers. A run follows from its seed; work
 //! goes on from crashed images, so that recovery, taking over and formatting are crashed as well.
 //!
+//! Now and then the process is killed at a store, whatever it was about, and another one goes on with the region under the same
+//! owner; what it does from there is crashed and judged as before.
+//!
 //! `AMBERLOG_NVM_POINTS` makes it longer (`make crash`), `AMBERLOG_SEED` changes the choices.
 
 use nvm_journal::medium::{CrashImages, SimulatedMedium};
@@ -49,12 +52,21 @@ impl Expected {
 struct Shared {
     expected: Expected,
     random: Random,
+    /// Stores, write-backs and fences.
+    steps: u64,
+    /// Those of them at which power failed.
     points: u64,
     seed: u64,
     doing: &'static str,
-    /// The crash image to go on with, once this many points have been looked at.
+    /// The crash image to go on with, after this step.
     crash_at: u64,
     crashed: Option<Vec<u8>>,
+    /// The next kill, after this step: the medium, and what was to be found then.
+    kill_at: u64,
+    killed: Option<(SimulatedMedium, Expected)>,
+    kills: u64,
+    /// Most steps are looked at only up to this one, so that there is time for many kills.
+    looked_at_until: u64,
 }
 
 fn lock(shared: &Arc<Mutex<Shared>>) -> MutexGuard<'_, Shared> {
@@ -115,6 +127,10 @@ fn judge(image: &[u8], expected: &Expected) -> Result<(), String> {
 fn point(shared: &Arc<Mutex<Shared>>, images: &CrashImages<'_>) {
     let mut shared = lock(shared);
     let shared = &mut *shared;
+    shared.steps += 1;
+    if shared.steps > shared.looked_at_until && !shared.steps.is_multiple_of(16) {
+        return shared.kill(images);
+    }
     shared.points += 1;
     for how in 0..4 {
         let random = &mut shared.random;
@@ -130,15 +146,25 @@ fn point(shared: &Arc<Mutex<Shared>>, images: &CrashImages<'_>) {
         };
         if let Err(problem) = judge(&image, &shared.expected) {
             panic!(
-                "seed {}, crash point {}, in {}, image {how} ({} words unsettled): {problem}",
+                "seed {}, step {}, in {}, image {how} ({} words unsettled): {problem}",
                 shared.seed,
-                shared.points,
+                shared.steps,
                 shared.doing,
                 images.unsettled_words()
             );
         }
-        if shared.crashed.is_none() && shared.points >= shared.crash_at && how == 2 {
+        if shared.crashed.is_none() && shared.steps >= shared.crash_at && how == 2 {
             shared.crashed = Some(image);
+        }
+    }
+    shared.kill(images);
+}
+
+impl Shared {
+    fn kill(&mut self, images: &CrashImages<'_>) {
+        if self.killed.is_none() && self.steps >= self.kill_at {
+            self.killed = Some((images.after_a_kill(), self.expected.clone()));
+            self.kill_at = u64::MAX;
         }
     }
 }
@@ -161,6 +187,7 @@ fn owner_with(byte: u8) -> Owner {
         home_start: 0,
         home_blocks: HOMES,
         mark_checksum: u32::from(byte),
+        is_left: byte % 2 == 1,
         attachment: [byte; ATTACHMENT_BYTES],
     }
 }
@@ -188,6 +215,8 @@ impl Run {
             shared.doing = "taking over";
             shared.crash_at = u64::MAX;
             shared.crashed = None;
+            shared.kill_at = u64::MAX;
+            shared.killed = None;
         }
         let mut medium = SimulatedMedium::from_image(image);
         let observed = Arc::clone(shared);
@@ -236,7 +265,77 @@ impl Run {
         homes
     }
 
+    /// If the process was killed in the midst of the last call, another one goes on from there. It may be killed as it does so.
+    fn go_on_after_a_kill(&mut self) {
+        loop {
+            let killed = self.expected().killed.take();
+            let Some((medium, expected)) = killed else { return };
+            self.take_up(medium, expected);
+        }
+    }
+
+    /// Sets the moment of the next kill: as often at the begin of a call as deep in a long one.
+    fn kill_soon(&mut self) {
+        let within = 1 << self.random.below(11);
+        let soon = self.random.below(within);
+        let mut shared = self.expected();
+        shared.kill_at = shared.steps + soon;
+    }
+
+    fn take_up(&mut self, mut medium: SimulatedMedium, mut expected: Expected) {
+        let image = nvm_journal::medium::Medium::bytes(&medium).to_vec();
+        assert_eq!(judge(&image, &expected), Ok(()), "seed {}", self.expected().seed);
+        let Ok(Some(found)) = Found::read(&image) else { return };
+        if found.owner.is_none() || found.geometry.block_bytes as usize != BLOCK_BYTES {
+            // Nobody goes on with what is nobody's.
+            return;
+        }
+        {
+            // Until the other one has made durable what it finds, power may leave what it may have left before the kill.
+            let mut shared = self.expected();
+            shared.expected.clone_from(&expected);
+            shared.doing = "going on after a kill";
+            shared.kills += 1;
+            if shared.looked_at_until != u64::MAX {
+                shared.looked_at_until = shared.steps + 30;
+            }
+        }
+        if self.random.below(3) == 0 {
+            self.kill_soon();
+        }
+        let observed = Arc::clone(&self.shared);
+        medium.observe(Some(Box::new(move |images| point(&observed, images))));
+        let taken = Journal::take_up(medium, self.options).expect("as a kill leaves it").expect("it has an owner");
+        let before = std::mem::replace(&mut self.journal, taken);
+        before.into_medium().observe(None);
+        // From here on it is what the other one has found.
+        expected.state.clone_from(&expected.home);
+        for (home, header) in &found.latest {
+            expected.state.insert(*home, found.content(&image, header).try_into().expect("a block"));
+        }
+        (expected.sequence, expected.next_sequence) = (found.sequence, found.sequence);
+        expected.changes.clear();
+        expected.is_free = false;
+        expected.is_atomic = true;
+        let mut shared = self.expected();
+        shared.expected = expected;
+        for (home, content) in &shared.expected.state {
+            let latest = self.journal.latest(*home).unwrap_or(&shared.expected.home[home]);
+            assert_eq!(latest, content, "seed {}, block {home}", shared.seed);
+        }
+        assert_eq!(self.journal.sequence(), shared.expected.sequence);
+    }
+
     fn step(&mut self) {
+        if self.random.below(4) != 0 {
+            self.kill_soon();
+        }
+        self.any_step();
+        self.go_on_after_a_kill();
+        assert_eq!(self.journal.check(), Ok(()), "seed {}", self.expected().seed);
+    }
+
+    fn any_step(&mut self) {
         match self.random.below(21) {
             0..=11 => self.transaction(),
             12..=13 => {
@@ -257,7 +356,6 @@ impl Run {
             }
             _ => self.another_owner(),
         }
-        assert_eq!(self.journal.check(), Ok(()), "seed {}", self.expected().seed);
     }
 
     fn make_room(&mut self, headers: u32) {
@@ -414,8 +512,10 @@ impl Run {
     }
 }
 
-/// One run: some episodes of work, each beginning with what the crash of the one before left.
-fn run(seed: u64, episodes: u32) -> u64 {
+/// One run: some episodes of work, each beginning with what the crash of the one before left. In every second run power fails more
+/// seldom, and kills are many.
+fn run(seed: u64, episodes: u32) -> (u64, u64) {
+    let has_many_kills = seed.is_multiple_of(2);
     let mut random = Random::new(seed);
     let mut home = BTreeMap::new();
     for block in 0..HOMES {
@@ -428,17 +528,23 @@ fn run(seed: u64, episodes: u32) -> u64 {
     let shared = Arc::new(Mutex::new(Shared {
         expected,
         random: Random::new(seed ^ 0x6372_6173_6800),
+        steps: 0,
         points: 0,
         seed,
         doing: "",
         crash_at: u64::MAX,
         crashed: None,
+        kill_at: u64::MAX,
+        killed: None,
+        kills: 0,
+        looked_at_until: if has_many_kills { 0 } else { u64::MAX },
     }));
     let mut image = vec![0; REGION_BYTES];
     for _ in 0..episodes {
         let next = random.bits();
         let mut run = Run::take_over(&shared, image, Random::new(next), options);
-        let crash_at = lock(&shared).points + random.below(900);
+        let within = if has_many_kills { 40_000 } else { 900 };
+        let crash_at = lock(&shared).steps + random.below(within);
         lock(&shared).crash_at = crash_at;
         loop {
             run.step();
@@ -453,7 +559,8 @@ fn run(seed: u64, episodes: u32) -> u64 {
         let mut shared = lock(&shared);
         shared.doing = "the end of an episode";
     }
-    lock(&shared).points
+    let shared = lock(&shared);
+    (shared.points, shared.kills)
 }
 
 fn number(name: &str, default: u64) -> u64 {
@@ -462,18 +569,20 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn power_may_fail_at_every_store_write_back_and_fence() {
-    let wanted = number("AMBERLOG_NVM_POINTS", 20_000).max(POINTS_MIN);
+    let wanted = number("AMBERLOG_NVM_POINTS", 100_000).max(POINTS_MIN);
     let mut seed = number("AMBERLOG_SEED", 1);
     let started = Instant::now();
-    let mut points = 0;
+    let (mut points, mut kills) = (0, 0);
     while points < wanted {
-        points += run(seed, 6);
+        let (more, more_kills) = run(seed, 6);
+        points += more;
+        kills += more_kills;
         seed += 1;
     }
     println!(
-        "{points} crash points, 4 crash images each, {:.0} points/s (seeds to {})",
+        "{points} crash points, 4 crash images each, {kills} kills, {:.0} points/s (seeds to {})",
         points as f64 / started.elapsed().as_secs_f64(),
         seed - 1
     );
-    assert!(points >= POINTS_MIN);
+    assert!(points >= POINTS_MIN && kills >= points / 300);
 }

@@ -15,6 +15,7 @@ fn owner() -> Owner {
         home_start: 4096,
         home_blocks: 1000,
         mark_checksum: 5,
+        is_left: false,
         attachment: [9; ATTACHMENT_BYTES],
     }
 }

@@ -25,6 +25,7 @@ proptest! {
             home_start: 0,
             home_blocks: 100,
             mark_checksum: 5,
+            is_left: false,
             attachment: [9; ATTACHMENT_BYTES],
         };
         let medium = SimulatedMedium::new(32 * 1024 + 16 * (block_bytes + 64));

@@ -142,8 +142,13 @@ impl OwnDirectory {
         temporary.push(".new");
         self.remove(&temporary)?;
         let mut file = self.file(&temporary, How::MakeNew)?;
-        file.write_all(bytes).map_err(Error::system("writing", &shown))?;
-        self.rename(&temporary, name.as_ref())
+        let written = file.write_all(bytes).map_err(Error::system("writing", &shown));
+        let written = written.and_then(|()| self.rename(&temporary, name.as_ref()));
+        if written.is_err() {
+            // A half of it would keep a file system full. That this fails, too, is no other news.
+            let _ = self.remove(&temporary);
+        }
+        written
     }
 
     /// Gives a file another name in the same directory; what had that name goes.

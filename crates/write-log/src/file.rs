@@ -5,6 +5,7 @@ use image_moments::Changes;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// An open image, the log of what is written to it, if there is one, and who wants to know of writes before they are done.
@@ -15,12 +16,24 @@ pub struct LoggedFile {
     file: Arc<File>,
     log: Option<Arc<WriteLog>>,
     changes: Arc<OnceLock<Arc<Changes>>>,
+    failed_flushes: Arc<AtomicU64>,
+    on_failed_flush: Arc<OnceLock<Hook>>,
+}
+
+/// What is done about a flush that has failed, at once.
+struct Hook(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 impl LoggedFile {
     /// A file, and where writes to it are logged.
     pub fn new(file: File, log: Option<Arc<WriteLog>>) -> Self {
-        LoggedFile { file: Arc::new(file), log, changes: Arc::default() }
+        let (changes, failed_flushes, on_failed_flush) = (Arc::default(), Arc::default(), Arc::default());
+        LoggedFile { file: Arc::new(file), log, changes, failed_flushes, on_failed_flush }
     }
 
     /// The same open file, whose writes nobody logs.
@@ -81,6 +94,47 @@ impl LoggedFile {
         if let (Some(log), Some(flush)) = (&self.log, &flush) {
             log.flush_ended(flush, flushed.is_ok());
         }
+        if flushed.is_err() {
+            self.note_failed_flush();
+        }
         flushed
+    }
+
+    /// Making the same image durable by way of another descriptor has failed.
+    pub fn note_failed_flush(&self) {
+        self.failed_flushes.fetch_add(1, Ordering::AcqRel);
+        if let Some(Hook(hook)) = self.on_failed_flush.get() {
+            hook();
+        }
+    }
+
+    /// Has this done whenever making it durable has failed and was counted, before whoever asked for that hears of it. Said once.
+    pub fn on_failed_flush(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.on_failed_flush.get_or_init(|| Hook(Box::new(hook)));
+    }
+
+    /// How often making it durable has failed. Whoever wrote before such a moment cannot know what is on storage, and no later flush
+    /// says so again.
+    pub fn failed_flushes(&self) -> u64 {
+        self.failed_flushes.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_that_failed_is_counted_for_all_who_have_the_file() {
+        let (_end, pipe) = std::io::pipe().expect("a pipe");
+        let file = LoggedFile::new(File::from(std::os::fd::OwnedFd::from(pipe)), None);
+        let other = file.clone();
+        assert_eq!(other.failed_flushes(), 0);
+        let (counted, seen) = (other.clone(), Arc::new(AtomicU64::new(0)));
+        let told = Arc::clone(&seen);
+        file.on_failed_flush(move || told.store(counted.failed_flushes(), Ordering::Release));
+        // A pipe has nothing that could be made durable.
+        assert!(file.sync_data().is_err());
+        assert_eq!((other.failed_flushes(), seen.load(Ordering::Acquire)), (1, 1));
     }
 }

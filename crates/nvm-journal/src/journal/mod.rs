@@ -17,6 +17,7 @@
 mod collect;
 mod release;
 mod store;
+mod take_up;
 
 use crate::error::Error;
 use crate::found::Found;

@@ -43,6 +43,19 @@ impl CrashImages<'_> {
         image
     }
 
+    /// The medium as the next process has it when this one is killed now: it sees every store, and nothing is known to be on its way
+    /// to where it outlives a loss of power.
+    pub fn after_a_kill(&self) -> SimulatedMedium {
+        let unsettled = self.unsettled.iter();
+        let unsettled =
+            unsettled.map(|(offset, word)| (*offset, Unsettled { written_back: 0, ..word.clone() })).collect();
+        SimulatedMedium {
+            unsettled,
+            durable: self.durable.to_vec(),
+            ..SimulatedMedium::from_image(self.current.to_vec())
+        }
+    }
+
     /// Words that have a choice.
     pub fn unsettled_words(&self) -> usize {
         self.unsettled.len()
