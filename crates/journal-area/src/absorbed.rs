@@ -93,6 +93,49 @@ impl VmJcb {
         true
     }
 
+    /// A guest's write to `blocks`, with the content of each, that storage has already: of each the version of this transaction at this
+    /// log block. Lets go of them where each is the newest version and just that, and no other write to them is on its way.
+    pub(crate) fn is_home_already(
+        &mut self,
+        pages: &mut Pages,
+        blocks: &Range<u64>,
+        payload: &[Option<MemorySlice>],
+        at_home: &[(u32, u32)],
+    ) -> bool {
+        let is_as_usual =
+            self.contradiction.is_none() && !self.is_torn && !self.is_taken && !self.table.is_materialise();
+        let count = (blocks.end - blocks.start) as usize;
+        if !is_as_usual || payload.len() != count || at_home.len() != count || self.in_flight.overlaps(blocks, None) {
+            return false;
+        }
+        let block_bytes = self.shape.block_bytes as usize;
+        let (mut held, mut given) = (vec![0; block_bytes], vec![0; block_bytes]);
+        let mut positions = Vec::with_capacity(count);
+        for ((block, content), (sequence, position)) in blocks.clone().zip(payload).zip(at_home) {
+            let Some(content) = content else { return false };
+            if self.newest(block) != Some(*position)
+                || self.sequence_of(*position) != Some(*sequence)
+                || !matches!(self.location(*position), Location::Guest(_) | Location::Block(_))
+                || self.overwritten.contains(position)
+                || self.absorbed.contains(position)
+                || !self.read_version(pages, *position, &mut held)
+            {
+                return false;
+            }
+            content.copy_out(0, &mut given);
+            let is_the_same = held == given;
+            if !is_the_same {
+                return false;
+            }
+            positions.push(*position);
+        }
+        for position in positions {
+            self.set_location(pages, position, Location::Home);
+        }
+        self.counters.released_home += count as u64;
+        true
+    }
+
     /// Whether a block of these is absorbed.
     pub(crate) fn has_absorbed(&self, blocks: &Range<u64>) -> bool {
         if self.absorbed.len() as u64 <= blocks.end - blocks.start {
@@ -100,6 +143,35 @@ impl VmJcb {
         } else {
             blocks.clone().any(|block| self.newest(block).is_some_and(|position| self.absorbed.contains(&position)))
         }
+    }
+
+    /// Absorbed versions, by home block, transaction and log block.
+    pub(crate) fn absorbed_versions(&self) -> Vec<(u64, u32, u32)> {
+        self.absorbed
+            .iter()
+            .filter_map(|position| Some((self.home_of(*position)?, self.sequence_of(*position)?, *position)))
+            .collect()
+    }
+
+    /// Lets go of these absorbed versions, which storage has at home, durably: where each is the newest, and no write to its home is on
+    /// its way. Returns of how many.
+    pub(crate) fn absorbed_are_home(&mut self, pages: &mut Pages, versions: &[(u64, u32, u32)]) -> u64 {
+        let is_as_usual =
+            self.contradiction.is_none() && !self.is_torn && !self.is_taken && !self.table.is_materialise();
+        let mut released = 0;
+        for (block, sequence, position) in versions {
+            if is_as_usual
+                && self.absorbed.contains(position)
+                && self.newest(*block) == Some(*position)
+                && self.sequence_of(*position) == Some(*sequence)
+                && !self.in_flight.overlaps(&(*block..*block + 1), None)
+            {
+                self.set_location(pages, *position, Location::Home);
+                released += 1;
+            }
+        }
+        self.counters.released_home += released;
+        released
     }
 
     /// What is absorbed, the oldest first.

@@ -15,7 +15,7 @@ use crate::log::HeldLog;
 use crate::pages::Pages;
 use crate::pool::Pool;
 use crate::shown::Outside;
-use crate::table::{Opening, Table, Tail};
+use crate::table::{Doubt, Opening, Table, Tail};
 use crate::tail::SuperblockEffect;
 use crate::taking::Taking;
 use guest_memory::{CopyOnWrite, HostFile, MemorySlice, PageId, VmMemory};
@@ -45,6 +45,17 @@ pub struct Owed {
     pub writable: u64,
     /// Whether it has to be materialised instead.
     pub materialise: bool,
+}
+
+/// What stands between an open log and its home blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotHome {
+    /// The log is kept block for block, as it has features that only a kernel can replay, or is not what it seemed.
+    Uninterpreted,
+    /// A process that died left a transaction of which not everything is known.
+    Torn,
+    /// So many versions, or blocks that describe some, are at their own place in the log on storage, for want of memory.
+    Stored(u64),
 }
 
 /// Where a committed version is.
@@ -108,6 +119,10 @@ pub struct Adopted {
     pub handed_over: Option<Tail>,
     /// It was being recovered.
     pub is_recovering: bool,
+    /// The first number that nothing has which was made durable beside it, if anything was.
+    pub numbered: Option<u32>,
+    /// What of storage has failed.
+    pub doubt: Doubt,
 }
 
 /// The journal area of one VM.
@@ -290,6 +305,8 @@ impl JournalArea {
             is_marked: jcb.table.is_marked(),
             handed_over: jcb.table.handed_over(),
             is_recovering: jcb.table.is_recovering(),
+            numbered: jcb.table.numbered(),
+            doubt: jcb.table.doubt(),
         })
     }
 
@@ -343,6 +360,24 @@ impl JournalArea {
                 jcb.table.set_opening_done(opening);
             } else {
                 jcb.table.set_opening_meant(opening);
+            }
+        }
+    }
+
+    /// What is made durable beside a log has numbers below this one, from now on; nothing: none is, in a log that is just opened.
+    pub fn note_numbered(&self, id: LogId, next: Option<u32>) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.table.set_numbered(next);
+        }
+    }
+
+    /// Changes what whoever goes on has to know of storage that has failed.
+    pub fn note_doubt(&self, id: LogId, change: impl FnOnce(&mut Doubt)) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            let mut doubt = jcb.table.doubt();
+            change(&mut doubt);
+            if doubt != jcb.table.doubt() {
+                jcb.table.set_doubt(doubt);
             }
         }
     }
@@ -582,6 +617,44 @@ impl JournalArea {
         is_absorbed
     }
 
+    /// A guest's home write of `blocks` that storage has already, durably: each is given just as it is held as its newest version, and
+    /// `at_home` says for each which transaction and log block its home has. They count as written home; nothing has to be sent.
+    /// False where one of them is anything else, and nothing is changed.
+    pub fn is_home_already(
+        &self,
+        id: LogId,
+        blocks: &Range<u64>,
+        payload: &[Option<MemorySlice>],
+        at_home: &[(u32, u32)],
+    ) -> bool {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return false };
+        let is_home = jcb.is_home_already(pages, blocks, payload, at_home);
+        if inner.pages.has_many_loose() {
+            inner.pages.let_loose_go();
+        }
+        inner.feed_starved();
+        is_home
+    }
+
+    /// What is absorbed of a log: home block, transaction and log block of each version.
+    pub fn absorbed_versions(&self, id: LogId) -> Vec<(u64, u32, u32)> {
+        self.lock().log(id).map_or_else(Vec::new, |(_, jcb)| jcb.absorbed_versions())
+    }
+
+    /// Storage has these absorbed versions at home, durably: they count as written home, and nothing has to be sent. Those that are
+    /// not absorbed any more, or not the newest, are left as they are. Returns how many were let go.
+    pub fn absorbed_are_home(&self, id: LogId, versions: &[(u64, u32, u32)]) -> u64 {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return 0 };
+        let released = jcb.absorbed_are_home(pages, versions);
+        if inner.pages.has_many_loose() {
+            inner.pages.let_loose_go();
+        }
+        inner.feed_starved();
+        released
+    }
+
     /// How many blocks of a log are absorbed.
     pub fn absorbed(&self, id: LogId) -> usize {
         self.lock().log(id).map_or(0, |(_, jcb)| jcb.absorbed.len())
@@ -623,6 +696,14 @@ impl JournalArea {
             inner.budget_bytes -= bytes;
         }
         is_there
+    }
+
+    /// The same for what is in memory already, and was taken of another process's budget: as far as there is any. Gives how much.
+    pub fn reserve_again(&self, bytes: u64) -> u64 {
+        let mut inner = self.lock();
+        let taken = bytes.min(inner.budget_bytes);
+        inner.budget_bytes -= taken;
+        taken
     }
 
     /// Gives back what was reserved.
@@ -682,6 +763,19 @@ impl JournalArea {
             stored_blocks: jcb.stored_versions(),
             writable: if jcb.contradiction.is_some() { 0 } else { jcb.writable_blocks() },
             materialise: jcb.table.is_materialise(),
+        }
+    }
+
+    /// Why the home blocks of an open log are not all that its guest has committed, though the host has nothing left to write there.
+    pub fn why_not_home(&self, id: LogId) -> Option<NotHome> {
+        let mut inner = self.lock();
+        let jcb = inner.log(id).map(|(_, jcb)| jcb).filter(|jcb| jcb.is_open())?;
+        if jcb.table.is_materialise() || jcb.contradiction.is_some() {
+            Some(NotHome::Uninterpreted)
+        } else if jcb.is_torn {
+            Some(NotHome::Torn)
+        } else {
+            Some(jcb.stored_or_unread()).filter(|blocks| *blocks > 0).map(NotHome::Stored)
         }
     }
 

@@ -583,6 +583,16 @@ impl VmJcb {
         self.by_block.iter().filter(|position| self.location(*position) == Location::Storage).count() as u64
     }
 
+    /// The same, and what of a transaction that is not read to its end lies there: it may be committed.
+    pub(crate) fn stored_or_unread(&self) -> u64 {
+        let is_stored = |position: &u32| self.location(*position) == Location::Storage;
+        let next = if self.partial.position == 0 { self.cursor.position } else { self.partial.position };
+        let is_written = next != 0 && self.location(next) != Location::None;
+        let unread = std::iter::once(next).chain(self.partial.tags.iter().map(|tag| tag.position));
+        let unread = unread.filter(|position| is_written && is_stored(position)).count() as u64;
+        self.stored_versions() + unread
+    }
+
     /// Of them those that the host may write home.
     pub(crate) fn writable_blocks(&self) -> u64 {
         if self.is_torn {

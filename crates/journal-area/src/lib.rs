@@ -38,7 +38,7 @@ mod table;
 mod tail;
 mod taking;
 
-pub use area::{Adopted, CommittedVersion, JournalArea, LogId, Owed, Pressure, Waker};
+pub use area::{Adopted, CommittedVersion, JournalArea, LogId, NotHome, Owed, Pressure, Waker};
 pub use commit::{Accepted, Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};
@@ -46,6 +46,6 @@ pub use jcb::{Counters, Holding, LogShape, VmJcb};
 pub use location::Location;
 pub use log::{FoundLog, HeldLog};
 pub use shown::Outside;
-pub use table::{LOG_BLOCKS_MAX, Opening, Tail, opening_number_of};
+pub use table::{Doubt, LOG_BLOCKS_MAX, Opening, Tail, is_open_in, opening_number_of};
 pub use tail::SuperblockEffect;
 pub use taking::Taking;

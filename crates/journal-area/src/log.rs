@@ -160,6 +160,16 @@ impl<'a> HeldLog<'a> {
         self.now(|_, table| table.set_handed_over(cursor));
     }
 
+    /// The first number that nothing has which was made durable beside it, if anything was.
+    pub fn numbered(&self) -> Option<u32> {
+        self.now(|_, table| table.numbered())
+    }
+
+    /// Whether something that was written to storage in this opening may be lost.
+    pub fn is_doubted(&self) -> bool {
+        self.now(|_, table| table.doubt().is_doubted)
+    }
+
     /// Number of log blocks.
     pub fn log_blocks(&self) -> u32 {
         self.now(|_, table| table.log_blocks())

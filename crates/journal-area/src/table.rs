@@ -29,6 +29,11 @@ pub const LOG_BLOCKS_MAX: u32 = 1 << 26;
 const OFFSET_OPENING: u64 = 40;
 const OFFSET_COUNT_MEANT: u64 = 56;
 const OFFSET_COUNT_DONE: u64 = 64;
+const OFFSET_NUMBERED: u64 = 72;
+const NUMBERED: u64 = 1 << 32;
+const OFFSET_DOUBT: u64 = 80;
+const DOUBTED: u64 = 1;
+const UNTOLD: u64 = 2;
 
 /// Where the live log begins: the oldest transaction that recovery has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +54,29 @@ pub struct Opening {
     pub count: u64,
 }
 
+/// What has to be known of storage that has failed, whoever goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// In this opening: something that was written to storage may be lost, so nothing is made durable beside what is held any more.
+    pub is_doubted: bool,
+    /// The guest was not told yet that a flush has failed.
+    pub is_untold: bool,
+}
+
 /// The number of the opening that the table in a file is about; nothing if it is not said.
 pub fn opening_number_of(table: &std::fs::File) -> Option<[u8; 16]> {
     let mut number = [0; 16];
     std::os::unix::fs::FileExt::read_exact_at(table, &mut number, OFFSET_OPENING).ok()?;
     (number != [0; 16]).then_some(number)
+}
+
+/// Whether the table in a file is that of an open log, which something may be owed of.
+pub fn is_open_in(table: &std::fs::File) -> bool {
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(table, &mut bytes, at).ok().map(|()| u64::from_ne_bytes(bytes))
+    };
+    word(OFFSET_MAGIC) == Some(MAGIC) && word(OFFSET_TAIL).and_then(unpack_tail).is_some()
 }
 
 fn pack_tail(tail: Option<Tail>) -> u64 {
@@ -230,6 +253,30 @@ impl Table {
         self.file.store_u64(OFFSET_COUNT_DONE, opening.count);
     }
 
+    /// The first number that nothing has which was made durable beside this opening; nothing if nothing was, or an earlier amberlog made
+    /// the table.
+    pub fn numbered(&self) -> Option<u32> {
+        let word = self.file.load_u64(OFFSET_NUMBERED);
+        (word & NUMBERED != 0).then_some(word as u32)
+    }
+
+    /// Says so, before anything with an earlier number is written.
+    pub fn set_numbered(&self, next: Option<u32>) {
+        self.file.store_u64(OFFSET_NUMBERED, next.map_or(0, |next| NUMBERED | u64::from(next)));
+    }
+
+    /// What has failed; nothing if an earlier amberlog made the table.
+    pub fn doubt(&self) -> Doubt {
+        let word = self.file.load_u64(OFFSET_DOUBT);
+        Doubt { is_doubted: word & DOUBTED != 0, is_untold: word & UNTOLD != 0 }
+    }
+
+    /// Says so, before anything else is done about it.
+    pub fn set_doubt(&self, doubt: Doubt) {
+        let bit = |is_so: bool, bit: u64| if is_so { bit } else { 0 };
+        self.file.store_u64(OFFSET_DOUBT, bit(doubt.is_doubted, DOUBTED) | bit(doubt.is_untold, UNTOLD));
+    }
+
     /// Says that storage says so durably.
     pub fn set_marked(&self) {
         self.set_flag(FLAG_MARKED, true);
@@ -331,6 +378,18 @@ mod tests {
         assert_eq!(table.load(7), Some(Location::Guest(PageId(99))));
         assert_eq!(table.load(8), Some(Location::None));
         assert_eq!(table.tail(), Some(Tail { position: 1, sequence: u32::MAX }));
+        assert_eq!(table.numbered(), None);
+        for number in [0, 7, u32::MAX] {
+            table.set_numbered(Some(number));
+            assert_eq!(table.numbered(), Some(number));
+        }
+        table.set_numbered(None);
+        assert_eq!(table.numbered(), None);
+        assert_eq!(table.doubt(), Doubt::default());
+        for (is_doubted, is_untold) in [(true, false), (true, true), (false, true), (false, false)] {
+            table.set_doubt(Doubt { is_doubted, is_untold });
+            assert_eq!(table.doubt(), Doubt { is_doubted, is_untold });
+        }
         table.set_tail(None);
         table.clear();
         assert_eq!(table.load(7), Some(Location::None));
