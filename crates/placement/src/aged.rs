@@ -12,8 +12,8 @@
 //! A kill or a power cut anywhere leaves a file system that is consistent with the log that lies in it, and with a kill the held log
 //! is as it was: the same again brings the same.
 //!
-//! That has one exception. Where a compound does not fit, where numbers have run out (each recovery that is killed late uses one up), or
-//! where the log cannot be replayed by us, storage gets the error mark first, as a held log without durability has it (rule 4 of
+//! That has one exception. Where a compound does not fit, where numbers have run out (each recovery that is killed late uses one up),
+//! where storage has failed since the log was opened, or where the log cannot be replayed by us, storage gets the error mark first, as a held log without durability has it (rule 4 of
 //! ARCHITECTURE.md): with the host alive nothing is lost, and a power cut in the midst of that recovery needs a full check of the file
 //! system.
 //!
@@ -22,10 +22,11 @@
 
 use crate::finish::{LogReader, StoredLog, finish, write_home_of};
 use crate::mark;
+use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use durability::{AnswerId, Durability, Freed, Place, Step, Transaction, Version, View};
-use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
+use jbd2::{Content, Format, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
 use journal_area::{HeldLog, Location, Opening};
 use recovery::{Error, HomeBounds, Report};
 use std::collections::BTreeMap;
@@ -60,19 +61,23 @@ pub(crate) fn finish_aged(
     };
     // Where log blocks lie in their own places for want of memory, a compound would land on them.
     let is_stored = (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage);
-    if held.is_materialise() || held.is_distrusted() || is_stored {
+    // Where storage has failed since, nobody knows what of the compounds is there; what is held does not need them.
+    if held.is_materialise() || held.is_distrusted() || held.is_doubted() || is_stored {
         mark_held(&raw, &opening, superblock_at, journal)?;
         return finish(held, place, home, journal);
     }
     let stored = write_home_of(&mut StoredLog { place, journal }, place, home)?;
     let number = stored.last_sequence.map_or(tail.sequence, |last| last.wrapping_add(1));
+    let number = held.numbered().map_or(number, |numbered| sequence::latest(number, numbered));
     let (owed, next) = owed(held, place, journal)?;
-    if owed.is_empty() {
+    // The numbers that the guest's next kernel gives begin behind those of the held log, and ours must not reach them.
+    let is_outrun = numbers::may_meet(next, Some(number));
+    if owed.is_empty() && !is_outrun {
         return finish(held, place, home, journal);
     }
-    // The numbers that the guest's next kernel gives begin behind those of the held log, and ours must not reach them.
-    if sequence::is_after(number, next) || !append(&raw, &opening, number, owed, (place, home, journal))? {
+    if is_outrun || !append(&raw, &opening, number, owed, (place, home, journal))? {
         mark_held(&raw, &opening, superblock_at, journal)?;
+        numbers::wipe(held, place, journal, (next, Some(number))).map_err(failed("clearing the journal's place"))?;
     }
     finish(held, place, home, journal)
 }
@@ -84,12 +89,13 @@ fn mark_held(raw: &[u8], opening: &Opening, at: u64, journal: &LoggedFile) -> Re
     journal.sync_data().map_err(failed("marking the journal"))
 }
 
-/// The newest committed versions that are not at home, and the number after the last transaction.
-fn owed(
-    held: &HeldLog<'_>,
-    place: &FoundLogPlace,
-    journal: &LoggedFile,
-) -> Result<(BTreeMap<u64, Vec<u8>>, u32), Error> {
+/// The number after the last transaction.
+pub(crate) fn next_number(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<u32, Error> {
+    Ok(plan(held, place, journal)?.0.summary().walk.next_sequence())
+}
+
+/// What a replay of the held log would bring.
+fn plan(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<(Plan, Format), Error> {
     let mut log = LogReader { held, place, journal };
     let mut raw = vec![0; place.block_bytes as usize];
     log.read(0, &mut raw).map_err(failed("reading the held journal"))?;
@@ -98,6 +104,17 @@ fn owed(
     let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
     let plan = Plan::new(&mut log, &said, &format, &|block| bounds.contains(block))
         .map_err(|error| Error::Refused(error.to_string()))?;
+    Ok((plan, format))
+}
+
+/// The newest committed versions that are not at home, and the number after the last transaction.
+fn owed(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    journal: &LoggedFile,
+) -> Result<(BTreeMap<u64, Vec<u8>>, u32), Error> {
+    let (plan, format) = plan(held, place, journal)?;
+    let mut log = LogReader { held, place, journal };
     let mut owed = BTreeMap::new();
     let mut content = vec![0; place.block_bytes as usize];
     for block in plan.blocks() {

@@ -84,6 +84,13 @@ pub struct WishDescription {
     pub placement: String,
     /// It was not what it seemed, and stays on storage for as long as the VM lives.
     pub is_distrusted: bool,
+    /// It was handed over to storage while it was open, with this transaction: what lies before was never written there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_from: Option<u32>,
+    /// The name of the file with the copy of a log that is shipped to a server; empty where it is not shipped, and nothing if an earlier
+    /// amberlog wrote this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<String>,
 }
 
 /// An image whose logs may be in the directory.
@@ -185,8 +192,8 @@ pub(crate) fn image_key(path: &Path) -> io::Result<String> {
     })
 }
 
-/// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone. With its
-/// number this names a process for good.
+/// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone, or hidden (proc(5),
+/// `hidepid`): [`process_lives`] tells. With its number this names a process for good.
 pub fn process_started_at(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before may hold anything, a parenthesis too.
@@ -195,6 +202,21 @@ pub fn process_started_at(pid: i32) -> Option<u64> {
         return None;
     }
     fields.nth(18)?.parse().ok()
+}
+
+/// Whether the process with this number that was started then lives. Where /proc does not show it, any process with this number counts,
+/// as does any where it is not known when it was started (0): what is taken for dead loses its memory.
+pub fn process_lives(pid: i32, started: u64) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    // First: from here on the number means this process.
+    let Some(Ok(process)) = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return false };
+    if process_started_at(pid).is_some_and(|now| started != 0 && now != started) {
+        return false;
+    }
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Readable once it has ended, also while nobody has asked how.
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&at_once)) != Ok(1)
 }
 
 /// Locks a directory. A worker whose supervisor was killed lives a moment longer: so whoever meets a lock waits for that long, but once
@@ -215,7 +237,7 @@ fn try_lock(lock: &File) -> rustix::io::Result<()> {
 fn living(noted: &str) -> Vec<i32> {
     let pairs = noted.lines().filter_map(|line| line.split_once(' '));
     let parsed = pairs.filter_map(|(pid, started)| Some((pid.parse().ok()?, started.parse::<u64>().ok()?)));
-    parsed.filter(|(pid, started)| process_started_at(*pid) == Some(*started)).map(|(pid, _)| pid).collect()
+    parsed.filter(|(pid, started)| process_lives(*pid, *started)).map(|(pid, _)| pid).collect()
 }
 
 /// Those of the processes that had asked for disks of a VM that live still, as its directory at `path` says.
@@ -252,6 +274,9 @@ fn is_amberlogs(name: &OsStr) -> bool {
     matches!(name, DESCRIPTION | "area.json.new" | LOCK | VMMS | "vmms.new" | MEMORY | MEMORY_TAKEN | "shim.sock")
         || is_numbered("log-", ".table")
         || is_numbered("log-", ".pool")
+        || is_numbered("nvm-", ".notes")
+        || is_numbered("nvm-", ".notes.new")
+        || is_numbered("log-", crate::resume::COPY_ENDING)
         || is_numbered("disk", ".sock")
 }
 
@@ -358,6 +383,11 @@ impl AreaDirectory {
         self.directory.path()
     }
 
+    /// The directory itself, opened once more.
+    pub(crate) fn directory_again(&self) -> Result<OwnDirectory, DirectoryError> {
+        Ok(OwnDirectory::open_allowing(self.path(), THROUGH)?)
+    }
+
     /// The directory itself.
     pub fn directory(&self) -> &OwnDirectory {
         &self.directory
@@ -399,7 +429,10 @@ impl AreaDirectory {
         if noted.lines().count() >= VMMS_MAX {
             return Err(io::Error::other(format!("more than {VMMS_MAX} processes have asked for disks of this VM")));
         }
-        let Some(started) = process_started_at(pid) else { return Ok(()) };
+        let started = process_started_at(pid).unwrap_or_default();
+        if !process_lives(pid, started) {
+            return Ok(());
+        }
         Ok(self.directory.write(VMMS, format!("{noted}{pid} {started}\n").as_bytes())?)
     }
 
@@ -582,6 +615,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn whether_a_process_lives_is_not_told_by_its_number_alone() {
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("started");
+        let pid = process.id() as i32;
+        let started = process_started_at(pid).expect("it lives");
+        assert!(process_lives(pid, started));
+        assert!(process_lives(pid, 0), "nobody knows when it was started");
+        assert!(!process_lives(pid, started + 1), "another one has its number");
+        process.kill().expect("killed");
+        while process_started_at(pid).is_some() {
+            std::thread::yield_now();
+        }
+        assert!(!process_lives(pid, started) && !process_lives(pid, 0), "nobody has asked how it ended");
+        process.wait().expect("gone");
+        assert!(!process_lives(pid, started) && !process_lives(pid, 0));
+    }
+
+    #[test]
     fn a_directory_is_found_locked_and_removed() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let registry = base.path().join("registry");
@@ -634,7 +684,7 @@ mod tests {
         let base = tempfile::tempdir().expect("a temporary directory");
         let registry = base.path().join("registry");
         let make = || AreaDirectory::create(&base.path().join("vms"), &registry).expect("made");
-        let ours = ["ram", "ram-taken", "log-0.table", "log-12.pool", "vmms", "area.json.new", "node0"];
+        let ours = ["ram", "ram-taken", "log-0.table", "log-12.pool", "nvm-3.notes", "vmms", "area.json.new", "node0"];
         let fill = |directory: &AreaDirectory| {
             for name in ours {
                 std::fs::write(directory.path().join(name), "x").expect("written");
@@ -649,7 +699,7 @@ mod tests {
         assert!(!directory.path().exists());
         let dear = base.path().join("dear");
         std::fs::write(&dear, "dear").expect("written");
-        for name in ["mine", "log-x.table", "disk.sock", "vm", "node1"] {
+        for name in ["mine", "log-x.table", "nvm-x.notes", "disk.sock", "vm", "node1"] {
             let directory = make();
             fill(&directory);
             std::fs::write(directory.path().join(name), "mine").expect("written");

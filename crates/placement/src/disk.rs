@@ -44,6 +44,12 @@ impl PlacementKind {
         }
     }
 
+    /// Which one has this name: those, too, that an option names together with a place.
+    pub fn named(name: &str) -> Option<Self> {
+        use PlacementKind::{Copy, Discard, Nvm, Remote, Retain, Storage};
+        [Retain, Copy, Storage, Discard, Nvm, Remote].into_iter().find(|kind| kind.name() == name)
+    }
+
     /// Whether the area holds the log.
     pub fn is_held(self) -> bool {
         matches!(self, PlacementKind::Retain | PlacementKind::Copy)
@@ -167,6 +173,8 @@ pub struct Disk {
     written: AtomicU64,
     /// How many of them a flush has brought to storage.
     flushed: AtomicU64,
+    /// Of how many failed flushes its guest was told.
+    told_failures: AtomicU64,
     /// How old what its guests committed may be, as it was said last.
     durable_within: Mutex<Option<Duration>>,
     clock: Clock,
@@ -205,6 +213,7 @@ impl Disk {
             layout_version: AtomicU64::new(0),
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
+            told_failures: AtomicU64::new(0),
             unheld: Mutex::default(),
             was_started: AtomicBool::new(false),
             faults: Mutex::default(),
@@ -294,6 +303,27 @@ impl Disk {
     /// A flush has ended, and well.
     pub(crate) fn set_flushed(&self, covered: u64) {
         self.flushed.fetch_max(covered, Ordering::AcqRel);
+    }
+
+    /// A flush by the disk engine has failed, the guest's or one of ours. What had been written may be lost, and no later flush says so.
+    /// (For simulations, too.)
+    pub fn note_failed_flush(&self) {
+        self.file.note_failed_flush();
+    }
+
+    /// How many flushes have failed, whoever asked for them.
+    pub(crate) fn failed_flushes(&self) -> u64 {
+        self.file.failed_flushes()
+    }
+
+    /// Of how many failed flushes the guest was told.
+    pub(crate) fn told_failures(&self) -> u64 {
+        self.told_failures.load(Ordering::Acquire)
+    }
+
+    /// A flush of the guest is answered with an error, for so many failed ones.
+    pub(crate) fn tell_failures(&self, failed: u64) {
+        self.told_failures.fetch_max(failed, Ordering::AcqRel);
     }
 
     /// Another host has it: from now on its guest's writes fail, here and for good.

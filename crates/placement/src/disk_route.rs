@@ -9,12 +9,12 @@ mod reading;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use crate::disk::DiskCounters;
 use crate::journals::{Journals, TraceKind};
 use crate::keeper::{
-    BlockContent, HomeChange, HomePart, HomeVerdict, Leaving, LogBlock, LogVerdict, OddVerdict, Side, Steps,
-    SuperblockBlock, Task,
+    BlockContent, HomePart, HomeVerdict, Leaving, LogBlock, LogVerdict, OddVerdict, Side, Steps, SuperblockBlock, Task,
 };
 use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
 use crate::log::Log;
@@ -30,6 +30,7 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use waiting::{Waiting, home_change};
 
 /// What an operation with a ticket was for.
 #[derive(Debug)]
@@ -42,19 +43,8 @@ enum Errand {
     KeeperFlush(Arc<Log>, Task, u64),
     /// A write that nothing of ours covers, and whether it may have changed the layout.
     Plain(bool),
-    /// The guest's flush, for this request, that covers so many writes.
-    Flush(RequestId, u64),
-}
-
-/// A piece of a request that has to wait; its request is held.
-#[derive(Clone, Debug)]
-struct Waiting {
-    request: RequestId,
-    kind: RequestKind,
-    piece: Piece,
-    slices: Vec<MemorySlice>,
-    /// It may change the layout.
-    rescan: bool,
+    /// The guest's flush, for this request, that covers so many writes; of so many failed flushes it had been told when it began.
+    Flush(RequestId, u64, u64),
 }
 
 /// The route of one disk.
@@ -71,6 +61,10 @@ pub struct DiskRoute {
     behind: Vec<Waiting>,
     /// Logs whose keepers were given something in this pass: they hear of its end, even if they are gone by then.
     in_pass: Vec<Arc<Log>>,
+    /// Flushes of the guest fail in this pass, for so many failed ones of whoever.
+    telling: Option<u64>,
+    /// The guest was told of all, and the tables do not say so yet.
+    was_told: bool,
     /// Some disk's journals go to a server.
     has_remote: bool,
     pieces: Vec<Piece>,
@@ -92,6 +86,8 @@ impl DiskRoute {
             next_ticket: 0,
             behind: Vec::new(),
             in_pass: Vec::new(),
+            telling: None,
+            was_told: false,
             has_remote,
             pieces: Vec::new(),
         }
@@ -444,6 +440,26 @@ impl DiskRoute {
 
     /// A write, discard or zeroing inside a file system whose log wants to know.
     fn home_write(&mut self, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
+        let mut rest = Some(waiting);
+        while let Some(mut next) = rest.take() {
+            rest = self.cut_home(home, &mut next);
+            self.home_piece(home, next, plan);
+        }
+    }
+
+    /// Cuts off, and gives, what the log's keeper wants to be asked about by itself.
+    fn cut_home(&self, home: &HomeRange, waiting: &mut Waiting) -> Option<Waiting> {
+        let log = self.journals.log(home.log)?;
+        let change = home_change(home, waiting, &[]);
+        let end = change.blocks.end;
+        let cut = log.keeper.home_cut(&log, &change);
+        if cut <= change.blocks.start || cut >= end {
+            return None;
+        }
+        waiting.cut(home.start + cut * u64::from(home.block_bytes))
+    }
+
+    fn home_piece(&mut self, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
         let range = waiting.piece.range();
         let Some(log) = self.journals.log(home.log) else {
             // The file system was replaced meanwhile.
@@ -452,18 +468,8 @@ impl DiskRoute {
         };
         let block_bytes = u64::from(home.block_bytes);
         let into = range.start - home.start;
-        let blocks = into / block_bytes..(range.end - home.start).div_ceil(block_bytes);
         let payload = segments::blocks(&waiting.slices, into % block_bytes, home.block_bytes);
-        let change = HomeChange {
-            request: waiting.request,
-            kind: waiting.kind,
-            range: into..range.end - home.start,
-            blocks,
-            whole: into.div_ceil(block_bytes)..(range.end - home.start) / block_bytes,
-            payload: &payload,
-            slices: &waiting.slices,
-            is_watched: waiting.rescan,
-        };
+        let change = home_change(home, &waiting, &payload);
         let mut steps = Steps::default();
         let (operation, replaced) = match log.keeper.home_begins(&log, &change, &mut steps) {
             Ok(HomeVerdict::Go { operation, replaced }) => (operation, replaced),
@@ -527,11 +533,26 @@ impl DiskRoute {
 
     fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let disk = self.journals.disk(self.disk);
+        let (told, failed) = (disk.told_failures(), disk.failed_flushes());
+        if failed > told {
+            // One of ours has failed, and what it was to cover may be lost: storage says that once, to who asked. The guest hears it now;
+            // so do all its flushes of this pass, of which none was answered before the others.
+            self.telling = Some(failed);
+            plan.fail(request.id);
+            return;
+        }
+        if std::mem::take(&mut self.was_told) {
+            // It has the answers by now: whoever goes on without this process has nothing to tell it.
+            self.journals.note_doubts(self.disk, |doubt| doubt.is_untold = false);
+            if disk.failed_flushes() > told {
+                self.journals.note_doubts(self.disk, |doubt| doubt.is_untold = true);
+            }
+        }
         let to_flush = disk.to_flush();
         if to_flush.is_some() || disk.options.honour_flush {
             self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.flush_begins(log, request.id));
             DiskCounters::add(&disk.counters.flushes_to_storage, 1);
-            let ticket = self.ticket(Errand::Flush(request.id, to_flush.unwrap_or(0)));
+            let ticket = self.ticket(Errand::Flush(request.id, to_flush.unwrap_or(0), told));
             plan.disk(DiskOperation { ticket: Some(ticket), ..block_route::whole(request) });
         }
     }
@@ -586,6 +607,10 @@ impl Route for DiskRoute {
                 self.journals.replay_aged(self.disk)?;
                 self.journals.scan(self.disk)?;
                 self.journals.disk(self.disk).set_started();
+                // What was lost before was another guest's.
+                let disk = self.journals.disk(self.disk);
+                disk.tell_failures(disk.failed_flushes());
+                self.was_told = true;
             }
             Start::Resumed => self.journals.check_resumed(self.disk)?,
         }
@@ -618,6 +643,10 @@ impl Route for DiskRoute {
         self.journals.describe_new_memory();
         let logs = std::mem::take(&mut self.in_pass);
         self.tell(logs, plan, |log, steps| log.keeper.end_of_pass(log, steps));
+        if let Some(failed) = self.telling.take() {
+            self.journals.disk(self.disk).tell_failures(failed);
+            self.was_told = true;
+        }
         self.take_away_distrusted();
     }
 
@@ -658,12 +687,19 @@ impl Route for DiskRoute {
                 self.journals.disk(self.disk).set_dirty();
                 self.scan_if(rescan);
             }
-            Errand::Flush(request, covered) => {
+            Errand::Flush(request, covered, told) => {
                 if is_ok {
                     self.journals.disk(self.disk).set_flushed(covered);
                 } else {
                     self.flush_failed();
                 }
+                // Its own failure, or that of one that went beside it. What ended since it began may be lost by that, too, so the next
+                // one hears of it as well.
+                let has_failed = self.journals.disk(self.disk).failed_flushes() > told;
+                if has_failed {
+                    plan.fail(request);
+                }
+                let is_ok = is_ok && !has_failed;
                 let logs = self.journals.logs_at_home(self.disk);
                 self.tell(logs, plan, |log, steps| log.keeper.flush_ended(log, request, is_ok, steps));
             }
@@ -722,6 +758,7 @@ impl DiskRoute {
     }
 
     fn flush_failed(&self) {
+        self.journals.disk(self.disk).note_failed_flush();
         self.journals.logs_at_home(self.disk).iter().for_each(|log| log.keeper.flush_failed(log));
     }
 

@@ -1,6 +1,8 @@
 //! Finishing a held log: replay it onto its home, or put it block for block where the guest's own kernel finds it.
 
+use crate::aged::next_number;
 use crate::distrust::LEFT_TO_THE_GUEST;
+use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::scan::offset_of;
 use extfs::ReadAt;
@@ -100,20 +102,22 @@ const LEFT_ON_STORAGE: &str = "the journal is whole in its own place on storage 
 
 /// A log that is in its own place on storage stays as it is: what it owes is all in it, and where its homes are, only its guest's kernel
 /// knows (device mapper leaves no trace on a disk). Looks at it, and says what whoever replays it will find.
-pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Report {
+///
+/// # Errors
+/// When it cannot be read: nobody can say whether it is whole.
+pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     let found = match dry_run_stored(place, journal) {
-        Ok(report) if report.status == Status::Clean => return report,
+        Ok(report) if report.status == Status::Clean => return Ok(report),
         Ok(report) => report,
         // It may be one for its guest's kernel only, with fast commits.
         Err(error) if error.is_refusal() => Report::of(Status::Materialised).with_note(error.to_string()),
-        // What cannot be read is not called whole.
-        Err(error) => Report::of(Status::Damaged).with_note(error.to_string()),
+        Err(error) => return Err(error),
     };
     let status = if found.status == Status::Damaged { Status::Damaged } else { Status::Materialised };
     let seconds = found.seconds;
     let mut report = Report { status, blocks_written: 0, bytes_written: 0, revoked: 0, seconds, ..found };
     report.notes.push(LEFT_ON_STORAGE.to_owned());
-    report
+    Ok(report)
 }
 
 /// Replays a log that is all on storage.
@@ -133,6 +137,11 @@ pub(crate) fn finish(
     }
     if held.is_materialise() {
         return materialise(held, place, journal);
+    }
+    if held.numbered().is_some() {
+        // The guest's next kernel goes on behind these books.
+        let next = next_number(held, place, journal)?;
+        clear_numbers(held, place, journal, next)?;
     }
     replay(&mut LogReader { held, place, journal }, place, home, journal)
 }
@@ -210,6 +219,7 @@ pub(crate) fn write_in_place(
     journal: &LoggedFile,
 ) -> Result<Report, Error> {
     let started = Instant::now();
+    clear_all_numbers(held, place, journal)?;
     // All that was ever written there, wherever the guest thinks that its log begins.
     let mut report = Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST);
     write_blocks(held, place, journal, &mut report)?;
@@ -277,6 +287,7 @@ impl HomeWriter for ReadOnly<'_> {
 /// Writes the log to its own place, blocks first and the superblock last: the guest's own kernel replays it.
 fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     let started = Instant::now();
+    clear_all_numbers(held, place, journal)?;
     let mut report = Report::of(Status::Materialised)
         .with_note("the journal has features that only the guest's own kernel can replay; it will at the next mount");
     write_blocks(held, place, journal, &mut report)?;
@@ -284,6 +295,17 @@ fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) 
     journal.sync_data().map_err(|e| failed("flushing the journal's superblock", e))?;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// The log goes on where it is about to be written: what durability by age left there must not count in it. Nobody reads these books to
+/// know what the guest's last transaction was, so all goes whose number is not before the oldest one's; what is held comes after it.
+fn clear_all_numbers(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<(), Error> {
+    held.tail().map_or(Ok(()), |tail| clear_numbers(held, place, journal, tail.sequence))
+}
+
+fn clear_numbers(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile, next: u32) -> Result<(), Error> {
+    numbers::wipe(held, place, journal, (next, held.numbered()))
+        .map_err(|error| failed("clearing the journal's place", error))
 }
 
 fn failed(what: &str, source: io::Error) -> Error {

@@ -1,10 +1,11 @@
 //! Writing home, while the guest runs, all that its journals owe: before a backup or a snapshot of its image.
 //!
-//! It must never take a log from the guest nor make it wait: blocks go home as they do when memory is short. Failure story:
-//! what cannot be written stays owed, and the caller is told.
+//! It must never take a log from the guest nor make it wait: blocks go home as they do when memory is short. Nor may it say that all is
+//! home where the books do not know what is committed. Failure story: what cannot be written stays owed, and the caller is told.
 
 use crate::journals::Journals;
 use crate::log::Log;
+use journal_area::NotHome;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,34 @@ impl Journals {
         // An image that was copied before this lacks what is not held any more.
         self.tick();
         Ok(owed.iter().sum())
+    }
+
+    /// Whether what the guests of a disk, or of all, have committed is at home where [`Journals::write_home`] has just been.
+    ///
+    /// # Errors
+    /// A sentence where the home blocks are something else, though nobody has anything left to write there.
+    pub fn check_all_home(&self, disk: Option<usize>) -> io::Result<()> {
+        let is_its = |log: &Log| disk.is_none_or(|disk| log.home_disk == disk || log.journal_disk == disk);
+        for log in self.logs().iter().filter(|log| is_its(log)) {
+            let Some(why) = log.keeper.why_not_home(log) else { continue };
+            let why = match why {
+                NotHome::Uninterpreted => {
+                    "only the guest's own kernel can replay the journal, which is held block for block: unmount the file system, or end \
+                     the VM"
+                        .to_owned()
+                }
+                NotHome::Torn => "the worker before this one died in the midst of a transaction: unmount the file system, or end the VM".to_owned(),
+                NotHome::Stored(blocks) => format!(
+                    "{blocks} blocks of the journal are in their own place on storage for want of memory: try again when the guest has \
+                     written them home (sync in the guest helps), and make room in the tmpfs or raise --memory-budget"
+                ),
+            };
+            return Err(io::Error::other(format!(
+                "disk {}: what the file system at byte {} has committed cannot all be written home: {why}",
+                log.home.options.name, log.place.home_start
+            )));
+        }
+        Ok(())
     }
 
     fn wait_for_empty(&self, log: &Log, emptied: u64, failed: u64, deadline: Instant) -> io::Result<()> {

@@ -116,7 +116,12 @@ pub(crate) fn area_opened_as(registry: &Path, number: &[u8; 16]) -> Option<PathB
 
 /// Opens what a directory describes; nothing if it describes nothing.
 pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, FinishError> {
-    let Some(description) = directory.description()? else { return Ok(None) };
+    let Some(description) = directory.description()? else {
+        // Where the description itself is gone, its tables are still owed.
+        check_described(directory, &[])?;
+        return Ok(None);
+    };
+    check_described(directory, &description.logs)?;
     let mut elsewhere = Vec::new();
     let mut names = HashSet::new();
     let mut ram = Vec::new();
@@ -191,6 +196,25 @@ pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, F
         logs.push((log, found));
     }
     Ok(Some(LeftLogs { logs, ram: open_ram()? }))
+}
+
+/// A table of an open log that nobody describes would go with the directory, and what is owed of that log with it.
+fn check_described(directory: &AreaDirectory, logs: &[LogDescription]) -> Result<(), FinishError> {
+    for name in directory.directory().names().map_err(DirectoryError::from)? {
+        let path = Path::new(&name);
+        let is_table = path.extension().is_some_and(|ending| ending == "table");
+        let is_described = logs.iter().any(|log| path.file_stem().is_some_and(|stem| *stem == *log.name));
+        if is_table
+            && !is_described
+            && directory.directory().file(&name, How::Read).is_ok_and(|file| journal_area::is_open_in(&file))
+        {
+            return Err(FinishError::Refused(format!(
+                "{}: the table of an open journal, and no description beside it says of which; nothing was changed",
+                directory.path().join(path).display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Finishes every open log of a directory. It can be removed afterwards if none failed. `images` are those that the caller
@@ -348,7 +372,7 @@ fn finish_log(
             // Whoever handed it over may have died before its flush; from here on nothing else has it.
             let failed = |error| FinishError::Failed(format!("making {} durable: {error}", places.home.display()));
             logged_home.sync_data().and_then(|()| logged_journal.sync_data()).map_err(failed)?;
-            leave_stored(&log.place, &logged_journal)
+            leave_stored(&log.place, &logged_journal)?
         }
     };
     if found.log().is_distrusted() {

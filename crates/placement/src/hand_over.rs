@@ -16,6 +16,7 @@ use crate::journals::Journals;
 use crate::keeper::Steps;
 use crate::keepers::keeper_of;
 use crate::log::{Log, Marked};
+use crate::numbers;
 use crate::opening::write_mark_bytes;
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
@@ -144,7 +145,14 @@ impl Journals {
             self.area.set_holding(log.id, holding);
         }
         self.put(log, placement, storage_from);
-        self.describe_or_complain();
+        let is_held_anew = placement.is_held() && !log.placement.is_held();
+        if let Err(error) = self.describe() {
+            log::error!("writing down where journals live failed: {error}");
+            // Nothing may be held that a later process would not find.
+            if is_held_anew && let Some(now) = self.log(log.index) {
+                self.put(&now, PlacementKind::Storage, log.storage_from);
+            }
+        }
     }
 
     pub(crate) fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
@@ -161,7 +169,6 @@ impl Journals {
 
     pub(crate) fn describe_or_complain(&self) {
         if let Err(error) = self.describe() {
-            // Nothing can be held that a later process would not find.
             log::error!("writing down where journals live failed: {error}");
         }
     }
@@ -236,6 +243,8 @@ impl Journals {
         let (held, cursor) = (&taking.log(), taking.cursor());
         let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
         DiskCounters::add(&log.home.counters.home_bytes_to_storage, report.bytes_written);
+        // In front of the guest's own blocks, of which some have such a number.
+        numbers::wipe(held, &log.place, journal, (cursor.sequence, held.numbered()))?;
         let bytes = self.write_open_end(log, held, cursor, journal)?;
         journal.sync_data()?;
         held.note_hand_over(Some(cursor));

@@ -12,15 +12,16 @@ use crate::keeper::{Finished, Keeper, Side, Steps, SuperblockBlock, SuperblockWr
 use crate::keepers::{Shipped, keeper_of};
 use crate::layout::DiskLayout;
 use crate::log::{Log, LogState};
+use crate::nvm::ToSettle;
 use crate::opening;
 use crate::remote::RemoteLog;
-use crate::resume::Left;
+use crate::resume::{Left, LeftCopy, ToMark};
 use crate::scan::{self, FoundLogPlace};
 use crate::stored::{self, Says, Stored};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
 use jbd2::Superblock;
-use journal_area::{Holding, JournalArea, LogShape};
+use journal_area::{Doubt, Holding, JournalArea, LogShape};
 use recovery::{Report, Status};
 use std::io;
 use std::path::Path;
@@ -81,6 +82,10 @@ pub struct Journals {
     tracer: Option<Tracer>,
     /// What an earlier worker has left of them, while another one takes it up ([`Journals::resume`]).
     pub(crate) left: Mutex<Left>,
+    /// What storage is to say of logs that were taken up so, as soon as nothing can go wrong any more.
+    pub(crate) to_mark: Mutex<Vec<ToMark>>,
+    /// The same of logs that were in a region of NVM.
+    pub(crate) to_settle: Mutex<Vec<ToSettle>>,
 }
 
 impl std::fmt::Debug for Journals {
@@ -136,6 +141,9 @@ impl Journals {
             })?;
             disks.push(Arc::new(disk));
         }
+        for nvm in disks.iter().filter_map(|disk| disk.options.nvm.as_ref()) {
+            nvm.note_in(directory.directory_again().map_err(io::Error::other)?);
+        }
         directory.name_disks(disks.iter().map(|disk| disk.options.name.clone()).collect());
         let area = JournalArea::new(memory, options.budget_bytes);
         let waking: Vec<Arc<Disk>> = disks.iter().map(Arc::clone).collect();
@@ -151,8 +159,25 @@ impl Journals {
             described_pages: AtomicU32::new(0),
             tracer: options.tracer,
             left: Mutex::default(),
+            to_mark: Mutex::default(),
+            to_settle: Mutex::default(),
         });
+        for (index, disk) in journals.disks.iter().enumerate() {
+            let journals = Arc::downgrade(&journals);
+            disk.file.on_failed_flush(move || {
+                if let Some(journals) = journals.upgrade() {
+                    journals.note_doubts(index, |doubt| *doubt = Doubt { is_doubted: true, is_untold: true });
+                }
+            });
+        }
         Ok(journals)
+    }
+
+    /// Changes what the tables of the logs of a disk say of storage that has failed: another process may have to go on from them.
+    pub(crate) fn note_doubts(&self, disk: usize, change: impl Fn(&mut Doubt)) {
+        for log in self.logs_at_home(disk) {
+            self.area.note_doubt(log.id, &change);
+        }
     }
 
     /// What durability by age left before a loss of power is replayed: a guest's kernel that did so would be taken for somebody who
@@ -274,6 +299,7 @@ impl Journals {
             SuperblockWritten::Opened => {
                 log.set_open();
                 if !passes {
+                    log.set_brought(false);
                     log::info!(
                         "disk {}: the journal of the file system at byte {} is open from transaction {} on, placement {}",
                         log.home.options.name,
@@ -283,9 +309,11 @@ impl Journals {
                     );
                 }
             }
-            SuperblockWritten::GoesOn | SuperblockWritten::Brought => {}
+            SuperblockWritten::GoesOn => {}
+            SuperblockWritten::Brought => log.set_brought(true),
             SuperblockWritten::Closed | SuperblockWritten::NoLog => {
                 log.set_closed();
+                log.set_brought(false);
                 if what == SuperblockWritten::NoLog {
                     self.scan_soon(log.journal_disk);
                     log.journal.wake.wake();
@@ -377,6 +405,9 @@ impl Journals {
                     let disk = if side == Side::Home { &log.home } else { &log.journal };
                     disk.pass_on(Arc::clone(&log), side, step);
                 }
+                if let Some(Err(error)) = log.keeper.copy_name().map(|name| self.directory.directory().remove(name)) {
+                    log::warn!("{error}");
+                }
                 log.take_mark();
                 log.set_closed();
                 self.logs.write().expect("no panic under this lock")[log.index.0] = None;
@@ -451,11 +482,23 @@ impl Journals {
             placement => placement,
         };
         let (left, wish) = self.take_left(&place)?;
-        if left.is_none() {
+        let copy = self.take_left_copy(&place, placement, wish.as_ref())?;
+        let is_in_region = left.is_none() && self.was_left_in_region(&place)?;
+        // Its guest may have it open, and part of it may be on a server.
+        let is_taken_up = is_in_region || copy.as_ref().is_some_and(LeftCopy::is_open);
+        if left.is_none() && !is_taken_up {
             self.refuse_marked(&place)?;
         }
+        let configured = placement;
+        // What an earlier worker held is held, whatever was configured: it was wished so since.
+        let placement = match (&left, &wish) {
+            (Some(_), Some(wish)) if wish.placement.is_held() => wish.placement,
+            (Some(_), _) if !configured.is_held() => PlacementKind::Copy,
+            _ if is_in_region => PlacementKind::Nvm,
+            _ => configured,
+        };
         // Not where nothing is ever written home, nor where another worker goes on.
-        let is_news = placement != PlacementKind::Discard && left.is_none();
+        let is_news = placement != PlacementKind::Discard && left.is_none() && !is_taken_up;
         let is_distrusted = is_news && self.was_distrusted(&place)?;
         let placement = if is_distrusted { PlacementKind::Storage } else { placement };
         let shape =
@@ -463,7 +506,10 @@ impl Journals {
         let holding = if placement == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
         let (home, journal) = (Arc::clone(&self.disks[place.home_disk]), Arc::clone(&self.disks[place.journal_disk]));
         let shipped = match placement {
-            PlacementKind::Remote => self.shipped(&place, &home, &journal)?,
+            // One that an earlier worker had in its own place is there still, perhaps open.
+            PlacementKind::Remote if wish.is_none() || copy.is_some() => {
+                self.shipped(&place, &home, &journal, number, copy)?
+            }
             _ => None,
         };
         let (path, own_blocks) = (self.directory.path(), place.own_blocks.clone());
@@ -472,7 +518,9 @@ impl Journals {
             None => self.area.make_log(path, &format!("log-{number}"), shape, holding, own_blocks),
         }
         .map_err(io::Error::other)?;
-        let state = Arc::new(LogState::new(wish.as_ref().map_or(placement, |(wanted, _)| *wanted)));
+        let state = Arc::new(LogState::new(
+            wish.as_ref().map_or(if is_distrusted { placement } else { configured }, |wish| wish.placement),
+        ));
         let keeper = shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement, &home));
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {
@@ -485,10 +533,13 @@ impl Journals {
             journal,
             place,
             keeper,
-            storage_from: None,
+            storage_from: wish
+                .as_ref()
+                .and_then(|wish| wish.storage_from)
+                .filter(|_| placement == PlacementKind::Storage),
             state,
         });
-        if is_distrusted || wish.is_some_and(|(_, was_distrusted)| was_distrusted) {
+        if is_distrusted || wish.is_some_and(|wish| wish.is_distrusted) {
             log.distrust();
         }
         logs.push(Some(Arc::clone(&log)));
@@ -510,9 +561,20 @@ impl Journals {
         place: &FoundLogPlace,
         home: &Arc<Disk>,
         journal: &Arc<Disk>,
+        number: u64,
+        copy: Option<LeftCopy>,
     ) -> io::Result<Option<Arc<dyn Keeper>>> {
-        let Some(options) = &home.options.remote else { return Ok(None) };
-        if !self.area.reserve(place.log_bytes()) {
+        let Some(options) = &home.options.remote else {
+            LeftCopy::refuse_if_open(copy.as_ref(), "has no server")?;
+            return Ok(None);
+        };
+        let is_taken_up = copy.as_ref().is_some_and(LeftCopy::is_open);
+        let reserved = match is_taken_up {
+            // It is there, whatever else has grown since.
+            true => Some(self.area.reserve_again(place.log_bytes())),
+            false => self.area.reserve(place.log_bytes()).then_some(place.log_bytes()),
+        };
+        let Some(reserved) = reserved else {
             log::warn!(
                 "disk {}: a copy of the journal's {} MiB does not fit into the memory budget (--memory-budget); it stays \
                  in its own place on storage",
@@ -520,9 +582,25 @@ impl Journals {
                 place.log_bytes() >> 20
             );
             return Ok(None);
-        }
-        let remote = RemoteLog::new(options, place.clone(), Arc::clone(home), Arc::clone(journal))?;
-        Ok(Some(Arc::new(Shipped::new(remote, Arc::clone(&self.area)))))
+        };
+        let (place, home, journal) = (place.clone(), Arc::clone(home), Arc::clone(journal));
+        let copy = match copy.map_or_else(|| LeftCopy::make(&self.directory, &place, number), Ok) {
+            Ok(copy) => copy,
+            Err(error) => {
+                self.area.release(reserved);
+                let name = &home.options.name;
+                log::warn!(
+                    "disk {name}: a copy of the journal cannot be kept: {error}; it stays in its own place on storage"
+                );
+                return Ok(None);
+            }
+        };
+        let remote = if copy.is_open() {
+            RemoteLog::take_up(options, place, home, journal, copy.file)?
+        } else {
+            RemoteLog::new(options, place, home, journal, Some(copy.file))?
+        };
+        Ok(Some(Arc::new(Shipped::new(remote, (Arc::clone(&self.area), reserved), copy.name))))
     }
 
     /// A log whose live part is on a journal server or in a region of NVM is not to be taken for an empty one.
@@ -616,7 +694,7 @@ impl Journals {
         let known = self.logs();
         let mut logs: Vec<LogDescription> = known
             .iter()
-            .filter(|log| log.placement.is_held())
+            .filter(|log| log.placement.is_held() || self.area.is_open(log.id))
             .map(|log| {
                 let path = |disk: usize| self.disks[disk].options.path.clone();
                 let (home, journal) = (path(log.home_disk), path(log.journal_disk));
@@ -631,6 +709,8 @@ impl Journals {
                 place: log.place.clone(),
                 placement: log.wanted().name().to_owned(),
                 is_distrusted: log.is_distrusted(),
+                storage_from: log.storage_from.filter(|_| log.placement == PlacementKind::Storage),
+                copy: Some(log.keeper.copy_name().unwrap_or_default().to_owned()),
             })
             .collect();
         self.directory.describe(&self.memory.files(), logs, wishes)?;

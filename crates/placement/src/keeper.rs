@@ -47,11 +47,12 @@
 //! Failure story: a step that failed comes back with `is_ok` false. What the guest is told then is the keeper's to say.
 
 use crate::log::Log;
+use crate::nvm::{TakenUp, ToSettle};
 use crate::remote::RemoteReport;
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use guest_memory::MemorySlice;
-use journal_area::Source;
+use journal_area::{NotHome, Source};
 use recovery::Report;
 use std::io;
 use std::ops::Range;
@@ -306,6 +307,15 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Goes on with what a worker that died has left of the log in a region of NVM, while its guest runs. `raw` is the journal superblock
+    /// on storage, of which nothing is changed; what is to be done to storage is given back.
+    ///
+    /// # Errors
+    /// When what was left does not agree with itself or with storage.
+    fn take_up(&self, _log: &Log, _raw: &[u8; jbd2::SUPERBLOCK_BYTES]) -> io::Result<(TakenUp, Option<ToSettle>)> {
+        Ok((TakenUp::AsStored, None))
+    }
+
     /// The guest writes the log's superblock, with this request. Says what that was, and whether it goes to storage as it is; the
     /// request may be held beside.
     ///
@@ -362,6 +372,12 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// The guest reads homes, this range in bytes from the begin of the file system. What the keeper has it gives to `answer`.
     fn home_read(&self, _log: &Log, range: Range<u64>, _answer: &mut dyn FnMut(Range<u64>, &[u8])) -> HomeRead {
         HomeRead::Stored(vec![range])
+    }
+
+    /// Up to which block a change of homes is asked about at once; what comes after is asked about as a change of its own. After its first
+    /// block, and at most its end.
+    fn home_cut(&self, _log: &Log, change: &HomeChange<'_>) -> u64 {
+        change.blocks.end
     }
 
     /// The guest is about to change homes. The steps come before what the verdict lets go.
@@ -432,6 +448,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// Why its home blocks are not what is committed though the host owes none; nothing where nothing is held.
+    fn why_not_home(&self, _log: &Log) -> Option<NotHome> {
+        None
+    }
+
     /// Its guest is gone, and its VM too if `is_vm_gone`: what is owed is brought home. Nothing of either writes any more.
     ///
     /// # Errors
@@ -443,6 +464,14 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether storage has all of it since it was paused.
+    ///
+    /// # Errors
+    /// When that cannot come to be.
+    fn is_paused(&self) -> io::Result<bool> {
+        Ok(false)
+    }
+
     /// Somebody is about to take the log elsewhere. Says whether storage has nothing live of it that is not the guest's own writing;
     /// otherwise that comes to be soon, and who takes it has to ask again.
     fn may_be_taken(&self, _log: &Log) -> bool {
@@ -451,6 +480,31 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
 
     /// What an earlier process wrote into the log's place for nobody's request had numbers below this one.
     fn numbers_from(&self, _sequence: u32) {}
+
+    /// An earlier process has left it, and storage does not say yet what it is to say under this one (or does now): until then nothing
+    /// of its own begins.
+    fn awaits_mark(&self, _is_unmarked: bool) {}
+
+    /// An earlier process has left it open, under which storage has failed since it was opened (or has not).
+    fn goes_on_doubted(&self, _log: &Log, _is_doubted: bool) {}
+
+    /// An earlier process has left it open. Says whether all that counts of it is here, beside what the area has and storage says.
+    fn was_taken_up(&self, _log: &Log) -> bool {
+        false
+    }
+
+    /// Nothing keeps this process from serving the guest any more: what was taken up may change storage.
+    ///
+    /// # Errors
+    /// When storage fails: another process can go on.
+    fn go_on(&self, _log: &Log) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The name of the file, in the VM's directory, with what the next process has to know of it.
+    fn copy_name(&self) -> Option<&str> {
+        None
+    }
 
     /// How what it holds becomes durable, for reports.
     fn durability(&self, _log: &Log) -> Option<DurabilityReport> {

@@ -32,6 +32,7 @@ mod keepers;
 mod layout;
 mod log;
 mod mark;
+mod numbers;
 mod nvm;
 mod opening;
 mod owed;
@@ -45,7 +46,7 @@ mod watch;
 
 pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, THROUGH as PASSED_THROUGH,
-    living_vmms, process_started_at,
+    living_vmms, process_lives, process_started_at,
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;

@@ -49,6 +49,8 @@ pub(crate) struct Marked {
 struct Inner {
     phase: Phase,
     was_opened: bool,
+    /// A log that did not begin here goes on in its own place until it is empty.
+    is_brought: bool,
     trust: Trust,
     /// How often it was seen to owe nothing while somebody waited for that, and how often that failed.
     emptied: u64,
@@ -82,6 +84,7 @@ impl LogState {
             inner: Mutex::new(Inner {
                 phase: Phase::Closed,
                 was_opened: false,
+                is_brought: false,
                 trust: Trust::Whole,
                 emptied: 0,
                 failed_to_empty: 0,
@@ -124,6 +127,15 @@ impl Log {
         &self.place
     }
 
+    /// Whether storage has the whole log, and will until somebody wishes it elsewhere: it is there by its placement, or it goes to a
+    /// server otherwise and that was paused.
+    ///
+    /// # Errors
+    /// When that was wished and cannot come to be.
+    pub fn is_on_storage(&self) -> io::Result<bool> {
+        Ok(self.placement == PlacementKind::Storage || self.keeper.is_paused()?)
+    }
+
     /// Its number within its VM.
     pub fn index(&self) -> LogIndex {
         self.index
@@ -158,6 +170,15 @@ impl Log {
             inner.phase = Phase::Open;
         }
         inner.was_opened = true;
+    }
+
+    /// Whether its guest has a log that did not begin here: it goes on in its own place until it is empty.
+    pub(crate) fn is_brought(&self) -> bool {
+        self.inner().is_brought
+    }
+
+    pub(crate) fn set_brought(&self, is_brought: bool) {
+        self.inner().is_brought = is_brought;
     }
 
     /// Says whether it was open until now.

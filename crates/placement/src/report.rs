@@ -145,6 +145,11 @@ pub struct CountersReport {
     pub written_home_by_host: u64,
 }
 
+/// Why a journal is not where it was asked to be.
+const BROUGHT: &str = "its journal was not empty when its guest came (it was left on storage for the guest's kernel to replay, or was \
+                       brought as it is), and goes on there until its file system is next unmounted; what was asked for is in force \
+                       from the next mount on";
+
 impl Journals {
     /// What the VM's disks have done so far.
     pub fn report(&self, vm: &str) -> VmReport {
@@ -243,7 +248,14 @@ impl Journals {
             durability = Some(DurabilityReport::default());
         }
         let placement = logs.first().map_or(disk.options.placement, |log| log.placement);
-        let (effective, placement_reason) = self.effective_placement(disk, placement, remote.as_ref());
+        let is_brought = logs.iter().any(|log| log.is_brought() && log.placement != PlacementKind::Storage);
+        if is_brought && disk.durable_within().is_some() {
+            durability.get_or_insert_default().reason.get_or_insert_with(|| BROUGHT.to_owned());
+        }
+        let (effective, placement_reason) = match is_brought {
+            true => (PlacementKind::Storage, Some(BROUGHT.to_owned())),
+            false => self.effective_placement(disk, placement, remote.as_ref()),
+        };
         DiskReport {
             nvm,
             remote,

@@ -4,13 +4,14 @@
 //! and the logs in their own places are. What must never happen: that a log is taken for empty, for closed or for another one while it
 //! owes something. So a log counts as held only if table, description and the mark on storage agree; anything else is refused, and the
 //! VM is left to the recovery that follows its VMM's death. Failure story: nothing is changed on storage before all of that was
-//! compared, and what was not taken up stays described.
+//! compared, of every log, and whatever else can fail is over ([`Journals::go_on`]); what was not taken up stays described.
 //!
 //! What the books of a log that was held say, and what storage says, mean together (the first row that fits counts; anything else is
 //! refused):
 //!
-//! Where a log was made durable by age beside being held, storage is made to say first that it is only held (the table counts from
-//! there); durability begins anew under the worker that goes on.
+//! Where a log was made durable by age beside being held, storage is made to say, as the last thing, that it is only held (the table
+//! counts as if it did); durability begins anew under the worker that goes on. Until then storage has what was durable: a guest
+//! that nobody goes on with keeps it through a loss of power.
 //!
 //! | row | table | storage | the worker died |
 //! |---|---|---|---|
@@ -20,6 +21,8 @@
 //! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described |
 //! | 5 | open, being recovered, storage was seen to say that it is held | empty | at the end of the recovery that follows a reset or an unplugging: all of it is home |
 //! | 6 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
+
+mod nvm;
 
 use crate::description::{AreaDirectory, Description, LogDescription, WishDescription};
 use crate::disk::PlacementKind;
@@ -31,19 +34,41 @@ use crate::opening::mark_again;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use guest_memory::VmMemory;
-use jbd2::{Plan, Superblock};
-use journal_area::{Adopted, Holding, LogId, LogShape, Opening};
+use jbd2::{Plan, Superblock, sequence};
+use journal_area::{Adopted, Doubt, Holding, LogId, LogShape, Opening};
 use own_files::How;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+mod remote;
+
+pub(crate) use remote::{COPY_ENDING, LeftCopy};
+
 /// What an earlier worker has written down, as far as nobody has taken it up.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub logs: Vec<LogDescription>,
     wishes: Vec<WishDescription>,
+}
+
+/// What an earlier worker was told of a log.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub placement: PlacementKind,
+    pub is_distrusted: bool,
+    pub storage_from: Option<u32>,
+    /// See [`LeftCopy`].
+    pub copy: Option<String>,
+}
+
+/// A log that was made durable by age, and that storage is to call one that is only held.
+#[derive(Debug)]
+pub(crate) struct ToMark {
+    log: Arc<Log>,
+    superblock: Vec<u8>,
+    opening: Opening,
 }
 
 /// In the midst of what a worker has died.
@@ -76,6 +101,10 @@ fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static
         {
             Ok(Found::HandedOver(from.sequence))
         }
+        // The table was closed when the log went elsewhere, and that it did is not described.
+        (false, Says::Nvm(_) | Says::Remote(_), _) => {
+            Err("storage says that it is kept elsewhere, which is not described")
+        }
         (false, ..) => Ok(Found::Closed),
     }
 }
@@ -86,7 +115,8 @@ fn refused(what: impl Into<String>) -> io::Error {
 
 impl Journals {
     /// Goes on with the journals of a VM whose guest runs. The directory is as an earlier worker of it left it, which has died. None
-    /// of the guest's requests may be taken in, and none of its faults answered, before this returns.
+    /// of the guest's requests may be taken in, and none of its faults answered, before this returns; and none of its requests before
+    /// [`Journals::go_on`] does. Nothing is changed on storage.
     ///
     /// # Errors
     /// When what was left does not agree with itself or with storage, or lives where it cannot be taken up.
@@ -96,16 +126,6 @@ impl Journals {
         description: &Description,
         options: JournalsOptions,
     ) -> io::Result<Arc<Self>> {
-        for disk in &options.disks {
-            if matches!(disk.placement, PlacementKind::Nvm | PlacementKind::Remote) {
-                return Err(refused(format!(
-                    "disk {}: a worker that died cannot be followed by another one while its guest runs, where the journal \
-                     has placement {}",
-                    disk.name,
-                    disk.placement.name()
-                )));
-            }
-        }
         map_memory(memory, &directory, description)?;
         let ByName { description, gone, is_new } = by_name(description, &options);
         let description = &description;
@@ -121,10 +141,23 @@ impl Journals {
         *journals.left.lock().expect("no panic under this lock") =
             Left { logs: description.logs.clone(), wishes: description.wishes.clone() };
         journals.scan_all_left()?;
-        for log in journals.logs() {
+        let logs = journals.logs();
+        let doubts = logs.iter().map(|log| journals.area.adopted(log.id).map(|books| books.doubt).unwrap_or_default());
+        let doubts: Vec<Doubt> = doubts.collect();
+        for (log, doubt) in logs.iter().zip(&doubts) {
+            let disk = &log.home;
+            if doubt.is_untold && disk.failed_flushes() == disk.told_failures() {
+                // Storage has said so to the process before.
+                disk.note_failed_flush();
+            }
+        }
+        // Which is no news to the tables.
+        logs.iter().zip(&doubts).for_each(|(log, doubt)| journals.area.note_doubt(log.id, |now| *now = *doubt));
+        for (log, doubt) in logs.iter().zip(&doubts) {
             // What is on a disk that comes now is as at the beginning of a VM.
             if !is_new[log.home_disk] {
-                journals.resume_log(&log, description)?;
+                log.keeper.goes_on_doubted(log, doubt.is_doubted);
+                journals.resume_log(log, description)?;
             }
         }
         let images: Vec<&Path> = images.iter().map(PathBuf::as_path).collect();
@@ -132,12 +165,30 @@ impl Journals {
         journals.directory().register_missing(&images);
         journals.describe()?;
         gone.into_iter().for_each(|log| journals.area.forget_log(log));
+        journals.forget_notes();
         for (disk, _) in journals.disks().iter().zip(is_new).filter(|(_, is_new)| !is_new) {
             disk.set_started();
             // What was written since the last flush is not known.
             disk.set_dirty();
         }
         Ok(journals)
+    }
+
+    /// Has storage say what it is to say of the logs under this process. When nothing else can keep it from serving the guest: what was
+    /// durable by age is given up with it.
+    ///
+    /// # Errors
+    /// When storage fails. It says of each log what it said before, or what it is to say: another process can go on.
+    pub fn go_on(&self) -> io::Result<()> {
+        for ToMark { log, superblock, opening } in
+            std::mem::take(&mut *self.to_mark.lock().expect("no panic under this lock"))
+        {
+            mark_again(&log, &self.area, &superblock, opening)?;
+            log.keeper.awaits_mark(false);
+            log.home.wake.wake();
+        }
+        self.settle_regions()?;
+        self.logs().iter().try_for_each(|log| log.keeper.go_on(log))
     }
 
     fn scan_all_left(&self) -> io::Result<()> {
@@ -153,20 +204,21 @@ impl Journals {
         }
     }
 
-    /// What an earlier worker has left of the log at this place: its files, if it was held; where it was wished, and whether it was
-    /// distrusted.
-    #[allow(clippy::type_complexity)]
-    pub(crate) fn take_left(
-        &self,
-        place: &FoundLogPlace,
-    ) -> io::Result<(Option<LogDescription>, Option<(PlacementKind, bool)>)> {
+    /// What an earlier worker has left of the log at this place: its files, if it was held, and what was wished of it.
+    pub(crate) fn take_left(&self, place: &FoundLogPlace) -> io::Result<(Option<LogDescription>, Option<Wish>)> {
         let mut left = self.left.lock().expect("no panic under this lock");
         let index = left.logs.iter().position(|log| log.place.is_same_log(place));
         let log = index.map(|index| left.logs.remove(index));
         let index = left.wishes.iter().position(|wish| wish.place.is_same_log(place));
         let wish = index.map(|index| left.wishes.remove(index));
-        let wish = wish.map(|wish| wish.placement.parse().map(|placement| (placement, wish.is_distrusted)));
-        Ok((log, wish.transpose().map_err(|sentence: String| refused(sentence))?))
+        let wish =
+            wish.map(|WishDescription { placement, is_distrusted, storage_from, copy, .. }| -> io::Result<Wish> {
+                let placement = PlacementKind::named(&placement).ok_or_else(|| {
+                    refused(format!("a journal is wished to have placement {placement}, which is none"))
+                })?;
+                Ok(Wish { placement, is_distrusted, storage_from, copy })
+            });
+        Ok((log, wish.transpose()?))
     }
 
     /// A log whose disk is not served any more owes nothing; it has to be forgotten when that is written down.
@@ -188,18 +240,23 @@ impl Journals {
     }
 
     fn resume_log(&self, log: &Arc<Log>, description: &Description) -> io::Result<()> {
+        if self.resume_shipped(log) {
+            return Ok(());
+        }
         let was_held = description.logs.iter().any(|left| left.place.is_same_log(&log.place));
         let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
         log.journal.file.read_exact_at(&mut raw, log.place_of(0)?)?;
+        if log.placement == PlacementKind::Nvm && self.resume_in_region(log, &raw)? {
+            return Ok(());
+        }
         let says = Stored::read(&raw).says;
         if let Says::NoJournal(error) = says {
             return Err(refused(format!("a journal superblock on storage: {error}")));
         }
         let says = match says {
             Says::Aged(opening, _) if was_held && log.placement.is_held() => {
-                let says = Says::Held(self.only_held(log, opening, &raw)?);
-                log.journal.file.read_exact_at(&mut raw, log.place_of(0)?)?;
-                says
+                self.will_be_only_held(log, opening, &raw)?;
+                return self.resume_held(log, Says::Held(opening), None);
             }
             Says::Aged(..) => {
                 return Err(refused(format!(
@@ -210,14 +267,14 @@ impl Journals {
             }
             says => says,
         };
-        let marked = |opening, kind| Some(Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX });
+        let marked = |opening, kind| Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX };
         if was_held && log.placement.is_held() {
-            return self.resume_held(log, says, &marked);
+            return self.resume_held(log, says, Some(&marked));
         }
         match (log.placement, says) {
             (PlacementKind::Discard, Says::Dropped(opening)) => {
                 log.set_open();
-                log.put_mark_back(marked(opening, MarkKind::Dropped));
+                log.put_mark_back(Some(marked(opening, MarkKind::Dropped)));
             }
             // In its own place, as configured or since it was handed over.
             (placement, Says::Live(tail) | Says::LeftToGuest(tail)) => {
@@ -238,8 +295,9 @@ impl Journals {
     }
 
     /// A log that was made durable by age goes on as one that is only held, until that begins anew. What is held is complete without
-    /// what was made durable. Where its compounds begin, and what of them is at home, was known to the worker that died only.
-    fn only_held(&self, log: &Log, opening: Opening, raw: &[u8]) -> io::Result<Opening> {
+    /// what was made durable. Where its compounds begin, and what of them is at home, was known to the worker that died only. Storage
+    /// is told later.
+    fn will_be_only_held(&self, log: &Arc<Log>, opening: Opening, raw: &[u8]) -> io::Result<()> {
         let (name, at) = (&log.home.options.name, log.place.home_start);
         let refuse = |why: &str| {
             refused(format!(
@@ -261,12 +319,15 @@ impl Journals {
         if !self.area.look(log.id, |held| held.read_held(0, &mut superblock)) {
             return Err(refuse("its superblock is not held"));
         }
-        let next = Opening { count: opening.count + 1, ..opening };
-        mark_again(log, &self.area, &superblock, next)?;
-        // One more may have been half made.
-        log.keeper.numbers_from(plan.summary().walk.next_sequence().wrapping_add(1));
-        log.home.wake.wake();
-        Ok(next)
+        // One more may have been half made. Earlier compounds of this opening, which are not in the log any more, may have had later
+        // numbers than the guest's transactions, but none later than these.
+        let number = plan.summary().walk.next_sequence().wrapping_add(1);
+        log.keeper.numbers_from(books.numbered.map_or(number, |numbered| sequence::latest(number, numbered)));
+        log.keeper.awaits_mark(true);
+        let opening = Opening { count: opening.count + 1, ..opening };
+        let to_mark = ToMark { log: Arc::clone(log), superblock, opening };
+        self.to_mark.lock().expect("no panic under this lock").push(to_mark);
+        Ok(())
     }
 
     /// A log whose table was taken up.
@@ -274,7 +335,7 @@ impl Journals {
         &self,
         log: &Arc<Log>,
         says: Says,
-        marked: &dyn Fn(Opening, MarkKind) -> Option<Marked>,
+        marked: Option<&dyn Fn(Opening, MarkKind) -> Marked>,
     ) -> io::Result<()> {
         let books = self.area.adopted(log.id).ok_or_else(|| refused("a log that was taken up has gone"))?;
         let owed = self.area.owed(log.id).blocks;
@@ -299,7 +360,13 @@ impl Journals {
                     self.area.note_marked(log.id);
                 }
                 self.area.forget_hand_over(log.id);
-                log.put_mark_back(marked(opening, MarkKind::Held));
+                if let Some(marked) = marked {
+                    log.put_mark_back(Some(marked(opening, MarkKind::Held)));
+                    if let Some(numbered) = books.numbered {
+                        // What was made durable before lies in the log's place still, under these numbers.
+                        log.keeper.numbers_from(numbered);
+                    }
+                }
                 log.set_open();
                 let wanted = log.wanted();
                 if wanted.is_held() && wanted != log.placement {

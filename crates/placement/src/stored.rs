@@ -305,6 +305,8 @@ pub(crate) struct RegionBooks {
     pub owes: bool,
     /// The last transaction in it.
     pub sequence: u32,
+    /// It says that all of the log is in the journal's own place, for its guest's own kernel ([`crate::nvm`], `distrusted`).
+    pub is_left: bool,
 }
 
 /// What storage means to a region.
@@ -312,6 +314,8 @@ pub(crate) struct RegionBooks {
 pub(crate) enum RegionVerdict {
     /// It is as the region knows it: the region's blocks belong onto this disk.
     Marked,
+    /// It is as the region knows it, and the log was left in its own place: only its superblock is missing there.
+    Left,
     /// The region holds nothing that is not at home.
     OwesNothing,
     /// It is as a recovery from this region leaves it.
@@ -338,10 +342,11 @@ impl RegionBooks {
     ///
     /// | row | storage | verdict |
     /// |---|---|---|
-    /// | 1 | its journal, with the mark that the region knows, or one of two that it is between | marked |
+    /// | 1 | its journal, with the mark that the region knows, or one of two that it is between | marked; left, where the region says that the log was |
     /// | 2 | its journal, with an earlier mark of that opening | refused: an older image |
     /// | 3 | its journal, with a later mark of that opening | refused: an older region |
     /// | 4 | in a region, by any other mark | refused: another region |
+    /// | 4a | its journal, with the mark of distrust, and the region says that the log was left in its own place | owes nothing |
     /// | 5 | anything else, and the region holds nothing that is not at home | owes nothing |
     /// | 6 | another UUID | refused: another journal |
     /// | 7 | empty without an error, two past the region's last transaction | emptied: a recovery was cut off after its last write |
@@ -357,13 +362,16 @@ impl RegionBooks {
         };
         let stored = Stored::read(raw);
         match standing {
+            Standing::Same if self.is_left => return Ok(RegionVerdict::Left),
             Standing::Same => return Ok(RegionVerdict::Marked),
             Standing::Older => return Err(RegionWhy::OlderImage),
             Standing::Newer => return Err(RegionWhy::OlderRegion),
             Standing::Other if matches!(stored.says, Says::Nvm(_)) => return Err(RegionWhy::OtherRegion),
             Standing::Other => {}
         }
-        if !self.owes {
+        // Only who has left it writes that mark, and after the region said so. Where the log has got since is the guest's.
+        let has_left = self.is_left && is_its && stored.is_distrusted;
+        if has_left || !self.owes {
             return Ok(RegionVerdict::OwesNothing);
         }
         if !is_its {

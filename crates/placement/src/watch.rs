@@ -61,6 +61,11 @@ impl Watch {
         self.stream = format.map(|format| LogStream::new(format, tail, place.log_blocks as usize));
     }
 
+    /// Another process has watched it until now: what was written home under that one is not known. No committed block is missed there.
+    pub fn is_taken_up(&mut self) {
+        self.newest.values_mut().for_each(|newest| newest.is_written = true);
+    }
+
     /// Nothing is known of the log any more.
     pub fn forget(&mut self) {
         *self = Watch::default();

@@ -14,6 +14,7 @@ use guest_memory::{MemorySlice, PageId, RegionDescriptor, VmMemory, simulated_ro
 use guest_tools::random::Random;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
+use journal_area::{Doubt, LogWrite};
 use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -53,6 +54,8 @@ struct Rig {
     route: DiskRoute,
     clock: Arc<AtomicU64>,
     next: u32,
+    /// Where the file system begins.
+    start: u64,
     homes: Homes,
     log_at: Vec<u64>,
     superblock: Vec<u8>,
@@ -63,26 +66,45 @@ struct Rig {
     told: Vec<(RequestId, Status)>,
     /// Holds on requests that were not taken off.
     held: usize,
+    /// Storage fails what is written from now on.
+    fails: bool,
 }
 
 impl Rig {
     fn new(within: Option<Duration>) -> Self {
+        Self::at(0, within)
+    }
+
+    /// The file system is in a partition that begins at this byte of the disk, if that is not 0.
+    fn at(start: u64, within: Option<Duration>) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         let file = File::options().create_new(true).read(true).write(true).open(&image).expect("made");
-        file.set_len(BLOCKS * BLOCK).expect("a length");
-        let made =
-            Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(&image).output();
+        file.set_len(start + BLOCKS * BLOCK).expect("a length");
+        let made = Command::new("mke2fs")
+            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-E"])
+            .arg(format!("offset={start}"))
+            .arg(&image)
+            .arg(format!("{}k", BLOCKS * BLOCK / 1024))
+            .output();
         assert!(made.expect("e2fsprogs are installed").status.success());
+        if start > 0 {
+            let [first, sectors] = [start, BLOCKS * BLOCK].map(|bytes| (bytes / SECTOR as u64) as u32);
+            let table = [&[0, 0, 0, 0, 0x83, 0, 0, 0][..], &first.to_le_bytes(), &sectors.to_le_bytes()].concat();
+            file.write_all_at(&table, 446).and_then(|()| file.write_all_at(&[0x55, 0xaa], 510)).expect("written");
+        }
         std::fs::copy(&image, directory.path().join("before")).expect("copied");
         let bytes = std::fs::read(&image).expect("the image");
         let found = extfs::discover(&bytes).expect("readable").remove(0);
+        let bytes = bytes[start as usize..].to_vec();
         let extents = found.journal.extents(&found.superblock);
         let log_at: Vec<u64> = extents
             .iter()
             .flat_map(|extent| (0..u64::from(extent.count)).map(|index| (extent.physical + index) * BLOCK))
             .collect();
+        let homes = homes(&bytes, &log_at);
         let superblock = bytes[log_at[0] as usize..][..BLOCK as usize].to_vec();
+        let log_at = log_at.into_iter().map(|at| start + at).collect();
         let (parsed, format) = Superblock::parse(&superblock).expect("a journal");
         let memory = VmMemory::new();
         let area =
@@ -126,7 +148,8 @@ impl Rig {
             route,
             clock,
             next: 0,
-            homes: homes(&bytes, &log_at),
+            start,
+            homes,
             log_at,
             superblock,
             builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1),
@@ -134,6 +157,7 @@ impl Rig {
             committed: 0,
             told: Vec::new(),
             held: 0,
+            fails: false,
             directory,
         }
     }
@@ -152,13 +176,14 @@ impl Rig {
     }
 
     fn request(&mut self, kind: RequestKind, offset: u64, content: &[u8]) {
-        let page = PageId(self.next % PAGES);
         self.next += 1;
-        self.memory.simulated_guest_write(page, 0, content);
-        let slices: Vec<MemorySlice> = match content.len() {
-            0 => Vec::new(),
-            len => vec![self.memory.page(page).expect("a page").sub(0, len)],
-        };
+        let mut slices: Vec<MemorySlice> = Vec::new();
+        for part in content.chunks(BLOCK as usize) {
+            let page = PageId(self.next % PAGES);
+            self.next += 1;
+            self.memory.simulated_guest_write(page, 0, part);
+            slices.push(self.memory.page(page).expect("a page").sub(0, part.len()));
+        }
         let (id, mut plan) = (RequestId(self.next), Plan::default());
         self.route.route(&Request { id, kind, offset, len: content.len() as u64, segments: &slices }, &mut plan);
         self.route.end_of_pass(&mut plan);
@@ -175,6 +200,7 @@ impl Rig {
     fn settle_one(&mut self) {
         let operation = self.waiting.remove(0);
         match operation.operation {
+            Operation::Write if self.fails => {}
             Operation::Write => {
                 let mut bytes = Vec::new();
                 for buffer in &operation.buffers {
@@ -198,16 +224,22 @@ impl Rig {
         }
         let mut plan = Plan::default();
         if let Some(ticket) = operation.ticket {
-            self.route.disk_done(ticket, Ok(()), &mut plan);
+            let has_failed = self.fails && operation.operation == Operation::Write;
+            let result = if has_failed { Err(std::io::Error::other("storage failed")) } else { Ok(()) };
+            self.route.disk_done(ticket, result, &mut plan);
         }
         self.plan(plan);
     }
 
     fn superblock(&mut self, start: u32, sequence: u32) {
+        self.superblock_begins(start, sequence);
+        self.settle();
+    }
+
+    fn superblock_begins(&mut self, start: u32, sequence: u32) {
         let mut block = self.superblock.clone();
         jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
         self.request(RequestKind::Write, self.log_at[0], &block);
-        self.settle();
     }
 
     fn within_s(&self) -> Option<u64> {
@@ -237,8 +269,13 @@ impl Rig {
 
     /// The next transaction, in its log blocks.
     fn transaction(&mut self) -> Vec<(u32, Vec<u8>)> {
+        self.transaction_with(None)
+    }
+
+    /// The same, with one more block.
+    fn transaction_with(&mut self, more: Option<u64>) -> Vec<(u32, Vec<u8>)> {
         self.committed += 1;
-        let blocks = self.homes.iter().map(|block| (*block, content(self.committed))).collect();
+        let blocks = self.homes.into_iter().chain(more).map(|block| (block, content(self.committed))).collect();
         let mut log = Vec::new();
         let transaction = Transaction { blocks, ..Transaction::default() };
         self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
@@ -254,7 +291,7 @@ impl Rig {
     }
 
     fn write_home(&mut self, block: u64, version: u8) {
-        self.request(RequestKind::Write, block * BLOCK, &content(version));
+        self.request(RequestKind::Write, self.start + block * BLOCK, &content(version));
     }
 
     fn pass(&mut self, milliseconds: u64) {
@@ -313,6 +350,7 @@ impl Rig {
                 }
                 EntryKind::Mark(name) if name == "gives up" => may_give_up = true,
                 EntryKind::Mark(name) if name == "holds" => may_give_up = false,
+                EntryKind::Mark(name) if name == "recovery" => {}
                 EntryKind::Mark(name) => {
                     let numbers: Vec<u8> =
                         name.split(' ').skip(1).map(|text| text.parse().expect("a number")).collect();
@@ -791,6 +829,288 @@ fn a_tail_waits_until_what_it_passes_is_durable() {
         rig.promise(passed);
     }
     assert!(rig.judge() > 50);
+}
+
+/// Numbers of blocks in the log's own place that are the guest's next, or later.
+fn numbers_from(rig: &Rig, next: u32) -> Vec<u32> {
+    numbers_in((&rig.file, &rig.log_at), next)
+}
+
+fn numbers_in((file, log_at): (&File, &[u64]), next: u32) -> Vec<u32> {
+    let mut head = [0; jbd2::HEADER_BYTES];
+    let of = |at: &u64| {
+        file.read_exact_at(&mut head, *at).expect("read");
+        jbd2::peek(&head).map(|header| header.sequence).filter(|number| *number >= next)
+    };
+    log_at[1..].iter().filter_map(of).collect()
+}
+
+/// Durability by age begins more often than the guest commits. Gives the guest's next number, which compounds have had.
+fn outrun(rig: &mut Rig, is_aged: bool) -> u32 {
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    for _ in 0..4 {
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        rig.pass(0);
+        rig.journals.set_durable_within(0, None).expect("possible");
+        rig.pass(0);
+    }
+    if is_aged {
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        rig.pass(0);
+    }
+    let next = rig.builder.sequence;
+    assert!(numbers_from(rig, next + 2).len() >= 2, "they have outrun its guest");
+    next
+}
+
+/// A page at the edge of the log has homes, too, where the file system does not begin at a page: what is written there through the host's
+/// cache would bring older ones along.
+#[test]
+fn nothing_is_cleared_away_beside_home_writes_in_the_same_pages() {
+    for (start, is_aged, waits) in
+        [(0, false, false), (0, true, false), (63 * 512, false, true), (63 * 512, true, true)]
+    {
+        let mut rig = Rig::at(start, None);
+        let next = outrun(&mut rig, is_aged);
+        if is_aged {
+            // Another age is wished when the guest has begun to close it.
+            rig.journals.set_durable_within(0, None).expect("possible");
+            rig.pass(0);
+        }
+        let [first, second, third] = rig.homes;
+        let last = rig.committed;
+        rig.write_home(first, last);
+        rig.write_home(second, last);
+        rig.settle();
+        rig.write_home(third, last);
+        assert_eq!(rig.waiting.len(), 1, "it is under way");
+        let told = rig.told.len();
+        rig.superblock_begins(0, next);
+        assert_eq!(!numbers_from(&rig, next).is_empty(), waits, "{start}");
+        // None begins meanwhile.
+        rig.write_home(first, last);
+        if is_aged {
+            rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        }
+        assert_eq!(rig.waiting.iter().filter(|operation| operation.operation == Operation::Write).count() > 1, !waits);
+        rig.settle();
+        rig.pass(0);
+        assert_eq!(numbers_from(&rig, next), [0; 0], "{start}");
+        assert_eq!(rig.held, 0);
+        assert!(rig.told[told..].iter().all(|(_, status)| *status == Status::Ok), "{:?}", rig.told);
+        let mut raw = vec![0; SUPERBLOCK_BYTES];
+        rig.file.read_exact_at(&mut raw, rig.log_at[0]).expect("read");
+        let said = Superblock::decode(&raw).expect("a superblock");
+        assert!(said.is_empty() && said.errno == 0 && said.sequence == next, "{said:?}");
+    }
+}
+
+/// It begins more often than the guest commits: what has the numbers of the guest's next transactions is gone before those can come.
+#[test]
+fn no_compound_stays_that_has_a_number_of_the_guests_next_transactions() {
+    for (end, is_aged) in [
+        ("closed", false),
+        ("closed", true),
+        ("recovered", false),
+        ("recovered", true),
+        ("handed over", false),
+        ("handed over", true),
+        ("distrusted", false),
+        ("distrusted", true),
+        ("distrusted, and dies", false),
+        ("distrusted, and dies", true),
+    ] {
+        let mut rig = Rig::new(None);
+        if end.starts_with("distrusted") {
+            // What is held, and written there, is elsewhere.
+            rig.begin_before_the_end(300);
+        }
+        let next = outrun(&mut rig, is_aged);
+        let mut last = rig.committed;
+        match end {
+            "closed" => {
+                rig.homes.into_iter().for_each(|block| rig.write_home(block, last));
+                rig.settle();
+                rig.superblock(0, next);
+            }
+            "recovered" => rig.journals.recover_all().expect("recovered"),
+            "distrusted" => {
+                // No file system has such a block.
+                let log = rig.transaction_with(Some(u64::from(u32::MAX) - 1));
+                rig.write_log(&log, |_| true);
+                rig.settle();
+                // Durability by age ends first.
+                (0..4).for_each(|_| rig.pass(0));
+                assert!(
+                    rig.journals.disk(0).fault().iter().any(|fault| fault.contains("not what it seemed")),
+                    "{is_aged}"
+                );
+                last = rig.committed;
+            }
+            "distrusted, and dies" => {
+                // Before anybody hears of it.
+                let log = rig.transaction_with(Some(u64::from(u32::MAX) - 1));
+                let held = |(position, block)| LogWrite { position, content: journal_area::Content::Bytes(block) };
+                let writes: Vec<LogWrite> = log.into_iter().map(held).collect();
+                rig.journals.area.hold(rig.journals.logs()[0].id, &writes);
+                rig.journals.recover_all().expect("brought to its place");
+                last = rig.committed;
+            }
+            _ => {
+                // In the midst of a transaction, of which one block may have no memory.
+                let log = rig.transaction();
+                let (commit, body) = log.split_last().expect("a commit block");
+                let first = body[0].1.clone();
+                rig.write_log(body, |block| is_aged || block != first);
+                rig.settle();
+                rig.journals
+                    .change_placement(rig.journals.logs()[0].index(), PlacementKind::Storage)
+                    .expect("possible");
+                for _ in 0..9 {
+                    let mut plan = Plan::default();
+                    let is_done = rig.route.hand_over(rig.journals.logs()[0].index(), &mut plan).expect("handed over");
+                    rig.plan(plan);
+                    if is_done {
+                        break;
+                    }
+                    rig.pass(0);
+                }
+                assert!(said(&rig).errno == 0 && !said(&rig).is_empty());
+                rig.write_log(std::slice::from_ref(commit), |_| true);
+                rig.settle();
+                // As without us, it counts on it when it has flushed.
+                rig.request(RequestKind::Flush, 0, &[]);
+                rig.settle();
+                last = rig.committed;
+            }
+        }
+        assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok), "{end}: {:?}", rig.told);
+        // The guest's own has the next number.
+        let left = numbers_from(&rig, next + u32::from(last > 1));
+        assert!(left.is_empty(), "{end}, durable by age: {is_aged}: {left:?}");
+        let image = std::fs::read(&rig.image).expect("the image");
+        assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), last, false), Ok(last), "{end}");
+        rig.promise(last);
+        assert!(rig.judge() > 40);
+    }
+}
+
+/// The same where another process finishes what was left.
+#[test]
+fn no_compound_stays_where_somebody_else_finishes() {
+    for is_aged in [false, true] {
+        let mut rig = Rig::new(None);
+        let next = outrun(&mut rig, is_aged);
+        let area = rig.journals.directory().path().to_owned();
+        let Rig { directory, image, file, journals, route, log_at, homes, committed, .. } = rig;
+        drop((route, journals));
+        let found = AreaDirectory::take_over(&area, &directory.path().join("registry")).expect("nobody has it");
+        let finished = placement::finish_directory(&found, std::slice::from_ref(&image))
+            .and_then(placement::Finish::into_result)
+            .expect("finished");
+        assert_eq!(finished.len(), 1);
+        assert_eq!(numbers_in((&file, &log_at), next), [0; 0], "durable by age: {is_aged}");
+        let bytes = std::fs::read(&image).expect("the image");
+        assert_eq!(state(&Image::of(&bytes), (&log_at, &homes), committed, false), Ok(committed));
+    }
+}
+
+/// A flush that somebody else asked for has failed: what it was to cover may be lost, so no compound may vouch for it, and nothing begins
+/// beside that.
+#[test]
+fn a_flush_of_anybody_that_failed_ends_it() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    rig.promise(rig.committed);
+    let before = rig.compounds();
+    // Ordered data, or a home that was written back: nobody knows which.
+    let first = rig.committed;
+    rig.homes.into_iter().for_each(|block| rig.write_home(block, first));
+    rig.settle();
+    rig.commit();
+    rig.settle();
+    rig.gives_up();
+    rig.journals.disk(0).note_failed_flush();
+    rig.pass(1500);
+    assert_eq!((rig.compounds(), rig.within_s(), is_aged(&rig)), (before, None, false));
+    let durability = rig.journals.report("vm").disks[0].durability.clone().expect("the log is open");
+    assert!(durability.reason.expect("a reason").contains("only held"));
+    // Not again under this mount either, whatever is wished.
+    for within in [None, Some(AGE)] {
+        rig.journals.set_durable_within(0, within).expect("possible");
+        rig.pass(5000);
+        assert!(!is_aged(&rig));
+    }
+    let told = rig.told.len();
+    rig.request(RequestKind::Flush, 0, &[]);
+    assert!(matches!(rig.told[told..], [(_, Status::IoError)]), "and its guest is told");
+    expect_recovered(&rig);
+}
+
+/// The same where it was not in force when the flush failed.
+#[test]
+fn it_does_not_begin_where_a_flush_has_failed() {
+    let mut rig = Rig::new(None);
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.journals.disk(0).note_failed_flush();
+    rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    rig.pass(5000);
+    rig.pass(5000);
+    assert_eq!((rig.compounds(), is_aged(&rig)), (0, false));
+    expect_recovered(&rig);
+}
+
+/// Where durability by age has ended because storage failed, nobody who goes on begins it anew under this mount; and where what it is
+/// owed is brought home, nothing counts on the compounds.
+#[test]
+fn storage_that_has_failed_is_no_truth_for_a_recovery() {
+    for is_heard in [true, false] {
+        let mut rig = Rig::new(Some(AGE));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        rig.pass(1500);
+        rig.promise(rig.committed);
+        rig.commit();
+        rig.settle();
+        rig.gives_up();
+        let log = rig.journals.logs()[0].id;
+        let doubt = |rig: &Rig| rig.journals.area.adopted(log).expect("it has a table").doubt;
+        assert_eq!(doubt(&rig), Doubt::default());
+        if is_heard {
+            rig.fails = true;
+            rig.pass(1500);
+            rig.fails = false;
+            assert!(!is_aged(&rig));
+        } else {
+            rig.journals.disk(0).note_failed_flush();
+            assert!(is_aged(&rig));
+        }
+        assert_eq!(doubt(&rig), Doubt { is_doubted: true, is_untold: !is_heard });
+        rig.log.mark("recovery");
+        expect_recovered(&rig);
+        let log = File::open(rig.directory.path().join("log")).expect("the log");
+        let mut recovery = entries(&log)
+            .map(|entry| entry.expect("an entry"))
+            .skip_while(|entry| !matches!(&entry.kind, EntryKind::Mark(name) if name == "recovery"));
+        let first = recovery.find_map(|entry| match entry.kind {
+            EntryKind::Write(data) => Some((entry.offset, data)),
+            _ => None,
+        });
+        let (at, data) = first.expect("something is written");
+        let is_marked = || at == rig.log_at[0] && Superblock::decode(&data).expect("a superblock").errno != 0;
+        assert!(is_heard || is_marked(), "the error mark comes before anything else");
+        rig.promise(rig.committed);
+        assert!(rig.judge() > 40);
+    }
 }
 
 /// Every file of a directory, and of those below.

@@ -88,6 +88,79 @@ fn recovery_leaves_what_a_complete_journal_would() {
     assert!(reached.iter().all(|count| *count >= seed_count() / 4), "some path was hardly taken: {reached:?}");
 }
 
+/// A worker is killed between any two of its stores, again and again, and another one goes on: the guest hears of no error, and what it was
+/// told is committed is, ever after.
+#[test]
+fn a_worker_that_dies_is_followed_by_one_that_goes_on() {
+    let image = guest::image();
+    let mut deaths = 0;
+    // Each is followed by what a new process does: a third of the seeds takes as long as all do elsewhere.
+    for seed in seeds().step_by(3) {
+        let run = || {
+            let mut guest = Guest::new(&image, 9_000_000 + seed);
+            let leaves_from = if seed % 4 == 2 { guest.random.below(120) } else { u64::MAX };
+            for step in 0..40 + guest.random.below(160) {
+                if guest.random.below(5) == 0 {
+                    guest.die_soon();
+                }
+                if step >= leaves_from && guest.random.below(4) == 0 {
+                    guest.leave();
+                }
+                let block = guest.any_metadata();
+                match guest.random.below(20) {
+                    0..5 => guest.random_commit(),
+                    5..8 => guest.write_home(block),
+                    8 => guest.overwrite(block),
+                    9 => guest.overwrite_part(block),
+                    10 | 16 | 17 => guest.read(block),
+                    11 => guest.write_data(),
+                    12 => guest.flush(),
+                    13 => guest.move_tail(),
+                    14 => guest.checkpoint(),
+                    18 => guest.overwrite_and_back(block),
+                    15 if guest.random.below(4) == 0 => guest.look_mounted(),
+                    19 if guest.random.below(4) == 0 => guest.remount(),
+                    _ => guest.storage_works(),
+                }
+                if guest.random.below(24) == 0 {
+                    guest.recover();
+                }
+            }
+            guest.recover();
+            guest.settle();
+            guest.recover();
+            assert_eq!(guest.failures(), 0, "the guest sees an error");
+            guest.deaths()
+        };
+        let outcome = std::panic::catch_unwind(run);
+        deaths += outcome.unwrap_or_else(|problem| {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(problem)
+        });
+    }
+    assert!(deaths > seed_count(), "hardly any worker has died: {deaths}");
+}
+
+/// The rest of the block is in the region only: storage has none of the two when the worker dies.
+#[test]
+fn a_part_that_is_overwritten_as_the_worker_dies_keeps_the_rest() {
+    let image = guest::image();
+    let mut guest = Guest::new(&image, 2);
+    let block = guest.metadata[0];
+    guest.commit_one(block);
+    guest.write_home(block);
+    guest.settle();
+    guest.die_next();
+    guest.overwrite_part(block);
+    guest.settle();
+    guest.read(block);
+    guest.recover();
+    guest.pass_everything();
+    guest.read(block);
+    guest.recover();
+    assert_eq!(guest.deaths(), 1);
+}
+
 /// A disk that fails in the midst of anything takes no transaction with it that was acknowledged, and acknowledges none that
 /// it has not taken.
 #[test]

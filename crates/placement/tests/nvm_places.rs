@@ -5,19 +5,25 @@ use block_route::{
     Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
 };
 use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
-use jbd2::SuperblockEdit;
 use jbd2::build::{LogBuilder, Transaction};
+use jbd2::{Content, LogRead, SuperblockEdit};
 use nvm_journal::medium::{Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use placement::{
     AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, Log, NvmDisk, NvmOptions, PlacementKind,
     recover_image,
 };
 use recovery::{Access, Disk};
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
+
+#[path = "nvm_places/distrusted.rs"]
+mod distrusted;
+#[path = "nvm_places/followed.rs"]
+mod followed;
 
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 512;
@@ -44,6 +50,7 @@ struct Rig {
     image: PathBuf,
     region: PathBuf,
     hook: Hook,
+    each_step: EachStep,
     /// Operations whose ends are awaited, and which those are to be.
     held: Vec<DiskOperation>,
     holds: Box<dyn Fn(&DiskOperation) -> bool>,
@@ -81,10 +88,22 @@ fn mounted(image: &[u8], start: u64) -> Mounted {
 /// What is done, once, when the region is fenced next.
 type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// A region with a hook in it.
+/// What is done each time that something was stored to the region.
+type EachStep = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
+
+/// A region with hooks in it.
 struct Hooked {
     medium: Box<dyn Medium>,
     hook: Hook,
+    each_step: EachStep,
+}
+
+impl Hooked {
+    fn stepped(&self) {
+        if let Some(each_step) = &mut *self.each_step.lock().expect("no panic") {
+            each_step();
+        }
+    }
 }
 
 impl Medium for Hooked {
@@ -94,6 +113,7 @@ impl Medium for Hooked {
 
     fn store_word(&mut self, offset: u64, value: u64) {
         self.medium.store_word(offset, value);
+        self.stepped();
     }
 
     fn write_back(&mut self, offset: u64, len: u64) {
@@ -102,6 +122,7 @@ impl Medium for Hooked {
 
     fn stream(&mut self, offset: u64, bytes: &[u8]) {
         self.medium.stream(offset, bytes);
+        self.stepped();
     }
 
     fn fence(&mut self) -> std::io::Result<()> {
@@ -117,15 +138,30 @@ impl Medium for Hooked {
     }
 }
 
-/// Opens regions that have a hook in them.
-fn hooked(options: NvmOptions, hook: &Hook) -> NvmDisk {
+/// A log in its own place.
+struct OwnPlace<'a> {
+    file: &'a std::fs::File,
+    log_at: &'a [u64],
+}
+
+impl LogRead for OwnPlace<'_> {
+    type Error = std::io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> std::io::Result<Content> {
+        self.file.read_exact_at(buffer, self.log_at[position as usize])?;
+        Ok(Content::Present)
+    }
+}
+
+/// Opens regions that have hooks in them.
+fn hooked(options: NvmOptions, hook: &Hook, each_step: &EachStep) -> NvmDisk {
     let region = |choice| {
         let options =
             OpenOptions { region: choice, create_bytes: Some(options.create_bytes), ..OpenOptions::new(&options.path) };
         let file = MediumFile::open(options).expect("a region");
         let offset = file.offset();
         let medium = Box::new(file.map().expect("mapped"));
-        (offset, Box::new(Hooked { medium, hook: Arc::clone(hook) }))
+        (offset, Box::new(Hooked { medium, hook: Arc::clone(hook), each_step: Arc::clone(each_step) }))
     };
     let (offset, medium) = region(options.region);
     let more: Vec<_> = options.more_regions.iter().map(|choice| region(*choice)).collect();
@@ -157,7 +193,7 @@ impl Rig {
         }
         file.write_all_at(&partition_table(), 0).expect("a partition table");
         let bytes = std::fs::read(&image).expect("the image");
-        let hook = Hook::default();
+        let (hook, each_step) = (Hook::default(), EachStep::default());
         let mut options = NvmOptions::new(&region);
         options.create_bytes = 32 << 20;
         change(&mut options);
@@ -169,7 +205,7 @@ impl Rig {
             placement: PlacementKind::Nvm,
             honour_flush: false,
             read_only: false,
-            nvm: Some(Arc::new(hooked(options, &hook))),
+            nvm: Some(Arc::new(hooked(options, &hook, &each_step))),
             durable_within: None,
             remote: None,
             write_log: None,
@@ -193,6 +229,7 @@ impl Rig {
             image,
             region,
             hook,
+            each_step,
             held: Vec::new(),
             holds: Box::new(|_| false),
             fails: Box::new(|_| false),
@@ -317,6 +354,11 @@ impl Rig {
         self.request(RequestKind::Write, at, &mut block)
     }
 
+    /// What the guest's next kernel replays from the log's own place.
+    fn replayed(&self, which: usize) -> BTreeMap<u64, Vec<u8>> {
+        replayed(&self.file, &self.file_systems[which].log_at)
+    }
+
     /// Commits a block. Gives the bytes that went to storage.
     fn commit(&mut self, which: usize, block: u64, content: &[u8]) -> u64 {
         let transaction = Transaction { blocks: vec![(block, content.to_vec())], ..Transaction::default() };
@@ -370,6 +412,23 @@ fn ram(memory: &Arc<VmMemory>, path: &Path) -> MemoryTable {
     let size = u64::from(PAGES) * PAGE_BYTES as u64;
     file.set_len(size).expect("a length");
     memory.map(vec![RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file, file_offset: 0 }]).expect("mapped")
+}
+
+/// What a kernel replays from a log in its own place.
+fn replayed(file: &std::fs::File, log_at: &[u64]) -> BTreeMap<u64, Vec<u8>> {
+    let mut log = OwnPlace { file, log_at };
+    let mut raw = vec![0; BLOCK as usize];
+    log.read(0, &mut raw).expect("read");
+    let (superblock, format) = jbd2::Superblock::parse(&raw).expect("a superblock");
+    let plan = jbd2::Plan::new(&mut log, &superblock, &format, &|_| true).expect("a log");
+    let mut blocks = BTreeMap::new();
+    for block in plan.blocks() {
+        let mut content = vec![0; BLOCK as usize];
+        log.read(block.newest().position, &mut content).expect("read");
+        assert!(block.newest().restore(&format, &mut content), "block {}", block.home());
+        blocks.insert(block.home(), content);
+    }
+    blocks
 }
 
 fn content(seed: u8) -> Vec<u8> {
@@ -689,11 +748,15 @@ fn what_a_leaving_log_writes_does_not_land_on_the_next_file_system() {
 
 /// The guest's flush fails, and storage loses what was written to a block.
 fn lose(rig: &mut Rig, block: u64) {
-    let before = rig.home_at(0, block);
+    let (before, failed) = (rig.home_at(0, block), rig.failed.len());
     rig.file.write_all_at(&[0; BLOCK as usize], before).expect("written");
     rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
     rig.request(RequestKind::Flush, 0, &mut []);
     rig.fails = Box::new(|_| false);
+    // What ended while that one was under way may be lost, too, so the next one is told as well.
+    rig.request(RequestKind::Flush, 0, &mut []);
+    assert_eq!(rig.failed.len(), failed + 2);
+    rig.failed.truncate(failed);
 }
 
 #[test]
@@ -751,6 +814,140 @@ fn a_tail_does_not_pass_what_a_failed_flush_may_have_lost() {
         rig.request(RequestKind::Write, at, &mut content(3));
         rig.superblock(0, false);
         assert!(rig.failed.is_empty() && !rig.log(0).is_open() && rig.stored(0, IN_USE) == content(3));
+    }
+}
+
+#[test]
+fn a_failed_flush_says_nothing_of_what_was_durable_before() {
+    for is_lost_before in [false, true] {
+        let mut rig = Rig::new(1);
+        rig.may_fail = true;
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let at = rig.home_at(0, IN_USE);
+        rig.request(RequestKind::Write, at, &mut content(2));
+        if is_lost_before {
+            lose(&mut rig, IN_USE);
+        }
+        rig.request(RequestKind::Flush, 0, &mut []);
+        // Somebody else's, perhaps.
+        rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
+        rig.request(RequestKind::Flush, 0, &mut []);
+        rig.fails = Box::new(|_| false);
+        rig.failed.clear();
+        rig.superblock(0, true);
+        assert_eq!(rig.failed.is_empty(), !is_lost_before, "a later flush does not bring back what one has lost");
+    }
+}
+
+/// The guest has flushed what it wrote home as the region has it, and then writes something else there.
+#[test]
+fn a_tail_passes_nothing_before_a_flush_of_what_was_written_past_the_journal() {
+    for ends_beside in [false, true] {
+        let mut rig = Rig::new(1);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let at = rig.home_at(0, IN_USE);
+        assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
+        rig.request(RequestKind::Flush, 0, &mut []);
+        if ends_beside {
+            // One ended before, and makes a flush necessary; the other is on its way.
+            rig.commit(0, IN_USE + 1, &content(5));
+            let other = rig.home_at(0, IN_USE + 1);
+            rig.request(RequestKind::Write, other, &mut content(6));
+            rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+        }
+        rig.request(RequestKind::Write, at, &mut content(2));
+        let write = rig.held.pop();
+        rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+        rig.superblock(0, true);
+        assert_eq!(rig.held.len(), 1, "the tail waits for a flush");
+        if let Some(write) = write {
+            rig.end(write);
+            // What came of that waits for a flush of its own.
+            let of_tail = rig.held.remove(0);
+            rig.end(of_tail);
+        }
+        assert!(!rig.held.is_empty());
+        // The power fails.
+        rig.file.write_all_at(&[0; BLOCK as usize], at).expect("written");
+        assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(1)[..], "what was committed is lost");
+        rig.file.write_all_at(&content(2), at).expect("written");
+        rig.end_held();
+        assert!(rig.recovered()[at as usize..][..BLOCK as usize] == content(2)[..], "what was written is taken back");
+    }
+}
+
+#[test]
+fn a_tail_does_not_wait_for_a_write_that_has_failed() {
+    let mut rig = Rig::new(1);
+    rig.may_fail = true;
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    rig.fails = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    rig.fails = Box::new(|_| false);
+    let flushed = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&flushed);
+    rig.fails = Box::new(move |operation| {
+        let mut count = count.lock().expect("no panic");
+        *count += u32::from(operation.operation == Operation::Flush);
+        assert!(*count < 10, "flushes without an end");
+        false
+    });
+    rig.failed.clear();
+    rig.superblock(0, true);
+    assert!(rig.failed.is_empty());
+    assert_eq!(*flushed.lock().expect("no panic"), 1);
+}
+
+/// A journal's own way to make something durable, for the other file system of the disk, say.
+#[test]
+fn a_flush_that_nobody_asked_storage_for_is_no_better_when_it_fails() {
+    for is_before in [false, true] {
+        let mut rig = Rig::new(1);
+        rig.may_fail = true;
+        rig.superblock(0, true);
+        if is_before {
+            rig.journals.disk(0).note_failed_flush();
+        }
+        rig.commit(0, IN_USE, &content(1));
+        let at = rig.home_at(0, IN_USE);
+        rig.request(RequestKind::Write, at, &mut content(2));
+        if !is_before {
+            rig.file.write_all_at(&[0; BLOCK as usize], at).expect("written");
+            rig.journals.disk(0).note_failed_flush();
+        }
+        rig.superblock(0, true);
+        assert_eq!(rig.failed.is_empty(), is_before);
+        let kept = if is_before { content(2) } else { content(1) };
+        assert!(rig.recovered()[at as usize..][..BLOCK as usize] == kept[..]);
+    }
+}
+
+#[test]
+fn a_write_that_ends_beside_a_flush_is_not_durable_by_it() {
+    for is_before in [false, true] {
+        let mut rig = Rig::new(1);
+        rig.may_fail = true;
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let at = rig.home_at(0, IN_USE);
+        rig.holds = Box::new(|operation| operation.operation != Operation::Read);
+        rig.request(RequestKind::Write, at, &mut content(2));
+        let write = rig.held.pop().expect("a write");
+        if is_before {
+            rig.end(write);
+            rig.request(RequestKind::Flush, 0, &mut []);
+        } else {
+            rig.request(RequestKind::Flush, 0, &mut []);
+            rig.end(write);
+        }
+        rig.end_held();
+        rig.journals.disk(0).note_failed_flush();
+        rig.superblock(0, true);
+        assert_eq!(rig.failed.is_empty(), is_before);
     }
 }
 

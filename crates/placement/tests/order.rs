@@ -146,13 +146,17 @@ impl Rig {
 
     /// Routes a request. Returns what storage has to do.
     fn route(&mut self, kind: RequestKind, offset: u64, segments: &[MemorySlice]) -> Vec<DiskOperation> {
+        operations(self.plan(kind, offset, segments))
+    }
+
+    fn plan(&mut self, kind: RequestKind, offset: u64, segments: &[MemorySlice]) -> Plan {
         self.next_request += 1;
         let id = RequestId(self.next_request);
         let len = segments.iter().map(|segment| segment.len() as u64).sum();
         let mut plan = Plan::default();
         self.route.route(&Request { id, kind, offset, len, segments }, &mut plan);
         self.route.end_of_pass(&mut plan);
-        operations(plan)
+        plan
     }
 
     fn write(&mut self, offset: u64, content: &[u8]) -> Vec<DiskOperation> {
@@ -190,8 +194,12 @@ impl Rig {
 
     fn end(&mut self, operation: &DiskOperation, result: std::io::Result<()>) {
         let mut plan = Plan::default();
+        let is_ok = result.is_ok();
         if let Some(ticket) = operation.ticket {
             self.route.disk_done(ticket, result, &mut plan);
+        }
+        if !is_ok {
+            plan.actions.retain(|action| !matches!(action, PlanAction::Release(_, Status::IoError)));
         }
         let more = operations(plan);
         self.carry_out(more);
@@ -296,6 +304,11 @@ fn a_flush_covers_what_has_ended_and_nothing_else() {
     assert_eq!(second.len(), 1, "the first flush is still on its way");
     rig.end(&first[0], Err(std::io::Error::other("storage failed")));
     rig.end(&second[0], Err(std::io::Error::other("storage failed")));
+    let told = rig.plan(RequestKind::Flush, 0, &[]);
+    assert!(
+        matches!(told.actions[..], [PlanAction::Hold(_), PlanAction::Release(_, Status::IoError)]),
+        "what ended while those were on their way may be lost, too"
+    );
     let again = rig.route(RequestKind::Flush, 0, &[]);
     assert_eq!(again.len(), 1, "what failed has to be done");
     rig.carry_out(again);

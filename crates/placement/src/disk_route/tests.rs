@@ -6,7 +6,7 @@ use crate::description::AreaDirectory;
 use crate::disk::{DiskOptions, PlacementKind};
 use crate::journals::JournalsOptions;
 use crate::keeper::Step;
-use crate::keeper::{Finished, Keeper, SuperblockWritten};
+use crate::keeper::{Finished, HomeChange, Keeper, SuperblockWritten};
 use block_route::Status;
 use guest_memory::{HostFile, VmMemory};
 use std::collections::VecDeque;
@@ -31,6 +31,8 @@ struct Script {
     heard: Mutex<Vec<Heard>>,
     verdicts: Mutex<VecDeque<HomeVerdict>>,
     steps: Mutex<Vec<(Side, Step)>>,
+    /// Whether the guest's flushes have to cover what was written.
+    needs_flushes: std::sync::atomic::AtomicBool,
 }
 
 impl Script {
@@ -92,7 +94,7 @@ impl Keeper for Script {
     fn home_ended(&self, _log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
         self.note(Heard::Ended(operation, is_ok));
         self.take(steps);
-        true
+        !self.needs_flushes.load(Ordering::Relaxed)
     }
 
     fn done(&self, _log: &Log, task: Task, error: Option<&io::Error>, steps: &mut Steps) {
@@ -292,4 +294,132 @@ fn flushes_and_superblocks_of_the_guest_may_have_to_wait() {
     let mut plan = Plan::default();
     rig.route.woken(&mut plan);
     assert_eq!(released(&plan), [(1, Status::Ok), (2, Status::IoError)]);
+}
+
+/// A disk with a cache that is not durable, and the guest's view of it. A flush that fails loses what it was to bring to the medium, and
+/// says so to nobody else.
+#[derive(Default)]
+struct Cached {
+    cache: Vec<u64>,
+    /// Writes that are lost and that the guest was not told of.
+    lost: Vec<u64>,
+}
+
+impl Cached {
+    fn flushed(&mut self, covered: &[u64], is_ok: bool) {
+        // What another one has brought there, or lost, before is not this one's.
+        let (now, rest): (Vec<u64>, Vec<u64>) = self.cache.iter().partition(|write| covered.contains(write));
+        self.cache = rest;
+        if !is_ok {
+            self.lost.extend(now);
+        }
+    }
+}
+
+/// Whoever asked for a flush that fails: the guest hears of it before a flush of its own is answered well.
+#[test]
+fn no_flush_is_answered_well_over_what_another_one_has_lost() {
+    for seed in 0..12 {
+        let mut random = seeded_random::Random::new(seed);
+        let mut rig = Rig::new();
+        rig.script.needs_flushes.store(true, Ordering::Relaxed);
+        let at = rig.free_block() * BLOCK;
+        let mut storage = Cached::default();
+        // What is under way: the operation, and what it is to bring to the medium.
+        let mut waiting: Vec<(DiskOperation, Vec<u64>)> = Vec::new();
+        // The guest's flushes, and what had ended when they began.
+        let mut flushes: HashMap<u32, Vec<u64>> = HashMap::new();
+        let (mut ended, mut writes, mut failures, mut errors) = (Vec::new(), 0, 0, 0);
+        for _ in 0..1500 {
+            let plan = match random.below(8) {
+                0 | 1 => {
+                    let write = operations(&rig.request(RequestKind::Write, at, BLOCK)).remove(0);
+                    writes += 1;
+                    waiting.push((write, vec![writes]));
+                    Plan::default()
+                }
+                2 => {
+                    let plan = rig.request(RequestKind::Flush, 0, 0);
+                    flushes.insert(rig.next_request, ended.clone());
+                    // The keeper has nothing to add.
+                    rig.script.say(Side::Home, Step::Release(RequestId(rig.next_request), Status::Ok));
+                    plan
+                }
+                3 => {
+                    rig.script.say(Side::Home, Step::Flush { task: Task::Own(1) });
+                    let mut plan = Plan::default();
+                    rig.route.woken(&mut plan);
+                    plan
+                }
+                _ if waiting.is_empty() => Plan::default(),
+                _ => {
+                    let (operation, what) = waiting.remove(random.below(waiting.len() as u64) as usize);
+                    if operation.operation == Operation::Write {
+                        storage.cache.extend(&what);
+                        ended.extend(&what);
+                        rig.end(&operation, Ok(()))
+                    } else {
+                        let is_ok = random.below(3) > 0;
+                        storage.flushed(&what, is_ok);
+                        failures += u32::from(!is_ok);
+                        let result = if is_ok { Ok(()) } else { Err(io::Error::other("a bad sector")) };
+                        let plan = rig.end(&operation, result);
+                        if let Some(RequestId(request)) = operation.request
+                            && let Some(began_with) = flushes.remove(&request)
+                        {
+                            let is_told = !is_ok
+                                || released(&plan).iter().any(|(id, status)| *id == request && *status != Status::Ok);
+                            errors += u32::from(is_told);
+                            answered(&mut storage, &began_with, is_told, seed);
+                        }
+                        plan
+                    }
+                }
+            };
+            for operation in operations(&plan) {
+                let covers = storage.cache.clone();
+                waiting.push((operation, covers));
+            }
+            // Flushes that never went to storage.
+            let asked =
+                |request: &u32| waiting.iter().any(|(operation, _)| operation.request == Some(RequestId(*request)));
+            let at_once: Vec<u32> = flushes.keys().copied().filter(|request| !asked(request)).collect();
+            for request in at_once {
+                let is_told = released(&plan).contains(&(request, Status::IoError));
+                errors += u32::from(is_told);
+                let began_with = flushes.remove(&request).expect("it was asked");
+                answered(&mut storage, &began_with, is_told, seed);
+            }
+        }
+        assert!(failures > 50 && errors > 50, "seed {seed}: {failures} failures, {errors} errors");
+    }
+}
+
+fn answered(storage: &mut Cached, began_with: &[u64], is_told: bool, seed: u64) {
+    if is_told {
+        storage.lost.retain(|write| !began_with.contains(write));
+    } else {
+        let lost = storage.lost.iter().find(|write| began_with.contains(write));
+        assert!(lost.is_none(), "seed {seed}: write {lost:?} is lost, and the guest was told that it is durable");
+    }
+}
+
+/// The same where the flush is one of ours that no disk engine carries out.
+#[test]
+fn a_flush_of_the_journals_own_that_failed_is_told_once() {
+    let mut rig = Rig::new();
+    rig.route.journals.disk(0).note_failed_flush();
+    let plan = rig.request(RequestKind::Flush, 0, 0);
+    assert_eq!((operations(&plan).len(), released(&plan)), (0, vec![(1, Status::IoError)]));
+    let plan = rig.request(RequestKind::Flush, 0, 0);
+    assert_eq!(released(&plan), [], "that was told");
+    // Of several in one pass none was answered before the others.
+    rig.route.journals.disk(0).note_failed_flush();
+    let mut plan = Plan::default();
+    for id in [3, 4] {
+        let request = Request { id: RequestId(id), kind: RequestKind::Flush, offset: 0, len: 0, segments: &[] };
+        rig.route.route(&request, &mut plan);
+    }
+    rig.route.end_of_pass(&mut plan);
+    assert_eq!(released(&plan), [(3, Status::IoError), (4, Status::IoError)]);
 }

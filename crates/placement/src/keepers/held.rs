@@ -29,7 +29,7 @@ use crate::opening::write_mark;
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, JournalArea, LogId, LogWrite, Outside, Pressure, SuperblockEffect};
+use journal_area::{Content, JournalArea, LogId, LogWrite, NotHome, Outside, Pressure, SuperblockEffect};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -156,10 +156,14 @@ impl Keeper for Held {
         let AgedSuperblock::Taken { is_on_storage } = self.aged_superblock(log, &block, steps) else {
             return Ok((SuperblockWritten::GoesOn, false));
         };
+        if self.clears_later(log, &block, steps) {
+            return Ok((SuperblockWritten::GoesOn, false));
+        }
         let block = block.content;
         if !log.is_open() && self.is_foreign_log(log, block)? {
             return Ok((SuperblockWritten::Brought, true));
         }
+        self.clear_numbers(log, block)?;
         match self.held_superblock_written(log, block)? {
             SuperblockEffect::Opened => {
                 let marked = self.begin_aging(log, block).and_then(|is_aged| match is_aged {
@@ -264,6 +268,10 @@ impl Keeper for Held {
 
     fn flush_asked(&self, log: &Log, request: RequestId, steps: &mut Steps) {
         self.holds_flush(log, request, steps);
+    }
+
+    fn home_cut(&self, log: &Log, change: &HomeChange<'_>) -> u64 {
+        self.cut_of(log, change)
     }
 
     fn home_begins(&self, log: &Log, change: &HomeChange<'_>, steps: &mut Steps) -> io::Result<HomeVerdict> {
@@ -384,12 +392,24 @@ impl Keeper for Held {
         self.aged_numbers_from(sequence);
     }
 
+    fn awaits_mark(&self, is_unmarked: bool) {
+        self.aged_awaits_mark(is_unmarked);
+    }
+
+    fn goes_on_doubted(&self, log: &Log, is_doubted: bool) {
+        self.aged_goes_on_doubted(log, is_doubted);
+    }
+
     fn durability(&self, log: &Log) -> Option<DurabilityReport> {
         Some(self.aged_report(log))
     }
 
     fn blocks_owed(&self, log: &Log) -> Option<u64> {
         log.is_open().then(|| self.area.owed(self.id).blocks)
+    }
+
+    fn why_not_home(&self, _log: &Log) -> Option<NotHome> {
+        self.area.why_not_home(self.id)
     }
 
     fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {

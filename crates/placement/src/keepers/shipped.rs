@@ -4,6 +4,7 @@
 //! left to the guest ([`crate::distrust`]).
 
 use super::stored::finish_brought;
+use crate::disk::PlacementKind;
 use crate::distrust;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
@@ -19,21 +20,49 @@ use journal_area::JournalArea;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+/// Blocks of a log that was taken up which the watch gets before it looks at them.
+const WATCHED_AT_ONCE: usize = 1024;
+
 #[derive(Debug)]
 pub(crate) struct Shipped {
     remote: RemoteLog,
     watch: Mutex<Watch>,
+    /// What was seen of a log that was taken up, before anything may be done about it.
+    seen: Mutex<Option<String>>,
     /// Its copy of the log is in this one's budget.
     area: Arc<JournalArea>,
+    /// So many bytes of it.
+    reserved: u64,
+    /// Where that copy is.
+    copy_name: String,
 }
 
 impl Shipped {
-    pub fn new(remote: RemoteLog, area: Arc<JournalArea>) -> Self {
-        Shipped { remote, watch: Mutex::default(), area }
+    /// With a copy of the log in a file of this name, which takes so many bytes of the area's budget.
+    pub fn new(remote: RemoteLog, (area, reserved): (Arc<JournalArea>, u64), copy_name: String) -> Self {
+        Shipped { reserved, remote, watch: Mutex::default(), seen: Mutex::default(), area, copy_name }
     }
 
     fn watch(&self) -> MutexGuard<'_, Watch> {
         self.watch.lock().expect("no panic under this lock")
+    }
+
+    /// What is live of a log that was taken up is watched again, from its begin on.
+    fn watch_again(&self, log: &Log) {
+        let mut watch = self.watch();
+        let Some(superblock) = self.remote.superblock_now() else { return };
+        watch.opened(&log.place, &superblock);
+        let mut why = None;
+        let mut count = 0;
+        self.remote.for_each_live(&superblock, |position, content| {
+            watch.log_write(position, &content);
+            count += 1;
+            if count % WATCHED_AT_ONCE == 0 {
+                why = why.take().or_else(|| watch.settle(&log.place));
+            }
+        });
+        *self.seen.lock().expect("no panic under this lock") = why.or_else(|| watch.settle(&log.place));
+        watch.is_taken_up();
     }
 
     /// The journal is not what it seemed: nobody here replays it.
@@ -93,8 +122,12 @@ impl Keeper for Shipped {
                     self.distrust(log, why);
                     self.watch().forget();
                 }
+                let is_merged = !was_open && other.is_ok() && self.remote.superblock_of_closed(block)?;
+                if is_merged {
+                    log.journal.set_dirty();
+                }
                 let what = if other.is_err() { SuperblockWritten::NoLog } else { SuperblockWritten::Closed };
-                Ok((what, !was_open))
+                Ok((what, !was_open && !is_merged))
             }
         }
     }
@@ -142,7 +175,7 @@ impl Keeper for Shipped {
 
     /// What is live is here, the rest is as storage has it.
     fn log_read(&self, _log: &Log, position: u32, buffer: &mut [u8]) -> io::Result<LogRead> {
-        let Some(block) = self.remote.read(position) else { return Ok(LogRead::Stored) };
+        let Some(block) = self.remote.read(position)? else { return Ok(LogRead::Stored) };
         buffer.copy_from_slice(&block);
         Ok(LogRead::Copied)
     }
@@ -172,9 +205,37 @@ impl Keeper for Shipped {
         true
     }
 
-    fn forget(&self, log: &Log, _steps: &mut Steps) -> bool {
-        self.area.release(log.place.log_bytes());
+    fn is_paused(&self) -> io::Result<bool> {
+        self.remote.is_paused()
+    }
+
+    fn forget(&self, _log: &Log, _steps: &mut Steps) -> bool {
+        self.area.release(self.reserved);
         true
+    }
+
+    fn was_taken_up(&self, log: &Log) -> bool {
+        if !self.remote.was_taken_up() {
+            return false;
+        }
+        if self.remote.is_distrusted() {
+            log.distrust();
+            log.want(PlacementKind::Storage);
+        } else {
+            self.watch_again(log);
+        }
+        true
+    }
+
+    fn go_on(&self, log: &Log) -> io::Result<()> {
+        self.remote.go_on()?;
+        let why = self.seen.lock().expect("no panic under this lock").take();
+        self.distrust(log, why);
+        Ok(())
+    }
+
+    fn copy_name(&self) -> Option<&str> {
+        Some(&self.copy_name)
     }
 
     fn remote_report(&self) -> Option<RemoteReport> {

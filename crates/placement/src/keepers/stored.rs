@@ -65,7 +65,7 @@ pub(super) fn stored_superblock(log: &Log, block: &[u8]) -> (SuperblockWritten, 
 
 /// The guest of a log on storage is gone. Its next kernel replays the log.
 pub(crate) fn finish_on_storage(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
-    finish_by(log, is_vm_gone, |log| Ok(Finished::Left(leave(log))))
+    finish_by(log, is_vm_gone, |log| leave(log).map(Finished::Left))
 }
 
 /// The same for a log that was brought to storage at this moment: until then it was elsewhere, and for a VM that is gone it is ours to
@@ -81,13 +81,22 @@ fn finish_by(log: &Log, is_vm_gone: bool, end: impl FnOnce(&Log) -> io::Result<F
     if !log.is_open() {
         return finish_closed(log, is_vm_gone);
     }
+    let finished = if is_vm_gone { end(log)? } else { Finished::Nothing };
     log.set_closed();
-    if is_vm_gone { end(log) } else { Ok(Finished::Nothing) }
+    Ok(finished)
 }
 
 /// Leaves a log where it is. Gives what is to be said of it.
-pub(crate) fn leave(log: &Log) -> Report {
-    let report = leave_stored(&log.place, &log.journal.file);
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn leave(log: &Log) -> io::Result<Report> {
+    let report = leave_stored(&log.place, &log.journal.file).map_err(|error| {
+        let (name, at) = (&log.home.options.name, log.place.home_start);
+        io::Error::other(format!(
+            "disk {name}: the journal of the file system at byte {at} is in its own place on storage, and cannot be read there: {error}"
+        ))
+    })?;
     log::info!(
         "disk {}: the journal of the file system at byte {} is in its own place on storage, with {} transactions, and is left to the \
          guest's own kernel",
@@ -95,7 +104,7 @@ pub(crate) fn leave(log: &Log) -> Report {
         log.place.home_start,
         report.transactions
     );
-    report
+    Ok(report)
 }
 
 /// The same for a log that is closed, wherever it would be if it were not.

@@ -1,8 +1,9 @@
 //! An open log whose transactions go to the region, and what is known of each block's home.
 
 use super::Region;
-use super::log_stream::{LogStream, Tail, TailMove, Transaction};
+use super::log_stream::{LogStream, Tail, TailMove, Transaction, digest_of};
 use super::mark::Marks;
+use super::notes::{Note, Notes};
 use super::view::CommittedView;
 use crate::log::Log;
 use extfs::Allocation;
@@ -30,8 +31,12 @@ pub(super) struct Held {
     /// The guest's transaction that the version is of.
     pub sequence: u32,
     pub home: HomeState,
+    /// The same as it is noted for the next worker.
+    pub noted: HomeState,
     /// How often the guest has sent something else home since.
     pub overwrites: u32,
+    /// The number of the end of the last of those writes; nothing while one is on its way.
+    pub overwritten: Option<u64>,
 }
 
 /// A version that was written home, by the guest or by us. It may leave the region when that is durable, unless the guest has
@@ -47,7 +52,8 @@ pub(super) struct Written {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AtHome {
     pub sequence: u32,
-    pub digest: [u64; 2],
+    /// Nothing where an earlier worker brought it there: what is at home has to be read.
+    pub digest: Option<[u64; 2]>,
 }
 
 /// See the module.
@@ -69,6 +75,11 @@ pub(super) struct Captured {
     pub doubtful: Vec<Written>,
     /// Something failed for good: no more of the log is taken.
     pub has_failed: bool,
+    /// What the next worker has to know.
+    pub notes: Notes,
+    /// Log blocks that an earlier worker has taken, of its last transaction and of what it has not committed: their digests. Any of
+    /// them may come once more, whatever has become of its transaction since.
+    pub resent: HashMap<u32, u64>,
 }
 
 /// Whether a block is one of the file system's that the log may bring back: not the log's own.
@@ -102,11 +113,24 @@ impl Captured {
             && self.homes.get(&written.block).is_some_and(|held| held.home != HomeState::Other)
     }
 
-    /// A flush has failed: what was written until now may not be on storage.
-    pub fn flush_failed(&mut self) {
+    /// A flush has failed: what was written until now may not be on storage, but for what had ended before `durable`, the number of an
+    /// end that a flush has made durable.
+    pub fn flush_failed(&mut self, durable: u64) {
+        self.notes.note(&Note::FlushFailed);
         self.marks.flush_failed();
-        let others = self.homes.iter().filter(|(_, held)| held.home == HomeState::Other);
-        self.doubtful = others.filter_map(|(block, _)| self.written(*block)).collect();
+        let mut doubtful = std::mem::take(&mut self.doubtful);
+        // What an earlier one may have lost is not there because a later one was good.
+        doubtful.retain(|written| self.written(written.block) == Some(*written));
+        let others = self.homes.keys().filter(|block| self.is_overwritten_since(**block, durable));
+        doubtful.extend(others.filter_map(|block| self.written(*block)));
+        self.doubtful = doubtful;
+    }
+
+    /// Whether the guest's write past its journal onto a block ended later than the one with this number, or has not ended.
+    pub fn is_overwritten_since(&self, block: u64, number: u64) -> bool {
+        self.homes.get(&block).is_some_and(|held| {
+            held.home == HomeState::Other && held.overwritten.is_none_or(|overwritten| overwritten > number)
+        })
     }
 
     /// Whether the guest's write past its journal onto a block may be lost, with nothing written there since.
@@ -204,32 +228,101 @@ impl Captured {
     /// guest has not seen at home as its log would leave it there, as one transaction that ends where the log goes on. It
     /// stands until the guest writes into its log.
     pub fn show(&mut self) -> Result<(), CompoundError> {
-        let (format, cursor) = (*self.stream.format(), self.stream.cursor());
         self.shown = None;
         self.is_read = true;
-        if self.stream.tail() == cursor {
+        if self.stream.tail() == self.stream.cursor() {
+            self.notes.note(&Note::Read(None));
             return Ok(());
         }
         let mut blocks: Vec<u64> =
             self.homes.iter().filter(|(_, held)| held.home != HomeState::Same).map(|(block, _)| *block).collect();
         blocks.sort_unstable();
-        let sequence = cursor.sequence.wrapping_sub(1);
-        let of = |home: u64| -> Option<CompoundBlock> {
-            let (escaped, data) = build::escape(self.journal.latest(home)?);
-            Some(CompoundBlock { home, escaped, checksum: jbd2::tag_checksum(&format, sequence, &data) })
-        };
-        let blocks = blocks.into_iter().filter_map(of).collect();
-        let room = format.log_blocks().saturating_sub(self.stream.copies().count() as u32 + 1);
-        let compound = Compound::ending_at(
-            format,
-            (cursor.position, room),
-            sequence,
-            blocks,
-            Vec::new(),
-            self.stream.committed_at(),
-        )?;
-        self.shown = Some(compound);
+        self.notes.note(&Note::Read(Some(blocks.clone())));
+        let contents = |block: u64| self.journal.latest(block).map(<[u8]>::to_vec);
+        self.shown = Some(self.compound_of(&blocks, &contents)?);
         Ok(())
+    }
+
+    /// A log of these blocks, as one transaction that ends where the guest's log does.
+    fn compound_of(
+        &self,
+        blocks: &[u64],
+        content_of: &dyn Fn(u64) -> Option<Vec<u8>>,
+    ) -> Result<Compound, CompoundError> {
+        let (format, cursor) = (*self.stream.format(), self.stream.cursor());
+        let sequence = cursor.sequence.wrapping_sub(1);
+        let of = |home: &u64| -> Option<CompoundBlock> {
+            let (escaped, data) = build::escape(&content_of(*home)?);
+            Some(CompoundBlock { home: *home, escaped, checksum: jbd2::tag_checksum(&format, sequence, &data) })
+        };
+        let blocks = blocks.iter().filter_map(of).collect();
+        let room = format.log_blocks().saturating_sub(self.stream.copies().count() as u32 + 1);
+        Compound::ending_at(format, (cursor.position, room), sequence, blocks, Vec::new(), self.stream.committed_at())
+    }
+
+    /// The same log as an earlier worker has shown it; some of it may have gone home since.
+    pub fn show_again(&mut self, home: &File, blocks: Option<&[u64]>) -> io::Result<()> {
+        self.is_read = true;
+        let Some(blocks) = blocks else { return Ok(()) };
+        let contents: HashMap<u64, Vec<u8>> =
+            blocks.iter().map(|block| Ok((*block, self.content_of(home, *block)?))).collect::<io::Result<_>>()?;
+        self.shown = Some(self.compound_of(blocks, &|block| contents.get(&block).cloned()).map_err(io::Error::other)?);
+        Ok(())
+    }
+
+    /// What the next worker has to know, anew. `has_flush_failed` says that the guest is still to be told of a flush that has.
+    pub fn state(&self, has_flush_failed: bool) -> Vec<Note> {
+        let stream = &self.stream;
+        let (tail, cursor, committed_at) = (stream.tail(), stream.cursor(), stream.committed_at());
+        let superblock = Box::new(self.owner.attachment);
+        let mut notes = vec![Note::Begun { superblock, tail, cursor, committed_at }];
+        notes.extend(stream.live().map(|(begin, _)| Note::Live(begin)));
+        notes.extend(stream.copies().map(|(position, block)| Note::LogBlock(position, Arc::clone(block))));
+        notes.push(Note::Last(stream.last().to_vec()));
+        notes.push(Note::Homes(self.homes.iter().map(|(block, held)| (*block, held.sequence, held.noted)).collect()));
+        notes.push(Note::AtHome(self.at_home.iter().map(|(block, known)| (*block, known.sequence)).collect()));
+        if self.is_read {
+            let blocks = |shown: &Compound| shown.blocks().iter().map(|block| block.home).collect();
+            notes.push(Note::Read(self.shown.as_ref().map(blocks)));
+        }
+        if has_flush_failed || self.doubtful.iter().any(|written| self.is_doubtful(written.block)) {
+            notes.push(Note::FlushFailed);
+        }
+        if self.has_failed {
+            notes.push(Note::Failed);
+        }
+        notes
+    }
+
+    /// The guest writes into its log: nobody replays what was shown.
+    pub fn goes_on_unread(&mut self) {
+        if std::mem::take(&mut self.is_read) {
+            self.notes.note(&Note::Unread);
+        }
+        self.shown = None;
+    }
+
+    /// Whether a block of a transaction that is in the log was taken by an earlier worker, which has not answered. It is asked once of
+    /// each block that comes: the same bytes over a block that is there already change nothing.
+    pub fn is_sent_again(&mut self, position: u32, content: &[u8]) -> bool {
+        let known = if self.resent.is_empty() { None } else { self.resent.remove(&position) };
+        known.is_some_and(|digest| digest == digest_of(content)) && self.stream.is_live(position)
+    }
+
+    /// Notes what the guest has at the homes of these blocks, as far as that is not noted.
+    pub fn note_homes(&mut self, blocks: impl Iterator<Item = u64>) {
+        let mut changed = Vec::new();
+        for block in blocks {
+            if let Some(held) = self.homes.get_mut(&block)
+                && held.noted != held.home
+            {
+                held.noted = held.home;
+                changed.push((block, held.sequence, held.home));
+            }
+        }
+        if !changed.is_empty() {
+            self.notes.note(&Note::Homes(changed));
+        }
     }
 
     /// Where the log that is shown begins.

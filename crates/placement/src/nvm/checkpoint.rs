@@ -10,6 +10,7 @@ use super::State;
 use super::captured::{AtHome, Captured, Held, HomeState, Written};
 use super::inflight::Writer;
 use super::keeper::{Errand, Work};
+use super::notes::Note;
 use super::report::NvmCounters;
 use crate::keeper::{Side, Steps};
 use std::cmp::Reverse;
@@ -56,6 +57,10 @@ impl Work {
     /// The same for runs of at least `run_blocks_min` blocks.
     fn begin_checkpoint_of(&mut self, captured: &mut Captured, run_blocks_min: u64, steps: &mut Steps) -> bool {
         if self.checkpoint.is_some() || self.checkpoint_failed {
+            return false;
+        }
+        if self.is_distrusted && self.closing.is_none() && self.commit.is_none() {
+            // Where home is, is what is in doubt.
             return false;
         }
         let mut blocks: Vec<u64> =
@@ -196,7 +201,7 @@ impl Work {
 
     /// Takes blocks out of the region whose versions, these, are durable at home.
     pub(super) fn release_home(&mut self, captured: &mut Captured, written: &[Written]) {
-        let mut gone = Vec::new();
+        let (mut gone, mut at_home) = (Vec::new(), Vec::new());
         for written in written {
             let block = &written.block;
             let Some(held) = captured.homes.get(block).copied() else { continue };
@@ -207,10 +212,14 @@ impl Work {
             if !captured.is_past(held.sequence)
                 && let Some(content) = captured.journal.latest(*block)
             {
-                let known = AtHome { sequence: held.sequence, digest: self.nvm.digest(content) };
+                let known = AtHome { sequence: held.sequence, digest: Some(self.nvm.digest(content)) };
                 captured.at_home.insert(*block, known);
+                at_home.push((*block, held.sequence));
             }
             gone.push(*block);
+        }
+        if !at_home.is_empty() {
+            captured.notes.note(&Note::AtHome(at_home));
         }
         if let Err(error) = captured.release(&gone) {
             log::error!("disk {}: {error}", self.name());

@@ -6,6 +6,7 @@ use super::captured::{AtHome, Captured, Held, HomeState};
 use super::inflight::Writer;
 use super::keeper::{Errand, Work};
 use super::log_stream::Transaction;
+use super::notes::{self, Note};
 use super::report::NvmCounters;
 use crate::disk::DiskCounters;
 use crate::keeper::{Side, Steps};
@@ -265,6 +266,9 @@ impl Work {
     fn end_commit(&mut self, captured: &mut Captured) {
         let Some(commit) = self.commit.take() else { return };
         self.early.forget();
+        if !commit.has_failed {
+            captured.notes.note(&noted(captured, &commit));
+        }
         if !commit.has_failed
             && let Err(error) = captured.journal.publish()
         {
@@ -287,16 +291,37 @@ impl Work {
             captured.at_home.remove(block);
         }
         for (block, content) in &commit.puts {
-            captured.homes.insert(*block, Held { sequence: commit.sequence, home: HomeState::Behind, overwrites: 0 });
+            captured.homes.insert(
+                *block,
+                Held {
+                    sequence: commit.sequence,
+                    home: HomeState::Behind,
+                    noted: HomeState::Behind,
+                    overwrites: 0,
+                    overwritten: None,
+                },
+            );
             captured.at_home.remove(block);
             captured.allocation.changed(*block, Some(content));
         }
         for (block, content) in &commit.appends {
-            let known = AtHome { sequence: commit.sequence, digest: self.nvm.digest(content) };
+            let known = AtHome { sequence: commit.sequence, digest: Some(self.nvm.digest(content)) };
             captured.at_home.insert(*block, known);
             captured.allocation.changed(*block, Some(content));
         }
     }
+}
+
+/// What the next worker has to know of a transaction once it is published.
+fn noted(captured: &Captured, commit: &Commit) -> Note {
+    Note::Committed(notes::Committed {
+        sequence: commit.sequence,
+        next: captured.stream.cursor().position,
+        committed_at: captured.stream.committed_at(),
+        puts: commit.puts.keys().copied().collect(),
+        appends: commit.appends.keys().copied().collect(),
+        revokes: commit.revokes.clone(),
+    })
 }
 
 fn commit_sequence(commit: &Option<Commit>) -> u32 {

@@ -7,6 +7,7 @@
 use super::captured::{Captured, Held, HomeState, Written};
 use super::inflight::Writer;
 use super::keeper::{Errand, Work};
+use super::notes::Note;
 use super::report::NvmCounters;
 use crate::keeper::{HomeChange, HomePart, HomeRead, HomeVerdict, Steps};
 use block_route::segments;
@@ -103,12 +104,26 @@ impl Work {
             return Ok(Some(Decision::Whole(content)));
         }
         let Some(known) = captured.at_home.get(&block).copied() else { return Ok(Some(Decision::Through(false))) };
-        if whole.is_some_and(|whole| self.nvm.digest(whole) == known.digest) && !self.in_flight.touches(block) {
+        let is_known = |whole: &[u8]| match known.digest {
+            Some(digest) => self.nvm.digest(whole) == digest,
+            None => {
+                let mut content = vec![0; block_bytes];
+                captured.read_home(self.home.file.for_reading(), block, &mut content).is_ok() && content == whole
+            }
+        };
+        if !self.in_flight.touches(block)
+            && let Some(whole) = whole.filter(|whole| is_known(whole))
+        {
+            if let Some(known) = captured.at_home.get_mut(&block) {
+                // It need not be read again.
+                known.digest = Some(self.nvm.digest(whole));
+            }
             return Ok(Some(same));
         }
-        if !self.may_commit() {
+        if !self.stays_in_region() {
             // That log will not be there to bring it back.
             captured.at_home.remove(&block);
+            captured.notes.note(&Note::NotAtHome(block..block + 1));
             return Ok(Some(Decision::Through(false)));
         }
         // The guest's log still holds what is at home now, and would bring it back: so it has to be held again.
@@ -120,11 +135,13 @@ impl Work {
             captured.journal.collect()?;
         }
         if captured.journal.room() == 0 {
-            if self.checkpoint.is_some() || self.begin_checkpoint(captured, steps) {
+            // A log that goes to its own place takes it along from where it is: until then it stays.
+            if self.is_distrusted || self.checkpoint.is_some() || self.begin_checkpoint(captured, steps) {
                 return Ok(None);
             }
             log::warn!("disk {}: block {block} is overwritten, and the NVM region has no room for it", self.name());
             captured.at_home.remove(&block);
+            captured.notes.note(&Note::NotAtHome(block..block + 1));
             return Ok(Some(Decision::Through(false)));
         }
         let mut content = vec![0; block_bytes];
@@ -134,9 +151,19 @@ impl Work {
                 source,
             }
         })?;
+        captured.notes.note(&Note::Restored(block, known.sequence));
         captured.journal.restore(block, &content).inspect_err(|_| captured.has_failed = true)?;
         captured.at_home.remove(&block);
-        captured.homes.insert(block, Held { sequence: known.sequence, home: HomeState::Other, overwrites: 0 });
+        captured.homes.insert(
+            block,
+            Held {
+                sequence: known.sequence,
+                home: HomeState::Other,
+                noted: HomeState::Other,
+                overwrites: 0,
+                overwritten: Some(0),
+            },
+        );
         NvmCounters::add(&self.nvm.counters.blocks_restored, 1);
         Ok(Some(Decision::Through(false)))
     }
@@ -152,12 +179,17 @@ impl Work {
         let mut parts = Vec::new();
         let mut run: Option<Range<u64>> = None;
         let mut same = Vec::new();
+        let mut absorbed = Vec::new();
         for (block, decision) in (change.blocks.start..).zip(decisions) {
             if let Some(held) = captured.homes.get_mut(&block) {
                 held.home = match decision {
-                    Decision::Absorb | Decision::Through(true) => HomeState::Same,
+                    Decision::Absorb | Decision::Through(true) => {
+                        absorbed.push(block);
+                        HomeState::Same
+                    }
                     Decision::Through(false) | Decision::Whole(_) => {
                         held.overwrites = held.overwrites.wrapping_add(1);
+                        held.overwritten = None;
                         HomeState::Other
                     }
                 };
@@ -183,6 +215,8 @@ impl Work {
             }
         }
         parts.extend(run.map(|run| self.run(captured, change, run, same, steps)));
+        // What goes on to storage is noted when it is there.
+        captured.note_homes(absorbed.into_iter());
         parts
     }
 
@@ -248,6 +282,7 @@ impl Work {
         let gone: Vec<u64> = captured.homes.keys().copied().filter(|block| whole.contains(block)).collect();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
         captured.at_home.retain(|block, _| !whole.contains(block));
+        captured.notes.note(&Note::NotAtHome(whole.clone()));
         captured.allocation.forget();
         captured.release(&gone).map_err(io::Error::other)?;
         let part = self.run(captured, change, change.blocks.clone(), Vec::new(), steps);
@@ -257,7 +292,7 @@ impl Work {
     /// A write to homes has ended. What it has overwritten and the guest's log has left is let go, once that is durable.
     pub(super) fn through_done(
         &mut self,
-        captured: &Captured,
+        captured: &mut Captured,
         (request, blocks, is_held): (RequestId, Range<u64>, bool),
         same: Vec<Written>,
         is_ok: bool,
@@ -266,6 +301,20 @@ impl Work {
         if is_ok {
             self.settled.extend(same);
         }
+        // One that has failed is over as well: its guest was told so, and no flush makes it better.
+        self.overwritten += 1;
+        for block in blocks.clone().filter(|block| !self.in_flight.touches(*block)) {
+            if let Some(held) = captured.homes.get_mut(&block) {
+                held.overwritten = Some(self.overwritten);
+            }
+        }
+        // A whole block that was put together of a part is asked for again if that is still on its way.
+        let is_other = |block: &u64| {
+            captured.homes.get(block).is_some_and(|held| held.home == HomeState::Other)
+                && !self.in_flight.overlaps(&(*block..*block + 1), Some(Writer::Host))
+        };
+        let others: Vec<u64> = blocks.clone().filter(is_other).collect();
+        captured.note_homes(others.into_iter());
         if !is_held {
             return;
         }

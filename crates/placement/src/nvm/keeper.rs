@@ -15,9 +15,10 @@ use super::early::Early;
 use super::foreign::{Foreign, give_up_mark, last_written};
 use super::inflight::{InFlight, Writer};
 use super::leaving::{Leaving, Left};
-use super::log_stream::TailMove;
+use super::log_stream::{Tail, TailMove};
+use super::notes::Note;
 use super::superblock::Closing;
-use super::{NvmDisk, State};
+use super::{NvmDisk, State, TakenUp, ToSettle};
 use crate::disk::{Disk, DiskCounters};
 use crate::keeper::{
     self, BlockContent, Finished, HomeChange, HomePart, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict,
@@ -26,9 +27,10 @@ use crate::keeper::{
 use crate::keepers::{finish_on_storage, leave};
 use crate::log::Log;
 use crate::stored::{self, Says};
+use crate::watch::Watch;
 use block_route::{Buffer, RequestId, RequestKind, Status, segments};
 use guest_memory::MemorySlice;
-use jbd2::SuperblockEdit;
+use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use journal_area::JournalArea;
 use std::collections::HashMap;
 use std::io;
@@ -51,8 +53,9 @@ pub(super) enum Errand {
     },
     /// The flush of such a write, whose blocks the guest's log has left.
     LateFlush { request: RequestId, late: Vec<u64> },
-    /// The flush after which blocks leave that the guest's tail has passed; with the number of a mark.
-    TailFlush { request: RequestId, passed: TailMove, mark: u64 },
+    /// The flush after which blocks leave that the guest's tail has passed; with the number of a mark, and where the transactions begin
+    /// that it has passed.
+    TailFlush { request: RequestId, passed: TailMove, mark: u64, before: Vec<Tail> },
     /// An append of the transaction that is being committed.
     Append,
     /// An append of a transaction that was not complete, and of which generation.
@@ -129,6 +132,10 @@ pub(super) struct Work {
     pub(super) left: Left,
     /// Why the last attempt to leave has failed; told to who asks next.
     pub(super) leaving_failed: Option<String>,
+    /// Looks for what proves that the journal is not what it seems.
+    pub(super) watch: Watch,
+    /// That was found, and the log goes to its own place as it is.
+    pub(super) is_distrusted: bool,
     /// Somebody waits until what was committed up to this transaction is home.
     pub(super) emptying: Option<u32>,
     /// Requests of this pass that wrote into the log.
@@ -141,6 +148,16 @@ pub(super) struct Work {
     flushing: HashMap<RequestId, (Vec<Written>, u64)>,
     /// Somebody was told to wait until [`Step::Retry`].
     pub(super) is_waited_for: bool,
+    /// How many writes past the journal have ended, …
+    pub(super) overwritten: u64,
+    /// … how many of them had when each flush began that is under way: ours, …
+    pub(super) own_flushes: HashMap<u64, u64>,
+    /// … and the guest's; …
+    guest_flushes: HashMap<RequestId, u64>,
+    /// … and how many are durable.
+    pub(super) durable: u64,
+    /// How many flushes of the disk have failed, as far as what is here knows of it.
+    pub(super) failed_flushes: u64,
 }
 
 impl Work {
@@ -165,12 +182,19 @@ impl Work {
             leaving: None,
             left: Left::default(),
             leaving_failed: None,
+            watch: Watch::default(),
+            is_distrusted: false,
             emptying: None,
             pass_requests: Vec::new(),
             held: Vec::new(),
             settled: Vec::new(),
             flushing: HashMap::new(),
             is_waited_for: false,
+            overwritten: 0,
+            own_flushes: HashMap::new(),
+            guest_flushes: HashMap::new(),
+            durable: 0,
+            failed_flushes: 0,
         }
     }
 
@@ -213,8 +237,14 @@ impl Work {
 
     /// Flushes the disk.
     pub(super) fn flush_for(&mut self, errand: Errand, steps: &mut Steps) {
-        let task = Task::Own(self.number(errand));
-        steps.push(Side::Home, Step::Flush { task });
+        let number = self.number(errand);
+        self.own_flushes.insert(number, self.overwritten);
+        steps.push(Side::Home, Step::Flush { task: Task::Own(number) });
+    }
+
+    /// Whether a superblock of the guest's waits for a flush, with what its tail has passed.
+    pub(super) fn is_tail_on_its_way(&self) -> bool {
+        self.errands.values().any(|errand| matches!(errand, Errand::TailFlush { .. }))
     }
 
     /// Takes note of what a scan has found.
@@ -226,12 +256,30 @@ impl Work {
         }
     }
 
+    /// Writes what the next worker has to know anew, where that has become long; not in the midst of what is not noted yet.
+    fn renew_notes(&self, state: &mut State) {
+        let State::Held(captured) = state else { return };
+        let is_between = self.commit.is_some()
+            || self.closing.is_some()
+            || self.leaving.is_some()
+            || self.is_tail_on_its_way()
+            || captured.journal.has_pending();
+        if captured.notes.are_long() && !is_between {
+            let state = captured.state(self.home.failed_flushes() > self.home.told_failures());
+            captured.notes.renew(&state);
+        }
+    }
+
     /// The region is nobody's any more.
     pub(super) fn give_back(&mut self, captured: Captured, state: &mut State) {
         self.slot = None;
         self.nvm.counters.add_journal(&captured.journal.counters());
+        let mut notes = captured.notes;
         match captured.journal.give_back() {
-            Ok(medium) => *state = State::Idle(medium),
+            Ok(medium) => {
+                *state = State::Idle(medium);
+                notes.remove();
+            }
             Err(error) => {
                 *state = State::Failed;
                 log::error!("disk {}: giving the NVM region back failed: {error}", self.name());
@@ -300,6 +348,8 @@ impl Work {
         self.early.forget();
         self.checkpoint = None;
         self.leaving = None;
+        self.is_distrusted = false;
+        self.watch.forget();
         self.emptying = None;
         self.settled.clear();
         self.flushing.clear();
@@ -311,7 +361,7 @@ impl Work {
     }
 
     /// Whoever was told to wait asks again.
-    fn ask_again(&mut self, steps: &mut Steps) {
+    pub(super) fn ask_again(&mut self, steps: &mut Steps) {
         if std::mem::take(&mut self.is_waited_for) {
             steps.push(Side::Home, Step::Retry);
         }
@@ -328,6 +378,7 @@ impl Work {
         self.advance(state, steps);
         self.drive_space(state, steps);
         self.drive_closing(state, steps);
+        self.drive_distrusted(state, steps);
     }
 
     /// Copies a log block until its transaction is complete.
@@ -346,16 +397,22 @@ impl Work {
             BlockContent::Guest(slices) => segments::gather(slices),
             BlockContent::Bytes(bytes) => bytes,
         };
-        captured.shown = None;
-        captured.is_read = false;
+        captured.goes_on_unread();
+        if captured.is_sent_again(block.position, &content) {
+            self.pass_requests.push(block.request);
+            return LogVerdict::Kept;
+        }
         let is_over = self.closing.is_none() && captured.stream.is_live(block.position);
         let over = log.offset_of(block.position).filter(|_| is_over).map(|offset| (offset, content.clone()));
-        if captured.has_failed || captured.stream.write(block.position, Arc::from(content)).is_err() {
+        let content: Arc<[u8]> = Arc::from(content);
+        self.watch.log_write(block.position, &content);
+        if captured.has_failed || captured.stream.write(block.position, Arc::clone(&content)).is_err() {
             if !captured.has_failed {
                 log::error!("disk {}: a transaction is larger than the NVM region; make it larger", self.name());
             }
             return LogVerdict::Fail;
         }
+        captured.notes.note(&Note::LogBlock(block.position, content));
         match over {
             Some(over) => {
                 self.written_over(captured, block.request, over, Foreign::Live(block.position));
@@ -397,6 +454,9 @@ impl Work {
                 self.home.set_dirty();
             }
         }
+        if let Some(covered) = self.own_flushes.remove(&number).filter(|_| is_ok) {
+            self.durable = self.durable.max(covered);
+        }
         match &errand {
             Errand::LeavingLog(attempt) => return self.leaving_log_done(state, *attempt, is_ok, steps),
             Errand::LeavingFlush(attempt) => return self.leaving_flush_done(state, Some(*attempt), is_ok, steps),
@@ -424,8 +484,8 @@ impl Work {
             (Errand::LateFlush { request, late }, Some(captured)) => {
                 self.late_flushed(captured, request, late, is_ok, steps);
             }
-            (Errand::TailFlush { request, passed, mark }, Some(captured)) => {
-                self.tail_flushed(captured, request, (passed, mark), is_ok, steps);
+            (Errand::TailFlush { request, passed, mark, before }, Some(captured)) => {
+                self.tail_flushed(captured, request, (passed, mark, before), is_ok, steps);
             }
             (Errand::Append, Some(captured)) => self.append_done(captured, is_ok, steps),
             (Errand::EarlyAppend(generation), captured) => {
@@ -442,6 +502,7 @@ impl Work {
 
     /// The guest's flush begins: what it wrote home as the region has it leaves the region when it has ended.
     fn flush_begins(&mut self, captured: &mut Captured, request: RequestId) {
+        self.guest_flushes.insert(request, self.overwritten);
         if self.settled.is_empty() {
             return;
         }
@@ -458,7 +519,11 @@ impl Work {
     /// A flush of the disk has failed, whosever: what was written until now may not be on storage, and no later flush says so.
     /// Whoever waits for one to make that durable has to write it again, or to keep it.
     pub(super) fn flush_failed(&mut self, captured: &mut Captured) {
-        captured.flush_failed();
+        self.failed_flushes = self.home.failed_flushes();
+        captured.flush_failed(self.durable);
+        // Whether those that are under way cover what this one should have is not known.
+        self.own_flushes.clear();
+        self.guest_flushes.clear();
         // They stay in the region until a checkpoint brings them home again.
         self.settled.clear();
         self.flushing.clear();
@@ -478,6 +543,9 @@ impl Work {
     }
 
     fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
+        if let Some(covered) = self.guest_flushes.remove(&request).filter(|_| is_ok) {
+            self.durable = self.durable.max(covered);
+        }
         let Some((settled, mark)) = self.flushing.remove(&request).filter(|_| is_ok) else { return };
         match self.end_mark(captured, mark) {
             Ok(()) => self.release_home(captured, &settled),
@@ -508,7 +576,24 @@ impl InRegion {
     fn with<T>(&self, look: impl FnOnce(&mut Work, &mut State) -> T) -> T {
         let mut work = self.work();
         match work.slot {
-            Some(slot) => look(&mut work, &mut self.nvm.lock(slot)),
+            Some(slot) => {
+                let mut state = self.nvm.lock(slot);
+                if let State::Held(captured) = &mut *state
+                    && work.home.failed_flushes() > work.failed_flushes
+                {
+                    // One that nobody's request asked for, another file system's on the same disk, say.
+                    work.flush_failed(captured);
+                }
+                let looked = look(&mut work, &mut state);
+                if let State::Held(captured) = &mut *state
+                    && captured.has_failed
+                    && !captured.notes.is_failure_noted
+                {
+                    captured.notes.note(&Note::Failed);
+                    captured.notes.is_failure_noted = true;
+                }
+                looked
+            }
             None => look(&mut work, &mut State::Failed),
         }
     }
@@ -545,7 +630,10 @@ impl Keeper for InRegion {
     ) -> io::Result<(SuperblockWritten, bool)> {
         self.with(|work, state| {
             work.refresh(state, log);
-            work.superblock_written(state, log, block, steps)
+            let written = work.superblock_written(state, log, block, steps)?;
+            let why = Superblock::decode(block.content).ok().and_then(|superblock| work.watch.tail_moves(&superblock));
+            work.distrust(state, log, why, steps);
+            Ok(written)
         })
     }
 
@@ -587,6 +675,8 @@ impl Keeper for InRegion {
     fn settle_pass(&self, log: &Log, steps: &mut Steps) {
         self.with(|work, state| {
             work.refresh(state, log);
+            let why = work.watch.settle(&log.place);
+            work.distrust(state, log, why, steps);
             work.advance(state, steps);
             if work.closing.is_some() {
                 // It may have begun with a block of this pass.
@@ -600,6 +690,7 @@ impl Keeper for InRegion {
         self.with(|work, state| {
             work.look_ahead(state, steps);
             work.drive_space(state, steps);
+            work.renew_notes(state);
             work.ask_again(steps);
         });
     }
@@ -627,7 +718,10 @@ impl Keeper for InRegion {
         self.with(|work, state| {
             work.refresh(state, log);
             match state {
-                State::Held(captured) => work.home_write(captured, change, steps),
+                State::Held(captured) => {
+                    work.watch.home_change(change.blocks.clone(), change.payload);
+                    work.home_write(captured, change, steps)
+                }
                 State::Idle(_) | State::Failed => {
                     let part = HomePart { range: change.range.clone(), content: None, operation: usize::MAX };
                     Ok(HomeVerdict::Parts(vec![part]))
@@ -716,6 +810,10 @@ impl Keeper for InRegion {
         });
     }
 
+    fn take_up(&self, log: &Log, raw: &[u8; SUPERBLOCK_BYTES]) -> io::Result<(TakenUp, Option<ToSettle>)> {
+        self.work().take_up(log, raw)
+    }
+
     fn blocks_owed(&self, _log: &Log) -> Option<u64> {
         self.with(|_, state| match state {
             State::Held(captured) => Some(captured.journal.len() as u64),
@@ -724,6 +822,9 @@ impl Keeper for InRegion {
     }
 
     fn finish(&self, log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+        if log.is_distrusted() {
+            self.with(|work, state| work.leave_to_guest(state))?;
+        }
         let recovered = {
             let mut work = self.work();
             work.begin_anew();
@@ -736,7 +837,7 @@ impl Keeper for InRegion {
         let mut reports = vec![report];
         if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_) | Says::LeftToGuest(_)) {
             // It was about to leave the region, which owed nothing any more.
-            reports.push(leave(log));
+            reports.push(leave(log)?);
         }
         Ok(Finished::Recovered(reports))
     }

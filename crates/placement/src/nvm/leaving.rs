@@ -102,6 +102,11 @@ impl Work {
 
     /// Whether transactions count that are complete: not while the log is about to be elsewhere.
     pub(super) fn may_commit(&self) -> bool {
+        self.stays_in_region() && !self.is_distrusted
+    }
+
+    /// Whether what the guest's log would bring back has to be held.
+    pub(super) fn stays_in_region(&self) -> bool {
         matches!(self.leaving, None | Some(Leaving::Gathering))
     }
 

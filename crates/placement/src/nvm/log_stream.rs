@@ -57,6 +57,9 @@ pub(crate) struct LogStream {
     ahead: Ahead,
     /// How far it was followed.
     parsed: Option<Parsed>,
+    /// Log blocks of the transaction that was accepted last, with their digests, where somebody wants to know.
+    last: Vec<(u32, u64)>,
+    remembers_last: bool,
     /// How many blocks were looked at for that.
     #[cfg(test)]
     pub looked_at: std::cell::Cell<u64>,
@@ -94,9 +97,36 @@ impl LogStream {
             committed_at: (0, 0),
             ahead: Ahead::default(),
             parsed: None,
+            last: Vec::new(),
+            remembers_last: false,
             #[cfg(test)]
             looked_at: std::cell::Cell::default(),
         }
+    }
+
+    /// The log of which a worker that died has left this.
+    pub(in crate::nvm) fn left(noted: &super::notes::Noted, copies_max: usize) -> Self {
+        LogStream {
+            cursor: noted.cursor,
+            live: noted.live.clone(),
+            copies: noted.copies.clone(),
+            may_accept: true,
+            committed_at: noted.committed_at,
+            last: noted.last.iter().map(|(position, digest)| (*position, *digest)).collect(),
+            remembers_last: true,
+            ..LogStream::new(noted.format, noted.tail, copies_max)
+        }
+    }
+
+    /// Keeps digests of the log blocks of the transaction that was accepted last.
+    pub fn remember_last(mut self) -> Self {
+        self.remembers_last = true;
+        self
+    }
+
+    /// These.
+    pub fn last(&self) -> &[(u32, u64)] {
+        &self.last
     }
 
     pub fn format(&self) -> &Format {
@@ -161,6 +191,25 @@ impl LogStream {
         TailMove::Passed(tail.sequence)
     }
 
+    /// Where the live transactions begin that come before this tail.
+    pub fn before(&self, tail: Tail) -> Vec<Tail> {
+        match self.live.iter().position(|begin| *begin == tail) {
+            Some(count) => self.live.iter().take(count).copied().collect(),
+            None if tail == self.cursor => self.live.iter().copied().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// A tail that was moved to this transaction could not be: those before it are live again.
+    pub fn tail_stays(&mut self, moved_to: u32, before: Vec<Tail>) {
+        let is_next = before.last().is_some_and(|last| last.sequence.wrapping_add(1) == moved_to);
+        if !is_next || self.tail.sequence != moved_to {
+            return;
+        }
+        before.into_iter().rev().for_each(|begin| self.live.push_front(begin));
+        self.tail = self.live.front().copied().unwrap_or(self.cursor);
+    }
+
     /// Whether the log can begin there now: with a transaction that is in it, or with the next.
     pub fn can_begin(&self, tail: Tail) -> bool {
         tail == self.cursor || self.live.contains(&tail)
@@ -175,7 +224,7 @@ impl LogStream {
 
     /// The log begins anew, perhaps with another layout: nothing that was in it counts.
     pub fn begin_anew(&mut self, format: Format, tail: Tail) {
-        *self = LogStream::new(format, tail, self.copies_max);
+        *self = LogStream { remembers_last: self.remembers_last, ..LogStream::new(format, tail, self.copies_max) };
     }
 
     /// The live log ends here: the guest has closed it.
@@ -187,6 +236,12 @@ impl LogStream {
     /// What the last commit block says of the time.
     pub fn committed_at(&self) -> (u64, u32) {
         self.committed_at
+    }
+
+    /// Where the live transactions begin, and the position after each.
+    pub fn live(&self) -> impl Iterator<Item = (Tail, u32)> {
+        let ends = self.live.iter().skip(1).chain([&self.cursor]).map(|next| next.position);
+        self.live.iter().copied().zip(ends)
     }
 
     /// The next transaction, if all of it is there.
@@ -218,8 +273,11 @@ impl LogStream {
             blocks.remove(block);
         }
         let mut position = self.cursor.position;
+        self.last.clear();
         while position != parsed.next {
-            self.copies.remove(&position);
+            if let Some(copy) = self.copies.remove(&position).filter(|_| self.remembers_last) {
+                self.last.push((position, digest_of(&copy)));
+            }
             position = self.format.next(position);
         }
         self.live.push_back(self.cursor);
@@ -333,6 +391,12 @@ impl LogStream {
     fn add(&self, checksum: u32, block: &[u8]) -> u32 {
         if self.format.checksum == Checksum::V1 { jbd2::crc32_be(checksum, block) } else { checksum }
     }
+}
+
+/// What a log block is known by that is expected once more.
+pub(crate) fn digest_of(block: &[u8]) -> u64 {
+    let (first, second) = block.split_at(block.len() / 2);
+    u64::from(crc32c::crc32c(first)) << 32 | u64::from(crc32c::crc32c(second))
 }
 
 /// A home block's content from its log block.

@@ -55,6 +55,11 @@ pub(crate) fn first(superblock: &[u8]) -> io::Result<Mark> {
     with_opening(superblock, &Opening { number: remote_journal::random(), count: 0 })
 }
 
+/// The number of an opening.
+pub(super) fn number(mark: &Mark) -> Option<[u8; 16]> {
+    opening_of(mark).map(|opening| opening.number)
+}
+
 /// What the region knows a mark by. A CRC over bytes that end with their own CRC is the same whatever they are, and a mark has
 /// one in it: so number and count are taken once more.
 pub(crate) fn checksum(mark: &Mark) -> u32 {

@@ -24,6 +24,7 @@
 mod captured;
 mod checkpoint;
 mod commit;
+mod distrusted;
 mod early;
 mod foreign;
 mod home;
@@ -32,9 +33,11 @@ mod keeper;
 mod leaving;
 pub(crate) mod log_stream;
 mod mark;
+mod notes;
 mod recover;
 mod report;
 mod superblock;
+mod take_up;
 mod view;
 
 pub(crate) use keeper::InRegion;
@@ -44,18 +47,21 @@ pub use mark::is_mark;
 pub(crate) use mark::{Standing, standing};
 pub use recover::{NvmFinished, recover_image};
 pub use report::NvmReport;
+pub(crate) use take_up::{TakenUp, ToSettle, forget_notes};
 
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
 use captured::Captured;
+use notes::Notes;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};
+use own_files::OwnDirectory;
 use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use write_log::LoggedFile;
 
@@ -191,6 +197,8 @@ pub struct NvmDisk {
     checkpoints_asked: AtomicU64,
     /// Two keys for what is known to be at home.
     keys: [RandomState; 2],
+    /// The VM's directory in tmpfs, where the next worker finds what it has to know.
+    directory: Mutex<Option<Arc<OwnDirectory>>>,
 }
 
 impl std::fmt::Debug for NvmDisk {
@@ -263,7 +271,17 @@ impl NvmDisk {
             counters: NvmCounters::default(),
             checkpoints_asked: AtomicU64::new(0),
             keys: [RandomState::new(), RandomState::new()],
+            directory: Mutex::default(),
         })
+    }
+
+    /// What the next worker has to know is noted in this directory, the VM's, from now on.
+    pub(crate) fn note_in(&self, directory: OwnDirectory) {
+        *self.directory.lock().expect("no panic under this lock") = Some(Arc::new(directory));
+    }
+
+    fn directory(&self) -> Option<Arc<OwnDirectory>> {
+        self.directory.lock().expect("no panic under this lock").clone()
     }
 
     /// What the region survives.
@@ -346,18 +364,21 @@ impl NvmDisk {
     /// # Errors
     /// When writing fails: the region is as it was, and this can be called again.
     fn recover(&self, slot: Option<usize>, home: &LoggedFile) -> Result<Option<Report>, Error> {
-        let mut result = None;
+        let (mut result, mut notes) = (None, None::<Notes>);
         for index in (0..self.slots.len()).filter(|index| slot.is_none_or(|slot| slot == *index)) {
             let mut state = self.lock(index);
             match std::mem::replace(&mut *state, State::Failed) {
                 State::Held(captured) if slot.is_some() => {
                     self.counters.add_journal(&captured.journal.counters());
+                    notes = Some(captured.notes);
                     *state = State::Idle(captured.journal.into_medium());
                 }
                 other => *state = other,
             }
             let State::Idle(medium) = &mut *state else { continue };
             let finished = recover::recover_medium(medium, &self.options.path, home)?;
+            // Until then a worker that dies is followed by one that recovers as well.
+            notes.iter_mut().for_each(Notes::remove);
             result = finished.map(|finished| finished.recovery).or(result);
         }
         Ok(result)

@@ -7,6 +7,7 @@
 
 use super::mark;
 use super::{Region, region_error};
+use crate::distrust::LEFT_TO_THE_GUEST;
 use crate::finish::ImagePart;
 use crate::scan::offset_of;
 use crate::scan::{FoundLogPlace, internal_place};
@@ -39,6 +40,8 @@ pub struct NvmFinished {
 enum Stored {
     /// It is as it was made when the log was opened: the region's blocks belong onto this disk.
     Marked,
+    /// The log is in its own place, as its guest had it, and its superblock is to say so.
+    Left,
     /// Nothing is owed: a recovery was cut off after its last write, or nothing was ever committed.
     NothingOwed(&'static str),
 }
@@ -84,11 +87,15 @@ pub(crate) fn recover_medium(
     }
     let Some(judged) = Judged::new(medium.bytes(), path, home)? else { return Ok(None) };
     let mut report = judged.report();
-    if judged.stored == Stored::Marked {
-        judged.write_home(medium.bytes(), home)?;
-        let finished = judged.finish(medium.bytes(), home)?;
-        report.status = report.status.max(finished.status);
-        report.notes.extend(finished.notes);
+    match judged.stored {
+        Stored::Marked => {
+            judged.write_home(medium.bytes(), home)?;
+            let finished = judged.finish(medium.bytes(), home)?;
+            report.status = report.status.max(finished.status);
+            report.notes.extend(finished.notes);
+        }
+        Stored::Left => judged.leave(home)?,
+        Stored::NothingOwed(_) => {}
     }
     nvm_journal::forget(medium).map_err(region_error(path))?;
     report.seconds = started.elapsed().as_secs_f64();
@@ -174,8 +181,10 @@ impl Judged {
     }
 
     fn report(&self) -> Report {
-        if let Stored::NothingOwed(note) = self.stored {
-            return Report::of(Status::Clean).with_note(note);
+        match self.stored {
+            Stored::NothingOwed(note) => return Report::of(Status::Clean).with_note(note),
+            Stored::Left => return Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST),
+            Stored::Marked => {}
         }
         let transactions = u64::from(self.found.checkpoint.transaction);
         let blocks = self.found.latest.len() as u64;
@@ -234,12 +243,24 @@ impl Judged {
         ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes))
     }
 
+    /// Where the journal's superblock is, in bytes of the disk.
+    fn superblock_offset(&self) -> Result<u64, Error> {
+        offset_of(&self.place.runs, self.place.block_bytes, 0)
+            .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))
+    }
+
+    /// Has storage say that the log is in its own place.
+    fn leave(&self, home: &LoggedFile) -> Result<(), Error> {
+        home.write_all_at(&self.owner.attachment, self.superblock_offset()?)
+            .and_then(|()| home.sync_data())
+            .map_err(|source| Error::Failed { what: "writing the journal's superblock".to_owned(), source })
+    }
+
     /// Marks the file system as recovered and its journal as empty, as every recovery does.
     fn finish(&self, region: &[u8], home: &LoggedFile) -> Result<Report, Error> {
         let mut log = self.last_log(region)?;
         let place = &self.place;
-        let offset = offset_of(&place.runs, place.block_bytes, 0)
-            .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
+        let offset = self.superblock_offset()?;
         let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
         let journal = JournalPlace::Home { offset: offset - place.home_start };
         recovery::replay(&mut log, log_bounds, &bounds(place), &mut self.part(home), journal)
@@ -358,9 +379,11 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
         mark_checksum: owner.mark_checksum,
         owes: !found.latest.is_empty(),
         sequence: found.sequence,
+        is_left: owner.is_left,
     };
     match books.judge(raw, &on_storage) {
         Ok(RegionVerdict::Marked) => return Ok(Stored::Marked),
+        Ok(RegionVerdict::Left) => return Ok(Stored::Left),
         Ok(RegionVerdict::OwesNothing) => {
             return Ok(Stored::NothingOwed("the region holds no block that is not at home; it is given back"));
         }

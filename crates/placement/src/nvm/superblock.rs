@@ -5,6 +5,7 @@ use super::foreign::Foreign;
 use super::keeper::{Errand, Work};
 use super::log_stream::{LogStream, Tail, TailMove};
 use super::mark::{self, Marks};
+use super::notes::{Identity, Note, Notes};
 use super::report::NvmCounters;
 use super::{Region, State};
 use crate::foreign::is_brought;
@@ -35,6 +36,16 @@ pub(super) struct Closing {
     pub is_on_its_way: bool,
     /// Not a kernel ends it, but somebody who writes over it ([`super::foreign`]).
     pub foreign: Option<Foreign>,
+}
+
+/// The superblock itself.
+fn first_bytes(block: &[u8]) -> io::Result<[u8; ATTACHMENT_BYTES]> {
+    block.first_chunk().copied().ok_or_else(|| io::Error::other("the superblock is cut short"))
+}
+
+/// How many log blocks are kept of a transaction that is not complete: no more could ever be committed.
+pub(super) fn copies_max(journal: &Journal<Region>) -> usize {
+    journal.geometry().blocks as usize + 1024
 }
 
 /// Whether a region has room for a log.
@@ -149,8 +160,7 @@ impl Work {
         steps: &mut Steps,
     ) -> io::Result<()> {
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
-        captured.shown = None;
-        captured.is_read = false;
+        captured.goes_on_unread();
         let format = superblock.format().map_err(io::Error::other)?;
         let is_in_log = format == *captured.stream.format() && captured.stream.can_begin(tail);
         let leaves = if is_in_log { TailMove::Passed(tail.sequence) } else { TailMove::Anew };
@@ -158,6 +168,7 @@ impl Work {
         if let Some(block) = captured.doubtful_passed_by(leaves) {
             return Err(lost(block));
         }
+        let before = captured.stream.before(tail);
         let passed = if format == *captured.stream.format() {
             captured.stream.move_tail(tail)
         } else {
@@ -166,20 +177,31 @@ impl Work {
             TailMove::Anew
         };
         if passed == TailMove::Anew && (self.commit.is_some() || !self.may_commit()) {
+            captured.notes.give_up("its guest began it anew while it committed");
             return Err(io::Error::other("the guest began its journal anew while it committed"));
         }
         // What the tail has passed is at home, and leaves the region.
         let in_flight = &self.in_flight;
         let is_some_passed = !captured.passed_by(passed, &|block| in_flight.touches(block)).is_empty();
+        let is_volatile = self.passes_volatile(captured, passed);
         if passed == TailMove::Anew {
-            self.renew_old_mark(captured)?;
+            // Where that fails, what is known here is not what its guest goes on with.
+            let is_durable = self.renew_old_mark(captured).and_then(|()| match is_volatile {
+                true => self.make_overwrites_durable(captured),
+                false => Ok(()),
+            });
+            if let Err(error) = is_durable {
+                captured.notes.give_up("storage has failed while its guest began it anew");
+                return Err(error);
+            }
+            captured.notes.note(&Note::Anew(Box::new(first_bytes(block)?), tail));
             self.pass(captured, passed)?;
-        } else if is_some_passed && self.is_mark_old(captured) {
-            // Not before the next mark is durable; and until they have left, the guest is not told that its tail has moved: recovery
+        } else if is_volatile || is_some_passed && self.is_mark_old(captured) {
+            // Not before what the guest wrote past its journal is durable: until then the region's version may be all there is. And not before the next mark is durable; and until they have left, the guest is not told that its tail has moved: recovery
             // would bring them back.
-            let mark = self.begin_mark(captured)?;
+            let mark = self.begin_old_mark(captured)?;
             steps.hold(request);
-            self.flush_for(Errand::TailFlush { request, passed, mark }, steps);
+            self.flush_for(Errand::TailFlush { request, passed, mark, before }, steps);
         } else {
             self.pass(captured, passed)?;
         }
@@ -191,15 +213,34 @@ impl Work {
             })
         };
         if differs {
-            captured.owner.attachment.copy_from_slice(&block[..ATTACHMENT_BYTES]);
-            captured.journal.set_owner(&captured.owner)?;
+            captured.superblock_is(block)?;
         }
+        Ok(())
+    }
+
+    /// Whether what leaves the region with the tail was overwritten by the guest, and that is not durable.
+    fn passes_volatile(&self, captured: &Captured, passed: TailMove) -> bool {
+        let passing = captured.passed_by(passed, &|block| self.in_flight.touches(block));
+        passing.into_iter().any(|block| captured.is_overwritten_since(block, self.durable))
+    }
+
+    /// A flush at once, where somebody mounts or unmounts.
+    fn make_overwrites_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
+        let covered = self.overwritten;
+        if let Err(error) = captured.log.home.file.sync_data() {
+            self.flush_failed(captured);
+            return Err(error);
+        }
+        self.durable = self.durable.max(covered);
         Ok(())
     }
 
     /// The guest's tail has passed what leaves the region.
     fn pass(&mut self, captured: &mut Captured, passed: TailMove) -> Result<(), nvm_journal::Error> {
         let before = captured.homes.len();
+        if let TailMove::Passed(_) = passed {
+            captured.notes.note(&Note::Tail(captured.stream.tail()));
+        }
         let in_flight = &self.in_flight;
         captured.tail_moved(passed, &|block| in_flight.touches(block))?;
         NvmCounters::add(&self.nvm.counters.blocks_dropped, (before - captured.homes.len()) as u64);
@@ -211,7 +252,7 @@ impl Work {
         &mut self,
         captured: &mut Captured,
         request: RequestId,
-        (passed, mark): (TailMove, u64),
+        (passed, mark, before): (TailMove, u64, Vec<Tail>),
         is_ok: bool,
         steps: &mut Steps,
     ) {
@@ -219,13 +260,29 @@ impl Work {
             true => self
                 .end_mark(captured, mark)
                 .and_then(|()| captured.doubtful_passed_by(passed).map_or(Ok(()), |block| Err(lost(block))))
-                .and_then(|()| self.pass(captured, passed).map_err(io::Error::other)),
+                .and_then(|()| {
+                    if !self.passes_volatile(captured, passed) {
+                        return self.pass(captured, passed).map_err(io::Error::other).map(|()| true);
+                    }
+                    // A write has ended beside it.
+                    let mark = self.begin_old_mark(captured)?;
+                    self.flush_for(Errand::TailFlush { request, passed, mark, before: before.clone() }, steps);
+                    Ok(false)
+                }),
             false => Err(io::Error::other("flushing the disk failed, so the journal's tail cannot move")),
         };
         if let Err(error) = &outcome {
             log::error!("disk {}: {error}", self.name());
+            // Its kernel is told so, and the log begins where it did.
+            if let TailMove::Passed(tail) = passed {
+                captured.stream.tail_stays(tail, before);
+            }
         }
-        steps.release(request, if outcome.is_ok() { Status::Ok } else { Status::IoError });
+        match outcome {
+            Ok(true) => steps.release(request, Status::Ok),
+            Ok(false) => {}
+            Err(_) => steps.release(request, Status::IoError),
+        }
     }
 
     /// Opens a log, if it can be taken. False when its writes go to storage.
@@ -238,6 +295,7 @@ impl Work {
             }
         };
         if is_brought(log, superblock, self.area.is_foreign(log.id))? {
+            log.set_brought(true);
             return Ok(false);
         }
         if self.slot.is_some() {
@@ -264,20 +322,29 @@ impl Work {
             home_start: place.home_start,
             home_blocks: place.home_blocks,
             mark_checksum: mark::checksum(&mark),
-            attachment: *block.first_chunk().ok_or_else(|| io::Error::other("the superblock is cut short"))?,
+            is_left: false,
+            attachment: first_bytes(block)?,
         };
         let State::Idle(medium) = std::mem::replace(&mut *state, State::Failed) else { return Ok(false) };
         let options = self.nvm.journal_options();
         let sequence = superblock.sequence.wrapping_sub(1);
         let journal = Journal::claim(medium, region_offset, place.block_bytes, &owner, sequence, options)?;
+        let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        let begun = Note::Begun { superblock: Box::new(owner.attachment), tail, cursor: tail, committed_at: (0, 0) };
+        let identity = Identity {
+            journal: superblock.uuid,
+            home_start: place.home_start,
+            number: mark::number(&mark).ok_or_else(|| io::Error::other("a mark of the region has no number"))?,
+        };
+        let mut notes = Notes::begin(nvm.directory(), identity, &[begun]);
         // First the region says whose it is, then storage says that the journal is elsewhere: a crash in between leaves a
         // region that owes nothing.
         if let Err(error) = write_mark_bytes(log, &mark) {
+            notes.remove();
             *state = State::Idle(journal.give_back()?);
             return Err(error);
         }
-        let copies_max = journal.geometry().blocks as usize + 1024;
-        let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        let copies_max = copies_max(&journal);
         log::info!(
             "disk {}: the journal of the file system at byte {} is on NVM from transaction {} on (epoch {}, {} blocks)",
             self.name(),
@@ -288,7 +355,7 @@ impl Work {
         );
         *state = State::Held(Box::new(Captured {
             log: Arc::new(log.clone()),
-            stream: LogStream::new(format, tail, copies_max),
+            stream: LogStream::new(format, tail, copies_max).remember_last(),
             journal,
             owner,
             marks: Marks::new(mark),
@@ -299,9 +366,15 @@ impl Work {
             is_read: false,
             doubtful: Vec::new(),
             has_failed: false,
+            notes,
+            resent: HashMap::new(),
         }));
         self.slot = Some(slot);
+        if !log.is_distrusted() {
+            self.watch.opened(place, superblock);
+        }
         self.forget_earlier_openings();
+        self.failed_flushes = self.home.failed_flushes();
         self.checkpointed = Instant::now();
         Ok(true)
     }
@@ -332,6 +405,16 @@ impl Work {
         {
             log::error!("disk {}: the journal on NVM cannot be closed: {}", self.name(), lost(block));
             steps.release(closing.request, Status::IoError);
+            self.closing = None;
+            return;
+        }
+        let request = closing.request;
+        if closing.foreign.is_none()
+            && self.passes_volatile(captured, TailMove::Anew)
+            && let Err(error) = self.make_overwrites_durable(captured)
+        {
+            log::error!("disk {}: the journal on NVM cannot be closed: {error}", self.name());
+            steps.release(request, Status::IoError);
             self.closing = None;
             return;
         }

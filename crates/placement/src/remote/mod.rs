@@ -20,11 +20,26 @@
 //! * The log on the server begins nowhere but where the mark says, or before; an image that was copied before the mark was
 //!   last written is told from the true one by that.
 //!
+//! A worker that is killed while its guest runs is followed by another one ([`RemoteLog::take_up`]): the copy of the live log lies in
+//! a file of the VM's directory ([`mirror`]), and has what neither storage nor the server has. The next worker completes the log on
+//! storage from it, as in falling back, and then goes to the server with a new epoch: what the dead one may have had on its way there
+//! arrives in a log that storage does not name any more, or is refused. Until the log is complete no commit is acknowledged.
+//! First what storage says is made durable: a mark, or a superblock, that was on its way counts from then on, or does not.
+//!
+//! | storage says | it died | the next worker |
+//! |---|---|---|
+//! | a log, and its own place has all of it | on storage, or returning | goes on there |
+//! | a log, and its own place lacks something | switching, or at the end of falling back | writes superblock, blocks, commit blocks, superblock |
+//! | the mark of a server | on the server, or falling back | writes blocks, commit blocks, then the superblock; until then the server's log counts |
+//! | no log | while its guest closed the log | the same; the guest closes it once more |
+//! | what we never wrote | and somebody else has the disk | refuses, and writes nothing |
+//!
 //! Failure story: whatever dies, the superblock on storage says where the log is. When both places fail, the guest's
 //! journal writes fail, and its kernel stops.
 
 mod lineage;
 mod mark;
+mod mirror;
 #[cfg(test)]
 mod model;
 mod recover;
@@ -37,6 +52,7 @@ mod tests;
 
 pub use mark::{MarkFound, RemoteMark};
 pub(crate) use mark::{MarkPlace, mark_place};
+pub(crate) use mirror::{MirrorFile, Phase};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
 pub(crate) use shared_storage::open_direct;
@@ -48,6 +64,7 @@ use crate::scan::offset_of;
 use block_route::{RequestId, Status};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use lineage::{Lineage, Nonce};
+use mirror::Mirror;
 use remote_journal::ClientOptions;
 use report::RemoteCounters;
 use shared_storage::Taken;
@@ -146,6 +163,8 @@ struct Shared {
     /// Held by whoever writes the superblock on storage, or completes the log there. Taken before `state`.
     storage: Mutex<OnStorage>,
     state: Mutex<State>,
+    /// What the next worker has to know; nothing where none can go on.
+    mirror: Option<Arc<MirrorFile>>,
     /// The journal is not what it seemed ([`crate::distrust`]): every superblock that goes to storage says so.
     is_distrusted: AtomicBool,
     /// Something changed, for who waits.
@@ -186,6 +205,8 @@ impl Shared {
             block[..SUPERBLOCK_BYTES].copy_from_slice(&distrusted);
         }
         storage.may_be.push(block[..SUPERBLOCK_BYTES].to_vec());
+        // Another worker may find it there.
+        self.mirror.iter().for_each(|mirror| mirror.storage_may_be(&storage.may_be));
         self.write_block(0, &block)?;
         // It may not be durable; then the one before may come back.
         let old = storage.may_be.len().saturating_sub(2);
@@ -252,20 +273,107 @@ impl std::fmt::Debug for RemoteLog {
 }
 
 impl RemoteLog {
-    /// Takes care of a log; it is closed.
-    pub fn new(options: &RemoteOptions, place: FoundLogPlace, home: Arc<Disk>, journal: Arc<Disk>) -> io::Result<Self> {
+    /// Takes care of a log; it is closed. Where there is a file for its copy, another worker can go on with it.
+    pub fn new(
+        options: &RemoteOptions,
+        place: FoundLogPlace,
+        home: Arc<Disk>,
+        journal: Arc<Disk>,
+        mirror: Option<Arc<MirrorFile>>,
+    ) -> io::Result<Self> {
         let medium = Arc::clone(&journal);
-        Self::on_medium(options, place, [home, journal], medium, BackOff::default())
+        Self::on_medium(options, place, [home, journal], medium, BackOff::default(), mirror)
     }
 
     pub(crate) fn on_medium(
         options: &RemoteOptions,
         place: FoundLogPlace,
+        disks: [Arc<Disk>; 2],
+        medium: Arc<dyn JournalStorage>,
+        back_off: BackOff,
+        mirror: Option<Arc<MirrorFile>>,
+    ) -> io::Result<Self> {
+        let shared = Self::shared(options, place, disks, medium, back_off, mirror);
+        // What somebody wished before another worker died.
+        let (is_paused, is_distrusted) = shared
+            .mirror
+            .as_ref()
+            .map(|mirror| mirror.says())
+            .map_or((false, false), |said| (said.is_paused, said.is_distrusted));
+        shared.is_distrusted.store(is_distrusted, Ordering::Release);
+        {
+            let mut state = shared.lock();
+            *state = State::new(Mirror::new(shared.mirror.clone()));
+            state.is_paused = is_paused;
+        }
+        Self::begin(shared)
+    }
+
+    /// Goes on with a log that a worker which has died had open, as its copy has it: from [`RemoteLog::go_on`] on. Until then storage is
+    /// only read.
+    ///
+    /// # Errors
+    /// When somebody else has it, when storage has failed before, when the copy lacks something, or cannot be read.
+    pub fn take_up(
+        options: &RemoteOptions,
+        place: FoundLogPlace,
+        home: Arc<Disk>,
+        journal: Arc<Disk>,
+        mirror: Arc<MirrorFile>,
+    ) -> io::Result<Self> {
+        let medium = Arc::clone(&journal);
+        Self::take_up_on_medium(options, place, [home, journal], medium, BackOff::default(), mirror)
+    }
+
+    pub(crate) fn take_up_on_medium(
+        options: &RemoteOptions,
+        place: FoundLogPlace,
+        disks: [Arc<Disk>; 2],
+        medium: Arc<dyn JournalStorage>,
+        back_off: BackOff,
+        mirror: Arc<MirrorFile>,
+    ) -> io::Result<Self> {
+        let shared = Self::shared(options, place, disks, medium, back_off, Some(Arc::clone(&mirror)));
+        let said = mirror.says();
+        let refuse = |why: &str| Err(io::Error::other(why.to_owned()));
+        match said.phase {
+            Phase::Open => {}
+            Phase::Closed => return refuse("nobody has the journal open"),
+            Phase::Failed => return refuse("the journal was taken by somebody else, or storage failed"),
+            Phase::Lost => {
+                return refuse("what was live of the journal was only in the memory of the process that died");
+            }
+        }
+        let found = shared.read_superblock()?;
+        if !said.may_be.contains(&found) {
+            return Err(Taken::error());
+        }
+        let (marked, storage_counts) = match RemoteMark::read(&found) {
+            MarkFound::Live(mark) => ((mark.epoch, mark.nonce), false),
+            // Where it says that the log is empty, its guest was closing it.
+            _ => (Default::default(), Superblock::decode(&found).is_ok_and(|superblock| !superblock.is_empty())),
+        };
+        let superblock = Superblock::decode(&said.superblock).map_err(io::Error::other)?;
+        *shared.on_storage() = OnStorage { may_be: said.may_be, lineage: Lineage::read(&found).unwrap_or_default() };
+        shared.is_distrusted.store(said.is_distrusted, Ordering::Release);
+        {
+            let mut state = shared.lock();
+            let mirror = Mirror::take_up(mirror)?;
+            *state = State::take_up(mirror, &superblock, storage_counts, said.is_stored, marked);
+            state.is_paused = said.is_paused;
+        }
+        Self::begin(shared)
+    }
+
+    fn shared(
+        options: &RemoteOptions,
+        place: FoundLogPlace,
         [home, disk]: [Arc<Disk>; 2],
         medium: Arc<dyn JournalStorage>,
         back_off: BackOff,
-    ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        mirror: Option<Arc<MirrorFile>>,
+    ) -> Arc<Shared> {
+        Arc::new(Shared {
             name: options.name_of(place.home_start),
             client: options.client.clone(),
             place,
@@ -274,17 +382,63 @@ impl RemoteLog {
             medium,
             back_off,
             storage: Mutex::default(),
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(Mirror::default())),
+            mirror,
             is_distrusted: AtomicBool::new(false),
             changed: Condvar::new(),
             work: tokio::sync::Notify::new(),
             counters: RemoteCounters::default(),
-        });
+        })
+    }
+
+    fn begin(shared: Arc<Shared>) -> io::Result<Self> {
         let of_thread = Arc::clone(&shared);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("remote".to_owned());
         log_context::spawn(thread, move || runtime.block_on(ship::run(&of_thread)))?;
         Ok(RemoteLog { shared })
+    }
+
+    /// Nothing can keep this process from serving the guest any more: what was taken up is completed on storage, where that lacks
+    /// something.
+    ///
+    /// # Errors
+    /// When storage fails.
+    pub fn go_on(&self) -> io::Result<()> {
+        let shared = &self.shared;
+        if !shared.lock().may_not_begin {
+            return Ok(());
+        }
+        // What it says may be in a cache, and something else on the medium, of which the opposite would be right.
+        shared.medium.sync()?;
+        shared.lock().may_not_begin = false;
+        shared.tell();
+        Ok(())
+    }
+
+    /// Whether it is one that was taken up.
+    pub fn was_taken_up(&self) -> bool {
+        self.shared.lock().may_not_begin
+    }
+
+    /// Whether it is not what it seemed.
+    pub fn is_distrusted(&self) -> bool {
+        self.shared.is_distrusted.load(Ordering::Acquire)
+    }
+
+    /// The guest's superblock of a log that is open.
+    pub fn superblock_now(&self) -> Option<Superblock> {
+        Superblock::decode(&self.shared.lock().mirror.superblock()?).ok()
+    }
+
+    /// The live blocks of a log, in its order, as far as they can be read.
+    pub fn for_each_live(&self, superblock: &Superblock, mut with: impl FnMut(u32, Arc<[u8]>)) {
+        let state = self.shared.lock();
+        let to_end = state.mirror.within(superblock.start..u32::MAX);
+        for position in to_end.chain(state.mirror.within(0..superblock.start)) {
+            let Ok(Some(content)) = state.mirror.get(position) else { return };
+            with(position, content);
+        }
     }
 
     /// Has what is written in one pass go in several batches.
@@ -321,8 +475,11 @@ impl RemoteLog {
     }
 
     /// A log block that is live, for whoever reads it.
-    pub fn read(&self, position: u32) -> Option<Arc<[u8]>> {
-        self.shared.lock().mirror.get(&position).cloned()
+    ///
+    /// # Errors
+    /// When the copy cannot be read.
+    pub fn read(&self, position: u32) -> io::Result<Option<Arc<[u8]>>> {
+        self.shared.lock().mirror.get(position)
     }
 
     /// The guest opens its log. On return storage has the superblock.
@@ -414,12 +571,33 @@ impl RemoteLog {
         Ok(())
     }
 
+    /// A log that nobody has open is empty once more, which its guest says: a worker that was killed may have closed it, and not have
+    /// told. What storage says of the logs on a server stays. False where the guest's own block says the same.
+    ///
+    /// # Errors
+    /// When it cannot be read or written.
+    pub fn superblock_of_closed(&self, block: &[u8]) -> io::Result<bool> {
+        let shared = &self.shared;
+        let mut storage = shared.on_storage();
+        let found = shared.read_superblock()?;
+        let Some(lineage) = Lineage::read(&found).filter(|lineage| Lineage::read(block) != Some(*lineage)) else {
+            return Ok(false);
+        };
+        let mut block = block.to_vec();
+        lineage.write_into(&mut block);
+        storage.may_be = vec![found];
+        shared.write_superblock(&mut storage, &block)?;
+        Ok(true)
+    }
+
     /// The guest is gone: its log is completed on storage, for the next kernel or for us to replay. The server is told
     /// that its copy is not needed.
     ///
     /// # Errors
     /// When that fails: storage then still says that the server has the log, or somebody else has taken it.
     pub fn settle(&self) -> io::Result<()> {
+        // Its guest may have gone before this process began to serve it.
+        self.go_on()?;
         let shared = &self.shared;
         let mut state = shared.lock();
         if state.mode == Mode::Closed {
@@ -443,8 +621,22 @@ impl RemoteLog {
 
     /// Has the log complete on storage, and keeps it there until it is wished back to the server.
     pub fn pause(&self, is_paused: bool) {
+        self.shared.mirror.iter().for_each(|mirror| mirror.say(|said| said.is_paused = is_paused));
         self.shared.lock().is_paused = is_paused;
         self.shared.tell();
+    }
+
+    /// Whether it was paused, and storage has the whole log since, or no guest has it open.
+    ///
+    /// # Errors
+    /// When neither comes to be any more.
+    pub fn is_paused(&self) -> io::Result<bool> {
+        let state = self.shared.lock();
+        match state.mode {
+            Mode::Failed => Err(io::Error::other("the journal was taken by somebody else, or storage failed")),
+            Mode::Storage | Mode::Closed => Ok(state.is_paused),
+            Mode::Returning | Mode::Switching | Mode::Remote | Mode::FallingBack => Ok(false),
+        }
     }
 
     /// The journal is not what it seemed: storage says so from now on, whichever place has it, and its own place is to have it.
@@ -461,6 +653,7 @@ impl RemoteLog {
     fn say_distrusted(&self) -> io::Result<()> {
         let shared = &self.shared;
         shared.is_distrusted.store(true, Ordering::Release);
+        shared.mirror.iter().for_each(|mirror| mirror.say(|said| said.is_distrusted = true));
         let mut storage = shared.on_storage();
         shared.check(&storage)?;
         let block = shared.read_superblock()?;

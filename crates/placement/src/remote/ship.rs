@@ -53,16 +53,25 @@ pub(super) async fn run(shared: &Arc<Shared>) {
     loop {
         let generation = loop {
             settle_stored(shared);
-            {
+            let to_be_completed = {
                 let state = shared.lock();
                 if state.is_shut_down {
                     return;
                 }
-                if state.mode == Mode::Storage && !state.is_local_only && !state.is_paused {
+                let is_begun = !state.may_not_begin;
+                if state.mode == Mode::Storage && !state.is_local_only && !state.is_paused && is_begun {
                     break state.generation;
                 }
+                // Another process has left it so, and has died.
+                (state.is_to_be_completed() && is_begun).then_some(state.generation)
+            };
+            match to_be_completed {
+                Some(generation) => {
+                    RemoteCounters::add(&shared.counters.fall_backs, 1);
+                    complete(shared, generation);
+                }
+                None => shared.work.notified().await,
             }
-            shared.work.notified().await;
         };
         let started = Instant::now();
         let ended = ship(shared, generation).await;
@@ -119,12 +128,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
             Ended::Paused => log::info!("{}: the journal goes to its own place on storage, as wished", shared.name),
             Ended::Over | Ended::Settle => {}
         }
-        if let Err(error) = fall_back(shared, generation) {
-            log::error!(
-                "{}: completing the journal on storage failed: {error}; the guest's journal writes fail",
-                shared.name
-            );
-            shared.give_up(Taken::is(&error));
+        if !complete(shared, generation) {
             continue;
         }
         if matches!(error, Ended::Settle) {
@@ -154,6 +158,19 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         }
         back_off = (back_off * 2).min(shared.back_off.max);
     }
+}
+
+/// Completes the log on storage. Where that fails it is given up.
+fn complete(shared: &Shared, generation: u64) -> bool {
+    let outcome = fall_back(shared, generation);
+    if let Err(error) = &outcome {
+        log::error!(
+            "{}: completing the journal on storage failed: {error}; the guest's journal writes fail",
+            shared.name
+        );
+        shared.give_up(Taken::is(error));
+    }
+    outcome.is_ok()
 }
 
 /// Somebody waits for the log on storage: where it is complete there, and counts, it is over. (One that has failed is not,
@@ -252,13 +269,15 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     });
     // A connection that ends takes its ear along.
     let _hearing = AbortOnDrop(hearing);
-    let mut until = {
+    {
         let mut state = shared.lock();
         if state.generation != generation || state.mode != Mode::Storage {
             return Ok(Ended::Over);
         }
-        state.begin_return(epoch, nonce)
-    };
+        state.begin_return(epoch, nonce);
+    }
+    // The last batch before everything goes to the server.
+    let mut until = 0;
     let mut last_sent = Instant::now();
     let mut last_progress = Instant::now();
     let mut last_sign = Instant::now();
@@ -276,9 +295,15 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             }
             return Ok(ended);
         }
+        let has_more;
         let is_waiting = {
             let mut state = shared.lock();
             unsent.extend(state.outbox.drain(..));
+            // What is live comes from the copy as it can be sent, so that it is not in memory all at once.
+            while unsent.len() < BATCHES_MAX && state.copy_some().map_err(Ended::Storage)? {
+                unsent.extend(state.outbox.drain(..));
+            }
+            has_more = state.has_more_to_copy();
             state.is_waiting()
         };
         if !unsent.is_empty() {
@@ -315,7 +340,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             last_mark = Instant::now();
             renew_mark(shared, generation, epoch, nonce)?;
         }
-        let pause = if unsent.is_empty() { patience / 4 } else { Duration::ZERO };
+        let pause = if unsent.is_empty() && !has_more { patience / 4 } else { Duration::ZERO };
         tokio::select! {
             biased;
             result = heard.recv() => match result {
@@ -351,7 +376,7 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
         if state.generation != generation {
             return Ok(());
         }
-        if state.mode == Mode::Returning && state.acknowledged >= *until {
+        if state.mode == Mode::Returning && state.is_copied() {
             *until = state.begin_switch();
         }
         if state.mode != Mode::Switching || state.acknowledged < *until || state.stored_in_flight > 0 {
@@ -364,7 +389,7 @@ fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until:
         if state.generation != generation || state.mode != Mode::Switching {
             return Ok(());
         }
-        state.mirror.get(&0).cloned()
+        state.mirror.superblock()
     };
     // From the moment it is on storage the server counts; everything that anybody was told of is there.
     let marked = superblock
@@ -402,7 +427,7 @@ fn say_which_is_next(shared: &Shared, generation: u64) -> Result<(Nonce, Vec<Non
         if state.generation != generation || state.mode != Mode::Storage {
             return Err(Ended::Over);
         }
-        state.mirror.get(&0).cloned()
+        state.mirror.superblock()
     };
     let nonce = storage.lineage.next();
     shared.check(&storage).map_err(Ended::Storage)?;
@@ -431,7 +456,7 @@ fn renew_mark(shared: &Shared, generation: u64, epoch: u64, nonce: Nonce) -> Res
         if state.generation != generation || !state.is_to_be_renewed() {
             return Ok(());
         }
-        state.mirror.get(&0).cloned()
+        state.mirror.superblock()
     };
     let Some(superblock) = superblock else { return Ok(()) };
     match shared.write_mark(&mut storage, &superblock, epoch, nonce) {
@@ -478,8 +503,8 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
                 // What the guest wrote meanwhile may belong to a commit block that it wrote meanwhile.
                 commits = false;
             }
-            let blocks = state.take_dirty(CHUNK_BLOCKS, commits);
-            (state.mirror.get(&0).cloned(), blocks, state.storage_counts())
+            let blocks = state.take_dirty(CHUNK_BLOCKS, commits)?;
+            (state.mirror.superblock(), blocks, state.storage_counts())
         };
         let superblock = superblock.ok_or_else(|| io::Error::other("the log has no superblock"))?;
         let with_lineage = |storage: &super::OnStorage, superblock: &[u8]| {
@@ -513,7 +538,7 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         if !state.is_clean(true) {
             continue;
         }
-        if let Some(superblock) = state.mirror.get(&0).cloned() {
+        if let Some(superblock) = state.mirror.superblock() {
             shared.check(&storage)?;
             let bytes = with_lineage(&storage, &superblock);
             shared.write_superblock(&mut storage, &bytes)?;

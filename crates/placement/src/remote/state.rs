@@ -1,18 +1,21 @@
-//! What is known of one log: what is live of it, what has to be sent, who waits for what. No I/O.
+//! What is known of one log: what is live of it, what has to be sent, who waits for what. No I/O but for the copy of what is live
+//! ([`super::mirror`]).
 //!
 //! What must always hold:
 //! * `mirror` is the journal as its guest wrote it: every log block from the tail on, and the superblock. Whatever fails,
-//!   the log can be completed on storage from it.
+//!   the log can be completed on storage from it, by this process or by one that follows it.
 //! * Batches are formed in the order of the guest's writes, so that any prefix of them is a state in which the guest's
 //!   journal once was. That is why only commit blocks wait: where they are durable, all before them is.
 //! * On storage a commit block comes after what it commits is durable there, whoever writes it.
 //! * What waits to be sent is bounded: beyond that everything waits, not only commit blocks.
 //! * A batch's tail passes nothing that the superblock in it, or before it, still needs.
 
+use super::mirror::{Mirror, is_commit};
 use block_route::{RequestId, Status};
-use jbd2::{Features, Kind, Superblock};
+use jbd2::{Features, Superblock};
 use remote_journal::message::{Batch, Block};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 
 /// Bytes of blocks in one batch, at most.
@@ -54,16 +57,12 @@ pub(crate) enum Outcome {
     Fail,
 }
 
-fn is_commit(block: &[u8]) -> bool {
-    jbd2::peek(block).is_some_and(|header| header.kind == Kind::Commit)
-}
-
 #[derive(Debug)]
 pub(crate) struct State {
     pub mode: Mode,
     /// Counts openings and closings.
     pub generation: u64,
-    pub mirror: BTreeMap<u32, Arc<[u8]>>,
+    pub mirror: Mirror,
     start: u32,
     ring: (u32, u32),
     /// Commit blocks may come before what they commit, so everything waits until it is durable.
@@ -104,14 +103,20 @@ pub(crate) struct State {
     /// The last attempt to reach the server failed.
     pub has_failed_to_connect: bool,
     pub is_shut_down: bool,
+    /// It was gone on with in another process, which may not touch storage yet.
+    pub may_not_begin: bool,
+    /// Live blocks that are to be sent once, before the server can count.
+    to_copy: VecDeque<u32>,
+    /// The batch with the last of them.
+    copied_until: u64,
 }
 
 impl State {
-    pub fn new() -> Self {
+    pub fn new(mirror: Mirror) -> Self {
         State {
             mode: Mode::Closed,
             generation: 0,
-            mirror: BTreeMap::new(),
+            mirror,
             start: 0,
             ring: (0, 0),
             is_strict: false,
@@ -139,15 +144,44 @@ impl State {
             wants_settling: false,
             has_failed_to_connect: false,
             is_shut_down: false,
+            may_not_begin: false,
+            to_copy: VecDeque::new(),
+            copied_until: 0,
         }
+    }
+
+    /// An open log of which another process has died. `storage_counts` says that it is the log on storage that is recovered from;
+    /// `is_stored`, that it has all that anybody was told of. The epoch is that of the server's, where that counts.
+    pub fn take_up(
+        mirror: Mirror,
+        superblock: &Superblock,
+        storage_counts: bool,
+        is_stored: bool,
+        (epoch, nonce): (u64, [u8; 16]),
+    ) -> Self {
+        let mut state = State { epoch, nonce, may_not_begin: true, ..State::new(mirror) };
+        state.note_opened(superblock);
+        if !(storage_counts && is_stored) {
+            state.complete(!storage_counts);
+        }
+        state
+    }
+
+    /// Whether the log is to be completed on storage before anything else is done with it.
+    pub fn is_to_be_completed(&self) -> bool {
+        self.mode == Mode::FallingBack
     }
 
     /// A guest opens the log: it is empty, and on storage.
     pub fn open(&mut self, superblock: &Superblock, block: Arc<[u8]>) {
         self.forget_shipping();
+        self.mirror.open(block);
+        self.note_opened(superblock);
+    }
+
+    fn note_opened(&mut self, superblock: &Superblock) {
         self.generation += 1;
         self.mode = Mode::Storage;
-        self.mirror = BTreeMap::from([(0, block)]);
         self.start = superblock.start;
         self.ring = (superblock.first, superblock.maxlen);
         let features = superblock.features;
@@ -160,7 +194,7 @@ impl State {
     pub fn close(&mut self) {
         self.generation += 1;
         self.mode = Mode::Closed;
-        self.mirror.clear();
+        self.mirror.close();
         self.fail_all();
         self.forget_shipping();
     }
@@ -172,6 +206,7 @@ impl State {
 
     /// Nothing can be written any more.
     pub fn fail(&mut self) {
+        self.mirror.fail();
         self.mode = Mode::Failed;
         self.fail_all();
         self.forget_shipping();
@@ -187,6 +222,8 @@ impl State {
         self.next_sequence = 1;
         self.acknowledged = 0;
         self.renewed_with = 0;
+        self.to_copy.clear();
+        self.copied_until = 0;
     }
 
     /// Whether anything became durable on the server since the superblock was last sent anew.
@@ -196,7 +233,7 @@ impl State {
 
     /// Storage has the same superblock with a higher count, so the server may.
     pub fn renew(&mut self, block: Arc<[u8]>) {
-        self.mirror.insert(0, Arc::clone(&block));
+        self.mirror.renew(Arc::clone(&block));
         self.push(0, block, Vec::new());
         self.form_batches();
         self.renewed_with = self.next_sequence - 1;
@@ -211,7 +248,7 @@ impl State {
     pub fn write(&mut self, position: u32, content: Arc<[u8]>, request: RequestId) -> Outcome {
         let is_commit = is_commit(&content);
         if !matches!(self.mode, Mode::Closed | Mode::Failed) {
-            self.mirror.insert(position, Arc::clone(&content));
+            self.mirror.put(position, &content);
         }
         let waits = is_commit || self.is_strict || self.unsent_bytes > UNSENT_BYTES_MAX;
         match self.mode {
@@ -254,13 +291,20 @@ impl State {
     }
 
     /// The next blocks that have to be written to storage before others may be, or before it is told that it counts.
-    pub fn take_dirty(&mut self, count: usize, commits: bool) -> Vec<(u32, Arc<[u8]>)> {
+    ///
+    /// # Errors
+    /// When the copy cannot be read.
+    pub fn take_dirty(&mut self, count: usize, commits: bool) -> io::Result<Vec<(u32, Arc<[u8]>)>> {
         let set = if commits { &mut self.dirty_commits } else { &mut self.dirty };
         let positions: Vec<u32> = set.iter().take(count).copied().collect();
-        positions.iter().for_each(|position| {
-            set.remove(position);
-        });
-        positions.into_iter().filter_map(|position| Some((position, Arc::clone(self.mirror.get(&position)?)))).collect()
+        let mut blocks = Vec::new();
+        for position in positions {
+            if let Some(content) = self.mirror.get(position)? {
+                blocks.push((position, content));
+            }
+            set.remove(&position);
+        }
+        Ok(blocks)
     }
 
     /// Whether everything is on storage, commit blocks with their transactions or all but them.
@@ -277,12 +321,11 @@ impl State {
     pub fn superblock(&mut self, superblock: &Superblock, block: Arc<[u8]>) -> bool {
         let passed = self.passed(superblock.start);
         for position in &passed {
-            self.mirror.remove(position);
             self.dirty.remove(position);
             self.dirty_commits.remove(position);
         }
         self.start = superblock.start;
-        self.mirror.insert(0, Arc::clone(&block));
+        self.mirror.pass(Arc::clone(&block), &passed);
         if matches!(self.mode, Mode::Returning | Mode::Switching | Mode::Remote) {
             self.push(0, block, passed);
         }
@@ -316,10 +359,9 @@ impl State {
             return Vec::new();
         }
         if start >= self.start {
-            self.mirror.range(self.start..start).map(|(position, _)| *position).collect()
+            self.mirror.within(self.start..start).collect()
         } else {
-            let wrapped = self.mirror.range(self.start..end).chain(self.mirror.range(first..start));
-            wrapped.map(|(position, _)| *position).collect()
+            self.mirror.within(self.start..end).chain(self.mirror.within(first..start)).collect()
         }
     }
 
@@ -372,23 +414,51 @@ impl State {
         }
     }
 
-    /// The server has begun a log for us: everything live goes into its first batches. Gives the last of them.
-    pub fn begin_return(&mut self, epoch: u64, nonce: [u8; 16]) -> u64 {
+    /// The server has begun a log for us: everything live goes there, as [`State::copy_some`] says.
+    pub fn begin_return(&mut self, epoch: u64, nonce: [u8; 16]) {
         self.forget_shipping();
         (self.epoch, self.nonce) = (epoch, nonce);
         self.mode = Mode::Returning;
-        // What is copied here is in memory anyway: it is not counted as waiting.
-        self.pass = self
-            .mirror
-            .iter()
-            .map(|(position, content)| (Block::new(*position, Arc::clone(content)), Vec::new()))
-            .collect();
-        self.form_batches();
-        self.next_sequence - 1
+        self.to_copy = std::iter::once(0).chain(self.mirror.positions().map(|(position, _)| position)).collect();
+    }
+
+    /// Makes a batch of what is live and was not sent since the log was begun. Says whether there was any.
+    ///
+    /// It goes as it is now: what the guest has written there since goes once more, after it or before.
+    ///
+    /// # Errors
+    /// When the copy cannot be read.
+    pub fn copy_some(&mut self) -> io::Result<bool> {
+        let mut bytes = 0;
+        while bytes < self.batch_bytes_max
+            && let Some(position) = self.to_copy.pop_front()
+        {
+            // What a superblock has let go of meanwhile is not needed.
+            if let Some(content) = self.mirror.get(position)? {
+                bytes += content.len();
+                self.push(position, content, Vec::new());
+            }
+        }
+        if bytes > 0 {
+            self.form_batches();
+            self.copied_until = self.next_sequence - 1;
+        }
+        Ok(bytes > 0)
+    }
+
+    /// Whether [`State::copy_some`] has more to send.
+    pub fn has_more_to_copy(&self) -> bool {
+        !self.to_copy.is_empty()
+    }
+
+    /// Whether all that was live when the server began the log is durable there.
+    pub fn is_copied(&self) -> bool {
+        self.to_copy.is_empty() && self.acknowledged >= self.copied_until
     }
 
     /// From now on nothing goes to storage. Gives the last batch of what did.
     pub fn begin_switch(&mut self) -> u64 {
+        self.mirror.only_here();
         self.form_batches();
         self.mode = Mode::Switching;
         self.next_sequence - 1
@@ -417,18 +487,23 @@ impl State {
 
     /// The server does not count any more: everything live has to be written to storage.
     pub fn begin_fall_back(&mut self) {
-        self.server_counts = self.mode == Mode::Remote;
-        self.mode = Mode::FallingBack;
+        let server_counts = self.mode == Mode::Remote;
         self.forget_shipping();
+        self.complete(server_counts);
+    }
+
+    fn complete(&mut self, server_counts: bool) {
+        self.server_counts = server_counts;
+        self.mode = Mode::FallingBack;
         self.dirty.clear();
         self.dirty_commits.clear();
-        let blocks: Vec<(u32, bool)> =
-            self.mirror.iter().filter(|(at, _)| **at != 0).map(|(at, block)| (*at, is_commit(block))).collect();
+        let blocks: Vec<(u32, bool)> = self.mirror.positions().collect();
         blocks.into_iter().for_each(|(position, is_commit)| self.set_dirty(position, is_commit));
     }
 
     /// The log is complete on storage, and storage counts.
     pub fn end_fall_back(&mut self) {
+        self.mirror.is_stored();
         self.mode = Mode::Storage;
         self.done.extend(self.held_for_storage.drain(..).map(|request| (request, Status::Ok)));
     }

@@ -2,6 +2,7 @@
 //! what the superblock in it needs is there.
 
 use super::mark::{MarkFound, RemoteMark};
+use super::mirror::Mirror;
 use super::state::{Mode, Outcome, State};
 use block_route::{RequestId, Status};
 use jbd2::Superblock;
@@ -45,7 +46,7 @@ impl Random {
 }
 
 fn opened(start: u32) -> State {
-    let mut state = State::new();
+    let mut state = State::new(Mirror::default());
     let block = superblock(start, 0);
     state.open(&Superblock::decode(&block).expect("a superblock"), block);
     state
@@ -81,6 +82,7 @@ fn every_prefix_of_what_is_sent_has_all_that_its_superblock_needs() {
             [1, 2, 3, usize::MAX][random.below(4) as usize].saturating_mul(superblock(FIRST, 0).len());
         let mut batches: Vec<Batch> = Vec::new();
         state.begin_return(1, [1; 16]);
+        assert!(state.copy_some().expect("copied"), "the superblock comes first");
         let (mut head, mut tail, mut starts) = (FIRST, FIRST, vec![FIRST]);
         let mut number = 0;
         // After each write: which log positions are live, for prefixes that end there.
@@ -116,6 +118,7 @@ fn every_prefix_of_what_is_sent_has_all_that_its_superblock_needs() {
             state.form_batches();
             batches.extend(state.outbox.drain(..));
             if state.mode == Mode::Returning && random.below(3) == 0 {
+                assert!(!state.has_more_to_copy());
                 state.begin_switch();
                 state.mode = Mode::Remote;
             }
@@ -133,7 +136,7 @@ fn every_prefix_of_what_is_sent_has_all_that_its_superblock_needs() {
         let (kept, _) = server_of(&batches);
         let mut at = tail;
         while at != head {
-            assert_eq!(state.mirror.get(&at), kept.get(&at));
+            assert_eq!(state.mirror.get(at).expect("read").as_ref(), kept.get(&at));
             at = next(at);
         }
         assert!(state.mirror.len() <= END as usize);
@@ -145,11 +148,13 @@ fn commits_wait_for_the_place_that_counts() {
     let mut state = opened(FIRST);
     let commit = |state: &mut State, number| state.write(number, log_block(number, true), RequestId(number));
     assert_eq!(commit(&mut state, 1), Outcome::Store);
-    let snapshot = state.begin_return(5, [0; 16]);
+    state.begin_return(5, [0; 16]);
+    while state.copy_some().expect("copied") {}
+    assert!(!state.is_copied(), "not before the server says so");
     assert_eq!(commit(&mut state, 2), Outcome::Store, "storage counts until the server has everything");
     state.form_batches();
     let until = state.begin_switch();
-    assert!(until > snapshot && state.stored_in_flight == 2);
+    assert!(until == 2 && state.stored_in_flight == 2);
     assert_eq!(state.write(3, log_block(3, false), RequestId(3)), Outcome::Done);
     assert_eq!(commit(&mut state, 4), Outcome::Held);
     state.form_batches();
@@ -165,7 +170,7 @@ fn commits_wait_for_the_place_that_counts() {
     assert_eq!(commit(&mut state, 6), Outcome::Held);
     let taken: Vec<u32> = [false, true]
         .into_iter()
-        .flat_map(|commits| state.take_dirty(64, commits))
+        .flat_map(|commits| state.take_dirty(64, commits).expect("read"))
         .map(|(position, _)| position)
         .collect();
     assert_eq!(taken, [3, 1, 2, 4, 5, 6]);
@@ -239,7 +244,9 @@ fn commit_blocks_fall_back_after_what_they_commit() {
     state.begin_return(1, [1; 16]);
     state.begin_switch();
     state.begin_fall_back();
-    let positions = |taken: Vec<(u32, Arc<[u8]>)>| taken.into_iter().map(|(at, _)| at).collect::<Vec<_>>();
+    let positions = |taken: std::io::Result<Vec<(u32, Arc<[u8]>)>>| {
+        taken.expect("read").into_iter().map(|(at, _)| at).collect::<Vec<_>>()
+    };
     assert_eq!(positions(state.take_dirty(4, false)), [1, 2, 3, 5]);
     assert!(!state.is_clean(false));
     assert_eq!(positions(state.take_dirty(64, false)), [6, 7]);
@@ -248,6 +255,6 @@ fn commit_blocks_fall_back_after_what_they_commit() {
     assert!(state.is_clean(true));
     // Overwritten by something else, it is not a commit block any more.
     state.write(8, log_block(9, false), RequestId(9));
-    assert!(state.take_dirty(64, true).is_empty());
+    assert!(state.take_dirty(64, true).expect("read").is_empty());
     assert_eq!(positions(state.take_dirty(64, false)), [8]);
 }

@@ -1,14 +1,15 @@
 //! A worker dies in the midst of something, and another one goes on: with the files that were left, as they were at that moment.
 
 use super::*;
+use crate::DiskRoute;
 use crate::disk::DiskOptions;
 use crate::hand_over::Change;
 use crate::keeper::{Steps, SuperblockBlock};
 use crate::mark::{self, HeldMark};
-use block_route::RequestId;
+use block_route::{Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
 use jbd2::SuperblockEdit;
 use jbd2::build::{LogBuilder, Transaction};
-use journal_area::{Content, LogWrite, Tail};
+use journal_area::{Content, Doubt, LogWrite, Tail};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -28,6 +29,8 @@ fn held() -> Adopted {
         is_marked: true,
         handed_over: None,
         is_recovering: false,
+        numbered: None,
+        doubt: Doubt::default(),
     }
 }
 
@@ -71,6 +74,10 @@ fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
     }
     assert_eq!(judged(recovering, Says::Held(OPENING)), Some(Found::Held(OPENING)));
     assert_eq!(judged(recovering, live(9, 7)), None);
+    // It went elsewhere, which is not described.
+    for books in [closed, left] {
+        assert_eq!(judged(books, Says::Nvm(OPENING)), None);
+    }
     // Rows 4 and 6.
     assert_eq!(judged(left, live(9, 7)), Some(Found::HandedOver(7)));
     assert_eq!(judged(left, live(700, 30)), Some(Found::HandedOver(7)));
@@ -90,6 +97,10 @@ struct Rig {
     superblock: Vec<u8>,
     builder: LogBuilder,
     within: Option<Duration>,
+    /// As the disk is configured.
+    configured: PlacementKind,
+    /// The other worker comes to the point where it serves the guest.
+    goes_on: bool,
 }
 
 impl Rig {
@@ -98,6 +109,10 @@ impl Rig {
     }
 
     fn durable_within(within: Option<Duration>) -> Self {
+        Self::configured(PlacementKind::Copy, within)
+    }
+
+    fn configured(configured: PlacementKind, within: Option<Duration>) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         std::fs::File::create(&image).and_then(|file| file.set_len(4096 * BLOCK)).expect("an image");
@@ -106,13 +121,14 @@ impl Rig {
         assert!(made.expect("e2fsprogs are installed").success());
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
         let journals =
-            Journals::new(&VmMemory::new(), area.expect("a directory"), options(&image, within)).expect("journals");
+            Journals::new(&VmMemory::new(), area.expect("a directory"), options_of(&image, configured, within))
+                .expect("journals");
         let log = journals.logs().remove(0);
         let mut superblock = vec![0; BLOCK as usize];
         log.read_stored(0, &mut superblock).expect("read");
         let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
         let builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
-        Rig { directory, image, journals, superblock, builder, within }
+        Rig { directory, image, journals, superblock, builder, within, configured, goes_on: true }
     }
 
     fn log(&self) -> Arc<Log> {
@@ -149,6 +165,11 @@ impl Rig {
         assert_eq!(self.journals.area.hold(self.log().id, &writes).committed, 1);
     }
 
+    /// Which opening storage is said to have.
+    fn opening_on_storage(&self) -> Opening {
+        self.journals.area.adopted(self.log().id).and_then(|books| books.openings).expect("it is open")[0]
+    }
+
     fn says(&self) -> Says {
         crate::stored::of(&self.log()).expect("read").says
     }
@@ -170,7 +191,7 @@ impl Rig {
 
     /// The worker is killed, and another one goes on with the files as they are, or as they were.
     fn die(&mut self, files: Option<Files>) -> io::Result<()> {
-        self.die_and_serve(files, options(&self.image, self.within))
+        self.die_and_serve(files, options_of(&self.image, self.configured, self.within))
     }
 
     /// The same, and the other one has these disks.
@@ -185,7 +206,7 @@ impl Rig {
         let (directory, description) =
             AreaDirectory::adopt(&path, &self.directory.path().join("registry"), lock).expect("it is there");
         self.journals = Journals::resume(&VmMemory::new(), directory, &description, options)?;
-        Ok(())
+        if self.goes_on { self.journals.go_on() } else { Ok(()) }
     }
 
     /// Why another one does not go on. What was left stays found by who finishes it after the VMM's end.
@@ -199,10 +220,14 @@ impl Rig {
 }
 
 fn options(image: &std::path::Path, durable_within: Option<Duration>) -> JournalsOptions {
+    options_of(image, PlacementKind::Copy, durable_within)
+}
+
+fn options_of(image: &std::path::Path, placement: PlacementKind, durable_within: Option<Duration>) -> JournalsOptions {
     let disk = DiskOptions {
         name: "disk".to_owned(),
         path: image.to_owned(),
-        placement: PlacementKind::Copy,
+        placement,
         honour_flush: false,
         read_only: false,
         nvm: None,
@@ -239,10 +264,15 @@ fn one_that_was_made_durable_by_age_goes_on_held() {
     let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
     rig.open();
     let mut numbers = Vec::new();
-    for block in 2000..2003 {
+    for (block, deaths) in [(2000, 1), (2001, 1), (2001, 2), (2002, 2), (2002, 1)] {
         assert!(matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
-        rig.commit(block);
-        rig.die(None).expect("it goes on");
+        if rig.journals.area.owed(rig.log().id).blocks < block - 1999 {
+            rig.commit(block);
+        }
+        for _ in 0..deaths {
+            // The second one dies before durability has begun anew, and leaves a log that is only held.
+            rig.die(None).expect("it goes on");
+        }
         let log = rig.log();
         assert!(log.is_held_open() && matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
         assert_eq!(rig.journals.area.owed(log.id).blocks, block - 1999);
@@ -274,8 +304,8 @@ fn one_that_was_made_durable_by_age_goes_on_held() {
             steps = next;
         }
     }
-    assert_eq!(numbers.len(), 3);
-    assert!(numbers.windows(2).all(|two| two[0] + 1 < two[1]), "{numbers:?}");
+    assert_eq!(numbers.len(), 5);
+    assert!(numbers.windows(2).all(|two| two[0] < two[1]), "{numbers:?}");
     // Another opening's mark is not followed.
     let raw = rig.superblock.clone();
     let (first, sequence) = (rig.builder.position, rig.builder.sequence);
@@ -347,6 +377,158 @@ fn what_was_absorbed_goes_home_whoever_goes_on() {
         assert_eq!(taken, 1, "the tail waits for nothing more");
         assert!(!log.keeper.shows_homes(&log));
     }
+}
+
+/// What was durable is given up as the last thing: while nobody goes on with the guest, a loss of power finds it.
+#[test]
+fn storage_is_as_it_was_until_the_guest_is_served() {
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+    rig.open();
+    rig.commit(2000);
+    let raw = |rig: &Rig| rig.log().stored_superblock().expect("read");
+    let before = raw(&rig);
+    // Something else fails, as often as it likes.
+    rig.goes_on = false;
+    for _ in 0..3 {
+        rig.die(None).expect("its books are good");
+        assert!(rig.log().is_held_open() && raw(&rig) == before && matches!(rig.says(), Says::Aged(..)));
+        // Nothing of its own begins before, nor is anything counted.
+        crate::disk::DiskCounters::add(&rig.log().home.counters.home_bytes_to_storage, 1);
+        rig.journals.tick();
+        let mut steps = Steps::default();
+        rig.log().begin_emptying();
+        rig.log().keeper.woken(&rig.log(), crate::keeper::Side::Home, &mut steps);
+        assert!(!rig.log().keeper.may_be_taken(&rig.log()), "storage has what is not the guest's own");
+        let writes = |step: &crate::keeper::Step| matches!(step, crate::keeper::Step::Write { .. });
+        assert!(!steps.0.iter().any(|(_, step)| writes(step)) && raw(&rig) == before);
+    }
+    rig.goes_on = true;
+    rig.die(None).expect("it goes on");
+    assert!(matches!(rig.says(), Says::Held(_)));
+    // Another journal of the VM cannot be followed: this one is as it was.
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+    std::fs::copy(&rig.image, rig.directory.path().join("other")).expect("copied");
+    let block = rig.opening();
+    rig.open();
+    rig.commit(2000);
+    let own = options(&rig.image, None).disks[0].name.clone();
+    let both = |rig: &Rig| {
+        let mut options = named(rig, &[&own, "other"]);
+        options.disks[0].durable_within = rig.within;
+        options
+    };
+    rig.die_and_serve(None, both(&rig)).expect("one came");
+    let log = rig.journals.logs().remove(1);
+    let superblock = SuperblockBlock { content: &block, request: RequestId(0) };
+    rig.journals.superblock_written(&log, superblock, &mut Steps::default()).1.expect("written");
+    rig.store(&mark::aged(&block, &rig.opening_on_storage(), (9, 7)).expect("a superblock"));
+    let other = log.place_of(0).expect("it has one");
+    let torn = mark::marked(&block, MarkKind::Held, &OTHER).expect("a superblock");
+    log.journal.file.write_all_at(&torn, other).expect("written");
+    let before = raw(&rig);
+    let options = both(&rig);
+    assert!(rig.die_and_serve(None, options).expect_err("one of them").to_string().contains("another opening"));
+    assert!(raw(&rig) == before && matches!(rig.says(), Says::Aged(..)));
+}
+
+/// Whether a flush of the guest is told at once that one has failed.
+fn is_flush_told(route: &mut DiskRoute) -> bool {
+    let request = Request { id: RequestId(7), kind: RequestKind::Flush, offset: 0, len: 0, segments: &[] };
+    let mut plan = Plan::default();
+    route.route(&request, &mut plan);
+    route.end_of_pass(&mut plan);
+    plan.actions.iter().any(|action| matches!(action, PlanAction::Release(_, Status::IoError)))
+}
+
+/// A flush has failed, and who asked for it has died: its guest hears of it all the same, once, and nothing vouches for storage under
+/// this mount.
+#[test]
+fn storage_that_has_failed_has_failed_whoever_goes_on() {
+    for is_told in [false, true] {
+        let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+        rig.open();
+        rig.commit(2000);
+        rig.journals.disk(0).note_failed_flush();
+        if is_told {
+            let mut route = DiskRoute::new(Arc::clone(&rig.journals), 0);
+            assert!(is_flush_told(&mut route));
+            // With this it has the answer.
+            assert!(!is_flush_told(&mut route));
+        }
+        for deaths in 1..=3 {
+            rig.die(None).expect("it goes on");
+            let log = rig.log();
+            let mut steps = Steps::default();
+            rig.journals.tick();
+            log.keeper.woken(&log, crate::keeper::Side::Home, &mut steps);
+            let writes = |step: &crate::keeper::Step| matches!(step, crate::keeper::Step::Write { .. });
+            assert!(!steps.0.iter().any(|(_, step)| writes(step)) && matches!(rig.says(), Says::Held(_)));
+            let durability = rig.journals.report("vm").disks[0].durability.clone().expect("it was asked for");
+            assert!(durability.reason.is_some_and(|why| why.contains("storage has failed")), "death {deaths}");
+            let mut route = DiskRoute::new(Arc::clone(&rig.journals), 0);
+            // One that dies before the guest can have the answer says so again.
+            assert_eq!(is_flush_told(&mut route), !is_told && deaths < 3, "death {deaths}");
+            if deaths > 1 {
+                assert!(!is_flush_told(&mut route));
+            }
+        }
+        // Mounted again.
+        let log = rig.log();
+        rig.journals.area.close(log.id);
+        log.set_closed();
+        rig.open();
+        assert!(matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
+        rig.die(None).expect("it goes on");
+        let log = rig.log();
+        log.keeper.woken(&log, crate::keeper::Side::Home, &mut Steps::default());
+        let durability = rig.journals.report("vm").disks[0].durability.clone().expect("it was asked for");
+        assert!(durability.reason.is_none_or(|why| why.contains("not yet")), "it begins");
+    }
+}
+
+/// What its guest brought, or was left, goes on in its own place, and is said to.
+#[test]
+fn a_journal_that_is_not_where_it_was_asked_to_be_says_so() {
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(5)));
+    let disk = |rig: &Rig| rig.journals.report("vm").disks.remove(0);
+    assert_eq!((disk(&rig).placement_effective, disk(&rig).placement_reason), ("copy", None));
+    // A kernel has replayed a log of its own, and goes on in it.
+    let mut first = Vec::new();
+    let transaction = Transaction { blocks: vec![(2000, vec![7; BLOCK as usize])], ..Transaction::default() };
+    let opening = rig.opening();
+    rig.builder.transaction(&transaction, &mut |position, block| first.push((position, block.to_vec())));
+    for (position, block) in first {
+        let at = rig.log().place_of(position).expect("it has one");
+        rig.log().journal.file.write_all_at(&block, at).expect("written");
+    }
+    assert!(rig.write_superblock(&opening) && !rig.log().is_open(), "it stays where it is");
+    let said = disk(&rig);
+    assert_eq!((said.placement, said.placement_effective), ("copy", "storage"));
+    assert!(said.placement_reason.expect("a reason").contains("next unmounted"));
+    let durability = said.durability.expect("it was asked for");
+    assert_eq!(durability.within_s, None);
+    assert!(durability.reason.expect("a reason").contains("next unmounted"));
+    // It is unmounted.
+    let empty = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&empty));
+    rig.store(&empty);
+    assert_eq!((disk(&rig).placement_effective, disk(&rig).placement_reason), ("copy", None));
+    rig.open();
+    assert!(disk(&rig).durability.is_some_and(|durability| durability.within_s == Some(5)));
+}
+
+/// A log in its own place that cannot be read is not called whole.
+#[test]
+fn what_cannot_be_read_is_not_left_as_if_it_were_whole() {
+    let rig = Rig::new();
+    rig.store(&rig.superblock_from(9, 7));
+    let log = rig.log();
+    let left = crate::finish::leave_stored(&log.place, &log.journal.file);
+    assert!(left.is_ok(), "{left:?}");
+    let cut = std::fs::File::options().write(true).open(&rig.image).expect("opened");
+    cut.set_len(log.place_of(2).expect("it has one")).expect("cut off");
+    let error = crate::finish::leave_stored(&log.place, &log.journal.file).expect_err("it is not there");
+    assert!(!error.is_refusal(), "{error}");
 }
 
 #[test]
@@ -436,6 +618,126 @@ fn one_that_was_handed_over_is_on_storage() {
         rig.die(None).expect("it goes on");
         assert!(rig.log().is_open() && rig.log().placement == PlacementKind::Storage);
     }
+}
+
+/// What a disk was configured as says nothing of what its journal is by now.
+#[test]
+fn what_is_held_goes_on_whatever_was_configured() {
+    use PlacementKind::{Copy, Retain, Storage};
+    for configured in [Storage, Copy, Retain] {
+        for live in [Copy, Retain] {
+            let mut rig = Rig::configured(configured, None);
+            let index = rig.log().index;
+            assert_eq!(rig.journals.change_placement(index, live).expect("it may"), Change::Done);
+            rig.open();
+            for block in 2000..2003 {
+                rig.commit(block);
+                rig.die(None).unwrap_or_else(|error| panic!("{configured:?}, {live:?}: {error}"));
+                let log = rig.log();
+                assert!(
+                    log.is_held_open() && log.placement == live && log.wanted() == live,
+                    "{configured:?}, {live:?}"
+                );
+                assert_eq!(rig.journals.area.owed(log.id).blocks, block - 1999);
+                let described = rig.journals.directory().description().expect("read").expect("it is there").logs;
+                assert_eq!(described.len(), 1, "{configured:?}, {live:?}");
+            }
+            // Handed over, it is on storage, from there on.
+            let from = Tail { position: rig.builder.position, sequence: rig.builder.sequence };
+            let index = rig.log().index;
+            rig.journals.change_placement(index, Storage).expect("it may");
+            rig.die(None).expect("it goes on");
+            let log = rig.log();
+            assert!(log.is_held_open() && log.wanted() == Storage, "{configured:?}, {live:?}: it is on its way still");
+            assert!(rig.journals.hand_over(log.index).expect("handed over"));
+            for _ in 0..3 {
+                rig.die(None).expect("it goes on");
+                let log = rig.log();
+                assert!(log.is_open() && log.placement == Storage, "{configured:?}, {live:?}");
+                let earlier = rig.superblock_from(from.position - 3, from.sequence - 1);
+                assert!(!rig.write_superblock(&earlier), "{configured:?}, {live:?}: what lies there was never written");
+            }
+            assert!(rig.write_superblock(&rig.superblock_from(from.position, from.sequence)));
+            // The next mount is not bound by that.
+            let closed = rig.superblock_from(0, from.sequence);
+            assert!(rig.write_superblock(&closed));
+            rig.store(&closed);
+            rig.die(None).expect("it goes on");
+            assert!(!rig.log().is_open() && rig.log().storage_from.is_none());
+        }
+    }
+}
+
+/// Who wants an image that holds all that is committed is not told that it does where nobody can know.
+#[test]
+fn nobody_says_that_all_is_home_where_the_books_cannot_know() {
+    // Blocks of every kind are put on storage for want of memory, one at a time: tagged ones, those that describe, the commit block.
+    for missing in 0..4 {
+        let mut rig = Rig::new();
+        rig.open();
+        let (area, id) = (Arc::clone(&rig.journals.area), rig.log().id);
+        let transaction = Transaction {
+            blocks: vec![(2000, vec![7; BLOCK as usize]), (2001, vec![8; BLOCK as usize])],
+            ..Transaction::default()
+        };
+        let mut writes = Vec::new();
+        rig.builder.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
+        assert_eq!(writes.len(), 4);
+        for (index, (position, block)) in writes.into_iter().enumerate() {
+            if index == missing {
+                rig.log()
+                    .journal
+                    .file
+                    .write_all_at(&block, rig.log().place_of(position).expect("it has one"))
+                    .expect("written");
+                area.stored(id, position);
+            } else {
+                area.hold(id, &[LogWrite { position, content: Content::Bytes(block) }]);
+            }
+        }
+        for write in area.host_writes(id, 8, false) {
+            area.home_write_ended(id, write.0, true);
+        }
+        assert_eq!(area.owed(id).writable, 0, "the host has nothing left to do");
+        let why = rig.journals.check_all_home(None).expect_err("it is not home").to_string();
+        assert!(why.contains("1 blocks of the journal are in their own place on storage"), "{missing}: {why}");
+        rig.journals.check_all_home(Some(7)).expect("another disk");
+        // The guest has written all of it home, and says so. Where no transaction was seen to end, the log goes to its own place.
+        let tail = rig.opening();
+        assert_eq!(rig.write_superblock(&tail), !area.is_open(id), "{missing}");
+        rig.journals.check_all_home(None).unwrap_or_else(|why| panic!("{missing}: {why}"));
+    }
+    // What only a kernel can replay.
+    let mut rig = Rig::new();
+    rig.journals.check_all_home(None).expect("nothing is held");
+    let incompat = u32::from_be_bytes(*rig.superblock[0x28..].first_chunk().expect("inside")) | 0x20;
+    rig.superblock[0x28..0x2c].copy_from_slice(&incompat.to_be_bytes());
+    rig.open();
+    assert!(rig.journals.area.owed(rig.log().id).materialise);
+    let why = rig.journals.check_all_home(Some(0)).expect_err("nobody can know").to_string();
+    assert!(why.contains("only the guest's own kernel"), "{why}");
+}
+
+/// Whoever finishes what was left does not pass over a table of something open.
+#[test]
+fn the_table_of_an_open_journal_that_is_not_described_is_not_thrown_away() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let directory = rig.journals.directory();
+    let mut description = directory.description().expect("read").expect("it is there");
+    assert!(crate::found::open_logs(directory).expect("described").is_some_and(|left| left.logs.len() == 1));
+    description.logs.clear();
+    let path = directory.path().join("area.json");
+    std::fs::write(&path, serde_json::to_vec(&description).expect("json")).expect("written");
+    let expect_refused = || {
+        let why = crate::found::open_logs(directory).err().expect("refused").to_string();
+        assert!(why.contains("no description beside it says of which"), "{why}");
+    };
+    expect_refused();
+    // Nor where somebody has taken the description away.
+    std::fs::remove_file(&path).expect("removed");
+    expect_refused();
 }
 
 #[test]

@@ -332,7 +332,7 @@ fn storage_is_judged_by_what_a_region_has() {
     let count = |count: u64| with_mark(Opening { count, ..OPENING });
     let mark = with_mark(OPENING);
     let mark_checksum = crate::nvm::mark_checksum(mark.first_chunk().expect("a block"));
-    let books = RegionBooks { journal: [7; 16], mark_checksum, owes: true, sequence: 90 };
+    let books = RegionBooks { journal: [7; 16], mark_checksum, owes: true, sequence: 90, is_left: false };
     let nothing = RegionBooks { owes: false, ..books };
     let judge = |books: &RegionBooks, raw: &[u8]| {
         let raw = &raw[..jbd2::SUPERBLOCK_BYTES];
@@ -377,6 +377,25 @@ fn storage_is_judged_by_what_a_region_has() {
         edit.start(1).sequence(92);
     });
     assert_eq!(judge(&books, &live), Err(RegionWhy::OtherEpoch));
+    // Row 1 and 4a: it was left in its own place, and storage says so, or not yet.
+    let left = RegionBooks { is_left: true, ..books };
+    let distrust = |raw: &[u8]| crate::mark::distrusted(raw).expect("a superblock");
+    assert_eq!(judge(&left, &mark), Ok(RegionVerdict::Left));
+    assert_eq!(judge(&left, &count(OPENING.count - 1)), Ok(RegionVerdict::Left));
+    for raw in [&distrust(&live), &distrust(&before), &distrust(&emptied(95, -5))] {
+        assert_eq!(judge(&left, raw), Ok(RegionVerdict::OwesNothing));
+        assert_eq!(judge(&books, raw), Err(RegionWhy::OtherEpoch), "the region does not know of it");
+    }
+    for (raw, why) in [
+        (&count(OPENING.count - 2), RegionWhy::OlderImage),
+        (&count(OPENING.count + 2), RegionWhy::OlderRegion),
+        (&with_mark(Opening { number: [1; 16], ..OPENING }), RegionWhy::OtherRegion),
+        (&distrust(&other), RegionWhy::OtherJournal),
+        (&live, RegionWhy::OtherEpoch),
+        (&before, RegionWhy::OtherEpoch),
+    ] {
+        assert_eq!(judge(&left, raw), Err(why));
+    }
     // A region of an earlier amberlog, whose mark has no number.
     let plain = edited(&before, |edit| {
         edit.errno(MARK_ERRNO);

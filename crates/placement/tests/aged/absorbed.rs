@@ -147,6 +147,101 @@ fn home_writes_of_what_is_not_durable_make_no_compounds() {
     assert!(rig.judge() > 20);
 }
 
+/// What was free went home with the compound; its guest writes it home as well, when its kernel cleans up.
+#[test]
+fn what_went_home_as_an_append_is_not_sent_twice() {
+    let mut rig = Rig::new(Some(LONG));
+    let image = std::fs::read(&rig.image).expect("read");
+    let mut allocation = extfs::Allocation::default();
+    let free: Vec<u64> =
+        (0..BLOCKS).rev().filter(|block| allocation.is_free(&image, *block).expect("bitmaps")).take(2).collect();
+    let [other, block] = free[..] else { panic!("nothing is free") };
+    rig.open();
+    rig.commit_of(&[(block, content(1)), (other, content(5))]);
+    rig.settle();
+    rig.pass(LONG.as_millis() as u64 + 1000);
+    assert_eq!((rig.compounds(), rig.stored_home(block)), (1, content(1)));
+    let released = |rig: &Rig| rig.journals.report("vm").disks[0].counters.released_home;
+    let before = released(&rig);
+    rig.write_home(block, 1);
+    assert_eq!((rig.waiting.len(), rig.held, released(&rig)), (0, 0, before + 1), "it is there already");
+    assert_eq!(rig.read_home(block), content(1));
+    // Other content is sent, and so is what was there before when it comes again.
+    for version in [2, 5, 2, 5] {
+        rig.write_home(other, version);
+        assert_eq!(rig.waiting.len(), 1, "as {version}");
+        rig.settle();
+        assert_eq!(rig.stored_home(other), content(version));
+    }
+    // Nor is a newer version the one that went there.
+    rig.commit_of(&[(block, content(3))]);
+    rig.settle();
+    rig.write_home(block, 3);
+    rig.pass(LONG.as_millis() as u64 + 1000);
+    assert_eq!(rig.stored_home(block), content(3));
+}
+
+/// The first of so many blocks that lie together and are free.
+fn free_run(rig: &Rig, len: u64) -> u64 {
+    let image = std::fs::read(&rig.image).expect("read");
+    let mut allocation = extfs::Allocation::default();
+    let mut is_free = |block: u64| allocation.is_free(&image, block).expect("bitmaps");
+    (0..BLOCKS - len).rev().find(|first| (*first..first + len).all(&mut is_free)).expect("free blocks")
+}
+
+/// A write of several blocks, some of which are home as appends: the others go by themselves.
+#[test]
+fn what_storage_has_of_a_write_is_not_sent() {
+    for with_age in [true, false] {
+        let mut rig = Rig::new(Some(LONG));
+        let first = free_run(&rig, 5);
+        rig.open();
+        rig.commit_of(&[(first, content(1)), (first + 1, content(2)), (first + 4, content(4))]);
+        rig.settle();
+        rig.pass(LONG.as_millis() as u64 + 1000);
+        assert_eq!((rig.compounds(), rig.stored_home(first)), (1, content(1)));
+        if !with_age {
+            rig.journals.set_durable_within(0, None).expect("a wish");
+            rig.pass(1000);
+        }
+        let written = [1, 2, 8, 9, 4].map(content).concat();
+        rig.request(RequestKind::Write, rig.start + first * BLOCK, &written);
+        let sent: Vec<(u64, u64)> = rig.waiting.iter().map(|write| (write.offset, write.len)).collect();
+        let expected = if with_age { (first + 2, 2) } else { (first, 5) };
+        assert_eq!(sent, [(rig.start + expected.0 * BLOCK, expected.1 * BLOCK)], "with an age: {with_age}");
+        rig.settle();
+        assert_eq!(rig.held, 0, "it is answered");
+        for (block, version) in (first..).zip([1, 2, 8, 9, 4]) {
+            assert_eq!(rig.stored_home(block), content(version));
+        }
+    }
+}
+
+/// Absorbed while its compound is being made, to which it is an append: that brings it home.
+#[test]
+fn what_is_absorbed_is_not_sent_again_after_its_append() {
+    let mut rig = Rig::new(Some(LONG));
+    let block = free_run(&rig, 1);
+    rig.open();
+    rig.commit_of(&[(block, content(1))]);
+    rig.settle();
+    rig.wake(LONG.as_millis() as u64 + 1000);
+    let under_way = rig.waiting.len();
+    assert!(under_way > 0, "a compound is being made");
+    rig.write_home(block, 1);
+    assert_eq!((rig.waiting.len(), rig.held, rig.compounds()), (under_way, 0, 0), "it is absorbed");
+    rig.settle();
+    let counters = rig.journals.report("vm").disks[0].counters.clone();
+    assert_eq!((rig.compounds(), counters.written_home_by_host, counters.released_home), (1, 0, 1));
+    assert_eq!(rig.stored_home(block), content(1));
+    assert_eq!(rig.read_home(block), content(1));
+    // Nothing of it is left to wait for.
+    rig.write_home(block, 7);
+    assert_eq!(rig.waiting.len(), 1);
+    rig.settle();
+    assert_eq!((rig.held, rig.stored_home(block)), (0, content(7)));
+}
+
 #[test]
 fn a_tail_does_not_pass_what_is_not_home() {
     let mut rig = Rig::new(Some(LONG));

@@ -1,18 +1,17 @@
 //! The simulated guest, by jbd2's rules.
 
+mod death;
 mod judge;
 mod storage;
 
 use super::disk::Disk;
 use block_route::{Plan, RequestKind, Route, Start};
+use death::{Death, Sent, journals_options, observed};
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
-use placement::{
-    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmDisk, NvmOptions, NvmReport,
-    PlacementKind,
-};
+use placement::{AreaDirectory, Change, DiskRoute, Journals, NvmDisk, NvmOptions, NvmReport, PlacementKind};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -109,6 +108,8 @@ pub struct Guest {
     sent_home: HashMap<u64, Vec<Vec<u8>>>,
     /// The log is to leave the region, or has left it.
     is_leaving: bool,
+    /// The guest unmounts, and mounts again: its log may be empty on storage, and no region's.
+    may_be_closed: bool,
     /// See [`Guest::tell`].
     is_told: bool,
     journals: Arc<Journals>,
@@ -129,6 +130,11 @@ pub struct Guest {
     next_operation: u64,
     next_content: u64,
     images: Arc<Mutex<Vec<Vec<u8>>>>,
+    death: Arc<Mutex<Death>>,
+    deaths: u64,
+    /// Requests that are not answered.
+    sent: HashMap<u32, Sent>,
+    table: Option<Arc<MemoryTable>>,
     nvm: Arc<NvmDisk>,
     route: DiskRoute,
     memory: Arc<VmMemory>,
@@ -157,20 +163,9 @@ impl Guest {
         let mut metadata: Vec<u64> = (inodes + 40..inodes + 40 + BLOCKS_EACH).collect();
         metadata.push(bitmap);
         let dynamic: Vec<u64> = (IMAGE_BLOCKS - 100..IMAGE_BLOCKS - 100 + BLOCKS_EACH).collect();
-        let mut medium = SimulatedMedium::new(REGION_BYTES);
         let images = Arc::new(Mutex::new(Vec::new()));
-        let (seen, mut choice) = (Arc::clone(&images), Random::new(seed ^ 0x6c6f));
-        medium.observe(Some(Box::new(move |crash| {
-            let mut seen = seen.lock().expect("no panic under this lock");
-            if seen.len() < 3 && choice.below(20) == 0 {
-                let how = choice.below(3);
-                seen.push(crash.image(&mut |count| match how {
-                    0 => 0,
-                    1 => count - 1,
-                    _ => choice.below(count as u64) as usize,
-                }));
-            }
-        })));
+        let death = Arc::new(Mutex::new(Death::default()));
+        let medium = observed(SimulatedMedium::new(REGION_BYTES), seed, &images, &death);
         let mut random = Random::new(seed);
         let mut options = NvmOptions::new("the simulated region");
         options.byte_level = random.below(5) != 0;
@@ -186,19 +181,10 @@ impl Guest {
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
-        let options = DiskOptions {
-            name: "disk".to_owned(),
-            path,
-            placement: PlacementKind::Nvm,
-            honour_flush: false,
-            read_only: false,
-            nvm: Some(Arc::clone(&nvm)),
-            remote: None,
-            durable_within: None,
-            write_log: None,
-        };
-        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
-        let journals = Journals::new(&memory, area.expect("a directory"), options).expect("journals");
+        let area = area.expect("a directory");
+        death.lock().expect("no panic under this lock").knows(&path, area.path());
+        let options = journals_options(path, &nvm);
+        let journals = Journals::new(&memory, area, options).expect("journals");
         memory.simulate_protection();
         let base: Arc<[u8]> = Arc::from(image);
         let of = |block: &u64| (*block, image[*block as usize * BLOCK..][..BLOCK].to_vec());
@@ -230,6 +216,7 @@ impl Guest {
             flushes: HashMap::new(),
             sent_home: HashMap::new(),
             is_leaving: false,
+            may_be_closed: false,
             is_told: std::env::var_os("AMBERLOG_NVM_MODEL_TRACE").is_some(),
             journals: Arc::clone(&journals),
             failed: HashSet::new(),
@@ -244,6 +231,10 @@ impl Guest {
             next_operation: 0,
             next_content: seed << 20,
             images,
+            death,
+            deaths: 0,
+            sent: HashMap::new(),
+            table: None,
             nvm,
             route: DiskRoute::new(journals, 0),
             memory,
@@ -251,6 +242,7 @@ impl Guest {
             directory,
         };
         let table = Arc::new(guest.map());
+        guest.table = Some(Arc::clone(&table));
         guest.route.started(Start::Fresh, &table).expect("started");
         guest.write_superblock(guest.builder.position, guest.builder.sequence);
         guest
@@ -753,6 +745,22 @@ impl Guest {
         }
         self.check();
         is_done
+    }
+
+    /// The guest unmounts, with home writes on their way or not, and mounts again.
+    pub fn remount(&mut self) {
+        if self.is_leaving {
+            return;
+        }
+        self.begin();
+        self.pass_everything();
+        self.may_be_closed = true;
+        let sequence = self.builder.sequence;
+        assert!(self.write_superblock(0, sequence), "it cannot unmount");
+        self.builder.position = self.builder.format.first;
+        assert!(self.write_superblock(self.builder.position, sequence), "it cannot mount");
+        self.may_be_closed = false;
+        self.check();
     }
 
     /// Everything in the log goes home, and the log begins anew behind it.

@@ -172,7 +172,10 @@ impl Guest {
             self.superblocks_on_storage().into_iter().partition(|superblock| is_live(superblock));
         live.iter().for_each(|superblock| self.judge_stored(superblock));
         let Some(found) = found else {
-            assert!(marked.is_empty(), "neither the region nor storage has the log");
+            assert!(marked.is_empty() || self.may_be_closed, "neither the region nor storage has the log");
+            if !marked.is_empty() {
+                self.judge_closed();
+            }
             return;
         };
         assert!(live.is_empty() || found.latest.is_empty(), "storage has the log, and the region owes blocks");
@@ -197,6 +200,19 @@ impl Guest {
         }
         let known = |block: &u64| self.metadata.contains(block) || self.dynamic.contains(block);
         assert!(found.latest.keys().all(known), "the region holds what the guest never wrote");
+    }
+
+    /// The log is empty, and in no region: all that was committed is home.
+    fn judge_closed(&self) {
+        let readings = self.readings_to(self.committed);
+        for block in self.metadata.iter().chain(&self.dynamic).copied() {
+            for content in self.ours.possible(block) {
+                assert!(
+                    self.is_allowed(block, &content, &readings),
+                    "block {block} is not home, and the log is closed"
+                );
+            }
+        }
     }
 
     /// The power fails, and what is left is really recovered, in copies.
@@ -228,7 +244,8 @@ impl Guest {
             let (stored, last) = replay(&mut StoredLog { read: &read }, &superblock);
             (stored, self.readings_to(last))
         } else {
-            (BTreeMap::new(), self.readings(&found.expect("the region has the log")))
+            let last = found.map(|found| found.sequence).or_else(|| self.may_be_closed.then_some(self.committed));
+            (BTreeMap::new(), self.readings_to(last.expect("the region has the log")))
         };
         for block in self.metadata.iter().chain(&self.dynamic).copied() {
             let mut content = vec![0; BLOCK];

@@ -1,5 +1,6 @@
 //! What lies between the guest and its disks: requests, their holds, and storage that works when it is told to.
 
+use super::death::Sent;
 use super::{BLOCK, Committing, Guest};
 use block_route::{Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
 use guest_memory::MemorySlice;
@@ -8,10 +9,10 @@ use std::os::unix::fs::FileExt;
 
 /// An operation on its way.
 pub(super) struct Pending {
-    number: u64,
-    operation: DiskOperation,
-    bytes: Vec<u8>,
-    covered: u64,
+    pub(super) number: u64,
+    pub(super) operation: DiskOperation,
+    pub(super) bytes: Vec<u8>,
+    pub(super) covered: u64,
 }
 
 impl Guest {
@@ -29,6 +30,7 @@ impl Guest {
         }
         let segments: Vec<MemorySlice> = slice.into_iter().collect();
         let len = segments.iter().map(|slice| slice.len() as u64).sum();
+        self.sent.insert(request, Sent { kind, offset, segments: segments.clone() });
         let mut plan = Plan::default();
         self.images.lock().expect("no panic under this lock").clear();
         self.route.route(&Request { id: RequestId(request), kind, offset, len, segments: &segments }, &mut plan);
@@ -55,6 +57,9 @@ impl Guest {
     }
 
     pub(super) fn carry_out(&mut self, plan: Plan) {
+        if self.has_died() {
+            return;
+        }
         // What the region went through before storage was told anything.
         for region in std::mem::take(&mut *self.images.lock().expect("no panic under this lock")) {
             self.judge(&region);
@@ -91,6 +96,7 @@ impl Guest {
         let done: Vec<u32> = self.holds.iter().filter(|(_, holds)| **holds == 0).map(|(id, _)| *id).collect();
         for request in done {
             self.holds.remove(&request);
+            self.sent.remove(&request);
             let covered = self.flushes.remove(&request);
             // What failed may have happened or not, and stays so.
             if self.failed.contains(&request) {
@@ -158,12 +164,18 @@ impl Guest {
         is_now
     }
 
-    /// One operation of storage ends, whichever.
+    /// One operation of storage ends, whichever. A flush of another kernel fails where none of this kernel's own is under way beside it:
+    /// that one would be told, and its kernel would go no further.
     pub fn end_one(&mut self) {
-        if self.pending.is_empty() {
+        let is_alone = self.flushes.keys().all(|request| self.strangers.contains(request));
+        let may_end = |pending: &Pending| {
+            is_alone || !pending.operation.request.is_some_and(|request| self.strangers.contains(&request.0))
+        };
+        let ready: Vec<usize> = (0..self.pending.len()).filter(|index| may_end(&self.pending[*index])).collect();
+        if ready.is_empty() {
             return;
         }
-        let index = self.random.below(self.pending.len() as u64) as usize;
+        let index = ready[self.random.below(ready.len() as u64) as usize];
         let Pending { number, operation, bytes, covered } = self.pending.swap_remove(index);
         self.tell(|| format!("storage ends {:?} of block {}", operation.operation, operation.offset / BLOCK as u64));
         let is_lost = match operation.operation {
@@ -212,6 +224,10 @@ impl Guest {
         more.actions.append(&mut plan.actions);
         self.carry_out(more);
         self.check();
+        if is_strangers {
+            // What ended while that flush was under way may be lost, too: the next one hears of it as well, and it is theirs again.
+            self.stranger_flushes();
+        }
     }
 
     pub(super) fn wait_for(&mut self, request: u32) {

@@ -9,6 +9,9 @@
 //! * Absorbed is what would wait for a compound and for nothing else ([`durability::Durability::waits_for_compound`]); never with
 //!   no age, and never where a change of the layout has to be seen on storage.
 //! * What else the guest changes there waits until the block is home: it is *wanted*, and its compound is made at once.
+//! * What went home as an append is there, durably, when its guest writes it home, too: that is answered and not sent, and what is
+//!   absorbed of it counts as home. It is settled only for as long as nothing else was written there and no newer version is known
+//!   ([`durability::Durability::settled`]). A write of some blocks that are settled and others that are not is cut between them.
 //! * A superblock of the guest that gives up absorbed versions is held before the machine hears of it (a host's write of what the
 //!   guest's log does not have any more would wait for an empty log, rule (e)), and from when it is held nothing older is absorbed.
 //! * When no durability is in force, for whatever reason, all of them go home; so do they when a worker goes on with a log in
@@ -119,6 +122,15 @@ impl Held {
             return None;
         }
         let is_whole = change.blocks == change.whole && !change.blocks.is_empty();
+        // What was an append is home already: its guest's own write of it has nothing to add.
+        if change.kind == RequestKind::Write
+            && is_whole
+            && !change.is_watched
+            && let Some(at_home) = self.aged_settled(&change.blocks)
+            && self.area.is_home_already(self.id, &change.blocks, change.payload, &at_home)
+        {
+            return Some(Ok(HomeVerdict::Parts(Vec::new())));
+        }
         if change.kind == RequestKind::Write
             && is_whole
             && !change.is_watched
@@ -143,6 +155,25 @@ impl Held {
         self.absorbing().wanted.push(change.blocks.clone());
         self.drive_absorbed(log, steps);
         Some(Ok(HomeVerdict::Wait))
+    }
+
+    /// Where a change of homes that begins is cut, so that what storage has already need not be sent with what it has not. One that
+    /// waits is asked about again as it is.
+    pub(super) fn cut_of(&self, log: &Log, change: &HomeChange<'_>) -> u64 {
+        let key = (change.request, change.range.start);
+        let is_plain = change.kind == RequestKind::Write && !change.is_watched && change.blocks == change.whole;
+        if !is_plain || !log.is_open() || change.blocks.is_empty() || self.first_asked(key).is_some() {
+            return change.blocks.end;
+        }
+        self.aged_cut(key, &change.blocks)
+    }
+
+    /// What went home as an append after its guest was answered is home.
+    fn let_settled_go(&self) {
+        let versions = self.aged_settled_of(self.area.absorbed_versions(self.id));
+        if !versions.is_empty() {
+            self.area.absorbed_are_home(self.id, &versions);
+        }
     }
 
     /// A change of homes waits, or does not any more.
@@ -217,6 +248,9 @@ impl Held {
 
     /// Writes home what is durable of what is absorbed, and what somebody waits for; lets go of who waits for nothing any more.
     pub(super) fn drive_absorbed(&self, log: &Log, steps: &mut Steps) {
+        if self.has_absorbed() {
+            self.let_settled_go();
+        }
         self.let_waiting_go(steps);
         if !self.has_absorbed() {
             return;

@@ -26,6 +26,7 @@ use crate::aged;
 use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock, Task};
 use crate::log::Log;
 use crate::mark;
+use crate::numbers;
 use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home};
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
@@ -57,14 +58,29 @@ pub(super) struct State {
     is_leaving: bool,
     /// The first number that no compound of this opening has.
     next_number: Option<u32>,
+    /// Storage does not say yet what it is to say of the log under this process.
+    is_unmarked: bool,
+    /// Superblocks that close the log, and wait until no home write is under way: none begins.
+    closing: Vec<(RequestId, Vec<u8>)>,
     /// Why it cannot be in force.
     why_not: Option<String>,
     /// It has ended for want of memory, and is not tried again before this.
     lacks_memory_until: Option<Duration>,
+    /// Storage has failed since the log was opened, under an earlier process.
+    is_doubted: bool,
+    /// How many flushes of the disk had failed when the log was opened.
+    failed_flushes: u64,
     /// How often it began.
     stints: u64,
     /// Of those that are over.
     counted: durability::Status,
+}
+
+impl State {
+    /// Whether nothing may be written home now, by the guest or the host.
+    fn keeps_homes(&self) -> bool {
+        self.is_engaging || self.is_unmarked || !self.closing.is_empty()
+    }
 }
 
 /// Durability by age, in force.
@@ -83,6 +99,10 @@ struct Aging {
     /// When the superblock on storage was written last.
     counted_at: Duration,
     counted_home: u64,
+    /// How many flushes of the disk had failed when it began: one more, whoever's, and what storage has is not known any more.
+    failed_flushes: u64,
+    /// The first number that no compound has, as the table says it.
+    numbered: Option<u32>,
     operations: HashMap<OperationId, Pending>,
     /// Changes of homes that wait, and whether the machine has let them go.
     guests: HashMap<(RequestId, u64), (WriteId, bool)>,
@@ -111,6 +131,8 @@ enum Cause {
     Wish,
     /// For now: there is no memory for the log.
     Memory,
+    /// Its guest closes the log, and compounds have had numbers that its next transactions will have.
+    Numbers,
     /// Until the log is opened anew.
     Fault,
 }
@@ -222,6 +244,8 @@ impl Aging {
             superblock: superblock.to_vec(),
             counted_at: log.home.now(),
             counted_home: 0,
+            failed_flushes: log.home.failed_flushes(),
+            numbered: None,
             operations: HashMap::new(),
             guests: HashMap::new(),
             flights: HashMap::new(),
@@ -264,6 +288,12 @@ impl Aging {
         let mut said = Vec::new();
         let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
         let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
+        // Before any of it is written: who goes on without this process has to know it.
+        let numbered = Some(self.machine.next_number());
+        if self.numbered != numbered {
+            held.area.note_numbered(held.id, numbered);
+            self.numbered = numbered;
+        }
         self.carry_out(held, log, said, steps);
         result
     }
@@ -288,10 +318,17 @@ impl Aging {
                 }
                 Do::Go(id) => self.go(log, id, steps),
                 Do::Answer { answer, is_good } => self.answered(answer, is_good, steps),
-                Do::Failed(why) => {
-                    self.ending.get_or_insert(Ending { why, cause: Cause::Fault });
-                }
+                Do::Failed(why) => self.fault(held, why),
             }
+        }
+    }
+
+    /// It ends until the log is opened anew.
+    fn fault(&mut self, held: &Held, why: String) {
+        if self.ending.is_none() {
+            // First of all: who goes on without this process must not begin it again.
+            held.area.note_doubt(held.id, |doubt| doubt.is_doubted = true);
+            self.ending = Some(Ending { why, cause: Cause::Fault });
         }
     }
 
@@ -403,8 +440,10 @@ impl Held {
         self.forget_absorbing();
         let mut state = self.state();
         let (stints, counted) = (state.stints + 1, state.counted);
-        *state = State { stints, counted, ..State::default() };
+        *state = State { stints, counted, failed_flushes: log.home.failed_flushes(), ..State::default() };
         self.area.tell_accepted(self.id, false);
+        self.area.note_numbered(self.id, None);
+        self.area.note_doubt(self.id, |doubt| doubt.is_doubted = false);
         let Some(within) = log.home.durable_within() else { return Ok(false) };
         if let Some(why) = hindrance(log, block) {
             say_why_not(log, &mut state, why);
@@ -444,6 +483,12 @@ impl Held {
         });
         match is_log {
             _ if aging.ending.is_some() => aging.later.push((request, content)),
+            Some(said) if numbers::may_meet(said.sequence, Some(aging.machine.next_number())) && said.is_empty() => {
+                let why = "its guest closes it, and it began more often than its guest has committed".to_owned();
+                aging.ending = Some(Ending { why, cause: Cause::Numbers });
+                aging.later.push((request, content));
+                self.give_up(log, aging, steps);
+            }
             Some(said) if said.is_empty() => {
                 let answer = aging.ask(Asked::Superblock { request, content: content.clone(), closes: true });
                 aging.call(self, log, steps, |machine, now, view, said| {
@@ -459,7 +504,7 @@ impl Held {
             }
             None => {
                 let why = "the guest wrote something else in the place of its journal's superblock".to_owned();
-                aging.ending = Some(Ending { why, cause: Cause::Fault });
+                aging.fault(self, why);
                 aging.later.push((request, content));
                 self.give_up(log, aging, steps);
             }
@@ -491,6 +536,39 @@ impl Held {
         }
         let Some(aging) = state.aging.as_mut().filter(|aging| aging.ending.is_none()) else { return false };
         aging.call(self, log, steps, |machine, _, view, _| machine.waits_for_compound(blocks.clone(), view))
+    }
+
+    /// Of each of these blocks the transaction and the log block of the version that its home has, durably; nothing where that is not known
+    /// of all.
+    pub(super) fn aged_settled(&self, blocks: &Range<u64>) -> Option<Vec<(u32, u32)>> {
+        let state = self.state();
+        if state.is_engaging || state.is_leaving {
+            return None;
+        }
+        let aging = state.aging.as_ref().filter(|aging| aging.ending.is_none())?;
+        blocks.clone().map(|block| aging.machine.settled(block).map(watched::parts)).collect()
+    }
+
+    /// Which of these versions, by home block, transaction and log block, their homes have, durably.
+    pub(super) fn aged_settled_of(&self, mut versions: Vec<(u64, u32, u32)>) -> Vec<(u64, u32, u32)> {
+        let state = self.state();
+        let aging = state.aging.as_ref().filter(|aging| aging.ending.is_none());
+        let Some(aging) = aging.filter(|_| !state.is_engaging && !state.is_leaving) else { return Vec::new() };
+        versions.retain(|(block, sequence, position)| {
+            aging.machine.settled(*block).map(watched::parts) == Some((*sequence, *position))
+        });
+        versions
+    }
+
+    /// Where a write of whole blocks, not asked about yet, is cut: the blocks before have what they get at home, or all have not.
+    pub(super) fn aged_cut(&self, key: (RequestId, u64), blocks: &Range<u64>) -> u64 {
+        let state = self.state();
+        let aging = state.aging.as_ref().filter(|aging| aging.ending.is_none() && !aging.guests.contains_key(&key));
+        let Some(aging) = aging.filter(|_| !state.is_engaging && !state.is_leaving) else { return blocks.end };
+        let mut kinds = blocks.clone().map(|block| aging.machine.settled(block).is_some());
+        let first = kinds.next();
+        let run = kinds.take_while(|kind| Some(*kind) == first).count() as u64;
+        (blocks.start + 1 + run).min(blocks.end)
     }
 
     /// The last transaction that is durable, while durability by age is in force; nothing within that with no age, which is to say that
@@ -547,7 +625,7 @@ impl Held {
         steps: &mut Steps,
     ) -> io::Result<HomeVerdict> {
         let mut state = self.state();
-        if state.is_engaging && log.is_open() {
+        if state.keeps_homes() && log.is_open() {
             return Ok(HomeVerdict::Wait);
         }
         if let Some(aging) = &mut state.aging
@@ -640,6 +718,13 @@ impl Held {
                 aging.call(self, log, steps, |machine, now, view, said| machine.flush_asked(now, answer, view, said));
             }
         }
+        if !state.closing.is_empty() && !self.area.has_home_writes_in_flight(self.id) {
+            let closing = std::mem::take(&mut state.closing);
+            closing
+                .into_iter()
+                .for_each(|(request, block)| steps.push(Side::Journal, Step::Superblock(request, block)));
+            steps.push(Side::Home, Step::Retry);
+        }
         self.end_if_drained(log, &mut state, steps);
         drop(state);
         self.try_engage(log, steps);
@@ -670,7 +755,7 @@ impl Held {
     /// Whether the host may write anything home now.
     pub(super) fn may_write_home(&self) -> bool {
         let state = self.state();
-        !state.is_engaging && state.aging.as_ref().is_none_or(|aging| aging.ending.is_none())
+        !state.keeps_homes() && state.aging.as_ref().is_none_or(|aging| aging.ending.is_none())
     }
 
     /// A step of the machine is done.
@@ -681,6 +766,10 @@ impl Held {
         let Some(pending) = aging.operations.get_mut(&operation) else { return };
         if let Some(error) = error {
             log::error!("disk {}: making the journal durable failed: {error}", log.home.options.name);
+            pending.is_good = false;
+        }
+        if log.home.failed_flushes() != aging.failed_flushes {
+            // Of what was written before it, the guest's ordered data and its homes among that, nobody knows what was lost.
             pending.is_good = false;
         }
         pending.parts -= 1;
@@ -786,6 +875,13 @@ impl Held {
             io::Error::new(error.kind(), sentence)
         })?;
         match ending.cause {
+            Cause::Numbers => {
+                let sentence = format!("its journal is only held for now: {}", ending.why);
+                log::info!("disk {}: {sentence}", log.home.options.name);
+                // Not again before it is closed.
+                state.why_not = Some(sentence);
+                state.lacks_memory_until = Some(retried_at(log));
+            }
             Cause::Wish => {
                 log::info!("disk {}: its journal is only held from now on, as wished", log.home.options.name)
             }
@@ -853,6 +949,7 @@ impl Held {
             log.is_open()
                 && state.aging.is_none()
                 && !state.is_leaving
+                && !state.is_unmarked
                 && state.why_not.is_none()
                 && !log.is_distrusted()
         });
@@ -862,6 +959,13 @@ impl Held {
             }
             return;
         };
+        if state.is_doubted || log.home.failed_flushes() != state.failed_flushes {
+            // Homes that the log let go of may be lost: storage is no truth, and is not said to be one.
+            say_why_not(log, &mut state, "storage has failed since it was mounted".to_owned());
+            state.is_engaging = false;
+            steps.push(Side::Home, Step::Retry);
+            return;
+        }
         if is_busy || self.area.has_home_writes_in_flight(self.id) {
             state.is_engaging = true;
             return;
@@ -895,7 +999,7 @@ impl Held {
         }
         let (_, format) = Superblock::parse(&superblock).map_err(|error| error.to_string())?;
         let tail = self.area.tail(self.id).ok_or("it has no tail")?;
-        // No compound of this opening, made here or by an earlier process, has a number beyond those of the guest's transactions.
+        // Compounds of this opening may have numbers beyond those of the guest's transactions, where it began more than once.
         let next = self.area.next_sequence(self.id).ok_or("it is not open")?;
         let mut owed: Vec<Transaction> = Vec::new();
         let mut contents = Vec::new();
@@ -935,16 +1039,57 @@ impl Held {
     pub(super) fn aged_may_be_taken(&self, log: &Log) -> bool {
         let mut state = self.state();
         state.is_leaving = true;
-        if state.aging.is_some() {
+        if state.aging.is_some() || state.is_unmarked {
             log.home.wake.wake();
             return false;
         }
         !state.is_engaging
     }
 
+    /// If this superblock closes the log, and compounds have had numbers that are to be the guest's: which these are.
+    fn to_clear(&self, log: &Log, block: &[u8], numbered: Option<u32>) -> Option<(u32, Option<u32>)> {
+        let said = Superblock::decode(block).ok()?;
+        if !said.is_empty() || !numbers::may_meet(said.sequence, numbered) {
+            return None;
+        }
+        // Whatever is written there, what the guest has committed has earlier numbers.
+        let next = self.area.next_sequence(self.id).filter(|_| log.is_open())?;
+        Some((sequence::latest(said.sequence, next), numbered))
+    }
+
+    /// Whether this superblock has to wait: what is to be cleared away shares pages with homes that are on their way past the cache.
+    pub(super) fn clears_later(&self, log: &Log, block: &SuperblockBlock<'_>, steps: &mut Steps) -> bool {
+        let mut state = self.state();
+        let is_free = is_alone_in_its_page(log) || !self.area.has_home_writes_in_flight(self.id);
+        if is_free || self.to_clear(log, block.content, state.next_number).is_none() {
+            return false;
+        }
+        state.closing.push((block.request, block.content.to_vec()));
+        steps.push(Side::Journal, Step::Hold(block.request));
+        true
+    }
+
+    /// The guest writes this superblock. If that closes the log, no compound stays that has a number which is to be the guest's.
+    pub(super) fn clear_numbers(&self, log: &Log, block: &[u8]) -> io::Result<()> {
+        let numbered = self.state().next_number;
+        let Some(which) = self.to_clear(log, block, numbered) else { return Ok(()) };
+        numbers::wipe(&self.area.log_now(self.id), &log.place, &log.journal.file, which)
+    }
+
     /// An earlier process has used the numbers below this one.
     pub(super) fn aged_numbers_from(&self, sequence: u32) {
         self.state().next_number = Some(sequence);
+    }
+
+    /// Storage does not say yet, or does say, what it is to say of the log under this process.
+    pub(super) fn aged_awaits_mark(&self, is_unmarked: bool) {
+        self.state().is_unmarked = is_unmarked;
+    }
+
+    /// An earlier process has left it open.
+    pub(super) fn aged_goes_on_doubted(&self, log: &Log, is_doubted: bool) {
+        let mut state = self.state();
+        (state.is_doubted, state.failed_flushes) = (is_doubted, log.home.failed_flushes());
     }
 
     /// It stays here after all.

@@ -1,14 +1,16 @@
 //! The simulated guest, by jbd2's rules: it waits for what it has to wait for, and flushes when it has to.
 
+use super::life::Life;
 use super::world::{BLOCK, Observed, World};
 use crate::remote::state::Mode;
 use crate::remote::state::Outcome;
 use crate::remote::tests::Random;
-use crate::remote::{BackOff, RemoteLog};
+use crate::remote::{BackOff, MirrorFile, Phase, RemoteLog};
 use block_route::{RequestId, Status};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -35,6 +37,14 @@ struct InFlight {
 pub struct Guest {
     pub world: Arc<World>,
     pub log: RemoteLog,
+    /// Of the worker that serves it.
+    pub life: Arc<Life>,
+    /// How many workers it has had.
+    pub workers: u32,
+    /// How its log was found when each of them but the first began.
+    pub found: Vec<Option<Mode>>,
+    /// A worker that goes on is killed soon, too.
+    pub is_killed_often: bool,
     pub random: Random,
     /// Blocks of which transactions make versions.
     blocks: Vec<u64>,
@@ -47,6 +57,8 @@ pub struct Guest {
     builder: LogBuilder,
     in_flight: Vec<InFlight>,
     waiting: HashSet<u32>,
+    /// Log blocks that it has written, of which it was told nothing.
+    untold: BTreeMap<u32, (u32, Vec<u8>)>,
     next_request: u32,
     next_content: u64,
     /// Writes commit blocks beside what they commit.
@@ -77,20 +89,16 @@ impl Guest {
         };
         let position = format.first + random.below(format.log_blocks());
         let builder = LogBuilder::new(format, position, superblock.sequence + 10);
-        let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
-        let medium = Arc::new(Observed(Arc::clone(&world)));
-        let options = world.options(world.network.address);
-        let log = RemoteLog::on_medium(
-            &options,
-            world.place.clone(),
-            [Arc::clone(&world.vm_disk), Arc::clone(&world.vm_disk)],
-            medium,
-            back_off,
-        );
-        let log = log.expect("a thread");
+        let life = Arc::new(Life::default());
+        let log = Self::worker(&world, &life, 1, false).expect("a thread");
         log.set_batch_blocks_max([1, 3, 1000][random.below(3) as usize]);
         let mut guest = Guest {
             log,
+            life,
+            workers: 1,
+            found: Vec::new(),
+            is_killed_often: false,
+            untold: BTreeMap::new(),
             random,
             blocks: (2900..2912).collect(),
             cache: BTreeMap::new(),
@@ -115,6 +123,181 @@ impl Guest {
         guest
     }
 
+    /// A worker that begins with the copy that has this number, or goes on with it.
+    fn worker(world: &Arc<World>, life: &Arc<Life>, number: u32, goes_on: bool) -> io::Result<RemoteLog> {
+        let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
+        let medium = Arc::new(Observed { world: Arc::clone(world), life: Arc::clone(life) });
+        let options = world.options(world.network.address);
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(world.copy_path(number));
+        let file = file.expect("a file");
+        // What one finds out of its disk, the next does not hear.
+        let disk = world.open_disk();
+        let disks = || [Arc::clone(&disk), Arc::clone(&disk)];
+        let make = if goes_on { MirrorFile::take_up } else { MirrorFile::make };
+        let mirror = Arc::new(make(file, &world.place).expect("a copy"));
+        if goes_on && mirror.says().phase != Phase::Closed {
+            RemoteLog::take_up_on_medium(&options, world.place.clone(), disks(), medium, back_off, mirror)
+        } else {
+            RemoteLog::on_medium(&options, world.place.clone(), disks(), medium, back_off, Some(mirror))
+        }
+    }
+
+    /// What becomes of a worker that is to go on with a copy of what the one of now has left. It is killed.
+    pub fn try_to_follow(&mut self, change: impl FnOnce(&MirrorFile)) -> io::Result<()> {
+        self.life.kill();
+        let number = u32::MAX;
+        let path = self.world.copy_path(number);
+        std::fs::copy(self.world.copy_path(self.workers), &path)?;
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path)?;
+        change(&MirrorFile::take_up(file, &self.world.place)?);
+        Self::worker(&self.world, &Arc::new(Life::default()), number, true).map(drop)
+    }
+
+    /// Asks something of the worker. Nothing where that has died.
+    fn ask<T>(&mut self, what: impl Fn(&RemoteLog) -> T) -> Option<T> {
+        if self.life.is_dead() {
+            return None;
+        }
+        // Where its other thread died with a lock, this one fails: that is what a guest sees of it.
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| what(&self.log))).ok()
+    }
+
+    /// The worker is killed, if it is not dead, and another one goes on: it has what the other left in files, and asks for whatever was
+    /// not answered once more.
+    pub fn follow(&mut self) {
+        self.life.kill();
+        match self.random.below(4) {
+            0 => self.world.network.reset(),
+            1 => self.world.crash(),
+            _ => {}
+        }
+        loop {
+            let number = self.workers + 1;
+            // Another thread of the dead one may write to its own a moment longer.
+            std::fs::copy(self.world.copy_path(self.workers), self.world.copy_path(number)).expect("copied");
+            // Nor does it say good-bye.
+            self.life = Arc::new(Life::default());
+            let next = Self::worker(&self.world, &self.life, number, true).expect("it goes on");
+            std::mem::forget(std::mem::replace(&mut self.log, next));
+            self.workers = number;
+            let is_open = self.log.was_taken_up();
+            self.found.push(is_open.then(|| self.log.mode()));
+            // What the kernel had on its way arrives, and nobody hears of it.
+            for done in std::mem::take(&mut self.in_flight) {
+                self.world.known.lock().expect("no panic under this lock").disk.ended(done.write);
+                if !done.is_stored {
+                    self.waiting.remove(&done.request);
+                }
+            }
+            if self.is_killed_often && self.random.below(2) == 0 {
+                let steps = 1 + u64::from(self.random.below(40));
+                self.life.kill_after(steps);
+            }
+            if self.ask(|log| log.go_on()).is_none() {
+                self.life.kill();
+                continue;
+            }
+            break;
+        }
+        let workers = self.workers;
+        for (request, (position, block)) in self.untold.clone() {
+            self.give_block(request, position, &block);
+            if self.workers != workers {
+                // The next one was given all of them.
+                return;
+            }
+        }
+    }
+
+    /// Another worker comes, and does this before it serves the guest.
+    pub fn follow_and<T>(&mut self, what: impl FnOnce(&RemoteLog) -> T) -> T {
+        let number = self.workers + 1;
+        std::fs::copy(self.world.copy_path(self.workers), self.world.copy_path(number)).expect("copied");
+        self.life = Arc::new(Life::default());
+        let next = Self::worker(&self.world, &self.life, number, true).expect("it goes on");
+        std::mem::forget(std::mem::replace(&mut self.log, next));
+        self.workers = number;
+        what(&self.log)
+    }
+
+    /// The worker that serves now is not killed any more.
+    pub fn stop_kills(&mut self) {
+        self.life.kill_after(0);
+        self.is_killed_often = false;
+        self.follow_if_dead();
+    }
+
+    /// The guest ends. A worker that has died does nothing about it.
+    pub fn end(mut self) {
+        self.stop_kills();
+    }
+
+    /// The worker is killed now.
+    pub fn kill_worker(&mut self) {
+        self.life.kill();
+        self.follow();
+    }
+
+    /// Lets the worker that has died, if it has, be followed.
+    pub fn follow_if_dead(&mut self) {
+        if self.life.is_dead() {
+            self.follow();
+        }
+    }
+
+    fn give_block(&mut self, request: u32, position: u32, block: &[u8]) {
+        self.untold.insert(request, (position, block.to_vec()));
+        let content: Arc<[u8]> = block.into();
+        match self.ask(|log| log.write(position, Arc::clone(&content), RequestId(request))) {
+            // Whoever goes on asks for it, too.
+            None => self.follow(),
+            Some(Outcome::Done) => {
+                self.untold.remove(&request);
+                self.waiting.remove(&request);
+            }
+            Some(Outcome::Held) => {
+                self.waiting.insert(request);
+            }
+            Some(Outcome::Store) => {
+                let place = &self.world.place;
+                let offset = crate::scan::offset_of(&place.runs, place.block_bytes, position).expect("a place");
+                let write = self.world.known.lock().expect("no panic under this lock").disk.write(offset, block);
+                self.in_flight.push(InFlight { request, write, is_stored: true });
+                self.waiting.insert(request);
+            }
+            Some(Outcome::Fail) => panic!("log block {position} fails"),
+        }
+    }
+
+    fn end_pass(&mut self) {
+        if self.ask(|log| log.end_of_pass()).is_none() {
+            self.follow();
+        }
+    }
+
+    /// The guest writes its superblock; the one that goes on does not know whether the other has told it.
+    pub fn give_superblock(&mut self, block: &[u8]) {
+        let superblock = Superblock::decode(block).expect("a superblock");
+        loop {
+            let told = self.ask(|log| match (superblock.is_empty(), log.mode()) {
+                // It is merged into what storage says, or is the same.
+                (true, Mode::Closed) => log.superblock_of_closed(block).map(drop),
+                (true, _) => log.close(block),
+                (false, Mode::Closed) => log.open(&superblock, block),
+                (false, _) => log.superblock(&superblock, block),
+            });
+            match told {
+                Some(outcome) => return outcome.expect("written"),
+                None => self.follow(),
+            }
+        }
+    }
+
     fn superblock(&self, start: u32, sequence: u32) -> Vec<u8> {
         let mut block = self.world.known.lock().expect("no panic under this lock").superblock.clone();
         SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
@@ -130,16 +313,26 @@ impl Guest {
             known.committed = self.builder.sequence.wrapping_sub(1);
             known.begun = known.committed;
         }
-        self.log.open(&Superblock::decode(&block).expect("a superblock"), &block).expect("opened");
+        self.give_superblock(&block);
     }
 
     /// Everything goes home, and the log is over; then it is opened again, further on.
     pub fn close_and_open(&mut self) {
-        self.pass(usize::MAX);
-        // As jbd2 does: the next mount skips a number.
-        let block = self.superblock(0, self.builder.sequence);
-        self.log.close(&block).expect("closed");
+        self.close();
         self.world.crash();
+        self.open_again();
+    }
+
+    /// Everything goes home, and the log is over. Gives the superblock that says so.
+    pub fn close(&mut self) -> Vec<u8> {
+        self.pass(usize::MAX);
+        let block = self.superblock(0, self.builder.sequence);
+        self.give_superblock(&block);
+        block
+    }
+
+    /// The log is opened again. As jbd2 does: the next mount skips a number.
+    pub fn open_again(&mut self) {
         self.builder = LogBuilder::new(self.builder.format, self.builder.position, self.builder.sequence + 1);
         self.open();
     }
@@ -178,15 +371,20 @@ impl Guest {
         let done = self.in_flight.swap_remove(index);
         self.world.known.lock().expect("no panic under this lock").disk.ended(done.write);
         if done.is_stored {
-            self.log.stored();
+            if self.ask(|log| log.stored()).is_none() {
+                return self.follow();
+            }
+            self.untold.remove(&done.request);
         }
         self.waiting.remove(&done.request);
     }
 
     fn hear(&mut self) {
-        for (request, status) in self.log.take_done() {
+        let Some(done) = self.ask(|log| log.take_done()) else { return self.follow() };
+        for (request, status) in done {
             assert_eq!(status, Status::Ok, "request {request:?} fails");
             assert!(self.waiting.remove(&request.0), "request {request:?} ends twice");
+            self.untold.remove(&request.0);
         }
     }
 
@@ -215,22 +413,9 @@ impl Guest {
             }
             known.log.insert(position, block.clone());
         }
-        match self.log.write(position, block.as_slice().into(), RequestId(request)) {
-            Outcome::Done => {}
-            Outcome::Held => {
-                self.waiting.insert(request);
-            }
-            Outcome::Store => {
-                let place = &self.world.place;
-                let offset = crate::scan::offset_of(&place.runs, place.block_bytes, position).expect("a place");
-                let write = self.world.known.lock().expect("no panic under this lock").disk.write(offset, &block);
-                self.in_flight.push(InFlight { request, write, is_stored: true });
-                self.waiting.insert(request);
-            }
-            Outcome::Fail => panic!("log block {position} fails"),
-        }
+        self.give_block(request, position, &block);
         if self.random.below(3) == 0 {
-            self.log.end_of_pass();
+            self.end_pass();
         }
         if self.random.below(4) == 0 && !self.holds_back {
             self.end_one();
@@ -284,14 +469,14 @@ impl Guest {
         for (position, block) in log {
             self.write_log(position, block);
         }
-        self.log.end_of_pass();
+        self.end_pass();
         // As jbd2 does: the commit block is written when everything before it has ended, between two flushes.
         if !self.is_async && !self.holds_back {
             self.wait();
             self.flush_for_commit();
         }
         self.write_log(at, commit);
-        self.log.end_of_pass();
+        self.end_pass();
     }
 
     /// A block of the live log is written once more, and storage does not end that: until [`Guest::go_on`] the log cannot be
@@ -301,7 +486,7 @@ impl Guest {
         let position = self.live.last().expect("a transaction").position;
         let block = self.world.known.lock().expect("no panic under this lock").log[&position].clone();
         self.write_log(position, block);
-        self.log.end_of_pass();
+        self.end_pass();
     }
 
     pub fn go_on(&mut self) {
@@ -324,7 +509,8 @@ impl Guest {
 
     /// A guest without barriers leaves the durability of a commit to whoever it was given to: to storage it can not.
     fn flush_for_commit(&mut self) {
-        if self.has_barriers || !self.log.report().is_remote_now {
+        let is_remote_now = self.ask(|log| log.report().is_remote_now).unwrap_or(false);
+        if self.has_barriers || !is_remote_now {
             self.flush();
         }
     }
@@ -371,8 +557,8 @@ impl Guest {
         let next = self.live.first().map(|logged| (logged.position, logged.sequence));
         let (start, sequence) = next.unwrap_or((self.builder.position, self.builder.sequence));
         let block = self.superblock(start, sequence);
-        self.log.superblock(&Superblock::decode(&block).expect("a superblock"), &block).expect("written");
-        self.log.end_of_pass();
+        self.give_superblock(&block);
+        self.end_pass();
         // It comes with a flush, before and after.
         self.flush();
         self.world.known.lock().expect("no panic under this lock").superblock = block;
@@ -383,14 +569,15 @@ impl Guest {
     }
 
     /// Reads the live log back.
-    pub fn read_log(&self) {
+    pub fn read_log(&mut self) {
         // Not under that lock: whoever writes to storage may hold the log's.
         let log = self.world.known.lock().expect("no panic under this lock").log.clone();
         for (position, content) in &log {
             let from = self.live.first().map_or(self.builder.position, |logged| logged.position);
             let format = self.builder.format;
             if format.distance(from, *position) < format.distance(from, self.builder.position) {
-                let read = self.log.read(*position).expect("the live log is here");
+                let Some(read) = self.ask(|log| log.read(*position)) else { return self.follow() };
+                let read = read.expect("read").expect("the live log is here");
                 assert!(read[..] == content[..], "log block {position}");
             }
         }
@@ -410,7 +597,7 @@ impl Guest {
 
     fn wait_for_mode(&mut self, is_it: impl Fn(Mode) -> bool) {
         let deadline = Instant::now() + LIMIT;
-        while !is_it(self.log.mode()) {
+        while !self.ask(|log| log.mode()).is_some_and(&is_it) {
             self.hear();
             assert!(Instant::now() < deadline, "the log stays {:?}", self.log.mode());
             std::thread::sleep(Duration::from_micros(100));
@@ -420,7 +607,7 @@ impl Guest {
     /// Waits, and ends nothing, until the log is complete on storage.
     pub fn wait_until_storage_has_it(&mut self) {
         let deadline = Instant::now() + LIMIT;
-        while !self.log.is_on_storage() {
+        while !self.ask(|log| log.is_on_storage()).unwrap_or(false) {
             self.hear();
             assert!(!self.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");
             assert!(Instant::now() < deadline, "the log does not come home");
@@ -430,7 +617,8 @@ impl Guest {
 
     pub fn wait_until_remote(&mut self, is_remote: bool) {
         let deadline = Instant::now() + LIMIT;
-        while self.log.report().is_remote_now != is_remote || (!is_remote && !self.log.is_on_storage()) {
+        let is_there = |log: &RemoteLog| log.report().is_remote_now == is_remote && (is_remote || log.is_on_storage());
+        while !self.ask(is_there).unwrap_or(false) {
             self.end_one();
             self.hear();
             assert!(!self.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");

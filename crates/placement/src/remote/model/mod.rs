@@ -9,6 +9,8 @@
 
 mod disk;
 mod guest;
+mod kills;
+mod life;
 mod network;
 mod refusals;
 mod two_hosts;

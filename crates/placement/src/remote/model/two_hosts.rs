@@ -293,6 +293,7 @@ impl Cluster {
             [Arc::clone(&disk), disk],
             self.medium(host),
             back_off,
+            None,
         )
         .expect("a thread");
         let requests = 0;

@@ -1,6 +1,7 @@
 //! What a crash leaves, and the judgement of what recovery makes of it.
 
 use super::disk::Disk;
+use super::life::Life;
 use super::network::{Network, Weather};
 use crate::disk::{Disk as VmDisk, DiskOptions, PlacementKind};
 use crate::remote::tests::Random;
@@ -310,6 +311,17 @@ impl World {
         let server = serve(medium, BOUNDS);
         let options = self.options(server.address());
         let recovered = recover_remote_image(&path, None, &options, false, false).expect("it can be recovered");
+        if recovered.iter().any(|one| one.report.status == recovery::Status::Materialised) {
+            // What is not trusted is left to the guest's kernel, which replays it: its file system says so while it is mounted.
+            const INCOMPAT: usize = 1024 + 0x60;
+            const NEEDS_RECOVERY: u8 = 4;
+            let mut image = std::fs::read(&path).expect("the image");
+            image[INCOMPAT] |= NEEDS_RECOVERY;
+            std::fs::write(&path, image).expect("written");
+            let disk = recovery::Disk::open(&path, recovery::Access::Write).expect("the image");
+            let reports = recovery::recover_disk(&disk, None, recovery::Options::default()).expect("it is looked at");
+            reports.iter().for_each(|one| assert!(one.result.is_ok(), "{one:?}"));
+        }
         let image = std::fs::read(&path).expect("the image");
         drop(server);
         let possible: Vec<u32> =
@@ -325,6 +337,32 @@ impl World {
 }
 
 impl World {
+    /// The journal superblock on storage.
+    pub fn stored_superblock(&self) -> Vec<u8> {
+        self.known.lock().expect("no panic under this lock").disk.last(self.superblock_at() / BLOCK as u64)
+    }
+
+    /// Somebody else writes it.
+    pub fn write_superblock(&self, block: &[u8]) {
+        let mut known = self.known.lock().expect("no panic under this lock");
+        let write = known.disk.write(self.superblock_at(), block);
+        known.disk.ended(write);
+    }
+
+    fn superblock_at(&self) -> u64 {
+        crate::scan::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place")
+    }
+
+    /// The disk, as another worker opens it.
+    pub fn open_disk(&self) -> Arc<VmDisk> {
+        Arc::new(VmDisk::open(options(self.vm_disk.options.path.clone())).expect("the image"))
+    }
+
+    /// A file for the copy of the log.
+    pub fn copy_path(&self, number: u32) -> PathBuf {
+        self.directory.path().join(format!("copy-{number}"))
+    }
+
     /// The disk as the guest knows it.
     pub fn image_now(&self) -> Vec<u8> {
         self.known.lock().expect("no panic under this lock").disk.after_power_loss(|count| count - 1)
@@ -384,27 +422,43 @@ fn serve_store(store: Store<Simulated>, change: impl FnOnce(&mut ServerOptions))
 }
 
 /// Storage as a log's own thread and its guest's superblocks reach it.
-pub struct Observed(pub Arc<World>);
+pub struct Observed {
+    pub world: Arc<World>,
+    pub life: Arc<Life>,
+}
 
 impl JournalStorage for Observed {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let mut known = self.0.known.lock().expect("no panic under this lock");
-        self.0.step(&mut known)?;
-        let write = known.disk.write(offset, bytes);
-        let on_its_way = self.0.step(&mut known);
-        known.disk.ended(write);
-        on_its_way
+        self.life.step();
+        let written = {
+            let mut known = self.world.known.lock().expect("no panic under this lock");
+            self.world.step(&mut known)?;
+            let write = known.disk.write(offset, bytes);
+            let on_its_way = self.world.step(&mut known);
+            known.disk.ended(write);
+            on_its_way
+        };
+        self.life.step();
+        written
     }
 
     fn sync(&self) -> io::Result<()> {
-        let mut known = self.0.known.lock().expect("no panic under this lock");
-        self.0.step(&mut known)?;
-        known.disk.flush();
-        self.0.step(&mut known)
+        self.life.step();
+        let synced = {
+            let mut known = self.world.known.lock().expect("no panic under this lock");
+            self.world.step(&mut known)?;
+            known.disk.flush();
+            self.world.step(&mut known)
+        };
+        self.life.step();
+        synced
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let known = self.0.known.lock().expect("no panic under this lock");
+        if self.life.is_dead() {
+            self.life.step();
+        }
+        let known = self.world.known.lock().expect("no panic under this lock");
         let content = known.disk.last(offset / BLOCK as u64);
         bytes.copy_from_slice(&content[offset as usize % BLOCK..][..bytes.len()]);
         Ok(())

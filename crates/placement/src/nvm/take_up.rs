@@ -1,0 +1,270 @@
+//! Going on with a log whose worker has died while its guest runs: with its region ([`nvm_journal::Journal::take_up`]), what was noted
+//! ([`super::notes`]), and what storage says.
+//!
+//! Whose a region is, and what storage says of it, means this; the first row that fits counts, anything else is refused:
+//!
+//! | row | region | storage ([`RegionBooks::judge`]) | notes | the worker died |
+//! |---|---|---|---|---|
+//! | 1 | no log's | not in a region | | while the log was closed, or lived elsewhere: as storage says |
+//! | 2 | this log's | its mark | of this opening, and they agree with the region | while the log was open: it is |
+//! | 3 | this log's; it was left | its mark, or that of distrust | | while it left for its own place: it is there |
+//! | 4 | this log's | owes nothing, or emptied | | while it was opened, closed, handed over or recovered: as storage says |
+//!
+//! In rows 3 and 4 the region is given back, once what storage says is durable. That, and whatever else is done to storage, comes when
+//! nothing else can fail any more ([`crate::Journals::go_on`]).
+//!
+//! It must never: go on with a log of which anything is missing; give a region back while storage says that the log is in it.
+//!
+//! Failure story: what does not agree is refused with a sentence, and region, notes and storage mean what they meant. The worker that follows
+//! may be killed at any point of this: notes are written anew before anything is done to the log.
+
+use super::captured::{AtHome, Captured, Held, HomeState};
+use super::keeper::Work;
+use super::log_stream::LogStream;
+use super::mark::{self, Mark, Marks};
+use super::notes::{FoundNotes, Noted, Notes, Rest};
+use super::superblock::copies_max;
+use super::{NvmDisk, State};
+use crate::log::Log;
+use crate::opening::write_mark_bytes;
+use crate::stored::{RegionBooks, RegionVerdict, Says, Stored};
+use extfs::Allocation;
+use jbd2::Superblock;
+use nvm_journal::{Found, Journal, Owner};
+use own_files::OwnDirectory;
+use std::io;
+use std::sync::Arc;
+
+/// What has come of a log whose worker has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TakenUp {
+    /// No region has it: it is as storage says.
+    AsStored,
+    /// It is open, in its region.
+    Open,
+    /// It is in its own place, begins with this transaction, and is not what it seemed.
+    Left(u32),
+}
+
+/// What is to be done to storage, and then to a region, before the guest is served.
+pub(crate) type ToSettle = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
+fn refused(what: impl Into<String>) -> io::Error {
+    io::Error::other(what.into())
+}
+
+impl NvmDisk {
+    /// Which region is this log's, and what it says.
+    fn slot_of(&self, log: &Log, journal: &[u8; 16]) -> io::Result<Option<(usize, Found, Owner)>> {
+        let mut of_log = None;
+        for (index, slot) in self.slots.iter().enumerate() {
+            let state = slot.state.lock().expect("no panic under this lock");
+            let State::Idle(medium) = &*state else { continue };
+            let Some(found) = Found::read(medium.bytes()).map_err(io::Error::other)? else { continue };
+            let Some(owner) = found.owner.clone() else { continue };
+            if owner.home_start != log.place.home_start || owner.journal != *journal {
+                continue;
+            }
+            if of_log.replace((index, found, owner)).is_some() {
+                return Err(refused("two regions of NVM say that they have it"));
+            }
+        }
+        Ok(of_log)
+    }
+}
+
+/// Makes durable what storage says, and then a region nobody's.
+fn give_back(nvm: Arc<NvmDisk>, slot: usize, log: Log, superblock: Option<Vec<u8>>) -> ToSettle {
+    Box::new(move || {
+        if let Some(superblock) = superblock {
+            log.journal.file.write_all_at(&superblock, log.place_of(0)?)?;
+        }
+        log.home.file.sync_data()?;
+        log.journal.file.sync_data()?;
+        let mut state = nvm.lock(slot);
+        let State::Idle(medium) = &mut *state else { return Ok(()) };
+        nvm_journal::forget(medium).map_err(io::Error::other)
+    })
+}
+
+/// Has the region know the mark that storage has, durably: the worker that died was between two of them.
+fn settle_mark(nvm: Arc<NvmDisk>, slot: usize, log: Log, mark: Mark) -> ToSettle {
+    Box::new(move || {
+        write_mark_bytes(&log, &mark)?;
+        let mut state = nvm.lock(slot);
+        let State::Held(captured) = &mut *state else { return Ok(()) };
+        captured.owner.mark_checksum = mark::checksum(&mark);
+        captured.journal.set_owner(&captured.owner).map_err(io::Error::other)
+    })
+}
+
+impl Work {
+    /// See the module. `raw` is the journal superblock on storage.
+    pub(super) fn take_up(&mut self, log: &Log, raw: &Mark) -> io::Result<(TakenUp, Option<ToSettle>)> {
+        let nvm = Arc::clone(&self.nvm);
+        let superblock = Superblock::decode(raw).map_err(io::Error::other)?;
+        let says = Stored::read(raw).says;
+        let Some((slot, found, owner)) = nvm.slot_of(log, &superblock.uuid)? else {
+            return match says {
+                Says::Nvm(_) => {
+                    Err(refused("storage says that a region of NVM has it, and no region of the disk does"))
+                }
+                _ => Ok((TakenUp::AsStored, None)),
+            };
+        };
+        let books = RegionBooks {
+            journal: owner.journal,
+            mark_checksum: owner.mark_checksum,
+            owes: !found.latest.is_empty(),
+            sequence: found.sequence,
+            is_left: owner.is_left,
+        };
+        let verdict = books.judge(raw, &superblock).map_err(|why| {
+            refused(format!(
+                "its region of NVM owes {} blocks, and storage is not as that knows it ({why:?})",
+                found.latest.len()
+            ))
+        })?;
+        match verdict {
+            RegionVerdict::Marked => {
+                let to_settle = self.take_up_open(log, slot, owner, raw)?;
+                Ok((TakenUp::Open, to_settle))
+            }
+            RegionVerdict::Left => {
+                let from = Superblock::decode(&owner.attachment).map_err(io::Error::other)?.sequence;
+                let settle = give_back(nvm, slot, log.clone(), Some(owner.attachment.to_vec()));
+                Ok((TakenUp::Left(from), Some(settle)))
+            }
+            RegionVerdict::OwesNothing | RegionVerdict::Emptied => {
+                let taken_up = match says {
+                    Says::LeftToGuest(tail) if owner.is_left => TakenUp::Left(tail.sequence),
+                    _ => TakenUp::AsStored,
+                };
+                Ok((taken_up, Some(give_back(nvm, slot, log.clone(), None))))
+            }
+        }
+    }
+
+    /// Row 2.
+    fn take_up_open(&mut self, log: &Log, slot: usize, owner: Owner, raw: &Mark) -> io::Result<Option<ToSettle>> {
+        let nvm = Arc::clone(&self.nvm);
+        let directory = nvm.directory().ok_or_else(|| refused("there is no directory with notes on it"))?;
+        let number = mark::number(raw).ok_or_else(|| refused("its mark has no number"))?;
+        let (journal, home_start) = (owner.journal, owner.home_start);
+        let notes = of_opening(&directory, journal, home_start, number)?;
+        let mut state = nvm.lock(slot);
+        let State::Idle(medium) = std::mem::replace(&mut *state, State::Failed) else {
+            return Err(refused("its region of NVM is in use"));
+        };
+        let taken = Journal::take_up(medium, nvm.journal_options()).map_err(io::Error::other)?;
+        let mut journal = taken.ok_or_else(|| refused("its region of NVM is nobody's"))?;
+        let name = notes.name().to_owned();
+        let identity = notes.identity;
+        let settled = Noted::settle(notes, journal.sequence(), &|block| journal.contains(block));
+        let (noted, rest) = settled.map_err(refused)?;
+        if noted.has_failed {
+            return Err(refused("it was given up: its region of NVM or its disk has failed"));
+        }
+        if !noted.unknown(journal.homes()).is_empty() {
+            return Err(refused("its region of NVM has blocks that the notes on it do not know"));
+        }
+        if let Rest::Sequence(sequence) = rest {
+            journal.set_sequence(sequence).map_err(io::Error::other)?;
+        }
+        let stream = LogStream::left(&noted, copies_max(&journal));
+        let held = |(block, (sequence, home)): (&u64, &(u32, HomeState))| {
+            // Whether it is durable is not known.
+            let overwritten = (*home == HomeState::Other).then_some(1);
+            (*block, Held { sequence: *sequence, home: *home, noted: *home, overwrites: 0, overwritten })
+        };
+        let mut captured = Captured {
+            log: Arc::new(log.clone()),
+            stream,
+            journal,
+            marks: Marks::new(*raw),
+            homes: noted.homes.iter().map(held).collect(),
+            at_home: noted
+                .at_home
+                .iter()
+                .map(|(block, sequence)| (*block, AtHome { sequence: *sequence, digest: None }))
+                .collect(),
+            allocation: Allocation::default(),
+            shown: None,
+            is_read: false,
+            doubtful: Vec::new(),
+            has_failed: false,
+            notes: Notes::none(),
+            resent: noted.sent(),
+            owner,
+        };
+        if let Some(blocks) = &noted.read {
+            captured.show_again(self.home.file.for_reading(), blocks.as_deref())?;
+        }
+        if noted.has_flush_failed {
+            // Storage has said so to the process before; its guest hears of it once more.
+            self.home.note_failed_flush();
+            captured.flush_failed(0);
+        }
+        let to_settle = (captured.owner.mark_checksum != mark::checksum(raw))
+            .then(|| settle_mark(Arc::clone(&nvm), slot, log.clone(), *raw));
+        captured.notes = Notes::go_on(directory, (name, identity), &captured.state(noted.has_flush_failed))?;
+        log::info!(
+            "disk {}: the journal of the file system at byte {} is on NVM as before: {} blocks there, {} log blocks of a transaction that is \
+             not complete",
+            self.name(),
+            log.place.home_start,
+            captured.journal.len(),
+            captured.stream.copies().count()
+        );
+        self.follows(&captured, slot);
+        *state = State::Held(Box::new(captured));
+        Ok(to_settle)
+    }
+
+    /// What is known beside the log.
+    fn follows(&mut self, captured: &Captured, slot: usize) {
+        self.slot = Some(slot);
+        self.overwritten = 1;
+        self.durable = 0;
+        // What the process before heard of one, for whichever log of the disk, this log has not been told yet.
+        self.failed_flushes = self.home.told_failures();
+        self.is_distrusted = captured.log.is_distrusted();
+        if self.is_distrusted {
+            self.home.wake.wake();
+        }
+        // What the guest wrote home of its live transactions is not known, and what is not known would prove too much.
+        self.watch.forget();
+    }
+}
+
+/// The notes of an opening.
+fn of_opening(
+    directory: &OwnDirectory,
+    journal: [u8; 16],
+    home_start: u64,
+    number: [u8; 16],
+) -> io::Result<FoundNotes> {
+    let mut found = FoundNotes::find(directory, |identity| {
+        identity.journal == journal && identity.home_start == home_start && identity.number == number
+    })?;
+    match (found.pop(), found.is_empty()) {
+        (Some(notes), true) => Ok(notes),
+        (Some(_), false) => Err(refused("there are two sets of notes on it")),
+        (None, _) => Err(refused("nothing was noted in the VM's directory of what it has to be gone on with")),
+    }
+}
+
+/// Removes notes that nobody goes on with, of all disks of a VM.
+pub(crate) fn forget_notes<'d>(disks: impl Iterator<Item = &'d Arc<NvmDisk>>) {
+    let (mut directory, mut used) = (None, Vec::new());
+    for nvm in disks {
+        directory = directory.or_else(|| nvm.directory());
+        used.extend(nvm.states().filter_map(|state| match &*state {
+            State::Held(captured) => Some(captured.notes.name().to_owned()),
+            State::Idle(_) | State::Failed => None,
+        }));
+    }
+    if let Some(directory) = directory {
+        super::notes::forget_all_but(&directory, &used);
+    }
+}

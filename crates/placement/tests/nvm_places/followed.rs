@@ -1,0 +1,132 @@
+//! The worker dies, and another one goes on with what it has left in regions.
+
+use super::*;
+use nvm_journal::medium::SimulatedMedium;
+
+impl Rig {
+    /// The worker is killed, and another one goes on, or says why it does not. Nothing is under way.
+    fn die(&mut self) -> std::io::Result<()> {
+        let area = self.journals.directory();
+        let (path, lock) = (area.path().to_owned(), area.lock_file().try_clone().expect("a descriptor"));
+        let registry = self.image.with_file_name("registry");
+        let (area, description) = AreaDirectory::adopt(&path, &registry, lock).expect("it is there");
+        let options = self.journals.disk(0).options.clone();
+        let nvm = options.nvm.as_ref().expect("regions").options.clone();
+        // Of the process that is gone nobody has a lock; here it is the same one.
+        let bytes = std::fs::read(&self.region).expect("the regions");
+        let of = |choice: RegionChoice| {
+            let (at, len) = choice.place(bytes.len() as u64).expect("a region");
+            (at, Box::new(SimulatedMedium::from_image(bytes[at as usize..][..len as usize].to_vec())))
+        };
+        let (at, medium) = of(nvm.region);
+        let mut next = NvmDisk::with_medium(nvm.clone(), at, medium).expect("a region");
+        for choice in &nvm.more_regions {
+            let (at, medium) = of(*choice);
+            next.add_region(at, medium).expect("a region");
+        }
+        let options = DiskOptions { nvm: Some(Arc::new(next)), ..options };
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        self.journals = Journals::resume(&VmMemory::new(), area, &description, options)?;
+        self.journals.go_on()?;
+        let table = Arc::new(ram(&self.memory, &self.image.with_extension("again")));
+        self.route = DiskRoute::new(Arc::clone(&self.journals), 0);
+        self.route.started(Start::Resumed, &table)
+    }
+
+    fn notes(&self) -> Vec<PathBuf> {
+        let names = self.journals.directory().directory().names().expect("read");
+        let is_notes = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".notes");
+        names.into_iter().filter(is_notes).map(|name| self.journals.directory().path().join(name)).collect()
+    }
+}
+
+#[test]
+fn each_of_two_logs_goes_on_in_its_own_region() {
+    let mut rig = Rig::new(2);
+    for which in 0..2 {
+        rig.superblock(which, true);
+        rig.commit(which, IN_USE, &content(which as u8));
+    }
+    assert_eq!(rig.notes().len(), 2);
+    rig.die().expect("it goes on");
+    assert_eq!(rig.notes().len(), 2);
+    for which in 0..2 {
+        assert!(rig.log(which).is_open() && rig.read(which, IN_USE) == content(which as u8));
+        assert_eq!(rig.commit(which, IN_USE + 1, &content(10 + which as u8)), 0, "a region has it");
+        let at = rig.home_at(which, IN_USE + 1);
+        assert_eq!(rig.request(RequestKind::Write, at, &mut content(10 + which as u8)), 0, "and absorbs it");
+    }
+    for which in 0..2 {
+        rig.superblock(which, false);
+        assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE + 1) == content(10 + which as u8));
+        assert_eq!(rig.notes().len(), 1 - which, "of a log that is in no region nothing is noted");
+    }
+}
+
+/// What was not noted, or is not of this opening, is not guessed; everything is as it was.
+#[test]
+fn a_log_without_its_notes_is_refused() {
+    for is_missing in [true, false] {
+        let mut rig = Rig::new(1);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let notes = rig.notes().remove(0);
+        let of_before = std::fs::read(&notes).expect("read");
+        if is_missing {
+            std::fs::remove_file(&notes).expect("removed");
+        } else {
+            rig.commit(0, IN_USE, &content(2));
+            rig.commit(0, IN_USE, &content(3));
+            std::fs::write(&notes, of_before).expect("written");
+        }
+        let error = rig.die().expect_err("it cannot go on").to_string();
+        let why = if is_missing { "nothing was noted" } else { "by the notes on it" };
+        assert!(error.contains("cannot be gone on with") && error.contains(why), "{error}");
+        let bytes = rig.recovered();
+        let at = rig.home_at(0, IN_USE) as usize;
+        assert!(bytes[at..][..BLOCK as usize] == content(if is_missing { 1 } else { 3 })[..]);
+    }
+}
+
+/// Who follows knows nothing of what was committed before, so that its home writes would prove that the log is not what it seems, with
+/// blocks that have the same contents, and need not go home.
+#[test]
+fn home_writes_of_what_was_committed_before_prove_nothing() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    for n in 0..4 {
+        rig.commit(0, IN_USE + n, &content(10 + n as u8));
+    }
+    rig.die().expect("it goes on");
+    for n in 0..4 {
+        rig.commit(0, IN_USE + 10 + n, &content(10 + n as u8));
+    }
+    for n in 0..4 {
+        let at = rig.home_at(0, IN_USE + n);
+        rig.request(RequestKind::Write, at, &mut content(10 + n as u8));
+    }
+    let of = &rig.file_systems[0];
+    let (mut block, at) = (of.superblock.clone(), of.log_at[0]);
+    let (start, sequence) = (of.builder.position, of.builder.sequence);
+    SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+    rig.request(RequestKind::Write, at, &mut block);
+    assert_eq!(rig.journals.disk(0).fault(), None);
+    assert_eq!(rig.log(0).placement, PlacementKind::Nvm);
+}
+
+/// Which of the guest's writes past its journal are durable the worker that died has known.
+#[test]
+fn a_tail_waits_for_a_flush_of_what_was_written_past_the_journal_before() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    rig.die().expect("it goes on");
+    assert!(rig.read(0, IN_USE) == content(2));
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.superblock(0, true);
+    assert_eq!(rig.held.len(), 1, "the region's version may be all there is");
+    rig.end_held();
+    assert!(rig.read(0, IN_USE) == content(2));
+}
