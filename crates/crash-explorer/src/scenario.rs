@@ -48,6 +48,8 @@ const SCENARIO: Scenario = Scenario {
 };
 
 const TABLE_PAGES: u64 = 60;
+/// Fsynced records that are written.
+const RECORDS: u64 = 24;
 
 impl Scenario {
     /// All of them.
@@ -126,7 +128,7 @@ impl Scenario {
             Load::Mix => format!("guest-tools mix --directory /mnt/mix --seed {seed} --count 420 &"),
         };
         let records = format!(
-            "guest-tools records --directory /mnt/records --stream records --count 24 {}",
+            "guest-tools records --directory /mnt/records --stream records --count {RECORDS} {}",
             self.records().to_options()
         );
         let again = if self.remounts {
@@ -153,11 +155,26 @@ impl Scenario {
     /// # Errors
     /// When the image cannot be looked at.
     pub fn check(&self, file_system: &FileSystem, reported: &Reported) -> Result<Vec<String>> {
+        self.check_work(file_system, reported, false)
+    }
+
+    /// The same after a power cut: data that is written in place, and not journaled, may be torn over what was there, as on any disk.
+    ///
+    /// # Errors
+    /// When the image cannot be looked at.
+    pub fn check_after_power_cut(&self, file_system: &FileSystem, reported: &Reported) -> Result<Vec<String>> {
+        self.check_work(file_system, reported, !self.journals_data())
+    }
+
+    fn check_work(&self, file_system: &FileSystem, reported: &Reported, may_tear: bool) -> Result<Vec<String>> {
         let acknowledged = |stream: &str| reported.acknowledged.get(stream).copied().unwrap_or_default();
         let mut faults = Vec::new();
         let records: Acknowledged = acknowledged("records");
         if records.last.is_some() {
-            let verdict = evidence::records(file_system, "/records", &self.records(), records)?;
+            let verdict = match may_tear {
+                true => evidence::torn_records(file_system, "/records", &self.records(), records, RECORDS - 1)?,
+                false => evidence::records(file_system, "/records", &self.records(), records)?,
+            };
             faults.extend(verdict.faults.iter().map(|fault| format!("records: {}: {}", fault.record, fault.found)));
         }
         if self.load == Load::Mix

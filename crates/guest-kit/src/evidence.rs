@@ -22,10 +22,22 @@ pub fn records(
     layout: &RecordLayout,
     acknowledged: Acknowledged,
 ) -> Result<RecordVerdict> {
-    let files = (0..layout.files)
-        .map(|file| read_file(file_system, &format!("{directory}/{}", layout.file_name(file))))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(layout.check(&files, acknowledged.last))
+    Ok(layout.check(&files_of(file_system, directory, layout)?, acknowledged.last))
+}
+
+/// The same after a power cut, where data is not journaled; `newest` is the last record that may have been begun.
+pub fn torn_records(
+    file_system: &FileSystem,
+    directory: &str,
+    layout: &RecordLayout,
+    acknowledged: Acknowledged,
+    newest: u64,
+) -> Result<RecordVerdict> {
+    Ok(layout.check_torn(&files_of(file_system, directory, layout)?, acknowledged.last, newest))
+}
+
+fn files_of(file_system: &FileSystem, directory: &str, layout: &RecordLayout) -> Result<Vec<Option<Vec<u8>>>> {
+    (0..layout.files).map(|file| read_file(file_system, &format!("{directory}/{}", layout.file_name(file)))).collect()
 }
 
 /// Checks the tree that `guest-tools mix` has left in `directory` of a file system that was mounted

@@ -144,9 +144,12 @@ struct ShootOutArgs {
     /// Only these contenders, by name.
     #[arg(long, value_delimiter = ',')]
     contenders: Vec<String>,
-    /// Only these loads: fsync, sqlite, sqlite_wal, varmail.
+    /// Only these loads: fsync, sqlite, sqlite_wal, varmail, append, overwrite, untar, postmark.
     #[arg(long, value_delimiter = ',')]
     loads: Vec<String>,
+    /// Measure loads only: kill nobody.
+    #[arg(long)]
+    no_deaths: bool,
     /// What a flush of the medium takes at least, in µs: a SATA SSD's by default; 0 leaves it to the storage below.
     #[arg(long, default_value_t = 2000)]
     flush_us: u64,
@@ -344,6 +347,7 @@ fn shoot_out(args: ShootOutArgs) -> Result<ExitCode> {
         iterations: args.iterations.unwrap_or(if args.quick { 1 } else { 5 }),
         contenders: args.contenders,
         loads: args.loads,
+        has_deaths: !args.no_deaths,
         flush_us: args.flush_us,
     })?;
     if failed > 0 {

@@ -304,7 +304,8 @@ fn filebench(personality: &str, files: u64, Sizes { scale, seed, .. }: Sizes) ->
     )
 }
 
-fn postmark(seed: u64, files: u64, directories: u64, transactions: u64, bytes: &str) -> String {
+/// Shell words that run postmark in /mnt/work.
+pub(crate) fn postmark(seed: u64, files: u64, directories: u64, transactions: u64, bytes: &str) -> String {
     format!(
         "printf 'set location /mnt/work\\nset seed {}\\nset number {files}\\nset subdirectories {directories}\\nset transactions \
          {transactions}\\nset size {bytes}\\nrun\\n' | postmark",

@@ -18,6 +18,7 @@ fn a_few_contenders_are_measured_and_killed_and_a_second_run_finds_everything_do
         iterations: 1,
         contenders: names.map(str::to_owned).to_vec(),
         loads: vec!["fsync".to_owned()],
+        has_deaths: true,
         flush_us: 500,
     };
     let cell = |contender: &str, what: &str| -> Cell {

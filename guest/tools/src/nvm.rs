@@ -63,6 +63,7 @@ fn write(medium: MappedMedium, transactions: u64, told: &mut dyn FnMut(u32) -> R
         home_start: 0,
         home_blocks: HOMES,
         mark_checksum: 3,
+        is_left: false,
         attachment: [0; ATTACHMENT_BYTES],
     };
     let mut journal =

@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 
 const MAGIC: &[u8; 4] = b"AREC";
 const HEADER: usize = 24;
+/// What storage writes whole.
+const SECTOR: usize = 512;
 
 /// Where the next record goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +91,9 @@ impl RecordVerdict {
         }
     }
 }
+
+/// Of which record a cell that is not whole is, if of any: from its bytes, its number, and the record that is expected.
+type Torn<'a> = dyn Fn(&[u8], u64, u64) -> Option<u64> + 'a;
 
 impl RecordLayout {
     /// Reads `--record-bytes --cell-bytes --files --slots --seed`.
@@ -168,6 +173,25 @@ impl RecordLayout {
     /// Checks the files of an image (`None`: not there) against the last acknowledged record.
     /// All lower numbers must have been acknowledged too, as the writer does.
     pub fn check(&self, files: &[Option<Vec<u8>>], acknowledged: Option<u64>) -> RecordVerdict {
+        self.check_each(files, acknowledged, &|_, _, _| None)
+    }
+
+    /// The same where data is not journaled, after a power cut: a cell that was being written over in place may be torn, each of its
+    /// sectors (512 bytes) of the acknowledged record or of a later one, up to `newest`, the last that may have been begun.
+    pub fn check_torn(&self, files: &[Option<Vec<u8>>], acknowledged: Option<u64>, newest: u64) -> RecordVerdict {
+        self.check_each(files, acknowledged, &|bytes, cell, record| {
+            let slot = self.slot(record);
+            let later: Vec<Vec<u8>> = (record..=newest)
+                .filter(|later| self.slot(*later) == slot)
+                .map(|later| self.encode_cell(later, cell))
+                .collect();
+            let is_one_of = |at: usize, part: &[u8]| later.iter().any(|whole| whole[at..at + part.len()] == *part);
+            let is_torn = (0..).step_by(SECTOR).zip(bytes.chunks(SECTOR)).all(|(at, part)| is_one_of(at, part));
+            is_torn.then_some(record)
+        })
+    }
+
+    fn check_each(&self, files: &[Option<Vec<u8>>], acknowledged: Option<u64>, torn: &Torn<'_>) -> RecordVerdict {
         let mut verdict = RecordVerdict::default();
         // The newest acknowledged record of every slot: that, or a newer one, must be there.
         let mut expected = BTreeMap::new();
@@ -184,7 +208,7 @@ impl RecordLayout {
                 verdict.fault(record, format!("{} is not there", self.file_name(file)));
                 continue;
             };
-            if let Err(found) = self.check_record(content, slot, offset, record, &mut verdict.newest) {
+            if let Err(found) = self.check_record(content, slot, (offset, record), torn, &mut verdict.newest) {
                 verdict.fault(record, format!("{} at byte {offset}: {found}", self.file_name(file)));
             }
         }
@@ -195,8 +219,8 @@ impl RecordLayout {
         &self,
         content: &[u8],
         slot: u64,
-        offset: u64,
-        record: u64,
+        (offset, record): (u64, u64),
+        torn: &Torn<'_>,
         newest: &mut Option<u64>,
     ) -> std::result::Result<(), String> {
         for cell in 0..self.cells() {
@@ -205,7 +229,7 @@ impl RecordLayout {
             let Some(bytes) = content.get(start..end) else {
                 return Err(format!("the file ends at byte {}", content.len()));
             };
-            match self.decode_cell(bytes, cell) {
+            match self.decode_cell(bytes, cell).or_else(|| torn(bytes, cell, record)) {
                 None if bytes.iter().all(|&byte| byte == 0) => return Err(format!("cell {cell} is zeroes")),
                 None => return Err(format!("cell {cell} is damaged")),
                 Some(found) if found < record => {
@@ -273,6 +297,31 @@ mod tests {
             missing[usize::try_from(file).unwrap()] = None;
             assert!(!layout.check(&missing, Some(59)).is_good());
         }
+    }
+
+    /// Slot by slot: a later record that is written over an acknowledged one, and torn; and an earlier one.
+    #[test]
+    fn a_torn_cell_may_be_of_later_records_and_not_of_earlier_ones() {
+        let [_, layout] = layouts();
+        let Order::Overwrite { slots } = layout.order else { panic!("{layout:?}") };
+        let in_slot = |slot: u64| (0..60).filter(move |record| layouts()[1].slot(*record) == slot).collect::<Vec<_>>();
+        let records = (0..slots).map(in_slot).find(|records| records.len() >= 3).unwrap();
+        let [first, second, third] = records[..3] else { panic!("{records:?}") };
+        let files = written(&layout, second + 1);
+        let (file, offset) = layout.place(second);
+        // The second sector of its first cell.
+        let torn_with = |record: u64| {
+            let mut files = files.clone();
+            let at = usize::try_from(offset).unwrap() + SECTOR;
+            let other = &layout.encode_cell(record, 0)[SECTOR..2 * SECTOR];
+            files[usize::try_from(file).unwrap()].as_mut().unwrap()[at..at + SECTOR].copy_from_slice(other);
+            files
+        };
+        assert!(layout.check_torn(&torn_with(third), Some(second), 59).is_good());
+        assert!(!layout.check(&torn_with(third), Some(second)).is_good(), "nothing tears what is journaled");
+        assert!(!layout.check_torn(&torn_with(third), Some(second), third - 1).is_good(), "it was not begun");
+        assert!(!layout.check_torn(&torn_with(first), Some(second), 59).is_good());
+        assert!(!layout.check_torn(&torn_with(second), Some(third), 59).is_good());
     }
 
     #[test]

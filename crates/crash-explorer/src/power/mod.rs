@@ -618,13 +618,7 @@ impl<'r> World<'r> {
             }
         }
         match judged {
-            // Data that is written in place and not flushed for good may be torn over what was there, as under any disk.
-            Some(scenario) => {
-                let promised = self.promised();
-                let is_all =
-                    promised.values().map(|stream| stream.count).sum::<u64>() == self.acknowledged.len() as u64;
-                judge_image(&cut, scenario, &promised, scenario.journals_data() || is_all)
-            }
+            Some(scenario) => judge_image(&cut, scenario, &self.promised()),
             None => Ok(()),
         }
     }
@@ -644,12 +638,7 @@ impl<'r> World<'r> {
 }
 
 /// e2fsck replays, e2fsck looks, and the guest's records are read.
-fn judge_image(
-    cut: &Cut<'_>,
-    scenario: &Scenario,
-    acknowledged: &BTreeMap<String, Acknowledged>,
-    reads_records: bool,
-) -> Step {
+fn judge_image(cut: &Cut<'_>, scenario: &Scenario, acknowledged: &BTreeMap<String, Acknowledged>) -> Step {
     let directory = scratch()?;
     let image = directory.path().join("image");
     std::fs::write(&image, cut.image()).during("writing an image")?;
@@ -659,11 +648,8 @@ fn judge_image(
     if let Some(problem) = verdict.problems.first() {
         return finding(format!("e2fsck on what a power cut leaves: {problem}"));
     }
-    if !reads_records {
-        return Ok(());
-    }
     let reported = Reported { acknowledged: acknowledged.clone(), ..Reported::default() };
-    match scenario.check(&file_system, &reported)?.first() {
+    match scenario.check_after_power_cut(&file_system, &reported)?.first() {
         Some(fault) => finding(format!("acknowledged work is lost: {fault}")),
         None => Ok(()),
     }

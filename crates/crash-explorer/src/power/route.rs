@@ -300,7 +300,7 @@ fn look(
     observer: &Observer,
     random: &mut Random,
     through: Option<(u32, Option<u32>)>,
-    judged: Option<(&Scenario, &BTreeMap<String, Acknowledged>, bool)>,
+    judged: Option<(&Scenario, &BTreeMap<String, Acknowledged>)>,
 ) -> Step {
     let cut = observer.disk.cut(random);
     let mut raw = [0; SUPERBLOCK_BYTES];
@@ -348,7 +348,7 @@ fn look(
         }
     }
     match judged {
-        Some((scenario, promised, reads_records)) => judge_image(&cut, scenario, promised, reads_records),
+        Some((scenario, promised)) => judge_image(&cut, scenario, promised),
         None => Ok(()),
     }
 }
@@ -476,10 +476,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
             }
         }
         let promised = promised(now, wishes.is_at_once(now), wishes.age_max);
-        // Data that is written in place and not flushed for good may be torn over what was there, as under any disk.
-        let is_all = promised.values().map(|stream| stream.count).sum::<u64>()
-            == told.iter().filter(|(at, ..)| *at < now).count() as u64;
-        let judged = is_judged.then(|| (&scenario, &promised, scenario.journals_data() || is_all));
+        let judged = is_judged.then_some((&scenario, &promised));
         look(&observer, &mut random, through, judged)
     });
     let event = simulation.clock();

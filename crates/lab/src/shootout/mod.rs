@@ -38,6 +38,8 @@ pub struct ShootOut {
     pub contenders: Vec<String>,
     /// Names of loads; all, if there is none.
     pub loads: Vec<String>,
+    /// Whether each contender is killed, too.
+    pub has_deaths: bool,
     /// What a flush of the medium takes, in µs.
     pub flush_us: u64,
 }
@@ -99,7 +101,7 @@ pub fn run(options: &ShootOut) -> Result<usize> {
                 })?);
             }
             // A death is judged, not timed: once is enough, and every one is looked at in each run.
-            for death in Death::ALL.into_iter().filter(|_| iteration == 0) {
+            for death in Death::ALL.into_iter().filter(|_| iteration == 0 && options.has_deaths) {
                 cells.push(kept_or(options, &raw, contender, death.name(), iteration, &commit, |conditions| {
                     survival::kill(options, contender, death, conditions)
                 })?);

@@ -147,10 +147,7 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
             label: &label,
         })
     };
-    let operation = [Load::Fsync, Load::Sqlite, Load::SqliteWal, Load::Varmail]
-        .into_iter()
-        .find(|one| one.name() == load)
-        .map_or("operation", Load::operation);
+    let operation = Load::ALL.into_iter().find(|one| one.name() == load).map_or("operation", Load::operation);
     let header: Vec<&str> = ["contender", "n"].into_iter().chain(COLUMNS.iter().map(|(_, words)| *words)).collect();
     let rows: Vec<(String, Vec<Markup>)> = names
         .iter()

@@ -1,9 +1,9 @@
 //! Rounds of crashes with real guests: each kills someone at a random moment under load, on a
 //! random kind of file system, and looks for everything that was acknowledged.
 //!
-//! `crash-rounds [--rounds N] [--seed N] [--under plain|retain|copy|storage|discard|durable|any] [--victim NAME] [--worker-kills N] [--quick]`:
+//! `crash-rounds [--rounds N] [--seed N] [--under plain|retain|copy|storage|discard|durable|nvm|remote|any] [--victim NAME] [--worker-kills N] [--quick]`:
 //! `plain` is QEMU's own disks and e2fsck's replay; the others are placements of `amberlog run`, with
-//! plenty of memory or hardly any; `any` is one of retain, copy and storage, drawn; `durable` is one of retain and copy with `durable-within=` 1
+//! plenty of memory or hardly any; `any` is one of retain, copy and storage, drawn; `nvm` has a region of 16 MiB in memory; `remote` has a journal server of its own, which nobody kills; `durable` is one of retain and copy with `durable-within=` 1
 //! or 5 (with 0 no worker follows another one). Under `discard` a death costs the file system, so only the guest is judged while it runs. With `--worker-kills` the process that serves the guest
 //! is killed so many times in each round, at random moments under load, and the guest is to notice nothing; `--quick` is two rounds of ten. Where amberlog itself was killed, its work is finished by
 //! `recover --area` or by the next `run`, which are killed at that as well. A failure prints the seed
@@ -13,6 +13,7 @@
 
 mod finish;
 mod round;
+mod server;
 mod victim;
 mod workers;
 

@@ -1,6 +1,7 @@
 //! One round: a file system, a load, a strike, and the judgement.
 
-use crate::finish::{Finish, left_in};
+use crate::finish::{Finish, Finisher, left_in};
+use crate::server::JournalServer;
 use crate::victim::Victim;
 use crate::workers;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
@@ -63,7 +64,11 @@ impl Round {
         let drawn = pick(&mut random, &Victim::possible(under == "plain"));
         let victim = victim.unwrap_or(drawn);
         let memory_budget_mib = pick(&mut random, &[256, 256, 4, 1, 0]);
-        let finish = Finish::of(&mut random);
+        let mut finish = Finish::of(&mut random);
+        if under == "nvm" {
+            // Who recovers by area does not know of the region.
+            finish.by = Finisher::Run;
+        }
         let under = under.to_owned();
         Self { seed, under, victim, recipe, mode, cache, under_load, memory_budget_mib, finish, worker_kills }
     }
@@ -78,6 +83,10 @@ impl Round {
             }
             under => under.to_owned(),
         }
+    }
+
+    fn is_on_nvm(&self) -> bool {
+        self.under == "nvm"
     }
 
     /// The round in words.
@@ -124,8 +133,12 @@ impl Round {
         let image = directory.path().join("image");
         let file_system = self.recipe.make(&image)?;
         let area = directory_in(Path::new("/dev/shm"))?;
+        let regions = directory_in(Path::new("/dev/shm"))?;
         let load = Workload::new(self.seed).mode(self.mode);
-        let judged = self.strike(&load, &image, area.path(), outcome).and_then(|reported| match self.under.as_str() {
+        let judged = self.strike(&load, &image, (area.path(), regions.path()), outcome).and_then(|reported| match self
+            .under
+            .as_str()
+        {
             // What is dropped is lost by any death; the guest had to notice nothing before.
             "discard" => Ok(()),
             _ => self.judge(&load, &file_system, &reported, outcome),
@@ -136,16 +149,31 @@ impl Round {
             outcome.faults.push(format!("the image is kept as {}", kept.display()));
             let area = area.keep();
             outcome.faults.push(format!("the area is kept as {}", area.display()));
+            if self.is_on_nvm() {
+                outcome.faults.push(format!("the region is kept in {}", regions.keep().display()));
+            }
         }
         judged
     }
 
     /// Runs the guest and ends it; afterwards the image is recovered.
-    fn strike(&self, load: &Workload, image: &Path, area: &Path, outcome: &mut Outcome) -> Result<Reported> {
+    fn strike(
+        &self,
+        load: &Workload,
+        image: &Path,
+        (area, regions): (&Path, &Path),
+        outcome: &mut Outcome,
+    ) -> Result<Reported> {
         let is_plain = self.under == "plain";
         let amberlog = if is_plain { PathBuf::new() } else { program::workspace_binary("amberlog")? };
+        let store = image.with_file_name("store");
+        let server = (self.under == "remote").then(|| JournalServer::start(&amberlog, &store)).transpose()?;
         let mut disk = OsString::from(image);
         disk.push(format!(",placement={}", self.placement()));
+        if self.is_on_nvm() {
+            disk.push(format!("={},nvm-size=16", regions.join("region").display()));
+        }
+        server.iter().for_each(|server| disk.push(format!("={}", server.journal())));
         let mut spec = GuestSpec::new("crash-round", load.script());
         spec.at_end = AtEnd::Stay;
         spec.reboots = true;
@@ -155,6 +183,9 @@ impl Round {
             let mut words: Vec<OsString> = vec![amberlog.clone().into(), "run".into(), "--disk".into(), disk.clone()];
             words.extend(["--memory-budget".into(), self.memory_budget_mib.to_string().into()]);
             words.extend(["--shm".into(), area.into()]);
+            if server.is_some() {
+                words.push("--remote-insecure".into());
+            }
             if self.worker_kills > 0 {
                 words.extend(["--deaths-max".into(), "1000000".into()]);
             }
@@ -190,6 +221,10 @@ impl Round {
         } else if self.under == "storage" {
             // A journal on storage is left to whoever mounts next.
             program::run(Command::new(&amberlog).args(["recover", "--disk"]).arg(image), &[0])?;
+        } else if let Some(server) = &server {
+            let mut recover = Command::new(&amberlog);
+            recover.args(["recover", "--remote-insecure", "--disk"]).arg(image).args(["--remote", &server.journal()]);
+            program::run(&mut recover, &[0])?;
         }
         Ok(guest.final_report())
     }
