@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use supervision::{Channel, DOOR, Kept, Order, Said, Shelf};
@@ -123,7 +123,7 @@ impl Charge {
 
     /// The process of the VMM that has connected, if it lives. Where it is doubtful what is kept, one that has asked for disks.
     pub fn living_vmm(&self) -> Option<i32> {
-        let lives = |(pid, started): &(i32, u64)| placement::process_started_at(*pid) == Some(*started);
+        let lives = |(pid, started): &(i32, u64)| placement::process_lives(*pid, *started);
         if let Some((pid, _)) = self.vmm().filter(lives) {
             return Some(pid);
         }
@@ -136,6 +136,11 @@ impl Charge {
                 None
             }
         }
+    }
+
+    /// The VM's directory in tmpfs, where a guest was served from it.
+    pub fn directory(&self) -> Option<PathBuf> {
+        self.kept.data("directory").filter(|_| self.is_served() || self.kept.is_doubtful()).map(PathBuf::from)
     }
 
     /// Does what the worker at the other end of `channel` has said.

@@ -276,7 +276,8 @@ impl Worker {
     ) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair().context("making the line to a worker")?;
         ours.set_patience(LISTENING_PATIENCE).context("bounding the line to a worker")?;
-        let process = Command::new(&program.path)
+        let process = program
+            .command()
             .args(["worker", "--users-mask", &own_files::keep_files_private().as_raw_mode().to_string()])
             .args(arguments)
             .stdin(Stdio::from(theirs))
@@ -356,6 +357,11 @@ impl Program {
             env!("CARGO_PKG_VERSION")
         );
         Ok((Program { path, name, _file: Some(file) }, version.to_owned()))
+    }
+
+    /// A process of it.
+    pub fn command(&self) -> Command {
+        Command::new(&self.path)
     }
 
     /// What people call it.

@@ -236,6 +236,35 @@ fn outputs_and_sockets_are_nobody_elses() {
     }
 }
 
+/// Root checks what a daemon of another user is to serve: what that may not do is found.
+#[test]
+fn a_check_says_what_the_daemon_may() {
+    if !can_play_two() {
+        return;
+    }
+    let script = |prepare: &str| {
+        format!(
+            r#"
+mkdir -m 700 /run/x /dev/shm/y; chown 65534:65534 /run/x /dev/shm/y
+printf 'run = "/run/x"\nshm = "/dev/shm/y"\n' > c.toml; chmod 644 c.toml
+setpriv --reuid 65534 --regid 65534 --clear-groups $AMBERLOG serve --config /dev/shm/c.toml 2> log & PID=$!
+for i in $(seq 300); do [ -S /run/x/control.sock ] && break; sleep 0.1; done
+printf '[[vm]]\nname = "a"\nmemory_budget_mib = 1\ndisks = ["/dev/shm/images/a.img"]\n' >> c.toml
+{prepare}
+$AMBERLOG serve --check --config c.toml; RC=$?
+kill $PID; wait $PID
+(exit $RC)"#
+        )
+    };
+    expect(&script("chmod 600 images/a.img"), 1, "a.img cannot be read and written: Permission denied");
+    expect(&script("chmod 600 images/a.img; chown 65534 images/a.img"), 0, "good, 1 VMs");
+    expect(
+        &script("kill $PID; wait $PID; chown -R 0:0 /run/x /dev/shm/y; chmod 600 images/a.img"),
+        0,
+        "this is what root sees",
+    );
+}
+
 /// A VMM that is another user than the daemon: who is named gets to the disk's socket and the guest's memory, and to nothing
 /// else; who is not named gets to neither. The VMM is a real QEMU whose guest is not started.
 #[test]

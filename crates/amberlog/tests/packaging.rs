@@ -71,6 +71,24 @@ fn systemd_understands_the_unit_and_its_drop_ins() {
 }
 
 #[test]
+fn the_unit_starts_between_its_images_and_those_who_start_guests() {
+    let text = std::fs::read_to_string(packaging().join("amberlog.service")).unwrap();
+    let of = |key: &str| -> BTreeSet<&str> {
+        text.lines()
+            .filter_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+            .flat_map(str::split_whitespace)
+            .collect()
+    };
+    let (before, after) = (of("Before"), of("After"));
+    for unit in ["libvirtd.service", "virtqemud.service", "libvirt-guests.service"] {
+        assert!(before.contains(unit), "{unit}");
+    }
+    for unit in ["remote-fs.target", "iscsid.service"] {
+        assert!(after.contains(unit), "{unit}");
+    }
+}
+
+#[test]
 fn the_user_and_the_directories_are_understood() {
     // Given by name, it would be looked for below the root.
     let file = |name: &str| std::fs::File::open(packaging().join(name)).unwrap();
@@ -103,6 +121,16 @@ fn the_journal_servers_unit_is_understood_and_gives_away_little() {
     assert!(output.status.success(), "{}", said(&output));
     let output = run(Command::new("systemd-analyze").args(["verify", "--man=no", "--recursive-errors=no"]).arg(&path));
     assert!(output.status.success() && said(&output).is_empty(), "{}", said(&output));
+}
+
+/// The files and directories of ours below /usr that documents and the files in `packaging/` name.
+fn installed_paths_that_are_named() -> BTreeSet<String> {
+    let pattern = "/usr/(lib|share/doc)/amberlog/[a-zA-Z0-9_./-]+";
+    let output = run(Command::new("grep")
+        .args(["-rhoE", "--exclude=test-packages.sh", pattern, "docs", "packaging", "README.md"])
+        .current_dir(packaging().join("..")));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().map(|path| path.trim_end_matches('.').to_owned()).collect()
 }
 
 /// What `make install` puts where, and that what it installs works from there.
@@ -142,6 +170,19 @@ fn what_is_installed_is_whole() {
     assert!(output.status.success(), "{}", said(&output));
     let output = run(Command::new("bash").arg("-n").arg(at("share/bash-completion/completions/amberlog")));
     assert!(output.status.success(), "{}", said(&output));
+    let hook = std::fs::read_to_string(at("share/doc/amberlog/libvirt/amberlog")).unwrap();
+    assert!(hook.contains("exec /opt/amber/bin/amberlog libvirt hook"), "{hook}");
+    // What pages, and the files themselves, say is somewhere is there, and what is called can be.
+    let named = installed_paths_that_are_named();
+    for path in &named {
+        let there = at(path.strip_prefix("/usr/").unwrap());
+        assert!(there.exists(), "{path} is named, and not installed");
+        if path.contains("/power/") {
+            let output = run(Command::new(&there).env("NOTIFYTYPE", "ONBATT"));
+            assert!(said(&output).contains("/opt/amber/bin/amberlog: not found"), "{path}: {}", said(&output));
+        }
+    }
+    assert!(named.iter().filter(|path| path.contains("/power/")).count() == 3, "{named:?}");
     // A configuration that is there is left alone.
     let config = at("etc/amberlog/amberlog.toml");
     std::fs::write(&config, "# mine\n").unwrap();

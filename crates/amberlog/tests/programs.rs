@@ -84,3 +84,32 @@ fn a_report_can_be_had_at_standard_output() {
     let report = String::from_utf8(output.stdout).expect("text");
     assert!(report.contains("\"disks\""), "no report: {report}");
 }
+
+/// What no image could mend is said before anything is opened, as a mistake of who typed it.
+#[test]
+fn disks_that_contradict_each_other_are_a_usage_error() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let image = |name: &str| {
+        let path = directory.path().join(name);
+        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
+        path.display().to_string()
+    };
+    let (a, b) = (image("a"), image("b"));
+    for (words, sentence) in [
+        (vec!["--disk".to_owned(), format!("{a},placement=remote=127.0.0.1:9/a")], "--remote-insecure"),
+        (vec!["--disk".to_owned(), format!("{a},name=x"), "--disk".to_owned(), format!("{b},name=x")], "x"),
+        (
+            vec!["--disk".to_owned(), a.clone(), "--journal-disk".to_owned(), format!("{b},for=nosuch")],
+            "there is no disk with name=nosuch",
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+            .arg("run")
+            .args(&words)
+            .args(["--", "true"])
+            .output()
+            .expect("amberlog runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(sentence), "{words:?}: {said}");
+    }
+}

@@ -122,6 +122,19 @@ impl Default for RemoteTrust {
 }
 
 impl RemoteTrust {
+    /// Whether it says how a server is to be trusted.
+    ///
+    /// # Errors
+    /// A sentence if it does not: no journal could ever be shipped.
+    pub fn check(&self) -> Result<(), String> {
+        if self.remote_ca.is_none() && !self.remote_insecure {
+            return Err("a journal server is reached over TLS: give --remote-ca (its certificate, or its authority's; ca in [remote]), or say \
+                        --remote-insecure (insecure = true)"
+                .to_owned());
+        }
+        Ok(())
+    }
+
     /// For the server at this address.
     pub fn client(&self, address: &str) -> ClientOptions {
         ClientOptions {

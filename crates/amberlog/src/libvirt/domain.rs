@@ -18,6 +18,8 @@ pub struct BackEndDisk {
     pub image: PathBuf,
     /// Where a VMM finds it.
     pub socket: PathBuf,
+    /// Its guest may only read it.
+    pub is_read_only: bool,
 }
 
 /// What the daemon serves for a VM.
@@ -185,6 +187,25 @@ fn take_over(
             "{image} has the format {format}, and amberlog serves raw images: convert it (qemu-img convert -O raw)"
         ));
     }
+    let has = |name: &str| device.find(name).is_some();
+    if has("transient") {
+        return Err(format!(
+            "what the guest writes to {image} is to be thrown away when it ends (<transient/>), and amberlog would keep it: leave the disk \
+             to QEMU, or take <transient/> out"
+        ));
+    }
+    if (has("readonly") || device.get("device").as_deref() == Some("cdrom")) && !disk.is_read_only {
+        return Err(format!(
+            "the guest may only read {image} (<readonly/>, or a CD), and amberlog would let it write: write '{image},readonly' in amberlog's \
+             configuration and reload it, or take <readonly/> out"
+        ));
+    }
+    if has("shareable") && !disk.is_read_only {
+        return Err(format!(
+            "other domains may write to {image}, too (<shareable/>), and amberlog gives an image to one VM, or to several that only read it: \
+             leave the disk to QEMU, take <shareable/> out, or write '{image},readonly' in amberlog's configuration and reload it"
+        ));
+    }
     if device.find("iotune").is_some() {
         notes.push(format!("{image}: <iotune> does not work on vhostuser disks and is taken out"));
     }
@@ -320,6 +341,7 @@ mod tests {
         let disk = |image: &str, name: &str| BackEndDisk {
             image: image.into(),
             socket: format!("/run/amberlog/web/{name}.sock").into(),
+            is_read_only: false,
         };
         BackEnd {
             disks: vec![disk("/srv/root.img", "disk0"), disk("/dev/vg/data", "disk1"), disk("/srv/new,1.img", "disk2")],
@@ -411,6 +433,38 @@ mod tests {
             assert!(arguments(&domain).is_empty());
             assert!(domain.to_text().contains("<access mode='shared'/>"));
         }
+    }
+
+    #[test]
+    fn what_a_guest_may_not_write_stays_so() {
+        let changed = |part: &str, is_read_only: bool| {
+            let text = match part {
+                "cdrom" => DOMAIN.replacen("device='disk'", "device='cdrom'", 1),
+                _ => DOMAIN.replacen("<boot order='1'/>", &format!("<boot order='1'/><{part}/>"), 1),
+            };
+            let mut domain = parse(&text).expect("it is XML");
+            let mut back_end = back_end();
+            back_end.disks[0].is_read_only = is_read_only;
+            edit(&mut domain, &back_end).map(|_| domain.to_text())
+        };
+        for (part, sentence) in [
+            ("readonly", "write '/srv/root.img,readonly'"),
+            ("cdrom", "write '/srv/root.img,readonly'"),
+            ("shareable", "other domains may write"),
+            ("transient", "thrown away"),
+        ] {
+            let error = changed(part, false).expect_err(part);
+            assert!(error.contains(sentence), "{error}");
+        }
+        for part in ["readonly", "cdrom", "shareable"] {
+            let text = changed(part, true).expect(part);
+            assert!(!text.contains(part) && text.contains("disk0.sock"), "{text}");
+        }
+        changed("transient", true).expect_err("it is not known that nothing is written elsewhere");
+        // Of a disk that is QEMU's own nothing is asked.
+        let others =
+            DOMAIN.replacen("<source file='/srv/other.qcow2'/>", "<source file='/srv/other.qcow2'/><transient/>", 1);
+        edit(&mut parse(&others).expect("it is XML"), &back_end()).expect("it can be");
     }
 
     #[test]

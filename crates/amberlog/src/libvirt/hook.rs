@@ -10,12 +10,16 @@ use super::xml::{self, Element};
 use crate::serve::ask::{CONTROL, Daemon, default_run};
 use anyhow::{Context, ensure};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::ffi::CString;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+/// How long a VM may take until it waits for its VMM, and how long it is let alone between two looks.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(200);
 /// What values in qemu.conf stand between.
 const QUOTE: char = '\u{22}';
 /// Bytes of a domain's XML.
@@ -88,17 +92,18 @@ fn check(name: &str, domain: &Element, user: impl Fn() -> anyhow::Result<User>) 
     );
 
     let daemon = Daemon { run: run.to_owned() };
-    let status = daemon
-        .ask_quickly(&json!({"command": "status", "vm": vm}))
-        .with_context(|| format!("the domain {name} has its disks from amberlog, which does not serve them"))?;
-    let entry = &status["vms"][0];
-    let state = entry["state"].as_str().unwrap_or_default();
-    ensure!(
-        state == "waiting",
-        "amberlog's vm {vm} is {}, and no VMM can have its disks now{}",
-        entry["state_text"].as_str().unwrap_or(state),
-        if state == "recovering" || state == "preparing" { "; try again in a moment" } else { "" }
-    );
+    let ask = || {
+        let mut status = daemon
+            .ask_quickly(&json!({"command": "status", "vm": vm}))
+            .with_context(|| format!("the domain {name} has its disks from amberlog, which does not serve them"))?;
+        Ok(status["vms"][0].take())
+    };
+    let began = Instant::now();
+    let has_time = || {
+        std::thread::sleep(PAUSE);
+        began.elapsed() < PATIENCE
+    };
+    until_it_waits(&vm, ask, has_time)?;
     let user = user()?;
     for socket in &sockets {
         let is_socket = std::fs::symlink_metadata(socket).is_ok_and(|metadata| metadata.file_type().is_socket());
@@ -125,6 +130,29 @@ fn check(name: &str, domain: &Element, user: impl Fn() -> anyhow::Result<User>) 
          <access mode='shared'/></memoryBacking>, or 'amberlog libvirt define --domain {name}'"
     );
     Ok(())
+}
+
+/// Looks at a VM's entry in `status` until it waits for its VMM: after a boot, or the end of the VMM before, that takes a moment, and
+/// libvirt does not try again to start a domain by itself. `has_time` makes a pause, and says whether there is to be another look.
+fn until_it_waits(
+    vm: &str,
+    mut ask: impl FnMut() -> anyhow::Result<Value>,
+    mut has_time: impl FnMut() -> bool,
+) -> anyhow::Result<()> {
+    loop {
+        let entry = ask()?;
+        let state = entry["state"].as_str().unwrap_or_default();
+        if state == "waiting" {
+            return Ok(());
+        }
+        let passes = matches!(state, "preparing" | "recovering" | "restarting");
+        ensure!(
+            passes && has_time(),
+            "amberlog's vm {vm} is {}, and no VMM can have its disks now{}",
+            entry["state_text"].as_str().unwrap_or(state),
+            if passes { "; try again in a moment" } else { "" }
+        );
+    }
 }
 
 /// Whom QEMU runs as: the domain's own label, libvirt's configuration, or Debian's default.
@@ -235,6 +263,38 @@ mod tests {
         let error =
             check("web", &xml::parse(ours).expect("it is XML"), || Ok(somebody(0, &[]))).expect_err("no daemon");
         assert!(format!("{error:#}").contains("no daemon answers"), "{error:#}");
+    }
+
+    #[test]
+    fn a_vm_that_will_wait_in_a_moment_is_waited_for() {
+        let look = |states: &[&str], pauses: usize| {
+            let (mut asked, mut paused) = (0, 0);
+            let ask = || {
+                asked += 1;
+                Ok(json!({"state": states[asked - 1], "state_text": format!("{}, it says", states[asked - 1])}))
+            };
+            let has_time = || {
+                paused += 1;
+                paused <= pauses
+            };
+            until_it_waits("db", ask, has_time).map_err(|error| error.to_string())
+        };
+        assert_eq!(look(&["waiting"], 0), Ok(()));
+        assert_eq!(look(&["preparing", "recovering", "restarting", "waiting"], 3), Ok(()));
+        // Its time is over, or time does not help.
+        for (states, sentence) in [
+            (
+                &["preparing", "preparing"][..],
+                "preparing, it says, and no VMM can have its disks now; try again in a moment",
+            ),
+            (&["running"], "running, it says, and no VMM can have its disks now"),
+            (&["preparing", "failed"], "failed, it says, and no VMM can have its disks now"),
+            (&["held"], "held, it says, and no VMM can have its disks now"),
+        ] {
+            assert_eq!(look(states, 1), Err(format!("amberlog's vm db is {sentence}")));
+        }
+        let error = until_it_waits("db", || anyhow::bail!("no daemon"), || unreachable!("it is not asked again"));
+        assert_eq!(error.expect_err("nobody answers").to_string(), "no daemon");
     }
 
     #[test]

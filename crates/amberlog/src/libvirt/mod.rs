@@ -86,7 +86,8 @@ fn back_end(daemon: &Daemon, vm: &str) -> anyhow::Result<BackEnd> {
         let (Some(socket), Some(image)) = (text(socket), image) else {
             bail!("the daemon does not name vm {vm}'s images")
         };
-        disks.push(BackEndDisk { image: image.into(), socket: socket.into() });
+        let is_read_only = entry["disks"][index]["readonly"] == true;
+        disks.push(BackEndDisk { image: image.into(), socket: socket.into(), is_read_only });
     }
     ensure!(!disks.is_empty(), "vm {vm} has no disks");
     let needed =

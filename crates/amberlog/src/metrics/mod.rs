@@ -35,6 +35,7 @@ pub fn add(entry: &mut Value, handles: &[DeviceHandle<dyn Route>], memory: &VmMe
             "size_bytes": handle.image().size_bytes(),
         });
         entry["disks"][index]["image"] = json!(handle.image().path());
+        entry["disks"][index]["readonly"] = json!(handle.image().read_only());
         let latency: Map<_, _> =
             handle.latencies().iter().map(|(name, snapshot)| ((*name).to_owned(), histogram(snapshot))).collect();
         entry["disks"][index]["latency"] = Value::Object(latency);

@@ -38,6 +38,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Some(sentence) = qemu::contradiction(&args.vmm) {
         return Err(exit::usage(sentence));
     }
+    args.vm().disk_names().map_err(|error| exit::usage(format!("{error:#}")))?;
     super::refuse_images_as_outputs(args)?;
     let _entered = log_context::enter(log_context::Context::vm(&args.name));
     die_of_panics(
@@ -128,9 +129,11 @@ impl Workers {
         loop {
             let status = self.charge.hear_to_the_end(&mut self.worker).context("waiting for the worker")?;
             let has_ended = current.lock().expect("no panic under this lock").has_ended;
-            // One that could not bring home what is owed has said so. One whose guest still runs has not done what it was to do.
-            let is_done = status.success() && (has_ended || !self.charge.is_served());
-            if is_done || has_ended && status.code().is_some() {
+            // One that could not bring home what is owed has said so. One whose guest still runs has not done what it was to do, nor has
+            // one that got nowhere while its VMM ended.
+            let is_served = self.charge.is_served();
+            let is_done = status.success() && (has_ended || !is_served);
+            if is_done || has_ended && status.code().is_some() && !is_served {
                 return Ok(status);
             }
             let next = self.deaths.died(Instant::now(), self.on_crash);

@@ -3,7 +3,7 @@
 use super::RunArgs;
 use crate::exit;
 use crate::raw::KnownRaw;
-use crate::vm::{Serving, Starter, Vm, die_of_panics, qemu};
+use crate::vm::{Serving, Starter, Vm, die_of_panics, lives, qemu, vmm_of};
 use crate::worker::Line;
 use anyhow::Context;
 use guest_memory::SHIM_SOCKET_VARIABLE;
@@ -30,7 +30,7 @@ fn serve(args: &RunArgs) -> anyhow::Result<()> {
         sandbox::enter_worker();
     }
     let kept = line.take_kept();
-    let is_resumed = kept.is_some();
+    let (is_resumed, vmm) = (kept.is_some(), kept.as_ref().and_then(vmm_of));
     let vm = match kept {
         Some(kept) => Vm::resume(&args.vm(), kept, &line).context("going on after the death of the worker before")?,
         None => {
@@ -50,20 +50,32 @@ fn serve(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(reason) = qemu::bypasses_protection(&args.vmm, None) {
         vm.memory.refuse_protection(reason);
     }
-    let ended = serve_until_the_end(args, &vm, &line, is_resumed);
+    // The VMM, which has the user's mask, would let others read it.
+    let made = if is_resumed { Ok(()) } else { vm.journals.directory().make_memory() };
+    let name = |index, _: &str| format!("disk{index}");
+    let served = made.map_err(Into::into).and_then(|()| vm.serve(vm.directory(), Starter::Ourselves, None, name));
+    if let Err(error) = &served
+        && vmm.is_some_and(lives)
+    {
+        // Its guest runs and waits: nothing of it is given back, and nothing recovered beside it. The supervisor knows whether another
+        // worker is tried, and brings all home when there is none.
+        let name = &args.name;
+        log::error!("vm {name}: a worker cannot go on with the guest of the one before: {error:#}");
+        std::process::exit(i32::from(exit::FAILED));
+    }
+    let ended = served.and_then(|serving| serve_until_the_end(args, &vm, &line, (serving, is_resumed)));
     let finished = vm.finish(args.report.as_deref());
     // What is still owed is the worse news; a trace or report that is not whole comes after the VMM's own end.
     finished.and(ended)
 }
 
 /// Serves the disks until the supervisor says that the VMM has ended. On return nothing of the VM runs any more.
-fn serve_until_the_end(args: &RunArgs, vm: &Vm, line: &Line, is_resumed: bool) -> anyhow::Result<()> {
-    let directory = vm.directory();
-    if !is_resumed {
-        // The VMM, which has the user's mask, would let others read it.
-        vm.journals.directory().make_memory()?;
-    }
-    let serving = vm.serve(directory, Starter::Ourselves, None, |index, _| format!("disk{index}"))?;
+fn serve_until_the_end(
+    args: &RunArgs,
+    vm: &Vm,
+    line: &Line,
+    (serving, is_resumed): (Serving, bool),
+) -> anyhow::Result<()> {
     if !is_resumed {
         say_ready(args, vm, line, &serving)?;
     }
@@ -74,7 +86,16 @@ fn serve_until_the_end(args: &RunArgs, vm: &Vm, line: &Line, is_resumed: bool) -
         }
     }
     serving.observer.end_stragglers();
+    let living = serving.observer.living();
     serving.stop();
+    if let Some(pid) = living {
+        // Nothing of a guest that runs is given back, and nothing recovered beside it.
+        log::error!(
+            "vm {}: its VMM (process {pid}) cannot be ended: end it, and run 'amberlog recover --area' on its directory",
+            args.name
+        );
+        std::process::exit(i32::from(exit::FAILED));
+    }
     Ok(())
 }
 

@@ -3,23 +3,30 @@
 //! `serve --check` says it and ends; a daemon says it of a VM that cannot be served. Must never: lock, make or change anything, or
 //! look into what only a daemon that serves would (journals, what an earlier one left). So a check beside a running daemon is harmless,
 //! and finds nothing wrong in its having the images.
+//!
+//! What may be read and written is another thing for whoever checks (root, mostly) than for a daemon with a user of its own, in a file
+//! system of its own (ReadWritePaths=, ProtectHome= of its unit). So a daemon that is there is asked to look.
 
-use super::ask::CONTROL;
+use super::ask::Daemon;
 use super::config::{Config, VmConfig};
 use crate::metrics::endpoint::Address;
 use crate::raw::KnownRaw;
 use own_files::OwnDirectory;
 use rustix::fs::Access;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::collections::HashMap;
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of statfs(2).
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+/// Images may be on storage that is slow to say what is there.
+const DAEMON_PATIENCE_S: u64 = 20;
 
 /// Something that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// What, where, and what to do.
     pub sentence: String,
@@ -30,6 +37,46 @@ pub struct Problem {
 impl Problem {
     fn new(sentence: impl Into<String>) -> Self {
         Problem { sentence: sentence.into(), is_refusal: false }
+    }
+}
+
+/// All that is found of a configuration.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct Found {
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+    /// What is not wrong and should be known all the same.
+    pub notes: Vec<String>,
+}
+
+impl Found {
+    /// Looks as this process.
+    pub fn here(config: &Config) -> Self {
+        Found { problems: all(config), notes: notes(config) }
+    }
+
+    /// Has the daemon look that would serve it, if there is one. Otherwise this process does, and what that does not know is a note.
+    pub fn by_whoever_serves(config: &Config, text: &str) -> Self {
+        let daemon = Daemon { run: config.run.clone() };
+        let asked = daemon.ask_patiently(&json!({"command": "check", "configuration": text}), DAEMON_PATIENCE_S);
+        let found = asked.and_then(|mut answer| Ok(serde_json::from_value::<Found>(answer["found"].take())?));
+        match found {
+            Ok(mut found) => {
+                let run = config.run.display();
+                found.notes.push(format!("a daemon answers at {run}: this is what it sees, and what it may do"));
+                found
+            }
+            Err(error) => {
+                let mut found = Found::here(config);
+                if rustix::process::geteuid().is_root() {
+                    found.notes.push(format!(
+                        "this is what root sees, and may do; a daemon with a user and a unit of its own may find otherwise (images that are \
+                         not its group's or not in ReadWritePaths=): check again when it runs ({error:#})"
+                    ));
+                }
+                found
+            }
+        }
     }
 }
 
@@ -207,17 +254,13 @@ fn room(config: &Config) -> Option<String> {
 }
 
 /// What is not wrong and should be known all the same.
-pub fn notes(config: &Config) -> Vec<String> {
+fn notes(config: &Config) -> Vec<String> {
     let mut notes: Vec<String> = not_in_memory(&config.shm).into_iter().collect();
     if crate::shim::find().is_none() {
         notes.push(format!(
             "{} was not found beside amberlog: journal blocks are copied instead of protected",
             crate::shim::FILE_NAME
         ));
-    }
-    let control: PathBuf = config.run.join(CONTROL);
-    if std::os::unix::net::UnixStream::connect(&control).is_ok() {
-        notes.push(format!("a daemon answers at {}", control.display()));
     }
     notes
 }

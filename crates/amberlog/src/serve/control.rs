@@ -3,6 +3,8 @@
 //! Only the daemon's own user can ask (mode 0600); all the same everything is bounded: the line, the time to
 //! send it, the number of askers at once.
 
+use super::check::Found;
+use super::config::Config;
 use super::supervised::Supervised;
 use super::work::{Asked, DiskChange};
 use crate::vm::Bounds;
@@ -92,6 +94,9 @@ enum Question {
     },
     Upgrade {
         vm: Option<String>,
+    },
+    Check {
+        configuration: String,
     },
     Detach {
         patience_seconds: u64,
@@ -197,7 +202,19 @@ pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> an
 /// What `status` says of all VMs.
 pub fn status_of_all(slots: &Slots) -> Value {
     let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
-    let all: Vec<_> = all.iter().filter(|slot| !slot.is_over()).map(|slot| slot.status()).collect();
+    // At once: one whose worker does not answer keeps no other one waiting.
+    let all: Vec<Value> = std::thread::scope(|scope| {
+        let asked: Vec<_> = all
+            .iter()
+            .filter(|slot| !slot.is_over())
+            .map(|slot| (slot, std::thread::Builder::new().spawn_scoped(scope, || slot.status())))
+            .collect();
+        let answer = |(slot, thread): (&Arc<Supervised>, std::io::Result<std::thread::ScopedJoinHandle<'_, Value>>)| {
+            // Without a thread it is asked here.
+            thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| slot.status())
+        };
+        asked.into_iter().map(answer).collect()
+    });
     json!({"schema": 1, "vms": all})
 }
 
@@ -263,6 +280,10 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
             find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, Duration::from_secs(60))
         }
         Question::Throttle { vm, disk, bounds } => find(&vm)?.ask(&Asked::Throttle { disk, bounds }, Duration::ZERO),
+        Question::Check { configuration } => {
+            let config = Config::parse(&configuration).context("the daemon does not take this configuration")?;
+            Ok(json!({"schema": 1, "found": Found::here(&config)}))
+        }
         Question::Detach { patience_seconds, with_paused } => {
             hand_over_all(slots, seconds(patience_seconds), with_paused)?;
             // The main thread does so once more, which is quick, and leaves.

@@ -10,8 +10,14 @@ use throttle::{Limits, Throttle};
 /// Makes an image larger and tells the guest, or tells it of a block device that has become larger. Gives the size in bytes.
 ///
 /// # Errors
-/// When it would become smaller, cannot become larger, or is only read.
-pub fn resize(name: &str, handle: &DeviceHandle<dyn Route>, size_bytes: u64) -> anyhow::Result<u64> {
+/// When it would become smaller, cannot become larger, or is only read. One caller at a time; `note` looks at the disk anew before the
+/// guest is told.
+pub fn resize(
+    name: &str,
+    handle: &DeviceHandle<dyn Route>,
+    size_bytes: u64,
+    note: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<u64> {
     let image = handle.image();
     let path = image.path().display();
     ensure!(!image.read_only(), "disk {name} is only read, and so is its size");
@@ -19,15 +25,18 @@ pub fn resize(name: &str, handle: &DeviceHandle<dyn Route>, size_bytes: u64) -> 
         size_bytes.is_multiple_of(SECTOR_BYTES),
         "{size_bytes} bytes are no whole sectors of {SECTOR_BYTES}; round it up"
     );
-    let now = image.size_bytes();
+    // Not as it was measured last: what the guest was told of is all there.
+    let is_file = image.kind() == ImageKind::File;
+    let now = image.size_bytes().max(if is_file { image.file().metadata()?.len() } else { 0 });
     ensure!(
         size_bytes >= now,
         "disk {name} has {now} bytes and would lose what is behind {size_bytes}: a disk of a running guest only grows; shrink the file \
          system in the guest, shut it down, and then the image"
     );
-    if image.kind() == ImageKind::File {
+    if is_file {
         rustix::fs::ftruncate(image.file(), size_bytes).with_context(|| format!("making {path} larger"))?;
     }
+    note().with_context(|| format!("looking for journals on {path}"))?;
     let is = handle.resize()?;
     ensure!(
         is == size_bytes,

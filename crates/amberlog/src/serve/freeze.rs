@@ -13,13 +13,13 @@ pub const HOLD_MAX: Duration = Duration::from_secs(600);
 /// How often it is looked whether what was asked for is answered.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Holds all disks of a VM for a time, and brings home what it is owed.
+/// Holds all disks of a VM for a time, and brings home what it is owed. `disk` is the one that matters, or all do.
 ///
 /// # Errors
 /// When it is not quiet, or not all home, within half of the time; it goes on then.
-pub fn freeze(live: &Live, time: Duration) -> anyhow::Result<()> {
+pub fn freeze(live: &Live, time: Duration, disk: Option<usize>) -> anyhow::Result<()> {
     let until = Instant::now() + time.min(HOLD_MAX);
-    let frozen = hold(live, until).and_then(|()| settle(live, Instant::now() + time.min(HOLD_MAX) / 2));
+    let frozen = hold(live, until).and_then(|()| settle(live, Instant::now() + time.min(HOLD_MAX) / 2, disk));
     if frozen.is_err() {
         thaw(live).context("letting the guest go on")?;
     }
@@ -30,7 +30,7 @@ fn hold(live: &Live, until: Instant) -> anyhow::Result<()> {
     live.handles.iter().try_for_each(|handle| handle.hold(Some(until)).map(drop).map_err(Into::into))
 }
 
-fn settle(live: &Live, deadline: Instant) -> anyhow::Result<()> {
+fn settle(live: &Live, deadline: Instant, disk: Option<usize>) -> anyhow::Result<()> {
     for handle in &live.handles {
         while !handle.is_idle()? {
             ensure!(Instant::now() < deadline, "storage has not answered what the guest has asked for; it goes on");
@@ -38,6 +38,7 @@ fn settle(live: &Live, deadline: Instant) -> anyhow::Result<()> {
         }
     }
     live.journals.write_home(deadline.saturating_duration_since(Instant::now()))?;
+    live.journals.check_all_home(disk)?;
     Ok(())
 }
 

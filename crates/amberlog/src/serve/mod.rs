@@ -49,6 +49,8 @@ use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is looked whether workers answer.
+const PULSE: Duration = Duration::from_secs(10);
 
 /// Arguments of `amberlog serve`.
 #[derive(clap::Args, Debug)]
@@ -95,11 +97,11 @@ fn open_run(run: &Path) -> anyhow::Result<OwnDirectory> {
 }
 
 /// Says all that is wrong with what a configuration names.
-fn check(args: &ServeArgs, config: &Config) -> ExitCode {
-    for note in check::notes(config) {
+fn check(args: &ServeArgs, config: &Config, text: &str) -> ExitCode {
+    let check::Found { problems, notes } = check::Found::by_whoever_serves(config, text);
+    for note in notes {
         crate::exit::say("amberlog", format_args!("note: {note}"));
     }
-    let problems = check::all(config);
     for problem in &problems {
         crate::exit::say("amberlog", format_args!("{}", problem.sentence));
     }
@@ -186,8 +188,8 @@ impl Front {
 fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let read = args.read();
     if args.check {
-        let (config, _) = read.map_err(|error| exit::usage(format!("{error:#}")))?;
-        return Ok(check(args, &config));
+        let (config, text) = read.map_err(|error| exit::usage(format!("{error:#}")))?;
+        return Ok(check(args, &config, &text));
     }
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGHUP,
@@ -246,6 +248,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         }
     }
     log::info!("serving {} VMs", vms.threads.len());
+    if let Err(error) = feel_pulses(&vms.slots) {
+        log::error!("no thread that looks after workers that hang: {error:#}");
+    }
     if let Some(manager) = &manager {
         manager.tell("READY=1");
         if let Err(error) = watch(manager, &vms.slots) {
@@ -303,9 +308,10 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     if let Some(manager) = &manager {
         manager.tell("STOPPING=1");
     }
-    vms.stop(&end);
+    let is_home = vms.stop(&end);
     drop(front);
-    Ok(ExitCode::SUCCESS)
+    // Each has said what is kept of it, and where.
+    Ok(if is_home || end == Wish::Leave { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILED) })
 }
 
 /// Tells each what is wanted of it. One whose worker does not answer keeps no other one waiting.
@@ -318,6 +324,24 @@ fn want_at_once<'a>(wishes: impl Iterator<Item = (&'a Arc<Supervised>, Wish)>) {
             }
         }
     });
+}
+
+/// Looks after workers that hang.
+fn feel_pulses(slots: &Slots) -> anyhow::Result<()> {
+    let slots = Arc::clone(slots);
+    std::thread::Builder::new().name("pulse".to_owned()).spawn(move || {
+        loop {
+            std::thread::sleep(PULSE);
+            let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+            std::thread::scope(|scope| {
+                for slot in all.iter().filter(|slot| !slot.is_over()) {
+                    // One that cannot be asked now is asked the next time.
+                    let _ = std::thread::Builder::new().spawn_scoped(scope, || slot.feel_pulse());
+                }
+            });
+        }
+    })?;
+    Ok(())
 }
 
 /// Tells the service manager, as often as it wants to hear it, that questions are answered.
@@ -470,8 +494,8 @@ impl Vms {
         format!("{}, which takes effect when its VMM has ended", later.join(", "))
     }
 
-    /// Ends everything, or leaves it, and waits for that.
-    fn stop(mut self, end: &Wish) {
+    /// Ends everything, or leaves it, and waits for that. Says whether nothing is kept of any VM.
+    fn stop(mut self, end: &Wish) -> bool {
         let slots = self.slots.lock().expect("no panic under this lock").clone();
         want_at_once(slots.values().map(|slot| (slot, end.clone())));
         for (name, thread) in self.threads {
@@ -486,5 +510,6 @@ impl Vms {
         if !self.is_left {
             self.shelf.clear();
         }
+        !self.is_left
     }
 }

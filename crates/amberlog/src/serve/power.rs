@@ -43,6 +43,8 @@ pub fn as_of_now<'o>(run: &Path, options: &'o VmOptions) -> Cow<'o, VmOptions> {
 /// # Errors
 /// When it cannot be noted; nothing was changed then.
 pub fn set(slots: &Slots, run: &Path, on_battery: bool, patience: Duration) -> anyhow::Result<Value> {
+    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one_at_a_time = ONE_AT_A_TIME.lock().expect("no panic under this lock");
     let flag = flag(run);
     let noted = match on_battery {
         true => std::fs::File::create(&flag).map(drop),
@@ -83,6 +85,11 @@ pub fn change_disks(slot: &Supervised, run: &Path, change: DiskChange) -> anyhow
         answer["on_battery"] = moved.into();
     }
     Ok(answer)
+}
+
+/// Of a VM of which nothing could be moved, and why.
+pub fn not_moved(vm: &str, why: &str) -> Value {
+    json!({"vm": vm, "disk": null, "placement": null, "when": null, "error": format!("vm {vm}: {why}")})
 }
 
 /// What became of the journals of one disk.

@@ -30,6 +30,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The pauses between attempts.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long the journals of a guest whose VMM cannot be ended may take to be handed over to storage.
+const STAYING_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What is wanted.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +74,8 @@ enum End {
     Finish,
     /// This one goes on.
     Leave(i32),
+    /// This one lives, and cannot be ended or left: nothing of it may be touched.
+    Abandon(i32),
 }
 
 struct Inner {
@@ -105,6 +109,8 @@ pub struct Slot {
     changed: Condvar,
     /// Disks come and go one request after the other; what the next worker has them be, until it goes on.
     changing: Mutex<Option<VmConfig>>,
+    /// One disk at a time becomes larger.
+    resizing: Mutex<()>,
 }
 
 impl Slot {
@@ -124,6 +130,7 @@ impl Slot {
             }),
             changed: Condvar::new(),
             changing: Mutex::default(),
+            resizing: Mutex::default(),
         })
     }
 
@@ -250,6 +257,15 @@ impl Slot {
 
     /// From the preparation to the recovery after one VMM.
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
+        let left = left::find(config)?;
+        // A guest that runs gets the disks that it had; what the configuration says by now is for the next one.
+        let mut config = config.clone();
+        if let Left::Waits(_, _, Some(served)) = &left {
+            let sandbox = config.options.sandbox;
+            config = (**served).clone();
+            config.options.sandbox = sandbox;
+        }
+        let config = &config;
         {
             let mut inner = self.lock();
             inner.as_served = Some(config.clone());
@@ -258,7 +274,6 @@ impl Slot {
                 inner.state = State::Preparing;
             }
         }
-        let left = left::find(&config.sockets)?;
         let mut known = self.lock().served.clone();
         if !matches!(left, Left::Nobody) {
             // The daemon before served them: a guest that runs is not refused for what it has written.
@@ -269,7 +284,7 @@ impl Slot {
         vm.note_raw(&mut self.lock().served);
         let left = match left {
             Left::Nobody => None,
-            Left::Waits(pid, watched) => {
+            Left::Waits(pid, watched, _) => {
                 // It lives: whatever fails, nothing of its disks may be touched.
                 if let Err(error) = vm.adopt(pid) {
                     vm.abandon();
@@ -320,6 +335,9 @@ impl Slot {
         }
         let observer = Arc::clone(&serving.observer);
         serving.stop();
+        if let End::Abandon(pid) = end {
+            self.die_beside(pid);
+        }
         if let End::Leave(pid) = end {
             match vm.journals.check_left() {
                 Ok(()) => {
@@ -333,8 +351,44 @@ impl Slot {
                 }
             }
         }
+        if let Some(pid) = observer.living() {
+            self.die_beside(pid);
+        }
         vm.finish(config.report.as_deref())?;
         left::forget(&config.sockets)
+    }
+
+    /// Ends this process as if it had been killed: a guest whose VMM cannot be ended keeps its memory and what it is owed.
+    fn die_beside(&self, pid: i32) -> ! {
+        log::error!(
+            "vm {}: its VMM (process {pid}) cannot be ended from here, so its memory, and what it is owed, stay as they are: end it",
+            self.name
+        );
+        std::process::exit(i32::from(crate::exit::FAILED));
+    }
+
+    /// The daemon ends, and a VMM could not be ended: another user's, perhaps. It is left for the next daemon if it can be.
+    fn leave_or_abandon(&self, config: &VmConfig, journals: &Journals, pid: i32) -> End {
+        let left = self
+            .hand_over(STAYING_PATIENCE)
+            .and_then(|()| Ok(journals.check_left()?))
+            .and_then(|()| left::write(config, pid));
+        match left {
+            Ok(()) => {
+                log::error!(
+                    "vm {}: its VMM (process {pid}) cannot be ended from here: it is left for the next daemon",
+                    self.name
+                );
+                End::Leave(pid)
+            }
+            Err(error) => {
+                log::error!(
+                    "vm {}: its VMM (process {pid}) cannot be ended from here, nor left for the next daemon: {error:#}",
+                    self.name
+                );
+                End::Abandon(pid)
+            }
+        }
     }
 
     /// Prepares that disks come or go, as `wanted` says, and gives which: the next worker has them so, and this one is to be replaced.
@@ -448,15 +502,17 @@ impl Slot {
                 Wanted::Stop => {
                     drop(inner);
                     serving.observer.end_vmms();
-                    return End::Finish;
+                    return match serving.observer.living() {
+                        Some(pid) => self.leave_or_abandon(config, &vm.journals, pid),
+                        None => End::Finish,
+                    };
                 }
                 Wanted::Leave => {
                     let Some(pid) = vmms.iter().find(|(_, has_ended)| !has_ended).map(|(pid, _)| *pid) else {
                         return End::Finish;
                     };
                     drop(inner);
-                    match vm.journals.check_left().map_err(Into::into).and_then(|()| left::write(&config.sockets, pid))
-                    {
+                    match vm.journals.check_left().map_err(Into::into).and_then(|()| left::write(config, pid)) {
                         Ok(()) => return End::Leave(pid),
                         Err(error) => {
                             // It began after all had been handed over.
@@ -525,7 +581,7 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let mut freezing = live.moments.freezing();
-        super::freeze::freeze(&live, time)?;
+        super::freeze::freeze(&live, time, None)?;
         *freezing = Some(Instant::now() + time);
         log::info!("vm {}: is frozen for {} s at most", self.name, time.as_secs());
         Ok(())
@@ -569,7 +625,27 @@ impl Slot {
     /// disk whose journals had to move. A VM that is not served now is prepared so.
     pub fn follow_power(&self, on_battery: bool, deadline: Instant) -> Vec<Value> {
         let _entered = self.enter();
-        let Ok(live) = self.live() else { return Vec::new() };
+        // What it is prepared from may have been asked before the host's power changed.
+        let live = loop {
+            let inner = self.lock();
+            let why = match (&inner.state, &inner.live) {
+                (_, Some(live)) => break live.clone(),
+                _ if inner.is_over => return Vec::new(),
+                (State::Failed(why), None) if on_battery => {
+                    format!("it is not served, and what it is owed may be held still: {why}")
+                }
+                (State::Failed(_), None) => return Vec::new(),
+                _ if Instant::now() > deadline => {
+                    "it is being prepared or recovered at this moment; ask again".to_owned()
+                }
+                _ => String::new(),
+            };
+            drop(inner);
+            if !why.is_empty() {
+                return vec![power::not_moved(&self.name, &why)];
+            }
+            std::thread::sleep(INTERVAL);
+        };
         let Some(config) = self.lock().as_served.clone() else { return Vec::new() };
         let mut outcomes = Vec::new();
         for (index, option) in config.options.disks.iter().enumerate() {
@@ -607,7 +683,12 @@ impl Slot {
     /// When that cannot be.
     pub fn resize(&self, disk: &str, size_bytes: u64) -> anyhow::Result<u64> {
         let _entered = self.enter();
-        super::disks::resize(disk, &self.device(disk)?, size_bytes)
+        let live = self.live()?;
+        let index = self.disk_index(&live.journals, disk)?;
+        // Who comes second measures what the first has made of it.
+        let _one_at_a_time = self.resizing.lock().expect("no panic under this lock");
+        // Where its file systems end is known before the guest can make one of them larger.
+        super::disks::resize(disk, &live.handles[index], size_bytes, || Ok(live.journals.scan(index)?))
     }
 
     /// Bounds a disk while its guest runs ([`super::disks::throttle`]).
@@ -629,7 +710,10 @@ impl Slot {
     /// When storage fails, or it takes longer than `patience`.
     pub fn flush(&self, patience: Duration) -> anyhow::Result<u64> {
         let _entered = self.enter();
-        Ok(self.live()?.journals.write_home(patience)?)
+        let live = self.live()?;
+        let blocks = live.journals.write_home(patience)?;
+        live.journals.check_all_home(None)?;
+        Ok(blocks)
     }
 
     /// Has the journals of a disk live elsewhere while the guest runs. Gives a sentence about when that is so.
@@ -647,6 +731,21 @@ impl Slot {
         let mut answer = "done";
         for log in logs {
             match journals.change_placement(log.index(), to)? {
+                // A server may have it still, and what it has is brought to storage by a thread of its own.
+                Change::Done if to == PlacementKind::Storage => {
+                    let now = || journals.logs().into_iter().find(|now| now.index() == log.index());
+                    while let Some(now) = now()
+                        && !now.is_on_storage()?
+                    {
+                        anyhow::ensure!(
+                            Instant::now() <= deadline,
+                            "disk {disk}: its journal is not on storage in {} s; it will be as soon as storage has written it \
+                             (placement_effective in status)",
+                            patience.as_secs()
+                        );
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
                 Change::Done => {}
                 Change::AtNextMount => answer = "from the next mount on",
                 Change::HandOver => {
@@ -692,10 +791,25 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let index = self.disk_index(&live.journals, disk)?;
-        live.journals.set_durable_within(index, within)?;
-        // The next worker of this guest does so, too.
-        let text = within.map_or_else(|| "never".to_owned(), |within| within.as_secs().to_string());
-        Ok(self.line.keep(&format!("{DURABLE_WITHIN}{disk}"), &text, None)?)
+        if within.is_some() {
+            live.journals.check_can_age(index, None)?;
+        }
+        // The next worker of this guest does so, too. (Of this guest: what is kept goes with it, and that begins with the slot having
+        // none any more.)
+        let keep = |within: Option<Duration>| {
+            let text = within.map_or_else(|| "never".to_owned(), |within| within.as_secs().to_string());
+            let inner = self.lock();
+            let is_there = inner.live.as_ref().is_some_and(|now| Arc::ptr_eq(&now.journals, &live.journals));
+            anyhow::ensure!(is_there, "vm {}: its VMM has ended meanwhile", self.name);
+            Ok(self.line.keep(&format!("{DURABLE_WITHIN}{disk}"), &text, None)?)
+        };
+        let before = live.journals.disk(index).durable_within();
+        keep(within)?;
+        live.journals.set_durable_within(index, within).or_else(|error| {
+            // Another placement may have been wished meanwhile: what is in force stays so under the next worker.
+            keep(before)?;
+            Err(error.into())
+        })
     }
 
     /// Whether its guest, if one runs, could be left at all.

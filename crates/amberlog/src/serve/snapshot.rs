@@ -47,8 +47,10 @@ struct Made {
     since: u16,
     image: PathBuf,
     is_overlay: bool,
-    /// Device and number of its file, and its bytes.
-    file: (u64, u64, u64),
+    file: Identity,
+    /// When it was written to last: whoever repairs or mounts it makes it another one. Nothing where an earlier amberlog made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    written: Option<WrittenAt>,
 }
 
 /// What is remembered of a disk.
@@ -199,7 +201,8 @@ pub(super) fn snapshot(
             "the journal of disk {name} is another disk, and an image of one without the other is of no use: freeze the VM, and copy both"
         );
         ensure!(
-            matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy | PlacementKind::Storage),
+            matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy)
+                || log.is_on_storage().unwrap_or(false),
             "the journal of disk {name} has placement {}: put it on storage first (amberlog placement)",
             log.placement.name()
         );
@@ -262,7 +265,7 @@ fn make(
         freezing.is_none_or(|until| Instant::now() >= until),
         "its VM is frozen: let it go on first (amberlog thaw), or copy its images as they are"
     );
-    freeze(live, wish.time)?;
+    freeze(live, wish.time, Some(index))?;
     let begun = begin(live, index, wish, base.as_ref(), &out, line);
     let begun = match begun {
         Ok(begun) => begun,
@@ -303,7 +306,7 @@ fn make(
             }
         }
     };
-    let (notes, is_overlay) = match target {
+    let (mut notes, is_overlay) = match target {
         // By its descriptor: the name may be another file's by now.
         Target::Whole(file) => (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?, false),
         Target::Overlay(overlay) => {
@@ -314,21 +317,40 @@ fn make(
         }
     };
     let id = begun.id;
-    let file = identity(path)?;
-    let made = Made { id: id.clone(), since: begun.epoch, image: wish.out.to_owned(), is_overlay, file };
-    live.moments.keep(&name, &begun.changes, Some(made), line)?;
+    let (file, written) = identity(path)?;
+    let made = Made {
+        id: id.clone(),
+        since: begun.epoch,
+        image: wish.out.to_owned(),
+        is_overlay,
+        file,
+        written: Some(written),
+    };
+    if Arc::ptr_eq(&begun.record, &begun.changes.record()) {
+        live.moments.keep(&name, &begun.changes, Some(made), line)?;
+    } else {
+        // Its epoch is one of a record that is not kept any more.
+        notes.push("what was written meanwhile is not known, so none can be made of what was written since".to_owned());
+    }
     Ok((id, notes))
 }
 
-/// Which file it is, and how long.
-fn identity(path: &Path) -> io::Result<(u64, u64, u64)> {
+/// Device and number of a file, and its bytes.
+type Identity = (u64, u64, u64);
+/// When it was written to last, in seconds and nanoseconds.
+type WrittenAt = (i64, i64);
+
+/// Which file it is, and when it was written to last.
+fn identity(path: &Path) -> io::Result<(Identity, WrittenAt)> {
     let metadata = std::fs::metadata(path)?;
-    Ok((metadata.dev(), metadata.ino(), metadata.len()))
+    Ok(((metadata.dev(), metadata.ino(), metadata.len()), (metadata.mtime(), metadata.mtime_nsec())))
 }
 
 /// What is settled while a VM is frozen.
 struct Begun {
     changes: Arc<Changes>,
+    /// Where the epoch is counted.
+    record: Arc<Record>,
     id: String,
     epoch: u16,
     wanted: Option<BlockSet>,
@@ -367,12 +389,14 @@ fn begin(
     live.moments.keep(&disk.options.name, &changes, None, line)?;
     // A random number of the kernel's.
     let id = format!("{:016x}", RandomState::new().hash_one(epoch));
-    let begun = |wanted, source| Begun { changes: Arc::clone(&changes), id, epoch, wanted, source };
+    let record = changes.record();
+    let begun = |wanted, source| Begun { changes: Arc::clone(&changes), record, id, epoch, wanted, source };
     if let Some(base) = base {
         match identity(&base.image) {
-            Ok(file) => ensure!(
-                file == base.file,
-                "{} is another file than the image that was made then; put that one back, or make a whole one (without --incremental-since)",
+            Ok((file, written)) => ensure!(
+                file == base.file && base.written.is_none_or(|then| then == written),
+                "{} is another file than the image that was made then, or was written to since; put that one back, or make a whole one \
+                 (without --incremental-since)",
                 base.image.display()
             ),
             // It may have been brought elsewhere.
@@ -515,13 +539,18 @@ fn unmark(file: &File, at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes amberlog's mark out of a journal superblock, if it has one.
+/// What may lie in the place of a journal that was made durable by age has numbers beyond the guest's, by as many as it began anew.
+const NUMBERS_LEFT_OUT: u32 = 1 << 24;
+
+/// Takes amberlog's mark out of a journal superblock, if it has one. The kernel that mounts the image goes on with a number that nothing
+/// in the place of the journal has.
 fn unmarked(block: &mut [u8]) -> io::Result<bool> {
     let is_held = matches!(HeldMark::read(block), HeldMark::Ours(MarkKind::Held, _));
     // An error that its guest has put there stays.
-    let is_ours = is_held && Superblock::decode(block).is_ok_and(|superblock| superblock.errno == MARK_ERRNO);
-    if is_ours {
-        SuperblockEdit::new(block).map_err(io::Error::other)?.errno(0).seal();
+    let said = Superblock::decode(block).ok().filter(|superblock| is_held && superblock.errno == MARK_ERRNO);
+    if let Some(said) = said {
+        let sequence = said.sequence.wrapping_add(NUMBERS_LEFT_OUT);
+        SuperblockEdit::new(block).map_err(io::Error::other)?.errno(0).sequence(sequence).seal();
     }
-    Ok(is_ours)
+    Ok(said.is_some())
 }

@@ -3,7 +3,8 @@
 //!
 //! Nothing that a guest says is looked at here: what the worker answers is passed on. Failure story: a worker that dies is
 //! followed by another one at once; when it dies again and again none follows until somebody wants it (a reload), and that is
-//! said.
+//! said. What a guest is owed whose VMM has ended while no worker could go on with it goes home from its files, whatever is wanted of
+//! the VM by then; where that fails it stays, and that is said.
 
 use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -31,6 +33,8 @@ const CHANGED_WITHIN: Duration = Duration::from_secs(120);
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a worker is started in vain before a daemon that ends does so without it.
 const TRIES_AT_THE_END: u32 = 3;
+/// A worker that has not said for so long that it is there is taken for hung. It waits for nothing to say so, storage least of all.
+const HUNG_AFTER: Duration = Duration::from_secs(30);
 /// The pause after a worker that could not even be started.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -66,10 +70,10 @@ impl Wish {
 pub fn cannot_go_on(status: &Value) -> Option<String> {
     let disks = status["disks"].as_array()?;
     let name = |disk: &Value| disk["name"].as_str().unwrap_or_default().to_owned();
-    let elsewhere = |disk: &&Value| matches!(disk["placement"].as_str(), Some("nvm" | "remote"));
+    let elsewhere = |disk: &&Value| disk["placement"] == "nvm";
     if let Some(disk) = disks.iter().find(elsewhere) {
         let placement = disk["placement"].as_str().unwrap_or_default();
-        return Some(format!("disk {} has placement {placement}, with which no other worker goes on yet", name(disk)));
+        return Some(format!("disk {} has placement {placement}, with which workers are not replaced yet", name(disk)));
     }
     // What a commit waits for would be answered before it is durable.
     let is_at_once = |disk: &&Value| disk["durability"]["within_s"] == 0 || disk["durable_within_wished_s"] == 0;
@@ -134,6 +138,8 @@ struct Inner {
     is_replaced: bool,
     /// Why no worker may go on with what there is of it.
     doubt: Option<String>,
+    /// Directories of guests that were served and are no more, and that no worker has brought home.
+    owed: Vec<PathBuf>,
     is_over: bool,
 }
 
@@ -168,6 +174,7 @@ impl Supervised {
                 program: Program::own(),
                 is_replaced: false,
                 doubt,
+                owed: Vec::new(),
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -241,7 +248,13 @@ impl Supervised {
             }
         }
         let mut failed = 0;
-        while self.is_wanted(&mut charge) {
+        loop {
+            if !self.is_wanted(&mut charge) {
+                if self.finish(&mut charge) {
+                    return charge.is_empty();
+                }
+                continue;
+            }
             match self.run_worker(&mut charge) {
                 Ok(()) => failed = 0,
                 Err(error) => {
@@ -253,27 +266,69 @@ impl Supervised {
                         inner.wish.clone()
                     };
                     if failed >= TRIES_AT_THE_END && matches!(wish, Wish::Stop | Wish::Leave) {
-                        return self.give_up(&mut charge, &wish, &error);
+                        log::error!("vm {}: {error:#}", self.name);
+                        self.finish(&mut charge);
+                        return charge.is_empty();
                     }
                     log::error!("vm {}: {error:#}; tried again until it works", self.name);
                     std::thread::sleep(PAUSE);
                 }
             }
         }
-        charge.is_empty()
     }
 
-    /// The daemon ends, and no worker can be started that would bring home what the guest is owed: the next daemon does.
-    fn give_up(&self, charge: &mut Charge, wish: &Wish, error: &anyhow::Error) -> bool {
-        log::error!(
-            "vm {}: {error:#}; what it is owed stays in its directory, for the next daemon or 'amberlog recover --area'",
-            self.name
-        );
-        if *wish == Wish::Stop {
+    /// No worker follows. Ends the VMM of a guest that nobody goes on with where the daemon ends, and brings home what guests are owed
+    /// that are no more. Says whether it is over: it may have been wanted again meanwhile.
+    fn finish(&self, charge: &mut Charge) -> bool {
+        let is_stopped = self.lock().wish == Wish::Stop;
+        if is_stopped && !charge.is_empty() {
             self.end_vmm(charge);
         }
-        self.lock().is_over = true;
-        charge.is_empty()
+        for directory in std::mem::take(&mut self.lock().owed) {
+            self.bring_home(&directory);
+        }
+        let mut inner = self.lock();
+        if matches!(inner.wish, Wish::Serve(..)) && !inner.is_held && inner.doubt.is_none() {
+            return false;
+        }
+        if !charge.is_empty() && inner.wish != Wish::Leave {
+            log::error!(
+                "vm {}: what its guest is owed is kept for the next daemon: end its VMM, and start amberlog serve again{}",
+                self.name,
+                charge.directory().map_or_else(String::new, |directory| {
+                    format!(", or run 'amberlog recover --area {}'", directory.display())
+                })
+            );
+        }
+        inner.is_over = true;
+        true
+    }
+
+    /// What a guest is owed goes home from its files, by a process of its own.
+    fn bring_home(&self, directory: &Path) {
+        let finished =
+            Program::own().command().args(["recover", "--area"]).arg(directory).stdin(Stdio::null()).output();
+        let why = match finished {
+            Ok(output) if output.status.success() => {
+                log::info!("vm {}: what its guest was owed is home", self.name);
+                return;
+            }
+            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "),
+            Err(error) => error.to_string(),
+        };
+        log::error!(
+            "vm {}: what its guest is owed stays in {}: {why}; mend that, and run 'amberlog recover --area' on it",
+            self.name,
+            directory.display()
+        );
+    }
+
+    /// Its VMM has ended, and no worker goes on with it: what it was owed is in its files from here on.
+    fn let_go(&self, charge: &mut Charge, inner: &mut Inner) {
+        inner.owed.extend(charge.directory());
+        charge.clear();
+        inner.is_held = false;
+        inner.doubt = None;
     }
 
     /// Waits while its workers die again and again. False when it is not wanted: then it is over. A guest that was served is not
@@ -282,10 +337,8 @@ impl Supervised {
         let mut inner = self.lock();
         while inner.is_held || inner.doubt.is_some() {
             if charge.vmm_has_ended() {
-                // Nothing hangs any more, and what it was owed is brought home from its files.
-                charge.clear();
-                inner.is_held = false;
-                inner.doubt = None;
+                // Nothing hangs any more.
+                self.let_go(charge, &mut inner);
                 inner.deaths.forgive();
             } else if matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 break;
@@ -294,9 +347,8 @@ impl Supervised {
             }
         }
         let is_held = inner.is_held || inner.doubt.is_some();
-        let is_wanted = !is_held && (matches!(inner.wish, Wish::Serve(..)) || charge.is_served());
-        inner.is_over = !is_wanted;
-        is_wanted
+        // What is owed goes home before anybody else is served.
+        !is_held && inner.owed.is_empty() && (matches!(inner.wish, Wish::Serve(..)) || charge.is_served())
     }
 
     /// From the start of a worker to its end.
@@ -337,6 +389,13 @@ impl Supervised {
             return Ok(());
         }
         let how = how_it_ended(status);
+        if inner.wish == Wish::Stop && status.code().is_some() && charge.living_vmm().is_some() {
+            // It was told to end the guest's VMM, and could not.
+            inner.is_held = true;
+            log::error!("vm {}: its worker {how} while the daemon ends, and its VMM lives", self.name);
+            inner.last_death = Some(how);
+            return Ok(());
+        }
         // A worker that cannot go on with other disks is followed by one that has those of before.
         let is_to_be_followed = charge.is_changing() || !charge.is_served();
         let wanted = if is_to_be_followed { OnCrash::Restart } else { inner.on_crash };
@@ -366,19 +425,17 @@ impl Supervised {
 
     /// Ends the VMM, which has no worker. What it was owed is brought home from its files.
     fn end_vmm(&self, charge: &mut Charge) {
-        if let Some(watched) = charge.living_vmm().and_then(Watched::new) {
-            watched.signal(rustix::process::Signal::KILL);
+        if let Some(watched) = charge.living_vmm().and_then(Watched::new)
+            && watched.signal(rustix::process::Signal::KILL)
+        {
             watched.wait(ENDING_PATIENCE);
         }
         match charge.living_vmm() {
-            None => {
-                charge.clear();
-                self.lock().doubt = None;
-            }
+            None => self.let_go(charge, &mut self.lock()),
             Some(pid) => {
                 // Another user's, perhaps: as if nothing else had been wanted.
                 self.lock().is_held = true;
-                log::error!("vm {}: its VMM (process {pid}) cannot be ended: end it", self.name);
+                log::error!("vm {}: its VMM (process {pid}) cannot be ended from here: end it", self.name);
             }
         }
     }
@@ -393,7 +450,10 @@ impl Supervised {
     }
 
     fn replace(&self, program: &Program) -> anyhow::Result<()> {
-        if let Some(why) = cannot_go_on(&self.status()) {
+        let answer = self.ask(&Asked::Status, Duration::ZERO);
+        let answer = answer
+            .with_context(|| format!("vm {}: its worker does not say how it is; nothing was changed", self.name))?;
+        if let Some(why) = cannot_go_on(&answer["vms"][0]) {
             anyhow::bail!("vm {}: {why}; nothing was changed", self.name);
         }
         let old = {
@@ -428,7 +488,10 @@ impl Supervised {
                 new.signal(rustix::process::Signal::KILL);
             }
         }
-        anyhow::bail!("vm {}: the new worker does not serve (the log says why); one of this program goes on", self.name)
+        anyhow::bail!(
+            "vm {}: the new worker does not serve (the log says why); one of this program is started",
+            self.name
+        )
     }
 
     /// Has disks come or go while the guest runs. Gives which.
@@ -481,6 +544,26 @@ impl Supervised {
         match answer["error"].as_str() {
             Some(error) => Err(anyhow::anyhow!("{error}")),
             None => Ok(answer),
+        }
+    }
+
+    /// Ends a worker that does not answer any more; another one goes on.
+    pub fn feel_pulse(&self) {
+        let worker = self.lock().worker.as_ref().and_then(|worker| Some((worker.pid, worker.process.clone()?)));
+        let Some((pid, process)) = worker else { return };
+        let began = Instant::now();
+        if self.ask(&Asked::Alive, HUNG_AFTER.saturating_sub(PATIENCE)).is_ok() || began.elapsed() < HUNG_AFTER {
+            return;
+        }
+        let _entered = self.enter();
+        let inner = self.lock();
+        if inner.worker.as_ref().is_some_and(|worker| worker.pid == pid) {
+            log::error!(
+                "vm {}: its worker (process {pid}) has not answered for {} s, and is ended",
+                self.name,
+                HUNG_AFTER.as_secs()
+            );
+            process.signal(rustix::process::Signal::KILL);
         }
     }
 

@@ -45,6 +45,8 @@ pub enum Asked {
         /// With `serve`: the whole configuration. Without one it is served as it was.
         config: Option<String>,
     },
+    /// Whether it answers: that waits for nothing.
+    Alive,
     /// Its entry in `status`.
     Status,
     /// See [`Slot::flush`].
@@ -220,6 +222,7 @@ impl Served {
                 self.want(wanted, config.as_deref())?;
                 Ok(json!({"schema": 1, "vm": vm}))
             }
+            Asked::Alive => Ok(json!({"schema": 1, "vm": vm})),
             Asked::Status => Ok(json!({"schema": 1, "vms": [self.slot()?.status()]})),
             Asked::Flush { patience_seconds } => {
                 let blocks = self.slot()?.flush(seconds(patience_seconds))?;

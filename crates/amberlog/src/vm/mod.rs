@@ -163,6 +163,9 @@ impl VmOptions {
 
     fn attach(&self) -> anyhow::Result<Vec<Attached>> {
         let mut attached: Vec<Attached> = Vec::new();
+        if let Some(disk) = self.disks.iter().find(|disk| disk.remote.is_some()) {
+            self.trust.check().map_err(|why| anyhow::anyhow!("{}: {why}", disk.path.display()))?;
+        }
         for (index, disk) in self.disks.iter().enumerate() {
             let name = disk.name.clone().unwrap_or_else(|| format!("disk{index}"));
             attached.push(Attached {
@@ -477,7 +480,7 @@ impl Vm {
     /// Goes on with a VM whose worker has died, and whose guest runs: `kept` is what that one had kept.
     ///
     /// # Errors
-    /// When what it left cannot be taken up. Nothing of it was changed.
+    /// When what it left cannot be taken up. Nothing of it was changed, on storage neither (that comes last, in [`Vm::serve`]).
     pub fn resume(options: &VmOptions, mut kept: Kept, line: &Arc<Line>) -> anyhow::Result<Self> {
         let wished = kept.all(change::DURABLE_WITHIN);
         let mut taken = |key: &str| kept.take(key).with_context(|| format!("the supervisor does not have its {key}"));
@@ -490,6 +493,9 @@ impl Vm {
             let within = durable_within(&text).map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
             let disk = attached.iter_mut().find(|disk| disk.options.name == name);
             disk.into_iter().for_each(|disk| disk.options.durable_within = within);
+        }
+        for (option, disk) in options.disks.iter().zip(&mut attached) {
+            nvm::open(option, &mut disk.options)?;
         }
         let mut files = Vec::new();
         for disk in &attached {
@@ -533,12 +539,10 @@ impl Vm {
         steps.push(("for tables and logs", Instant::now()));
         let doors = Doors::kept(&kept);
         let leftover = Mutex::new(Leftover::of(&kept, &doors, &attached));
-        let vmm = kept.data("vmm").and_then(|text| text.split_once(' '));
-        let vmm = vmm.and_then(|(pid, started)| Some((pid.parse().ok()?, started.parse().ok()?)));
+        let vmm = vmm_of(&kept);
         // From here on faults are answered: the logs that retain pages are known.
         let userfaultfd = kept.take("userfaultfd");
         let has_userfaultfd = userfaultfd.is_some();
-        let lives = |(pid, started): (i32, u64)| placement::process_started_at(pid) == Some(started);
         if !has_userfaultfd && journals.area.retains_pages() && vmm.is_some_and(lives) {
             anyhow::bail!(
                 "what the guest committed is in its own pages, and the userfaultfd that protects these is not there: end its VMM, \
@@ -712,6 +716,8 @@ impl Vm {
             }
             listeners.push((doors.of(&name).0, name, listener));
         }
+        // Nothing else can fail that another worker would not fail at, too.
+        self.journals.go_on()?;
         // From here on this is how the VM is served, whoever dies.
         if let Some(at_doors) = self.at_doors.lock().expect("no panic under this lock").take() {
             at_doors()?;
@@ -757,14 +763,14 @@ impl Vm {
         let Some((pid, started)) = resumed.vmm else { return Ok(true) };
         let watched = Watched::new(pid);
         // Only now: the one that is watched is the one that was started then.
-        if placement::process_started_at(pid) != Some(started) {
+        if !placement::process_lives(pid, started) {
             log::info!("vm {}: its VMM (process {pid}) has ended while it had no worker", self.name);
             return Ok(false);
         }
         let watched = watched.with_context(|| format!("its VMM (process {pid}) lives, and cannot be watched"))?;
         peers.insert(pid, watched);
         if let Some(sockets) = strangers_at
-            && let Some(reason) = qemu::bypasses_protection(&observer::arguments_of(pid), Some(sockets))
+            && let Some(reason) = observer::bypasses_protection(observer::arguments_of(pid), sockets)
         {
             self.memory.refuse_protection(reason);
         }
@@ -837,6 +843,17 @@ impl Serving {
             }
         }
     }
+}
+
+/// The VMM that has connected, and when it was started, as an earlier worker of the VM has had it kept.
+pub fn vmm_of(kept: &Kept) -> Option<(i32, u64)> {
+    let (pid, started) = kept.data("vmm")?.split_once(' ')?;
+    Some((pid.parse().ok()?, started.parse().ok()?))
+}
+
+/// Whether the process with this number is still the one that was started then.
+pub fn lives((pid, started): (i32, u64)) -> bool {
+    placement::process_lives(pid, started)
 }
 
 /// Makes a panic in any thread the end of the whole process. A thread that panicked may have changed half of something in

@@ -10,15 +10,18 @@ use guest_memory::{HandoverSocket, PageId, VmMemory};
 use placement::Journals;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use supervision::Said;
 
 /// What is left of a VM's patience when it is told to end.
 pub const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of a VMM's arguments.
+const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
 /// What the device threads tell of a VM.
 pub struct VmObserver {
@@ -75,7 +78,7 @@ impl VmObserver {
         }
         // Also of a VMM that we started: what we started may be a script that gives it more.
         let arguments = arguments_of(peer.pid);
-        if let Some(reason) = super::qemu::contradiction(&arguments) {
+        if let Some(reason) = arguments.as_ref().ok().and_then(|known| super::qemu::contradiction(known)) {
             return Err(reason);
         }
         if self.strangers_at.is_some() {
@@ -86,7 +89,7 @@ impl VmObserver {
             peers.insert(peer.pid, watched);
         }
         let sockets = self.strangers_at.as_deref().unwrap_or_else(|| self.journals.directory().path());
-        if let Some(reason) = super::qemu::bypasses_protection(&arguments, Some(sockets)) {
+        if let Some(reason) = bypasses_protection(arguments, sockets) {
             self.memory.refuse_protection(reason);
         }
         let started = placement::process_started_at(peer.pid).unwrap_or_default();
@@ -154,13 +157,20 @@ impl VmObserver {
         peers.iter().map(|(pid, watched)| (*pid, watched.wait(Duration::ZERO))).collect()
     }
 
-    /// Asks every VMM to end, and kills those that do not. On return none lives, or an error was logged.
+    /// Asks every VMM to end, and kills those that do not. Another user's may be out of reach: whoever calls looks whether one lives
+    /// ([`Self::living`]) before anything of its memory or disks is taken.
     pub fn end_vmms(&self) {
         let peers = self.peers.lock().expect("no panic under this lock");
-        for watched in peers.values() {
-            watched.signal(rustix::process::Signal::TERM);
-        }
+        let reached: Vec<i32> = peers
+            .iter()
+            .filter(|(_, watched)| watched.signal(rustix::process::Signal::TERM))
+            .map(|(pid, _)| *pid)
+            .collect();
         for (pid, watched) in &*peers {
+            if !reached.contains(pid) {
+                log::error!("the VMM (process {pid}) is another user's, and may not be ended");
+                continue;
+            }
             if !watched.wait(TERMINATION_PATIENCE) {
                 log::warn!("the VMM (process {pid}) did not end in {} s; it is killed", TERMINATION_PATIENCE.as_secs());
                 watched.signal(rustix::process::Signal::KILL);
@@ -169,6 +179,11 @@ impl VmObserver {
                 }
             }
         }
+    }
+
+    /// A VMM that lives.
+    pub fn living(&self) -> Option<i32> {
+        self.vmms().into_iter().find(|(_, has_ended)| !has_ended).map(|(pid, _)| pid)
     }
 
     /// The VMM may have been started by what was started: it has to be gone before anything is recovered.
@@ -185,10 +200,31 @@ impl VmObserver {
     }
 }
 
-/// A process's command line; empty if it is gone or not ours to see.
-pub fn arguments_of(pid: i32) -> Vec<OsString> {
-    let Ok(bytes) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return Vec::new() };
-    bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect()
+/// A process's command line.
+///
+/// # Errors
+/// Why it is not known: a VMM can say of itself that its arguments are all of its memory, or none.
+pub fn arguments_of(pid: i32) -> Result<Vec<OsString>, String> {
+    let unknown = |why: &str| format!("the arguments of the VMM (process {pid}) are not known: {why}");
+    let mut bytes = Vec::new();
+    std::fs::File::open(format!("/proc/{pid}/cmdline"))
+        .and_then(|file| file.take(ARGUMENTS_BYTES_MAX + 1).read_to_end(&mut bytes))
+        .map_err(|error| unknown(&error.to_string()))?;
+    if bytes.is_empty() {
+        return Err(unknown("they are empty"));
+    }
+    if bytes.len() as u64 > ARGUMENTS_BYTES_MAX {
+        return Err(unknown("they are more than 1 MiB"));
+    }
+    Ok(bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect())
+}
+
+/// What keeps guest pages from being protected, in what is known of a VMM's arguments. Of arguments that are not known nothing can be said.
+pub fn bypasses_protection(arguments: Result<Vec<OsString>, String>, sockets: &Path) -> Option<String> {
+    match arguments {
+        Ok(arguments) => super::qemu::bypasses_protection(&arguments, Some(sockets)),
+        Err(reason) => Some(reason),
+    }
 }
 
 /// The observer of one disk.
@@ -227,7 +263,43 @@ impl Observer for DiskObserver {
 
 #[cfg(test)]
 mod tests {
-    use super::Rings;
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn arguments_that_are_not_known_keep_pages_from_being_protected() {
+        let own = arguments_of(std::process::id().cast_signed());
+        assert!(own.as_ref().is_ok_and(|words| words[0] == std::env::args_os().next().unwrap_or_default()), "{own:?}");
+        assert_eq!(bypasses_protection(own, Path::new("/")), None);
+        // As many as Linux takes, at least.
+        let word = "x".repeat(120_000);
+        let mut child = Command::new("sh")
+            .args(["-c", "echo; read line"])
+            .args(std::iter::repeat_n(&word, 10))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        // Before that it may be nobody yet.
+        child.stdout.take().expect("a pipe").read_exact(&mut [0; 1]).expect("it runs");
+        let pid = child.id().cast_signed();
+        let many = arguments_of(pid);
+        drop(child.stdin.take());
+        assert!(
+            many.as_ref().is_err_and(|reason| reason.contains("more than 1 MiB")),
+            "{:?}",
+            many.map(|all| all.len())
+        );
+        assert!(bypasses_protection(many, Path::new("/")).is_some());
+        // It has ended, and nobody has asked how: there are no arguments.
+        let is_over = || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|bytes| bytes.is_empty());
+        while !is_over() {
+            std::thread::yield_now();
+        }
+        assert!(arguments_of(pid).is_err_and(|reason| reason.contains("empty")));
+        child.wait().expect("it has ended");
+        assert!(arguments_of(pid).is_err_and(|reason| reason.contains("not known")));
+    }
 
     #[test]
     fn rings_that_a_driver_has_left_are_paused() {

@@ -176,6 +176,12 @@ pub fn bypasses_protection(arguments: &[OsString], ours: Option<&Path>) -> Optio
         ("vhost-vdpa", "a vDPA device writes to guest memory without a fault"),
         ("pvrdma", "an RDMA device writes to guest memory without a fault"),
     ];
+    if arguments.is_empty() {
+        return Some(
+            "the VMM's command line cannot be read (does /proc hide it?), so what it may take away is not seen"
+                .to_owned(),
+        );
+    }
     let line = CommandLine::parse(arguments);
     let chardevs = ours.map(|directory| our_chardevs(&line, directory)).unwrap_or_default();
     for option in &line.options {

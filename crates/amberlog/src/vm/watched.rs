@@ -33,9 +33,9 @@ impl Watched {
         }
     }
 
-    /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
+    /// Sends it a signal. Says whether it may be sent one: another user's may not.
+    pub fn signal(&self, signal: Signal) -> bool {
         // It may have ended meanwhile, which is what the signal is for.
-        let _ = pidfd_send_signal(&self.descriptor, signal);
+        pidfd_send_signal(&self.descriptor, signal) != Err(rustix::io::Errno::PERM)
     }
 }

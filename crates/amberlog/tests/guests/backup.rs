@@ -34,6 +34,13 @@ fn an_image_of_a_moment_has_all_that_was_acknowledged_before_it() {
         assert!(output.status.success(), "{placement}: {}\n{}", text(&output.stderr), daemon.log());
         let of_moment = FileSystem::whole(out.clone());
         assert_eq!(journal_superblock(&out).errno, 0, "{placement}: nothing is elsewhere");
+        if placement != "storage" {
+            let (there, here) = (journal_superblock(&out).sequence, journal_superblock(&image).sequence);
+            assert!(
+                there.wrapping_sub(here) > 1 << 20,
+                "its kernel goes on with {there}, and compounds may lie there from {here} on"
+            );
+        }
         assert_consistent(&of_moment);
         assert_records(&of_moment, "/records", "records", &layout, &before);
         let inspected = amberlog_with(["recover".as_ref(), "--disk".as_ref(), out.as_os_str()]);
@@ -127,7 +134,10 @@ fn what_was_written_since_is_an_image_with_the_one_before() {
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
     let since = since.unwrap();
     refuse(&since, &path("of-storage"), "which only a whole snapshot replays");
-    // Neither is an image that is another one by now taken for the one below.
+    // Neither is an image that is another one by now taken for the one below: written to by somebody, or replaced.
+    let mut below = std::fs::OpenOptions::new().write(true).open(bench.path("part-3")).unwrap();
+    std::io::Write::write_all(&mut below, b"Q").unwrap();
+    refuse(&since, &path("of-written"), "or was written to since");
     std::fs::write(bench.path("part-3"), "another").unwrap();
     refuse(&since, &path("of-another"), "is another file than the image that was made then");
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();

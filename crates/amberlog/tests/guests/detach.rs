@@ -196,3 +196,43 @@ fn a_paused_vm_is_named_and_not_left() {
     assert!(lines.lines().any(|line| line.contains("vm p: disk disk0: ")), "{lines}");
     assert!(!lines.contains('\x1b'), "no colours in a file: {lines}");
 }
+
+/// The configuration has been changed since: the guest has the disks that it had.
+#[test]
+fn a_guest_that_was_left_gets_no_other_disks() {
+    let bench = Bench::new();
+    let [a, b] = ["a.img", "b.img"].map(|name| bench.path(name));
+    let [file_system, other] = [&a, &b].map(|image| ExtRecipe::ext4(96, 8).make(image).unwrap());
+    let path = |image: &Path| image.to_str().unwrap().to_owned();
+    let config = write_config(&bench, &[("one", path(&a))]);
+    let text = std::fs::read_to_string(&config).unwrap();
+    let write = |disks: &[&Path]| {
+        let disks: Vec<String> = disks.iter().map(|disk| path(disk)).collect();
+        let (head, _) = text.split_once("disks = ").unwrap();
+        std::fs::write(&config, format!("{head}disks = {disks:?}\n")).unwrap();
+    };
+    write(&[&a, &b]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(84);
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{}",
+        record_writer("/mnt/a", "a", &layout, "--forever")
+    );
+    let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    detach(daemon);
+    write(&[&b]);
+    let daemon = Daemon::start(&bench, &config);
+    more(&mut guest, "a");
+    assert_eq!(daemon.wait_state("one", "running")["pending"], "changed");
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    // From here on it is as the configuration says.
+    let entry = daemon.wait_state("one", "waiting");
+    assert_eq!(entry["disks"].as_array().unwrap().len(), 1, "{entry}");
+    replay_left(&a);
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+    assert_clean(&other);
+}

@@ -51,9 +51,9 @@ fn unusable_images_and_arguments_are_sentences() {
     let twice = [disk(&good), disk(&good)].concat();
     assert_refused(run(&bench, &twice, &["true"]), 1, &["in use"]);
     let same_name = [disk_with(&good, ",name=x"), disk_with(&tiny, ",name=x")].concat();
-    assert_refused(run(&bench, &same_name, &["true"]), 1, &["two disks have the name x"]);
+    assert_refused(run(&bench, &same_name, &["true"]), 2, &["two disks have the name x"]);
     let orphan: Vec<OsString> = vec!["--journal-disk".into(), format!("{},for=nobody", good.display()).into()];
-    assert_refused(run(&bench, &orphan, &["true"]), 1, &["nobody"]);
+    assert_refused(run(&bench, &orphan, &["true"]), 2, &["nobody"]);
 
     let private = ["qemu-system-x86_64", "-object", "memory-backend-ram,id=m,size=128M"];
     assert_refused(run(&bench, &disk(&good), &private), 2, &["share=on"]);

@@ -7,6 +7,7 @@
 
 mod network;
 mod two_hosts;
+mod worker;
 
 use crate::support::*;
 use guest_kit::image::{ExtRecipe, FileSystem, Journal, copy_image, journal_device};

@@ -135,6 +135,16 @@ fn the_same_where_its_journal_is_durable_by_age() {
     remounts(|bench, name| placement(bench, name).to_owned(), &WAYS[..8]);
 }
 
+#[test]
+fn the_same_durable_by_age_where_something_of_the_disk_stays_in_the_guest() {
+    let placement = |_: &Bench, name: &str| match name {
+        "loop" => "copy,durable-within=1",
+        "held-open" => "retain,durable-within=0",
+        _ => "retain,durable-within=1",
+    };
+    remounts(|bench, name| placement(bench, name).to_owned(), &OTHER_WAYS);
+}
+
 fn region(bench: &Bench, name: &str) -> String {
     format!("nvm={},nvm-size=8", bench.area().join(format!("{name}.region")).display())
 }

@@ -213,8 +213,15 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
 
     // The journal server is to be mended: the journal stays away from it until it is wished back.
     more_is_acknowledged(&mut guest_b, 3);
+    let before = guest_b.reported();
     placement("b", "storage");
+    assert_eq!(journal_superblock(&b).errno, 0, "storage says that all of it is there when that is said to be done");
     wait_for(&daemon, "as wished", 2);
+    let of_moment = bench.path("of-b");
+    let made = daemon.ask(&["snapshot", "b", "disk0", &of_moment.display().to_string()]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let evidence = load_b.check(&FileSystem::whole(of_moment), &before).unwrap();
+    assert!(evidence.faults.is_empty() && evidence.acknowledged > 0, "{evidence:?}");
     more_is_acknowledged(&mut guest_b, 3);
     placement("b", "remote");
     wait_for(&daemon, TO_SERVER, 2);

@@ -58,6 +58,10 @@ fn run(name: &str, mke2fs: &[&str], placement: &str) {
     );
     let served = match &server {
         Some(server) => crate::remote::remote_disk(&image, &server.address),
+        None if placement == "nvm" => {
+            let region = bench.area().join("region");
+            disk_with(&image, &format!(",placement=nvm={},nvm-size=32", region.display())).to_vec()
+        }
         None => disk_with(&image, &format!(",placement={placement}")).to_vec(),
     };
     let mut spec = bench.spec(name, script, served);
@@ -104,6 +108,11 @@ fn a_small_one_too() {
 #[test]
 fn one_that_goes_to_a_journal_server_too() {
     run("stacked-remote", &["-b", "4096", "-J", "size=4", "-E", "packed_meta_blocks=1"], "remote");
+}
+
+#[test]
+fn one_in_a_region_of_nvm_too() {
+    run("stacked-nvm", &["-b", "4096", "-J", "size=4", "-E", "packed_meta_blocks=1"], "nvm");
 }
 
 /// Nobody looks for signs there: what is on storage is left to the guest in any case.

@@ -8,6 +8,7 @@ use guest_kit::{Guest, Signal, worker_of};
 use guest_tools::random::Random;
 use rustix::process::{Pid, kill_process};
 use std::time::{Duration, Instant};
+use test_storage::TestStorage;
 
 pub(super) fn kill_nine(pid: u32) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
@@ -15,7 +16,7 @@ pub(super) fn kill_nine(pid: u32) {
 
 /// Kills the worker of a guest so many times, with pauses in which it gets on with its work. Gives how long each pause was that
 /// followed.
-fn storm(guest: &mut Guest, streams: &[&str], rounds: u64, random: &mut Random) -> Vec<Duration> {
+pub(super) fn storm(guest: &mut Guest, streams: &[&str], rounds: u64, random: &mut Random) -> Vec<Duration> {
     let mut pauses = Vec::new();
     let mut last = None;
     for round in 0..rounds {
@@ -43,8 +44,11 @@ fn storm(guest: &mut Guest, streams: &[&str], rounds: u64, random: &mut Random) 
 }
 
 fn survives(name: &str, options: &str, mode: &str) {
+    survives_on(&Bench::new(), name, options, mode);
+}
+
+fn survives_on(bench: &Bench, name: &str, options: &str, mode: &str) {
     let mut random = Random::of(seed(), 0x7072);
-    let bench = Bench::new();
     let image = bench.path("image");
     let file_system = ExtRecipe::ext4(128, 8).make(&image).unwrap();
     let (appends, overwrites) = (appended(random.below(1 << 20)), overwritten(random.below(1 << 20)));
@@ -87,9 +91,73 @@ fn nor_one_whose_journal_is_durable_by_age() {
     survives("worker-durable", ",placement=retain,durable-within=1", "journal");
 }
 
+/// Storage fails for a moment just when a worker is to say there that the journal is only held: another one tries, and nothing is brought
+/// home, or given back, beside a VMM that lives.
+#[test]
+fn nor_one_whose_next_worker_cannot_write() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let storage = match TestStorage::new(&image) {
+        Ok(storage) => storage,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let layout = overwritten(5);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let often: Vec<std::ffi::OsString> = ["--deaths-max", "1000"].map(Into::into).to_vec();
+    let words = [often, disk_with(&storage.image(), ",placement=retain,durable-within=1").to_vec()].concat();
+    let mut guest = Guest::start(bench.spec("worker-eio", script, words)).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    for _ in 0..3 {
+        let deadline = Instant::now() + LIMIT;
+        // It says so once it is held again, and only then has anything to lose.
+        while journal_superblock(&image).errno != 0 {
+            assert!(Instant::now() < deadline, "{}", guest.stderr());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let worker = worker_of(guest.process_id()).expect("there is one");
+        let given_up = |guest: &Guest| guest.stderr().matches("a worker cannot go on with the guest").count();
+        let before = given_up(&guest);
+        kill_nine(worker);
+        storage.set_fail_writes(true);
+        while given_up(&guest) == before {
+            assert!(Instant::now() < deadline, "{}", guest.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        storage.set_fail_writes(false);
+        let before = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", before + 20, LIMIT) {
+            panic!("{error}\n--- amberlog's log\n{}", guest.stderr());
+        }
+    }
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    guest.kill_qemu().unwrap();
+    let status = guest.wait_end(LIMIT).unwrap();
+    assert_eq!(status.code(), Some(KILLED), "{}", guest.stderr());
+    let reported = guest.final_report();
+    bench.assert_area_is_empty();
+    drop(storage);
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
 #[test]
 fn nor_one_whose_journal_is_copied() {
     survives("worker-copy", ",placement=copy", "ordered");
+}
+
+/// The region, a file in memory, is what outlives the worker beside the VM's directory. It is small: blocks leave it, and it is collected.
+#[test]
+fn nor_one_whose_journal_is_on_nvm() {
+    for (mode, more) in [("journal", "nvm-size=8,nvm-checkpoint=2,nvm-append-home=0"), ("ordered", "nvm-size=16")] {
+        let bench = Bench::new();
+        let regions = tempfile::tempdir_in("/dev/shm").unwrap();
+        let region = regions.path().join("region");
+        let options = format!(",placement=nvm={},{more}", region.display());
+        survives_on(&bench, &format!("worker-nvm-{mode}"), &options, mode);
+    }
 }
 
 #[test]
@@ -191,6 +259,142 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
         assert_consistent(&file_system);
         assert_records(&file_system, "/a", "a", &layout, &reported);
     }
+}
+
+/// However it comes that no worker goes on with a guest: what it is owed goes home when its VMM has ended, though its VM is not
+/// configured any more, or the daemon ends.
+#[test]
+fn what_is_owed_goes_home_though_nobody_wants_the_vm_any_more() {
+    for (policy, wanted) in [("kill-vmm", "gone"), ("hold", "gone"), ("hold", "stop")] {
+        let bench = Bench::new();
+        let image = bench.path("one.img");
+        let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+        let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+        let text = std::fs::read_to_string(&config).unwrap() + &format!("on-crash = {policy:?}\n");
+        std::fs::write(&config, text).unwrap();
+        let daemon = Daemon::start(&bench, &config);
+        let layout = overwritten(6);
+        let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+        let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+        let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+        guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+        let worker = daemon.wait_state("one", "running")["worker_pid"].as_u64().unwrap() as u32;
+        if wanted == "gone" {
+            write_config(&bench, &[]);
+            daemon.signal(Signal::HUP);
+            let deadline = Instant::now() + LIMIT;
+            while daemon.wait_state("one", "running")["pending"] != "removed" {
+                assert!(Instant::now() < deadline, "{}", daemon.log());
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        kill_nine(worker);
+        if policy == "hold" {
+            daemon.wait_state("one", "held");
+        }
+        match wanted {
+            "stop" => daemon.signal(Signal::TERM),
+            _ if policy == "hold" => guest.kill_qemu().unwrap(),
+            _ => {}
+        }
+        if let Err(error) = guest.wait_end(LIMIT) {
+            panic!("{policy}, {wanted}: {error}\n{}", daemon.log());
+        }
+        let reported = guest.final_report();
+        let deadline = Instant::now() + LIMIT;
+        // A daemon that ends tries once more to go on with the guest: such a worker brings all home, too.
+        let is_said = |daemon: &Daemon| wanted == "stop" || daemon.log().contains("what its guest was owed is home");
+        while std::fs::read_dir(bench.area()).unwrap().flatten().count() > 0 || !is_said(&daemon) {
+            assert!(Instant::now() < deadline, "{policy}, {wanted}: {}", daemon.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_consistent(&file_system);
+        assert_records(&file_system, "/a", "a", &layout, &reported);
+        if wanted == "stop" {
+            assert_eq!(daemon.wait().code(), Some(0), "all is home");
+        }
+    }
+}
+
+/// A worker that is there and does nothing: another one goes on after a while; and a daemon that ends is not kept by such a one.
+#[test]
+fn a_worker_that_hangs_is_followed_by_another_one() {
+    let stop = |pid: u32| kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(6);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let worker = |entry: &serde_json::Value| entry["worker_pid"].as_u64().unwrap() as u32;
+    let hung = worker(&daemon.wait_state("one", "running"));
+    stop(hung);
+    let last = guest.acknowledged("a").last.unwrap_or(0);
+    // What would be killed has not said whether another one could go on.
+    let refused = daemon.ask(&["upgrade", "one"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("does not say how it is"), "{}", text(&refused.stderr));
+    if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+        panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+    }
+    assert!(daemon.log().contains("has not answered for"), "{}", daemon.log());
+    let next = worker(&daemon.wait_state("one", "running"));
+    assert_ne!(next, hung);
+    stop(next);
+    daemon.signal(Signal::TERM);
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    assert_eq!(daemon.wait().code(), Some(0));
+    bench.assert_area_is_empty();
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
+/// A daemon that ends, and may not end a guest's VMM, which is another user's: it is left for the next daemon, with its memory as it was.
+#[test]
+fn a_guest_whose_vmm_may_not_be_ended_goes_on_under_the_next_daemon() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: another user is played by root only");
+        return;
+    }
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let user = 54_322;
+    for path in [bench.path(""), bench.area().to_owned(), image.clone(), config.clone()] {
+        std::os::unix::fs::chown(&path, Some(user), Some(user)).unwrap();
+    }
+    let start = || {
+        let mut command = std::process::Command::new("setpriv");
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups", "--"]).arg(amberlog());
+        Daemon::start_by(command, &bench, &config)
+    };
+    let daemon = start();
+    let layout = overwritten(6);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
+    guest.wait_acknowledged("a", 50, LIMIT).unwrap();
+    daemon.signal(Signal::TERM);
+    daemon.wait();
+    let last = guest.acknowledged("a").last.unwrap_or(0);
+    let daemon = start();
+    if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+        panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+    }
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("one", "waiting");
+    // Its journal is on storage since it was left, for its guest's kernel.
+    replay_left(&image);
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
 }
 
 /// The same under `amberlog run`: however a VMM ends, what it is owed goes home, and the report is written.

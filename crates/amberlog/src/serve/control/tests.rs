@@ -52,6 +52,20 @@ fn a_question_is_understood_or_a_sentence_comes_back() {
     assert!(error.to_string().contains("there is no vm ../x"), "{error}");
 }
 
+#[test]
+fn a_configuration_is_looked_at_with_the_daemons_eyes() {
+    let check = |configuration: &str| {
+        asked(format!("{}\n", json!({"command": "check", "configuration": configuration})).as_bytes())
+    };
+    let answer = check("[[vm]]\nname = \"db\"\ndisks = [\"/nonexistent/a.img\"]\n").expect("an answer");
+    let found: Found = serde_json::from_value(answer["found"].clone()).expect("what was found");
+    let is_said =
+        |problem: &crate::serve::check::Problem| problem.sentence.contains("/nonexistent/a.img does not exist");
+    assert!(found.problems.iter().any(is_said), "{answer}");
+    let error = check("[[vm]]\n").expect_err("it is no configuration").to_string();
+    assert!(error.contains("does not take"), "{error}");
+}
+
 /// Makes the first inputs anew (scripts/fuzz.sh seeds).
 #[test]
 #[ignore = "writes into the source tree"]
