@@ -62,12 +62,20 @@ install -D -m 644 CHANGELOG.md "$documentation/CHANGELOG.md"
 for page in docs/*.md docs/status.schema.json; do
     install -D -m 644 "$page" "$documentation/docs/$(basename "$page")"
 done
-for directory in amberlog.service.d apparmor libvirt power prometheus grafana; do
+for directory in amberlog.service.d apparmor libvirt prometheus grafana; do
     for file in packaging/"$directory"/*; do
         mode=644
         [ ! -x "$file" ] || mode=755
         install -D -m $mode "$file" "$documentation/$directory/$(basename "$file")"
     done
+done
+sed -i "s|/usr/bin/amberlog|$prefix/bin/amberlog|" "$documentation/libvirt/amberlog"
+
+# Called where they are, so not among the documents: packages make those unexecutable.
+for file in packaging/power/*; do
+    installed=$root$prefix/lib/amberlog/power/$(basename "$file")
+    install -D -m 755 "$file" "$installed"
+    sed -i "s|/usr/lib/amberlog|$prefix/lib/amberlog|; s|/usr/bin/amberlog|$prefix/bin/amberlog|" "$installed"
 done
 
 if [ ! -e "$root$etc/amberlog/amberlog.toml" ]; then

@@ -38,6 +38,11 @@ for file in ./usr/bin/amberlog ./usr/lib/amberlog/libamberlog_vmm_shim.so ./lib/
     ./usr/share/fish/vendor_completions.d/amberlog.fish ./usr/share/doc/amberlog/apparmor/libvirt-qemu; do
     contents amberlog | grep -qxF "$file" || fail "the package amberlog has no $file"
 done
+# What is called where it is can be called.
+for file in nut-notify apcupsd-onbattery apcupsd-offbattery; do
+    dpkg-deb -c "$packages/amberlog_${version}_amd64.deb" | grep "^-rwxr-xr-x .* \./usr/lib/amberlog/power/$file\$" >/dev/null ||
+        fail "/usr/lib/amberlog/power/$file is not there, or not executable"
+done
 contents amberlog-lab | grep -qxF ./usr/share/man/man1/amberlog-lab.1.gz || fail "the package amberlog-lab has no manual page"
 [ "$(for package in amberlog amberlog-lab amberlog-journal-server; do contents $package; done | grep -v '/$' | sort | uniq -d)" = "" ] ||
     fail "two packages have the same file"
@@ -62,7 +67,7 @@ mkdir -p "$root/dev/shm"
 mount -t tmpfs -o mode=1777,size=64m tmpfs "$root/dev/shm"
 mounted=yes
 inside() {
-    chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"
+    chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive "$@"
 }
 before=$(inside dpkg-query -f '${Package}\n' -W | sort)
 files() {
@@ -74,7 +79,15 @@ files >"$packages/files.before"
 step "installed"
 mkdir "$root/root/packages"
 cp "$packages"/*_"$version"_amd64.deb "$root/root/packages"
+# A udev that notes what it is told.
+mkdir -p "$root/run/udev"
+: >"$root/run/udev/control"
+printf '#!/bin/sh\necho "$@" >>/root/udev.log\n' >"$root/usr/local/bin/udevadm"
+chmod 755 "$root/usr/local/bin/udevadm"
 inside sh -c 'dpkg -i /root/packages/*.deb' >"$packages/install.log" 2>&1 || fail "dpkg -i failed; $packages/install.log says why"
+[ "$(cat "$root/root/udev.log" 2>/dev/null)" = "control --reload
+trigger --subsystem-match=misc --sysname-match=userfaultfd" ] || fail "udev is not told of the device that is there already"
+rm -r "$root/usr/local/bin/udevadm" "$root/run/udev"
 inside getent passwd amberlog | grep -q ':/usr/sbin/nologin$' || fail "there is no user amberlog"
 inside amberlog --version | grep -qx "amberlog $version" || fail "the program does not start"
 inside amberlog serve --check >/dev/null || fail "the default configuration is not good"
@@ -103,6 +116,21 @@ until inside amberlog status db 2>/dev/null | grep -q waiting; do
     sleep 0.1
 done
 
+step "the power goes and comes back, as NUT and apcupsd tell it"
+# As the pages have them called: where they are, or after install(1).
+inside install /usr/lib/amberlog/power/apcupsd-onbattery /usr/local/bin/onbattery
+inside install /usr/lib/amberlog/power/apcupsd-offbattery /usr/local/bin/offbattery
+for called in "NOTIFYTYPE=ONBATT /usr/lib/amberlog/power/nut-notify" "NOTIFYTYPE=ONLINE /usr/lib/amberlog/power/nut-notify" \
+    /usr/local/bin/onbattery /usr/local/bin/offbattery; do
+    # shellcheck disable=SC2086
+    inside $called >"$packages/power.log" 2>&1 || fail "$called fails; $packages/power.log says why"
+    case $called in
+        *ONBATT* | */onbattery) [ -e "$root/run/amberlog/on-battery" ] || fail "$called does not put the daemon on battery" ;;
+        *) [ ! -e "$root/run/amberlog/on-battery" ] || fail "$called does not put the daemon on mains" ;;
+    esac
+done
+rm "$root/usr/local/bin/onbattery" "$root/usr/local/bin/offbattery"
+
 step "upgraded while the daemon runs"
 packaging/build-deb.sh "$programs" "$packages/next" "$version+next" >/dev/null
 cp "$packages"/next/*.deb "$root/root/packages"
@@ -112,21 +140,58 @@ grep -q 'name = "db"' "$root/etc/amberlog/amberlog.toml" || fail "the upgrade ha
 kill -0 $daemon 2>/dev/null && inside amberlog status db | grep -q waiting || fail "the upgrade has ended the daemon"
 
 step "removed and purged"
-# A VM that runs keeps the package: played by a daemon's answer.
+# A VM that has a VMM keeps the package, and so does a daemon that does not say: both played.
+prerm=/var/lib/dpkg/info/amberlog.prerm
+inside "$prerm" remove >"$packages/refused.log" 2>&1 || fail "a daemon whose VM waits keeps the package; $packages/refused.log says why"
+inside amberlog status --json >"$packages/status.json"
 mv "$root/usr/bin/amberlog" "$root/usr/bin/amberlog.real"
-printf '#!/bin/sh\nprintf %s\n' "'  \"state\": \"running\",\\n'" >"$root/usr/bin/amberlog"
+printf '#!/bin/sh\ncat /root/status.json\n' >"$root/usr/bin/amberlog"
 chmod 755 "$root/usr/bin/amberlog"
-if inside dpkg -r amberlog >"$packages/refused.log" 2>&1; then fail "it was removed under a running VM"; fi
-grep -q '1 VMs run on disks that amberlog serves' "$packages/refused.log" || fail "the refusal does not say why: see $packages/refused.log"
+for state in running held restarting recovering preparing; do
+    sed "s/^      \"state\": \"waiting\"/      \"state\": \"$state\"/" "$packages/status.json" >"$root/root/status.json"
+    if inside "$prerm" remove >"$packages/refused.log" 2>&1; then fail "it is removed under a VM that is $state"; fi
+    grep -q '1 VMs run on disks that amberlog serves' "$packages/refused.log" || fail "the refusal does not say why: see $packages/refused.log"
+done
+if inside dpkg -r amberlog >"$packages/refused.log" 2>&1; then fail "it was removed under a VM that is preparing"; fi
+echo '{"vms": [{"state": "running"}]}' >"$root/root/status.json"
+if inside "$prerm" remove 2>/dev/null; then fail "an answer that is not understood counts as no VM"; fi
+printf '{\n  "schema": 1,\n  "vms": []\n}\n' >"$root/root/status.json"
+inside "$prerm" remove || fail "a daemon without VMs keeps the package"
+printf '#!/bin/sh\nexit 1\n' >"$root/usr/bin/amberlog"
+mv "$root/bin/systemctl" "$root/bin/systemctl.real"
+mkdir -p "$root/run/systemd/system"
+for state in active activating deactivating reloading ""; do
+    printf '#!/bin/sh\necho %s\n' "$state" >"$root/bin/systemctl"
+    chmod 755 "$root/bin/systemctl"
+    if inside "$prerm" remove >"$packages/refused.log" 2>&1; then fail "a daemon that is '$state' and does not answer is taken for none"; fi
+    grep -q 'does not say what it serves' "$packages/refused.log" || fail "the refusal does not say why: see $packages/refused.log"
+done
+rm -r "$root/run/systemd/system" "$root/root/status.json"
+mv "$root/bin/systemctl.real" "$root/bin/systemctl"
 mv "$root/usr/bin/amberlog.real" "$root/usr/bin/amberlog"
 kill $daemon
 wait $daemon || true
 mkdir "$root/dev/shm/amberlog/vm-owed"
+# What people put beside the reports, by accident or because the unit may write there.
+state=$root/var/lib/amberlog
+mkdir -p "$state/journals"
+printf '{\n  "schema": 1,\n  "vm": "db",\n  "disks": []\n}' >"$state/db.json"
+for file in journals/segment-0 data.img other.json; do echo precious >"$state/$file"; done
+ln -s other.json "$state/link.json"
 inside dpkg -r amberlog amberlog-lab amberlog-journal-server >"$packages/remove.log" 2>&1 || fail "dpkg -r failed; $packages/remove.log says why"
 [ -f "$root/etc/amberlog/amberlog.toml" ] || fail "removing has taken the configuration along"
 inside dpkg -P amberlog amberlog-lab amberlog-journal-server >"$packages/purge.log" 2>&1 || fail "dpkg -P failed; $packages/purge.log says why"
 [ -d "$root/dev/shm/amberlog/vm-owed" ] || fail "purging has removed what a guest is owed"
 grep -q 'may hold what guests' "$packages/purge.log" || fail "purging does not say that something was left"
+for file in journals/segment-0 data.img other.json link.json; do
+    grep -qx precious "$state/$file" || fail "purging has removed $file, which is no report"
+done
+[ ! -e "$state/db.json" ] || fail "purging has left a report"
+grep -q 'has more than reports' "$packages/purge.log" || fail "purging does not say that more than reports was left"
+rm -rf "$state/journals" "$state/data.img" "$state/other.json" "$state/link.json"
+inside sh -c 'dpkg -i /root/packages/amberlog_*+next_amd64.deb && dpkg -P amberlog' >"$packages/again.log" 2>&1 ||
+    fail "it cannot be installed and purged again; $packages/again.log says why"
+[ ! -e "$state" ] || fail "purging has left an empty $state"
 rm -rf "$root/srv/a.img" "$root/run/amberlog" "$root/run/systemd"
 files >"$packages/files.after"
 # systemd keeps users for good, and its own state.
