@@ -356,6 +356,11 @@ impl Inside {
             }
             return;
         }
+        // Its end is no word: who is killed here has not been in the midst of one.
+        if Message::is_over(&guest.connection) {
+            self.let_out();
+            return;
+        }
         self.notes.begin();
         let heard = Message::read(&guest.connection);
         match heard {
@@ -387,6 +392,12 @@ impl Inside {
     fn worker_speaks(&mut self) {
         let Some(guest) = &mut self.guest else { return };
         let Some(worker) = &guest.worker else { return };
+        // Without a goodbye: it has died, and the next one is told. That takes nothing off a connection: whoever ends a worker may end
+        // this process with it, and the VMM must not be let go for that.
+        if Message::is_over(worker) {
+            guest.worker = None;
+            return;
+        }
         self.notes.begin();
         match Message::read(worker) {
             Ok(Some(message)) if message.code == GOODBYE => self.let_out(),
@@ -401,7 +412,7 @@ impl Inside {
                     self.notes.end();
                 }
             }
-            // Without a goodbye: it has died. The next one is told.
+            // It has died in the midst of a word, or spoke none: the next one is told.
             Ok(None) | Err(_) => {
                 guest.worker = None;
                 self.notes.end();
@@ -718,6 +729,40 @@ mod tests {
         hear(&worker, 18);
         vmm.set_read_timeout(Some(Duration::from_millis(50))).expect("a bound");
         assert!((&vmm).read(&mut [0; 1]).map_or(true, |bytes| bytes == 0), "one answer");
+    }
+
+    /// Whoever ends a worker may end the process of the door in the same moment: nothing is begun for that, so that the VMM is not let go.
+    #[test]
+    fn the_end_of_a_worker_is_no_word() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let store = StandIn::default();
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", shelf(&store)).expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, _) = comes(&workers);
+        hear(&first, 3);
+        wait_for(&store, "said device 3");
+        let sealed = store.sealed();
+        assert_eq!(sealed.len(), 1);
+        // Files know their times to a tick of the clock.
+        std::thread::sleep(Duration::from_millis(50));
+        drop(first);
+        // Until it has been seen.
+        std::thread::sleep(Duration::from_millis(50));
+        door.worker_gone();
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (second, _) = comes(&workers);
+        hear(&second, 3);
+        assert_eq!(store.sealed(), sealed, "something was begun");
+        // A word is another matter.
+        say(&vmm, 18, &[0; 8]);
+        hear(&second, 18);
+        wait_for(&store, "said ring 0 18");
+        assert_ne!(store.sealed(), sealed);
     }
 
     /// Nobody knows what a VMM has said, or heard, whose door died in the midst of a word.

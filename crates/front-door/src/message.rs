@@ -127,6 +127,17 @@ impl Message {
         Ok(Some(Message { code: word(0), flags: word(4), payload, descriptors }))
     }
 
+    /// Whether nothing comes from a connection any more: all that was said has been taken, and the other end has gone. Takes nothing.
+    pub fn is_over(connection: &UnixStream) -> bool {
+        loop {
+            match rustix::net::recv(connection, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Ok((_, bytes)) => return bytes == 0,
+                Err(Errno::INTR) => {}
+                Err(error) => return error != Errno::AGAIN,
+            }
+        }
+    }
+
     /// Puts it into a connection, with the flag that asks for an answer or, where `is_silent`, without.
     ///
     /// # Errors

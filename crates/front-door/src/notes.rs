@@ -160,7 +160,8 @@ impl Notes {
             (guest, ..) => {
                 if let Some((_, pid)) = guest {
                     log::warn!(
-                        "disk {name}: the connection of process {pid} is dropped: it was in the midst of a word when the earlier                          supervisor ended"
+                        "disk {name}: the connection of process {pid} is dropped: it was in the midst of a word when the earlier \
+                         supervisor ended"
                     );
                 }
                 notes.let_out();

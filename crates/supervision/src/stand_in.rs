@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::SystemTime;
 
 /// Called after every change.
 type Look = Arc<dyn Fn(&StandIn) + Send + Sync>;
@@ -146,6 +147,18 @@ impl StandIn {
         });
         let inner = Inner { stored: stored.collect(), stored_max: inner.stored_max, ..Inner::default() };
         StandIn { inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    /// When its seals were written last.
+    ///
+    /// # Panics
+    /// When one of them is no file.
+    pub fn sealed(&self) -> Vec<SystemTime> {
+        let inner = self.lock();
+        let seals = inner.stored.values().filter_map(|it| read(it).ok());
+        let seals = seals.filter(|(item, _)| item.ends_with(&format!("/{SEAL}")));
+        let files = seals.map(|(_, found)| File::from(found.descriptors.into_iter().next().expect("a file")));
+        files.map(|file| file.metadata().and_then(|metadata| metadata.modified()).expect("a time")).collect()
     }
 
     /// The process that had it is dead: nothing of what it does from now on is heard. Gives it to the next one.

@@ -11,12 +11,13 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use supervision::{Opened, Shelf, Store};
 
 /// Numbers that are nobody's, for descriptors on their way into a daemon.
 const HIGH: i32 = 600;
@@ -50,6 +51,28 @@ impl Manager {
 
     fn len(&self) -> usize {
         self.store.lock().unwrap().descriptors.len()
+    }
+
+    /// What a supervisor leaves that dies while the VMM of a machine's first disk speaks.
+    fn begin_word(&self, name: &str) {
+        struct Left;
+        impl Store for Left {
+            fn put(&self, _: &str, _: BorrowedFd<'_>) -> std::io::Result<()> {
+                Ok(())
+            }
+            fn remove(&self, _: &str) {}
+        }
+        let open = |format: &str| {
+            let store = self.store.lock().unwrap();
+            let left = store.descriptors.iter().map(|(name, it)| (name.clone(), it.try_clone().unwrap()));
+            Shelf::open(Box::new(Left), left.collect(), format)
+        };
+        let Opened::Foreign { format, .. } = open("none of its formats") else { panic!("it has a format") };
+        let Opened::Ours(mut shelf) = open(&format) else { panic!("{format}") };
+        let mut door = shelf.split(name).split("doors").split("0");
+        assert!(door.is_whole() && !door.is_begun());
+        door.begin();
+        assert!(door.is_begun());
     }
 
     /// Has no room for any more.
@@ -184,6 +207,44 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
     assert_eq!(daemon.wait().code(), Some(0));
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(manager.len(), 0, "nothing is left of what has ended");
+}
+
+/// The supervisor died while a VMM was saying something: nobody knows what, so its connection ends, QEMU connects again, and the guest goes
+/// on, again and again.
+#[test]
+fn a_guest_goes_on_whose_supervisor_died_in_the_midst_of_a_word() {
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let manager = Manager::start(&bench);
+    let mut daemon = manager.start_daemon(&bench, &config);
+    let layout = overwritten(8);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    for round in 0..3 {
+        daemon.wait_state("one", "running");
+        daemon.signal(Signal::KILL);
+        daemon.wait();
+        std::thread::sleep(Duration::from_millis(100));
+        manager.begin_word("one");
+        daemon = manager.start_daemon(&bench, &config);
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+            panic!("round {round}: {error}\n--- the daemon's log\n{}", daemon.log());
+        }
+        assert!(daemon.log().contains("in the midst of a word"), "{}", daemon.log());
+    }
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
 }
 
 /// The manager's store was full when the VMM came, and the manager has not said so: the next daemon finds a VM without a VMM. Nothing of
