@@ -12,7 +12,7 @@ use crate::inflight::Writer;
 use crate::jcb::{Counters, Holding, LogShape, VmJcb};
 use crate::location::Location;
 use crate::log::HeldLog;
-use crate::pages::Pages;
+use crate::pages::{HotPages, Pages};
 use crate::pool::Pool;
 use crate::shown::Outside;
 use crate::table::{Doubt, Opening, Table, Tail};
@@ -221,6 +221,11 @@ impl JournalArea {
         });
         memory.set_copy_on_write(Arc::new(AreaCopyOnWrite(Arc::downgrade(&area))));
         area
+    }
+
+    /// Chooses which blocks are copied from now on though they could stay in the guest's pages (for experiments).
+    pub fn set_hot_pages(&self, rule: HotPages) {
+        self.lock().pages.set_rule(rule);
     }
 
     /// Who is told when blocks should be written home; set once.

@@ -88,7 +88,7 @@ impl VmJcb {
                     if may_retain
                         && slice.is_whole_page()
                         && slice.len() == block_bytes
-                        && pages.should_retain(slice.page())
+                        && pages.should_retain(slice)
                         && seen_pages.insert(slice.page()) =>
                 {
                     retained.push((index, slice.page()));

@@ -45,6 +45,7 @@ pub use home::{HomeWrite, HostWrite, Source};
 pub use jcb::{Counters, Holding, LogShape, VmJcb};
 pub use location::Location;
 pub use log::{FoundLog, HeldLog};
+pub use pages::HotPages;
 pub use shown::Outside;
 pub use table::{Doubt, LOG_BLOCKS_MAX, Opening, Tail, is_open_in, opening_number_of};
 pub use tail::SuperblockEffect;

@@ -1,7 +1,7 @@
 //! What is known of guest pages, over all logs of a VM: which are protected, which of those nobody needs any more, and
 //! which are hot.
 
-use guest_memory::{PageId, Protection, VmMemory};
+use guest_memory::{MemorySlice, PageId, Protection, VmMemory};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -14,6 +14,24 @@ const HOT_FROM: u8 = 2;
 const HOT_FAULT: u8 = 3;
 const HOT_MAX: u8 = 12;
 
+/// So many bytes of zeros at a block's end are taken for what is behind the end of a file.
+const ZERO_BYTES: usize = 8;
+
+/// Which blocks are copied when they are committed, though they could stay in the guest's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HotPages {
+    /// None.
+    Never,
+    /// Those in pages that were written to, not long ago, while they were retained.
+    Faulted,
+    /// These, and those that end in zeros, as the last block of a file does: before a guest writes such a block home it clears what is
+    /// behind the file's end once more (Linux: `ext4_bio_write_folio`, before that `block_write_full_page`). A file has one such
+    /// block, so of a tree of small files it is every second or third one. Tables of inodes that are not full end so too, and are
+    /// written to again anyway.
+    #[default]
+    Foreseen,
+}
+
 /// The pages of one VM.
 pub struct Pages {
     memory: Arc<VmMemory>,
@@ -22,6 +40,7 @@ pub struct Pages {
     /// Protected, but no longer retained: the paper's clean protected buffers.
     loose: Vec<PageId>,
     hot: Vec<u8>,
+    rule: HotPages,
     /// Pages of rings, which are written by us past the protection and so are never retained.
     excluded: HashSet<PageId>,
     protection_said: bool,
@@ -46,6 +65,7 @@ impl Pages {
             protected: Vec::new(),
             loose: Vec::new(),
             hot: vec![0; HOT_ENTRIES],
+            rule: HotPages::default(),
             excluded: HashSet::new(),
             protection_said: false,
             pages_protected: 0,
@@ -77,11 +97,26 @@ impl Pages {
         }
     }
 
-    /// Whether `page` should be retained rather than copied.
-    pub fn should_retain(&self, page: PageId) -> bool {
-        self.hot[page.0 as usize % HOT_ENTRIES] < HOT_FROM
-            && !self.excluded.contains(&page)
-            && !self.memory.is_retained(page)
+    /// Chooses what is copied from now on.
+    pub fn set_rule(&mut self, rule: HotPages) {
+        self.rule = rule;
+    }
+
+    /// Whether the page of a block should be retained rather than copied.
+    pub fn should_retain(&self, block: &MemorySlice) -> bool {
+        let page = block.page();
+        if self.excluded.contains(&page) || self.memory.is_retained(page) {
+            return false;
+        }
+        match self.rule {
+            HotPages::Never => true,
+            HotPages::Faulted => !self.is_hot(page),
+            HotPages::Foreseen => !self.is_hot(page) && !ends_in_zeros(block),
+        }
+    }
+
+    fn is_hot(&self, page: PageId) -> bool {
+        self.hot[page.0 as usize % HOT_ENTRIES] >= HOT_FROM
     }
 
     /// The page was written to while it was retained: copying it at commit would have been cheaper.
@@ -189,4 +224,10 @@ impl Pages {
         *word &= !bit;
         self.unprotect_calls += self.memory.unprotect(&[page]);
     }
+}
+
+fn ends_in_zeros(block: &MemorySlice) -> bool {
+    let mut end = [0; ZERO_BYTES];
+    block.copy_out(block.len() - ZERO_BYTES, &mut end);
+    end == [0; ZERO_BYTES]
 }

@@ -5,7 +5,7 @@ use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, 
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
 use journal_area::{
-    Accepted, Content, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect,
+    Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect,
 };
 use std::sync::Arc;
 
@@ -135,6 +135,36 @@ fn a_page_is_retained_for_one_block_only() {
         assert!(rig.holds(position, 1), "log block {position} is as it was committed");
     }
     assert_eq!(rig.area.owed(rig.log).blocks, 3);
+}
+
+/// What a guest is going to write to again is copied at once, as far as the rule foresees it; what counts is the same under each.
+#[test]
+fn the_last_block_of_a_file_is_copied() {
+    for (rule, tail_is_retained, again_is_retained) in
+        [(HotPages::Never, true, true), (HotPages::Faulted, true, false), (HotPages::Foreseen, false, false)]
+    {
+        let mut rig = Rig::new();
+        rig.area.set_hot_pages(rule);
+        let (whole, tail, again) = (PageId(1), PageId(2), PageId(3));
+        rig.fill(whole, 1);
+        rig.fill(tail, 0);
+        rig.memory.simulated_guest_write(tail, 0, &[2; BLOCK - 8]);
+        rig.fill(again, 3);
+        let positions = rig.commit(&[(10, whole), (11, tail), (12, again)]);
+        assert!(rig.memory.is_retained(whole) && rig.memory.is_retained(again));
+        assert_eq!(rig.memory.is_retained(tail), tail_is_retained, "{rule:?}");
+        rig.fill(again, 4);
+        let later = rig.commit(&[(12, again)]);
+        assert_eq!(rig.memory.is_retained(again), again_is_retained, "{rule:?}");
+        // As a guest clears what is behind the file's end.
+        rig.memory.simulated_guest_write(tail, BLOCK - 8, &[0; 8]);
+        rig.fill(again, 5);
+        rig.area.check().expect("the books are right");
+        assert!(rig.holds(positions[0], 1) && rig.holds(later[0], 4));
+        let mut block = vec![0; BLOCK];
+        rig.area.look(rig.log, |held| held.read(positions[1], &mut block).expect("held"));
+        assert!(block == [[2; BLOCK - 8].as_slice(), &[0; 8]].concat());
+    }
 }
 
 /// The log goes once round while a home write is on its way, and the same page holds another version of the same block

@@ -19,14 +19,15 @@ use std::process::ExitCode;
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
     /// [,durable-within=SECONDS|never] [,name=NAME][,readonly][,serial=S][,queues=N] [,flush=honour|skip][,format=raw]
-    /// [,model=M][,log-writes=FILE], without blanks; a comma in a path is written twice.
+    /// [,model=M][,log-writes=FILE][,hot-pages=RULE], without blanks; a comma in a path is written twice.
     /// The first is /dev/vda. durable-within (EXPERIMENTAL, for retain and copy; never, if it is not given): what the guest has
     /// committed is durable on storage, as a file system by itself, within so many seconds, 0 to 3600; docs/durability.md says
     /// what of that is proven. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
     /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
     /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
     /// flushes then do not reach the image's own storage. FILE gets everything that is sent to the image, in the format of Linux's
-    /// dm-log-writes (for experiments). Placement nvm=PATH has options of its own: [,nvm-size=MIB]
+    /// dm-log-writes (for experiments). RULE is which blocks retain copies all the same: never, faulted or foreseen (for
+    /// experiments; foreseen, if it is not given). Placement nvm=PATH has options of its own: [,nvm-size=MIB]
     /// [,nvm-region=I/N][,nvm-checkpoint=SECONDS], and for experiments nvm-latency, nvm-bandwidth, nvm-append-home,
     /// nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint and nvm-log-everything (docs/nvm.md).
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]

@@ -3,14 +3,14 @@
 use super::model::ModelChoice;
 use command_line::remote_options::RemoteName;
 use nvm_journal::medium::{DelayModel, RegionChoice};
-use placement::{NvmOptions, PlacementKind};
+use placement::{HotPages, NvmOptions, PlacementKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use throttle::{Bound, Limits};
 
-/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE]`,
+/// One `--disk IMAGE[,placement=P][,name=NAME][,readonly][,serial=S][,queues=N][,flush=honour|skip][,format=raw][,model=M][,log-writes=FILE][,hot-pages=RULE]`,
 /// `[,durable-within=SECONDS|never]`,
 /// `[,iops=N][,iops-burst=N][,bytes-per-second=N][,bytes-burst=N][,throttle-group=NAME]`, and with `placement=nvm=PATH` the options `nvm-...` of its region ([`nvm_option`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub struct DiskOption {
     pub log_writes: Option<PathBuf>,
     /// How old what its guests commit may be before it is durable on storage; nothing: however old.
     pub durable_within: Option<Duration>,
+    /// Which blocks its VM's logs copy though they could be retained; for experiments.
+    pub hot_pages: Option<HotPages>,
     /// Bounds on what the guest may ask of it.
     pub limits: Limits,
     /// The disks with this name share one bound.
@@ -101,6 +103,16 @@ fn format(key: &str, value: Option<&str>) -> Result<bool, String> {
         other => Err(format!(
             "format={other} is not served, only raw disks are: convert the image (qemu-img convert -f {other} -O raw IMAGE NEW)"
         )),
+    }
+}
+
+/// `hot-pages=RULE`.
+fn hot_pages(text: &str) -> Result<HotPages, String> {
+    match text {
+        "never" => Ok(HotPages::Never),
+        "faulted" => Ok(HotPages::Faulted),
+        "foreseen" => Ok(HotPages::Foreseen),
+        other => Err(format!("hot-pages is never, faulted or foreseen, not '{other}'")),
     }
 }
 
@@ -244,6 +256,7 @@ impl FromStr for DiskOption {
             is_raw: false,
             log_writes: None,
             durable_within: None,
+            hot_pages: None,
             limits: Limits::default(),
             throttle_group: None,
         };
@@ -281,6 +294,7 @@ impl FromStr for DiskOption {
                 "format" => disk.is_raw = format(key, value)?,
                 "log-writes" => disk.log_writes = Some(PathBuf::from(text(key, value)?)),
                 "durable-within" => disk.durable_within = durable_within(&text(key, value)?)?,
+                "hot-pages" => disk.hot_pages = Some(hot_pages(&text(key, value)?)?),
                 "readonly" => disk.read_only = switch(key, value)?,
                 "flush" => {
                     disk.honour_flush = match text(key, value)?.as_str() {
@@ -307,7 +321,7 @@ impl FromStr for DiskOption {
                     return Err(format!(
                         "'{other}' is no option of a disk; there are placement, durable-within, name, serial, readonly, flush, queues, format, model, \
                          iops, iops-burst, bytes-per-second, bytes-burst, throttle-group, \
-                         log-writes, and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
+                         log-writes, hot-pages, and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
                          nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
@@ -383,7 +397,7 @@ mod tests {
     #[test]
     fn options_are_read() {
         let disk: DiskOption =
-            "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme,format=raw,log-writes=/l,,og"
+            "/a,,b.img,placement=copy,name=x,readonly,flush=honour,queues=4,model=nvme,format=raw,log-writes=/l,,og,hot-pages=faulted"
                 .parse()
                 .expect("valid");
         assert_eq!(disk.path, PathBuf::from("/a,b.img"));
@@ -394,6 +408,7 @@ mod tests {
         assert_eq!(disk.log_writes, Some(PathBuf::from("/l,og")));
         assert_eq!(disk.model, Some(ModelChoice::Own(disk_model::Profile::Nvme)));
         let plain: DiskOption = "a.img".parse().expect("valid");
+        assert_eq!((disk.hot_pages, plain.hot_pages), (Some(HotPages::Faulted), None));
         assert_eq!(plain.log_writes, None);
         assert_eq!((plain.placement, plain.model, plain.is_raw), (PlacementKind::Retain, None, false));
         let shared: DiskOption = "a.img,model=./socket".parse().expect("valid");

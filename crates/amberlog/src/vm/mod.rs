@@ -155,6 +155,13 @@ pub enum Starter {
 }
 
 impl VmOptions {
+    /// What its disks wish of all its logs; of several that differ, the last one's wish.
+    fn choose_hot_pages(&self, journals: &Journals) {
+        if let Some(rule) = self.disks.iter().filter_map(|disk| disk.hot_pages).next_back() {
+            journals.area.set_hot_pages(rule);
+        }
+    }
+
     /// Its images, journal disks last, and whether they are only read.
     pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
         let disks = self.disks.iter().map(|disk| (disk.path.as_path(), disk.read_only));
@@ -433,6 +440,7 @@ impl Vm {
                 tracer: trace.as_ref().map(Trace::tracer),
             },
         )?;
+        options.choose_hot_pages(&journals);
         let (is_done, under_way) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         line.keep("under way", "", Some(is_done.as_fd()))?;
         line.keep("directory", &path, Some(lock.as_fd()))?;
@@ -535,6 +543,7 @@ impl Vm {
                 tracer: None,
             },
         )?;
+        options.choose_hot_pages(&journals);
         let moments = Arc::new(Moments::resume(&mut kept, &images, &journals));
         steps.push(("for tables and logs", Instant::now()));
         let doors = Doors::kept(&kept);

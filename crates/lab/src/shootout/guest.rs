@@ -171,11 +171,21 @@ impl Stand {
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let external = std::fs::metadata(self.journal()).map_or(0.0, |file| file.blocks() as f64 * 512.0);
         let copied = number(&disk["counters"]["pool_bytes_max"]) + number(&disk["counters"]["area_bytes_max"]);
-        BTreeMap::from([
+        let mut media = BTreeMap::from([
             ("memory_bytes".to_owned(), external + copied),
             ("nvm_bytes".to_owned(), number(&disk["nvm"]["bytes_to_nvm"])),
             ("network_bytes".to_owned(), number(&disk["remote"]["wire_bytes"])),
-        ])
+        ]);
+        // Where committed blocks are held.
+        let [protected, copied, faults] =
+            ["pages_protected", "pages_copied", "cow_faults"].map(|name| number(&disk["counters"][name]));
+        if protected + copied > 0.0 {
+            // What was copied because of a fault had been protected.
+            let blocks = protected + copied - faults;
+            media.insert("copied_percent".to_owned(), copied / blocks * 100.0);
+            media.insert("write_faults".to_owned(), faults);
+        }
+        media
     }
 }
 

@@ -8,7 +8,7 @@ use charts::{Bar, Bars, Lines, Series, bars, key, lines};
 use maud::{Markup, html};
 use std::fmt::Write;
 
-const COLUMNS: [(&str, &str); 10] = [
+const COLUMNS: [(&str, &str); 12] = [
     ("p50_us", "p50, µs"),
     ("p99_us", "p99, µs"),
     ("p999_us", "p99.9, µs"),
@@ -16,6 +16,8 @@ const COLUMNS: [(&str, &str); 10] = [
     ("storage_bytes", "MB to storage"),
     ("storage_flushes", "flushes"),
     ("memory_bytes", "MB of host memory"),
+    ("copied_percent", "% copied"),
+    ("write_faults", "write faults"),
     ("nvm_bytes", "MB to NVM"),
     ("network_bytes", "MB over the network"),
     ("host_cpu_seconds", "host CPU, s"),
