@@ -129,8 +129,15 @@ fn a_worker_is_killed_at_every_step_on_storage() {
             break;
         }
     }
-    for mode in [None, Some(Mode::Storage), Some(Mode::FallingBack)] {
-        assert!(found.contains(&mode), "{mode:?} of {found:?}");
+    // At which steps the two threads meet is the machine's business; a closed one is followed for certain.
+    let mut guest = Guest::new(2299, 0);
+    guest.wait_until_remote(true);
+    guest.commit();
+    guest.close();
+    guest.kill_worker();
+    assert_eq!(guest.found, [None]);
+    for mode in [Mode::Storage, Mode::FallingBack] {
+        assert!(found.contains(&Some(mode)), "{mode:?} of {found:?}");
     }
 }
 
