@@ -161,6 +161,8 @@ enum Mark {
 struct Flight {
     asked: Asked,
     marks: Vec<(u64, Mark)>,
+    /// What was settled of its blocks when it began, for as long as no other write to them has begun.
+    was_settled: Vec<(u64, Version)>,
 }
 
 /// Where we are. A phase is left when all its operations are done.
@@ -426,6 +428,34 @@ impl Durability {
         self.settled.get(&block).copied().filter(|_| !is_busy)
     }
 
+    /// What [`Durability::settled`] would say of each block of a write, if it were not for this write, which may go and has not been sent
+    /// yet: one that waited for its compound may carry just what that compound's appends have brought home. Nothing where that is not
+    /// certain of all of them.
+    pub fn settled_but_for(&self, id: WriteId) -> Option<Vec<Version>> {
+        let flight = self.flights.get(&id)?;
+        let Asked { touched, whole, kind, .. } = &flight.asked;
+        let overlaps = |asked: &Asked| asked.touched.start < touched.end && touched.start < asked.touched.end;
+        let is_newer = |window: &Window| window.holds(touched) || window.frees(touched);
+        let is_busy = self.phase == Phase::Failed
+            || self.flights.iter().any(|(other, flight)| *other != id && overlaps(&flight.asked))
+            || self.held.iter().any(overlaps)
+            || is_newer(&self.open)
+            || self.making.as_ref().is_some_and(|making| is_newer(&making.window))
+            || self.live.within(touched.clone()).next().is_some();
+        let is_all = *kind == Kind::Write
+            && touched == whole
+            && touched.clone().eq(flight.was_settled.iter().map(|(block, _)| *block));
+        (is_all && !is_busy).then(|| flight.was_settled.iter().map(|(_, version)| *version).collect())
+    }
+
+    /// It was not sent: of each block its home has, durably, just what it carries ([`Durability::settled_but_for`]).
+    pub fn write_unneeded(&mut self, now: Duration, id: WriteId, view: &mut dyn View, steps: &mut Vec<Step>) {
+        if let Some(flight) = self.flights.remove(&id) {
+            self.settled.extend(flight.was_settled);
+        }
+        self.drive(now, view, steps);
+    }
+
     /// It has ended.
     pub fn write_ended(
         &mut self,
@@ -687,8 +717,13 @@ impl Durability {
 
     /// A write goes to storage.
     fn depart(&mut self, asked: Asked) {
-        while let Some(block) = self.settled.range(asked.touched.clone()).next().map(|(block, _)| *block) {
-            self.settled.remove(&block);
+        for flight in self.flights.values_mut() {
+            flight.was_settled.retain(|(block, _)| !asked.touched.contains(block));
+        }
+        let was_settled: Vec<_> =
+            self.settled.range(asked.touched.clone()).map(|(block, version)| (*block, *version)).collect();
+        for (block, _) in &was_settled {
+            self.settled.remove(block);
         }
         let mut marks = Vec::new();
         if self.phase != Phase::Failed {
@@ -699,7 +734,7 @@ impl Durability {
             let open = self.open.blocks.range(asked.whole.clone()).filter(|(_, held)| is_newest(held.sequence));
             marks.extend(open.map(|(block, held)| (*block, Mark::Open(held.version))));
         }
-        self.flights.insert(asked.id, Flight { asked, marks });
+        self.flights.insert(asked.id, Flight { asked, marks, was_settled });
     }
 
     /// Lets go of what need not wait any more.

@@ -11,7 +11,7 @@ use world::{Setting, World};
 
 /// Power cuts for each step, over seeds.
 fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
-    let (mut cuts, mut durable, rounds) = (0, 0, seeds.end - seeds.start);
+    let (mut cuts, mut durable, mut unsent, rounds) = (0, 0, [0; 2], seeds.end - seeds.start);
     for seed in seeds {
         let setting = Setting::of_seed(seed);
         let mut world = World::new(seed, setting);
@@ -22,7 +22,12 @@ fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
         }
         cuts += world.cuts;
         durable += world.durable_transactions();
+        for (sum, count) in unsent.iter_mut().zip(world.unsent) {
+            *sum += count;
+        }
     }
+    println!("{unsent:?} writes carried what storage had already, when they came and when they had waited");
+    assert!(unsent.iter().all(|count| *count > rounds / 4), "{unsent:?} are too few to be a test");
     assert!(durable > 10 * rounds, "{durable} compounds in {rounds} rounds are too few to be a test");
     cuts
 }

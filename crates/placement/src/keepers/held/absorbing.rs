@@ -11,7 +11,8 @@
 //! * What else the guest changes there waits until the block is home: it is *wanted*, and its compound is made at once.
 //! * What went home as an append is there, durably, when its guest writes it home, too: that is answered and not sent, and what is
 //!   absorbed of it counts as home. It is settled only for as long as nothing else was written there and no newer version is known
-//!   ([`durability::Durability::settled`]). A write of some blocks that are settled and others that are not is cut between them.
+//!   ([`durability::Durability::settled`]). A write of some blocks that are settled and others that are not is cut between them. One that
+//!   had to wait for the compound that made them so is looked at once more when it may go ([`durability::Durability::settled_but_for`]).
 //! * A superblock of the guest that gives up absorbed versions is held before the machine hears of it (a host's write of what the
 //!   guest's log does not have any more would wait for an empty log, rule (e)), and from when it is held nothing older is absorbed.
 //! * When no durability is in force, for whatever reason, all of them go home; so do they when a worker goes on with a log in

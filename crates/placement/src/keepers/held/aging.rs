@@ -641,7 +641,23 @@ impl Held {
         let first_asked = self.first_asked(key);
         let id = match aging.guests.get(&key) {
             Some((_, false)) => return Ok(HomeVerdict::Wait),
-            Some((id, true)) => *id,
+            Some((id, true)) => {
+                let id = *id;
+                // What it carries may have gone home as an append while it waited for just that compound.
+                if !change.is_watched
+                    && let Some(at_home) = aging.machine.settled_but_for(id)
+                    && let at_home = at_home.into_iter().map(watched::parts).collect::<Vec<_>>()
+                    && self.area.is_home_already(self.id, &change.blocks, change.payload, &at_home)
+                {
+                    aging.guests.remove(&key);
+                    aging.call(self, log, steps, |machine, now, view, said| {
+                        machine.write_unneeded(now, id, view, said);
+                    });
+                    self.end_if_drained(log, &mut state, steps);
+                    return Ok(HomeVerdict::Parts(Vec::new()));
+                }
+                id
+            }
             None => {
                 let id = WriteId(aging.id());
                 let kind = match change.kind {
