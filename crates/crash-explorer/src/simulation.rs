@@ -16,7 +16,7 @@ use guest_kit::Acknowledged;
 use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory, simulated_room};
 use guest_tools::random::Random;
 use placement::{
-    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, LogDescription, NvmDisk, PlacementKind,
+    AreaDirectory, DiskOptions, DiskRoute, HotPages, Journals, JournalsOptions, LogDescription, NvmDisk, PlacementKind,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -246,6 +246,8 @@ impl<'r> Simulation<'r> {
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
         let milliseconds = Arc::new(AtomicU64::new(0));
         journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(&milliseconds)));
+        let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen];
+        journals.area.set_hot_pages(rules[(seed % 3) as usize]);
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
         let mut routes: Vec<DiskRoute> =
             (0..images.len()).map(|disk| DiskRoute::new(Arc::clone(&journals), disk)).collect();

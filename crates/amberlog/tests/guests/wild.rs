@@ -20,8 +20,9 @@ fn garbage_over_retained_pages_does_not_reach_the_recovered_disk() {
          wait",
         block + 5
     );
-    // Every block is protected where it is: none of them is known to be hot yet.
-    let mut guest = Guest::start(bench.spec("wild", script, disk(&bench.path("image")))).unwrap();
+    // Every block is protected where it is: none of them is taken for hot.
+    let mut guest =
+        Guest::start(bench.spec("wild", script, disk_with(&bench.path("image"), ",hot-pages=never"))).unwrap();
     guest.wait_mark("scribbled", LIMIT).unwrap();
     kill(&mut guest);
     assert_consistent(&file_system);

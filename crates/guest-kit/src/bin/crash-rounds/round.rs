@@ -85,6 +85,11 @@ impl Round {
         }
     }
 
+    /// Which blocks are copied though they could be retained: mistakes with protected pages show where most pages are protected.
+    fn hot_pages(&self) -> &'static str {
+        pick(&mut Random::of(self.seed, 4), &["never", "faulted", "foreseen"])
+    }
+
     fn is_on_nvm(&self) -> bool {
         self.under == "nvm"
     }
@@ -169,7 +174,7 @@ impl Round {
         let store = image.with_file_name("store");
         let server = (self.under == "remote").then(|| JournalServer::start(&amberlog, &store)).transpose()?;
         let mut disk = OsString::from(image);
-        disk.push(format!(",placement={}", self.placement()));
+        disk.push(format!(",hot-pages={},placement={}", self.hot_pages(), self.placement()));
         if self.is_on_nvm() {
             disk.push(format!("={},nvm-size=16", regions.join("region").display()));
         }
