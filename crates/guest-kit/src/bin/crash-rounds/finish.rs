@@ -88,9 +88,18 @@ impl Finish {
     }
 }
 
-/// What of VMs is left in the area.
+/// What of VMs is left in the area. The worker of a supervisor that was killed may be about to remove its directory still.
 pub fn left_in(area: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(area).map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|entry| entry.path()).collect())
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let entries = std::fs::read_dir(area);
+        let left: Vec<PathBuf> =
+            entries.map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|entry| entry.path()).collect());
+        if left.is_empty() || Instant::now() > deadline {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// Starts a command and kills it. Says whether it still ran.
