@@ -148,7 +148,7 @@ struct Threads<R: ?Sized> {
     control_thread: JoinHandle<()>,
     control_ended: Receiver<()>,
     worker_thread: JoinHandle<()>,
-    route: Receiver<Box<R>>,
+    ended: Receiver<(Box<R>, usize)>,
 }
 
 /// Asks a device things, from any thread.
@@ -293,7 +293,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         };
         // The engine belongs to the thread that makes it, so that the worker thread says whether it could.
         let (ready, is_ready) = sync_channel(1);
-        let (route_back, route) = sync_channel(1);
+        let (has_ended, worker_ended) = sync_channel(1);
         let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
         let (model, sandbox, under_way) = (config.model.clone(), config.sandbox.clone(), config.under_way.clone());
         let _entered = log_context::enter(log_context::Context::current().with_disk(&name));
@@ -306,8 +306,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
                         sandbox.enter(sandbox::Role::Disk);
                     }
                     let _ = ready.send(Ok(()));
-                    let route = Worker::new(parts, engine, receiver).run();
-                    let _ = route_back.send(route);
+                    let _ = has_ended.send(Worker::new(parts, engine, receiver).run());
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -340,7 +339,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
             }
         };
         let handle = DeviceHandle { name: name.into(), mailbox, image, counters, channel };
-        let threads = Threads { control, control_thread, control_ended, worker_thread, route };
+        let threads = Threads { control, control_thread, control_ended, worker_thread, ended: worker_ended };
         Ok(Device { handle, drain_timeout, threads: Some(threads) })
     }
 
@@ -353,7 +352,10 @@ impl<R: Route + ?Sized + 'static> Device<R> {
     /// if [`Route::started`] was. Takes at most twice [`DeviceConfig::drain_timeout`] and a few seconds.
     ///
     /// # Errors
-    /// [`Error::StopTimedOut`] when the route or the observer hangs in a call; the threads are then left behind.
+    /// [`Error::StopTimedOut`] when the route or the observer hangs in a call; the threads are then left behind, and end when that
+    /// returns. [`Error::Unanswered`] when storage has not answered. After either, operations may be under way, or be begun, that
+    /// were asked for before: nothing may be written to the image, nor guest memory be used for anything else, while this
+    /// process lives.
     pub fn stop(mut self) -> Result<Box<R>, Error> {
         self.shut_down()
     }
@@ -365,11 +367,16 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let patience = self.drain_timeout + Duration::from_secs(2);
         let timed_out = |_: RecvTimeoutError| Error::StopTimedOut { name: name.clone(), waited: begun.elapsed() };
         threads.control.stop();
-        threads.control_ended.recv_timeout(patience).map_err(timed_out)?;
+        let control_ended = threads.control_ended.recv_timeout(patience);
+        // Whatever it hangs in, it does not go on after that.
         self.handle.mailbox.post(Box::new(Worker::quit));
-        let route = threads.route.recv_timeout(patience).map_err(timed_out)?;
+        control_ended.map_err(timed_out)?;
+        let (route, operations) = threads.ended.recv_timeout(patience).map_err(timed_out)?;
         let _ = threads.control_thread.join();
         let _ = threads.worker_thread.join();
+        if operations > 0 {
+            return Err(Error::Unanswered { name, operations, waited: begun.elapsed() });
+        }
         Ok(route)
     }
 }

@@ -64,6 +64,17 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// The device has stopped, and storage has not answered all that it was asked for: that is under way still, on the image and in
+    /// guest memory.
+    #[error("the device {name} is stopped, and storage has not answered {operations} operations for {waited:?}")]
+    Unanswered {
+        /// The device.
+        name: String,
+        /// How many.
+        operations: usize,
+        /// How long they were waited for.
+        waited: Duration,
+    },
 }
 
 impl Error {

@@ -412,11 +412,14 @@ fn a_route_that_hangs_does_not_hang_who_stops_the_device() {
     config.drain_timeout = Duration::from_millis(100);
     let (release, stuck) = std::sync::mpsc::channel();
     let (enters, entered) = std::sync::mpsc::channel();
+    let image = Arc::downgrade(&config.image);
     let device = Device::start(config, Box::new(Stuck(stuck, enters)), VmMemory::new(), Arc::new(())).unwrap();
     let mut front_end = connect(&place, FrontEndOptions::default());
     front_end.start().unwrap();
     entered.recv_timeout(ANSWER_TIMEOUT).unwrap();
     let error = device.stop().err().expect("the route hangs");
     assert!(matches!(error, Error::StopTimedOut { .. }), "{error}");
+    assert!(image.upgrade().is_some(), "its thread has the image");
     drop(release);
+    eventually("the end of its thread, which goes on no further than it has to", || image.upgrade().is_none());
 }

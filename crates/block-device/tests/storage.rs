@@ -2,7 +2,7 @@
 
 mod common;
 
-use block_device::{CacheMode, Image, ImageKind, ImageOptions};
+use block_device::{CacheMode, Error, Image, ImageKind, ImageOptions};
 use common::{MIB, Place, disk, open, pattern, rig, start};
 use guest_memory::{CopyOnWrite, PageId, VmMemory};
 use std::collections::BTreeSet;
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_IO_ERROR, STATUS_OK, TestDisk, Transfer};
+use test_storage::TestStorage;
 
 /// A mounted file system or attached device, taken down when dropped.
 struct Undo(Command);
@@ -505,5 +506,53 @@ fn images_on_other_file_systems() {
         }
         drop(disk);
         device.stop().unwrap();
+    }
+}
+
+/// What storage has not answered is under way still, or asked for yet, when the device was stopped in vain: whoever stopped it must know,
+/// because nothing may be written beside that.
+#[test]
+fn storage_that_does_not_answer_is_no_orderly_end() {
+    for is_block_device in [false, true] {
+        let backing = Place::new(8 * MIB);
+        let storage = match TestStorage::new(&backing.image()) {
+            Ok(storage) => storage,
+            Err(error) => return eprintln!("left out: {error}"),
+        };
+        let mut path = storage.image();
+        let mut undo = None;
+        if is_block_device {
+            let Some(name) = attempt(&["losetup", "--find", "--show", path.to_str().unwrap()]) else { return };
+            undo = Some(Undo(command(&["losetup", "-d", &name])));
+            path = PathBuf::from(name);
+        }
+        let place = Place::new(0);
+        let image = open(&path, CacheMode::Direct);
+        let kept = Arc::downgrade(&image);
+        let (device, _) = start(&place, image, |config, _| config.drain_timeout = Duration::from_millis(300));
+        let mut disk = disk(&place, FrontEndOptions::default());
+        let data = disk.front_end.ram.take(8 * 4096, 4096);
+        storage.hold_writes(1);
+        for block in 0..8 {
+            disk.submit(0, block * 8, &Transfer::Write(vec![(data + block * 4096, 4096)])).unwrap();
+        }
+        disk.kick(0).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while storage.held_writes() == 0 {
+            assert!(Instant::now() < deadline, "nothing is written");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let error = device.stop().err().expect("something is under way");
+        // Some file systems have the thread wait itself.
+        let hangs = matches!(error, Error::StopTimedOut { .. });
+        assert!(hangs || matches!(error, Error::Unanswered { operations: 1.., .. }), "{error}");
+        assert!(!is_block_device || !hangs, "{error}");
+        Image::open(&path, ImageOptions::default()).expect_err("in use as long as this is so");
+        storage.release_writes();
+        while hangs && kept.upgrade().is_some() {
+            assert!(Instant::now() < deadline, "a thread that hung goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(undo);
     }
 }

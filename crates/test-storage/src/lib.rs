@@ -1,5 +1,5 @@
-//! Storage for tests and benches: one image file behind FUSE, whose writes and flushes fail on demand and whose flushes
-//! take as long as a medium would.
+//! Storage for tests and benches: one image file behind FUSE, whose writes and flushes fail on demand, whose writes are not answered
+//! on demand, and whose flushes take as long as a medium would.
 //!
 //! Everything else goes straight to the backing file, so that what a program did to the image can be judged there. Must
 //! never be what a product path depends on; needs /dev/fuse and the right to mount (root, or fusermount3).
@@ -43,6 +43,23 @@ struct Controls {
     failures: AtomicU64,
     /// What was there before each write since the last flush, in order; nothing while it is not asked for.
     before: Mutex<Option<Vec<Before>>>,
+    silence: Mutex<Silence>,
+}
+
+/// Writes that are not answered for now.
+#[derive(Debug, Default)]
+struct Silence {
+    /// Of those to come.
+    wanted: u64,
+    held: Vec<Held>,
+}
+
+/// A write that nobody was answered.
+#[derive(Debug)]
+struct Held {
+    offset: u64,
+    data: Vec<u8>,
+    reply: ReplyWrite,
 }
 
 /// A mounted image.
@@ -104,6 +121,28 @@ impl TestStorage {
         self.controls.fail_flushes.store(fail, Ordering::SeqCst);
     }
 
+    /// Holds the next so many writes: they are carried out and answered with [`TestStorage::release_writes`], and not before. Those that
+    /// come after them are not held, as on storage that has more than one path.
+    pub fn hold_writes(&self, count: u64) {
+        self.controls.silence.lock().expect("no panic under this lock").wanted = count;
+    }
+
+    /// Writes that are held.
+    pub fn held_writes(&self) -> usize {
+        self.controls.silence.lock().expect("no panic under this lock").held.len()
+    }
+
+    /// Carries out what is held, and holds nothing more.
+    pub fn release_writes(&self) {
+        let silence = std::mem::take(&mut *self.controls.silence.lock().expect("no panic under this lock"));
+        for Held { offset, data, reply } in silence.held {
+            match self.backing.write_all_at(&data, offset) {
+                Ok(()) => reply.written(data.len() as u32),
+                Err(error) => reply.error(error.into()),
+            }
+        }
+    }
+
     /// From now on remembers what a loss of power would take back.
     pub fn remember_unflushed(&self) {
         *self.controls.before.lock().expect("no panic under this lock") = Some(Vec::new());
@@ -148,6 +187,7 @@ const UNMOUNT_PATIENCE: Duration = Duration::from_secs(10);
 impl Drop for TestStorage {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else { return };
+        self.release_writes();
         let begun = Instant::now();
         let unmounted = loop {
             match rustix::mount::unmount(self.mounted_at.path(), UnmountFlags::empty()) {
@@ -221,8 +261,8 @@ impl Filesystem for Image {
     }
 
     fn open(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Nothing is kept in the page cache above us: what is asked is what happens.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+        // Nothing is kept in the page cache above us: what is asked is what happens. Nor does a write wait for another one.
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
     }
 
     fn read(
@@ -263,6 +303,14 @@ impl Filesystem for Image {
         self.controls.writes.fetch_add(1, Ordering::SeqCst);
         if self.fails(&self.controls.fail_writes) {
             return reply.error(Errno::EIO);
+        }
+        {
+            let mut silence = self.controls.silence.lock().expect("no panic under this lock");
+            if silence.wanted > 0 {
+                silence.wanted -= 1;
+                silence.held.push(Held { offset, data: data.to_vec(), reply });
+                return;
+            }
         }
         let mut before = self.controls.before.lock().expect("no panic under this lock");
         if let Some(before) = &mut *before {
@@ -324,6 +372,19 @@ mod tests {
         file.sync_data().expect("a flush");
         assert_eq!(std::fs::read(&backing).expect("the backing file")[512..1024], [9; 512]);
         assert_eq!((storage.writes(), storage.flushes(), storage.failures()), (1, 1, 0));
+
+        storage.hold_writes(1);
+        std::thread::scope(|threads| {
+            let held = threads.spawn(|| file.write_all_at(&[8; 512], 2048));
+            while storage.held_writes() == 0 {
+                std::thread::yield_now();
+            }
+            file.write_all_at(&[6; 512], 2048).expect("the next one is not held");
+            assert!(!held.is_finished());
+            storage.release_writes();
+            held.join().expect("no panic").expect("a write");
+        });
+        assert_eq!(std::fs::read(&backing).expect("the backing file")[2048..2560], [8; 512], "it lands last");
 
         storage.set_fail_writes(true);
         storage.set_fail_flushes(true);

@@ -44,13 +44,18 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use supervision::{Kept, Said};
 use throttle::{Limits, Throttle};
 use trace::Trace;
 use watched::Watched;
 use write_log::WriteLog;
+
+/// How long storage may take for what a dead worker has asked for, before that is said.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// What a VM is made from.
 #[derive(Clone, Debug)]
@@ -112,6 +117,8 @@ pub struct Vm {
     pub moments: Arc<Moments>,
     /// What is to be done when nothing can go wrong any more, and nobody was let in yet.
     at_doors: Mutex<Option<AtDoors>>,
+    /// Devices that have been started and have not ended in order.
+    living: Arc<AtomicUsize>,
     /// Its guest's memory.
     pub memory: Arc<VmMemory>,
     /// Its journals.
@@ -134,7 +141,7 @@ struct Resumed {
 pub struct Serving {
     /// Who has connected.
     pub observer: Arc<VmObserver>,
-    devices: Vec<Device<dyn Route>>,
+    devices: Devices,
     /// The VMM ended while there was no worker: nobody comes any more.
     pub vmm_is_gone: bool,
     /// The disks, in order.
@@ -143,6 +150,35 @@ pub struct Serving {
     pub doors: change::Doors,
     /// The sockets that were made just now.
     pub opened: Vec<PathBuf>,
+}
+
+/// The devices of a VM, which whoever drops them has stopped.
+struct Devices {
+    devices: Vec<Device<dyn Route>>,
+    living: Arc<AtomicUsize>,
+}
+
+impl Devices {
+    fn push(&mut self, device: Device<dyn Route>) {
+        self.living.fetch_add(1, Ordering::SeqCst);
+        self.devices.push(device);
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        let mut devices = std::mem::take(&mut self.devices).into_iter();
+        while let Some(device) = devices.next() {
+            match device.stop() {
+                Ok(_) => drop(self.living.fetch_sub(1, Ordering::SeqCst)),
+                Err(error) => {
+                    log::error!("{error}");
+                    // This process is at its end ([`Vm::end_beside_devices`]): the others are not waited for.
+                    devices.by_ref().for_each(std::mem::forget);
+                }
+            }
+        }
+    }
 }
 
 /// Who starts the VMM.
@@ -321,6 +357,25 @@ fn wait_for_end(pipe: &OwnedFd) -> anyhow::Result<()> {
     }
 }
 
+/// Until what is given is dropped, a worker waits for the end of what the one before it has asked of storage: says so, once, if that does
+/// not come.
+fn say_if_it_takes_long(name: &str) -> Sender<()> {
+    let (waits, is_over) = channel();
+    let sentence = format!(
+        "vm {name}: this worker waits until storage has answered all that the one before it asked for; what its guest is owed is kept \
+         until then (or another process has byte 1000 of an image locked for writing: see /proc/locks)"
+    );
+    let told = log_context::spawn(std::thread::Builder::new().name("waiting".to_owned()), move || {
+        if is_over.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+            log::warn!("{sentence}");
+        }
+    });
+    if let Err(error) = told {
+        log::debug!("no thread to say that something is waited for: {error}");
+    }
+    waits
+}
+
 fn connect_models(
     options: &VmOptions,
     attached: &[Attached],
@@ -455,6 +510,7 @@ impl Vm {
             leftover: Mutex::default(),
             moments: Arc::default(),
             at_doors: Mutex::default(),
+            living: Arc::default(),
             name: options.name.clone(),
             attached,
             images,
@@ -494,6 +550,7 @@ impl Vm {
         let mut taken = |key: &str| kept.take(key).with_context(|| format!("the supervisor does not have its {key}"));
         let (_, is_done) = taken("under way")?;
         let mut steps = vec![("to hear what was kept", Instant::now())];
+        let waiting = say_if_it_takes_long(&options.name);
         wait_for_end(&is_done)?;
         steps.push(("until its process was gone", Instant::now()));
         let mut attached = options.attach()?;
@@ -512,6 +569,7 @@ impl Vm {
             change::await_idle(&words, &file, &disk.options.path)?;
             files.push((words, file));
         }
+        drop(waiting);
         steps.push(("until nothing was under way", Instant::now()));
         let mut images = Vec::new();
         for (disk, (words, file)) in attached.iter().zip(files) {
@@ -588,6 +646,7 @@ impl Vm {
             leftover,
             moments,
             at_doors: Mutex::default(),
+            living: Arc::default(),
             resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
             memory,
             journals,
@@ -611,8 +670,26 @@ impl Vm {
         self.journals.directory().path()
     }
 
+    /// Ends this process as if it had been killed, if a device has not ended in order. What that device was asked for may be under way
+    /// still, or be asked for yet by a thread that hangs: what is written beside it could be overwritten by what is older (rule 3 of
+    /// ARCHITECTURE.md), and guest pages that are given back would be written to the image as zeros. The supervisor has what it had:
+    /// the next worker waits until nothing of this one is under way, sees that the VMM is gone, and does what this one was to do.
+    fn end_beside_devices(&self) {
+        let living = self.living.load(Ordering::SeqCst);
+        if living > 0 {
+            log::error!(
+                "vm {}: storage does not answer ({living} disks are not done), and nothing is brought home beside what is under way: \
+                 this worker ends, and the next one waits for storage; what is owed is kept in {}",
+                self.name,
+                self.directory().display()
+            );
+            std::process::exit(i32::from(crate::exit::FAILED));
+        }
+    }
+
     /// Gives up before any VMM could connect: nothing is owed.
     pub fn abandon(self) {
+        self.end_beside_devices();
         self.journals.directory().remove();
         self.clear();
     }
@@ -682,7 +759,7 @@ impl Vm {
         });
         let mut serving = Serving {
             observer,
-            devices: Vec::new(),
+            devices: Devices { devices: Vec::new(), living: Arc::clone(&self.living) },
             vmm_is_gone,
             attachments: Vec::new(),
             doors: Doors::default(),
@@ -790,12 +867,13 @@ impl Vm {
     }
 
     /// Leaves a guest that goes on under the next process, after [`Serving::stop`]. Nothing of it is held here:
-    /// [`Journals::check_left`] said so.
+    /// [`Journals::check_left`] said so. Where something is under way this does not return.
     ///
     /// # Errors
     /// When storage or the trace fails; the VM is left all the same.
     pub fn leave(mut self) -> anyhow::Result<()> {
         debug_assert!(self.journals.check_left().is_ok());
+        self.end_beside_devices();
         let flushed = self.journals.flush_images();
         drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
@@ -805,11 +883,12 @@ impl Vm {
         written
     }
 
-    /// Recovers; nothing of the VM runs any more. Writes the report, and removes the directory if nothing is owed.
+    /// Recovers; nothing of the VM runs any more, or this does not return (`end_beside_devices`). Writes the report, and removes the directory if nothing is owed.
     ///
     /// # Errors
     /// When what is owed cannot be written: it stays, and the sentence says where.
     pub fn finish(mut self, report: Option<&Path>) -> anyhow::Result<()> {
+        self.end_beside_devices();
         drop((self.samples.take(), self.marks.take()));
         // Its guest is no more: nobody goes on with its images.
         self.images.iter().for_each(|image| image.own_locks());
@@ -837,20 +916,16 @@ impl Vm {
 impl Serving {
     /// For asking the devices things.
     pub fn handles(&self) -> Vec<DeviceHandle<dyn Route>> {
-        self.devices.iter().map(Device::handle).collect()
+        self.devices.devices.iter().map(Device::handle).collect()
     }
 
-    /// Drops the connections, and lets what is in flight end.
+    /// Drops the connections, and lets what is in flight end. Where that does not, the VM knows it, and neither recovers nor is left.
     pub fn stop(self) {
         for attachment in &self.attachments {
             // Nobody finds the door any more.
             let _ = std::fs::remove_file(&attachment.socket);
         }
-        for device in self.devices {
-            if let Err(error) = device.stop() {
-                log::error!("{error}");
-            }
-        }
+        drop(self.devices);
     }
 }
 

@@ -522,3 +522,76 @@ fn a_guest_goes_on_over_many_upgrades() {
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &layout, &guest.final_report());
 }
+
+/// A loop device, detached when dropped.
+struct Loop(String);
+
+impl Loop {
+    fn on(image: &std::path::Path) -> Option<Self> {
+        let output = std::process::Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
+        output.status.success().then(|| Loop(text(&output.stdout).trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+/// Storage holds back one write for longer than a worker waits at the end of its VM, and others pass it. Nothing is brought home beside
+/// that: what is held back lands before what is newer, however late.
+fn is_owed_until_storage_answers(name: &str, options: &str, is_beside_it: bool) {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let storage = match TestStorage::new(&image) {
+        Ok(storage) => storage,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    // The disk's thread waits itself for the file; behind a block device other writes go on.
+    let device = if is_beside_it { Loop::on(&storage.image()) } else { None };
+    let path = device.as_ref().map_or_else(|| storage.image(), |device| device.0.clone().into());
+    let layout = overwritten(5);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(bench.spec(name, script, disk_with(&path, options).to_vec())).unwrap();
+    guest.wait_acknowledged("a", 40, LIMIT).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    storage.hold_writes(1);
+    while storage.held_writes() == 0 {
+        assert!(Instant::now() < deadline, "nothing is written home\n{}", guest.stderr());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    guest.kill_qemu().unwrap();
+    let written = storage.writes();
+    while !guest.stderr().contains("storage does not answer") {
+        assert!(Instant::now() < deadline, "it does not end\n{}", guest.stderr());
+        assert!(!guest.stderr().contains("recovered"), "beside what is under way\n{}", guest.stderr());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(storage.writes(), written, "somebody writes beside what is under way\n{}", guest.stderr());
+    storage.release_writes();
+    let status = guest.wait_end(LIMIT).unwrap();
+    assert_eq!(status.code(), Some(KILLED), "{}", guest.stderr());
+    let reported = guest.final_report();
+    bench.assert_area_is_empty();
+    drop((device, storage));
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
+#[test]
+fn nothing_is_brought_home_beside_a_write_that_storage_holds() {
+    is_owed_until_storage_answers("silent-retain", ",placement=retain", false);
+}
+
+#[test]
+fn nor_out_of_a_region_that_others_pass() {
+    let regions = tempfile::tempdir_in("/dev/shm").unwrap();
+    let region = regions.path().join("region");
+    let options = format!(",placement=nvm={},nvm-size=8,nvm-checkpoint=2,nvm-append-home=0", region.display());
+    is_owed_until_storage_answers("silent-nvm", &options, true);
+}

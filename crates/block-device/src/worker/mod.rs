@@ -163,8 +163,8 @@ impl<R: Route + ?Sized> Worker<R> {
         }
     }
 
-    /// Works until told to quit. Returns the route.
-    pub(crate) fn run(mut self) -> Box<R> {
+    /// Works until told to quit. Returns the route, and how many operations storage has not answered: those are under way still.
+    pub(crate) fn run(mut self) -> (Box<R>, usize) {
         self.engine.watch(self.mailbox.descriptor(), TOKEN_MAILBOX);
         if let Some(descriptor) = self.route.wake_descriptor() {
             self.engine.watch(descriptor, TOKEN_ROUTE);
@@ -184,12 +184,13 @@ impl<R: Route + ?Sized> Worker<R> {
                 self.rest();
             }
         }
-        if self.engine.pending() > 0 {
+        let unanswered = self.engine.pending();
+        if unanswered > 0 {
             // The kernel may write to guest memory and to our buffers for as long as it likes: all of it stays.
             std::mem::forget(self.table.take());
             self.engine.abandon();
         }
-        self.route
+        (self.route, unanswered)
     }
 
     /// Ends the worker when what is under way is done, or after the drain timeout.
