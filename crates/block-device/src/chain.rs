@@ -17,6 +17,10 @@ const INDIRECT: u16 = 4;
 /// Descriptors of one chain, at most: data segments, header and status.
 const DESCRIPTORS_MAX: u32 = crate::config_space::SEGMENTS_MAX + 2;
 
+/// Bytes of one chain's buffers, at most: what a request may have, its header and its status. A driver can name the same memory again
+/// and again, and each of its pages is looked at before anything is done ([`MemoryTable::prepare_write`]).
+const BYTES_MAX: u64 = crate::config_space::REQUEST_BYTES_MAX + (64 << 10);
+
 /// Why a chain is no chain: it has no status byte, or none that can be trusted to be one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChainError {
@@ -59,6 +63,8 @@ pub(crate) struct StatusPlace {
 pub(crate) struct Chain {
     pub(crate) readable: Vec<MemorySlice>,
     pub(crate) writable: Vec<MemorySlice>,
+    /// Its buffers have more bytes than any request may have ([`BYTES_MAX`]): nothing of them is here, and the request cannot be done.
+    pub(crate) is_too_much: bool,
     /// The guest address of the first buffer that is not, or not all, in known memory: the request cannot be done.
     pub(crate) unreachable: Option<u64>,
     /// The regions of guest memory that it is in.
@@ -78,6 +84,8 @@ impl Chain {
     ) -> Result<StatusPlace, ChainError> {
         self.readable.clear();
         self.writable.clear();
+        self.is_too_much = false;
+        let mut bytes = 0;
         self.unreachable = None;
         self.regions = RegionSet::default();
         self.table.clear();
@@ -120,7 +128,9 @@ impl Chain {
             } else {
                 return Err(ChainError::Order);
             };
-            if table.slices_in(address, len, slices, &mut self.regions).is_err() {
+            bytes += len as u64;
+            self.is_too_much |= bytes > BYTES_MAX;
+            if !self.is_too_much && table.slices_in(address, len, slices, &mut self.regions).is_err() {
                 // The status byte may be reached all the same, and then the driver can be told.
                 self.unreachable.get_or_insert(address);
             }
@@ -135,7 +145,12 @@ impl Chain {
     fn take_status(&mut self, table: &MemoryTable, last: Option<(u64, usize)>) -> Result<StatusPlace, ChainError> {
         let (start, len) = last.ok_or(ChainError::NoStatus)?;
         let address = start.checked_add(len as u64 - 1).ok_or(ChainError::Status(start))?;
-        let byte = if self.unreachable.is_none() { take_last_byte(&mut self.writable) } else { table.byte(address) };
+        if self.is_too_much {
+            self.readable.clear();
+            self.writable.clear();
+        }
+        let is_whole = self.unreachable.is_none() && !self.is_too_much;
+        let byte = if is_whole { take_last_byte(&mut self.writable) } else { table.byte(address) };
         Ok(StatusPlace { byte: byte.ok_or(ChainError::Status(address))?, address })
     }
 }

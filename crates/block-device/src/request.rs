@@ -64,7 +64,7 @@ pub enum Ask {
 pub(crate) fn parse(chain: &mut Chain, limits: Limits, ranges: &mut Vec<Range>) -> Ask {
     ranges.clear();
     let readable_len = total_len(&chain.readable);
-    if chain.unreachable.is_some() || readable_len < HEADER_BYTES as u64 {
+    if chain.is_too_much || chain.unreachable.is_some() || readable_len < HEADER_BYTES as u64 {
         return Ask::Finish(Status::IoError);
     }
     let mut header = [0u8; HEADER_BYTES];

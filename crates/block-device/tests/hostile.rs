@@ -2,9 +2,13 @@
 
 mod common;
 
-use block_device::{CacheMode, Device};
+use block_device::{CacheMode, Device, DeviceConfig};
+use block_route::PlainRoute;
 use common::{MIB, NotingRoute, Place, disk, open, pattern, rig, start};
-use std::time::Duration;
+use guest_memory::{CopyOnWrite, PageId, VmMemory};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use test_frontend::{
     ANSWER_TIMEOUT, Descriptor, FrontEndOptions, STATUS_IO_ERROR, STATUS_OK, STATUS_UNSUPPORTED, TestDisk, Transfer,
 };
@@ -196,5 +200,59 @@ fn nonsense_in_the_inflight_region_does_no_harm() {
     let (_other, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
     let mut other = common::disk(&place, FrontEndOptions::default());
     still_works(&mut other, 0);
+    device.stop().unwrap();
+}
+
+/// Counts how often a page is looked at before it is written to.
+#[derive(Default)]
+struct Looks(AtomicU64);
+
+impl CopyOnWrite for Looks {
+    fn copy_out(&self, _: PageId) -> bool {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+}
+
+/// A driver can name the same memory again and again. What is done for a request is bounded by the largest one that may be, however much it
+/// names, and whoever asks the device something waits for a bounded part of what there is.
+#[test]
+fn what_is_done_for_a_request_is_bounded() {
+    const BYTES_MAX: u64 = 64 * MIB;
+    let place = Place::new(256 * MIB);
+    let memory = VmMemory::new();
+    let looks = Arc::new(Looks::default());
+    memory.set_copy_on_write(Arc::clone(&looks) as Arc<dyn CopyOnWrite>);
+    let config = DeviceConfig::new("bounded", place.socket(), open(&place.image(), CacheMode::Auto));
+    let device = Device::start(config, Box::new(PlainRoute), Arc::clone(&memory), Arc::new(())).unwrap();
+    let mut disk = disk(&place, FrontEndOptions::default());
+    disk.set_indirect(true);
+    // Its memory is known from here on.
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    let part = 8 * MIB;
+    let data = disk.front_end.ram.take(part, 4096);
+    (data / 4096..(data + part) / 4096).for_each(|page| memory.set_retained(PageId(page as u32), true));
+    for parts in [1, 8, 9, 100, 1024] {
+        let before = looks.0.load(Ordering::SeqCst);
+        let status = disk.request(0, &Transfer::Read(vec![(data, part as u32); parts])).unwrap();
+        let is_legal = parts as u64 * part <= BYTES_MAX;
+        assert_eq!(status, if is_legal { STATUS_OK } else { STATUS_IO_ERROR }, "{parts} parts");
+        let pages = looks.0.load(Ordering::SeqCst) - before;
+        assert!(!is_legal || pages >= parts as u64 * part / 4096, "{parts} parts: only {pages} pages were looked at");
+        // Before the transfer, and when it is answered.
+        assert!(pages <= 2 * BYTES_MAX / 4096 + 16, "{parts} parts: {pages} pages were looked at");
+    }
+    // As much as can be at once: nobody waits for all of it.
+    let handle = device.handle();
+    handle.hold(Some(Instant::now() + Duration::from_secs(600))).unwrap();
+    for _ in 0..16 {
+        disk.submit(0, 0, &Transfer::Read(vec![(data, part as u32); 8])).unwrap();
+    }
+    disk.kick(0).unwrap();
+    let before = handle.counters().passes;
+    handle.hold(None).unwrap();
+    assert!(disk.wait_all(0).unwrap().iter().all(|answer| answer.status == STATUS_OK));
+    let passes = handle.counters().passes - before;
+    assert!(passes >= 4, "a GiB of them in {passes} passes");
     device.stop().unwrap();
 }

@@ -94,6 +94,8 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     flush_after: VecDeque<u32>,
     /// When the last pass began.
     pass_began: Instant,
+    /// Bytes of the buffers of what it has taken.
+    pass_bytes: u64,
     /// Requests that wait until a page can be written to.
     patient: Patient,
     log_limit: LogLimit,
@@ -151,6 +153,7 @@ impl<R: Route + ?Sized> Worker<R> {
             ranges: Vec::new(),
             flush_after: VecDeque::new(),
             pass_began: Instant::now(),
+            pass_bytes: 0,
             patient: Patient::default(),
             log_limit: LogLimit::default(),
             missed_memory: false,

@@ -22,6 +22,9 @@ const PARTS_MAX: usize = 1024;
 const WAITING_MAX: usize = 256;
 /// Requests taken in one pass.
 const PASS_MAX: usize = 256;
+/// Bytes of their buffers, after which no more is taken in one pass: each of their pages is looked at, and whoever asks the worker
+/// something waits for the end of the pass.
+const PASS_BYTES_MAX: u64 = 256 << 20;
 
 impl<R: Route + ?Sized> Worker<R> {
     /// Whether so much is under way that nothing more is taken.
@@ -35,6 +38,7 @@ impl<R: Route + ?Sized> Worker<R> {
             return false;
         }
         let mut taken = 0;
+        self.pass_bytes = 0;
         // One look at the clock for all that this pass takes.
         self.pass_began = Instant::now();
         if self.debt(self.pass_began).is_some() {
@@ -59,7 +63,8 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     fn take_from(&mut self, index: u16, taken: &mut usize) -> Result<(), RingError> {
-        while *taken < PASS_MAX && !self.congested() && self.debt(self.pass_began).is_none() {
+        let has_enough = |worker: &Self, taken| taken >= PASS_MAX || worker.pass_bytes >= PASS_BYTES_MAX;
+        while !has_enough(self, *taken) && !self.congested() && self.debt(self.pass_began).is_none() {
             let ring = &mut self.rings[usize::from(index)];
             let Some(running) = ring.running.as_mut().filter(|_| !ring.broken) else { return Ok(()) };
             let Some((head, again)) = running.pop()? else { return Ok(()) };
@@ -89,6 +94,7 @@ impl<R: Route + ?Sized> Worker<R> {
         };
         // The pages that are used for this request, asked for before anything is done for it: here it can wait.
         let (table, chain) = (&running.table, &self.chain);
+        self.pass_bytes += total_len(&chain.readable) + total_len(&chain.writable);
         let prepared =
             chain.writable.iter().chain([&status_place.byte]).try_for_each(|slice| table.prepare_write(slice));
         let prepared = prepared.and_then(|()| chain.readable.iter().try_for_each(|slice| table.prepare_read(slice)));
