@@ -98,12 +98,14 @@ pub fn mark_under_way(worked: &File, other: &File) -> io::Result<bool> {
     is_locked_by_others(other, UNDER_WAY)
 }
 
-/// Waits until nothing is under way on an image that somebody else has marked ([`mark_under_way`]). `image` must be open for writing.
+/// Waits until nothing is under way on an image that somebody else has marked ([`mark_under_way`]). Who only reads the image may lock
+/// that byte as well, for as long as he likes, and is not waited for: a shared lock is asked for, which the exclusive one of the mark
+/// keeps out and no other shared one does.
 ///
 /// # Errors
 /// When the file system has no such locks.
 pub fn await_idle(image: &File) -> io::Result<()> {
-    let wanted = range(libc::F_WRLCK, UNDER_WAY, 1);
+    let wanted = range(libc::F_RDLCK, UNDER_WAY, 1);
     loop {
         // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLKW reads.
         match unsafe { libc::fcntl(image.as_raw_fd(), libc::F_OFD_SETLKW, &raw const wanted) } {
@@ -190,5 +192,33 @@ mod tests {
         assert!(mark_under_way(&open(), &locked).is_ok(), "whoever waited has nothing of it");
         let reader = File::open(image.path()).expect("opened");
         mark_under_way(&reader, &locked).expect_err("it cannot be written to");
+    }
+
+    /// Whoever may read an image can have a shared lock on any byte of it, and can have waited for that while the image was worked on.
+    #[test]
+    fn nobody_who_only_reads_an_image_is_waited_for() {
+        let image = tempfile::NamedTempFile::new().expect("an image");
+        let open = || File::options().read(true).write(true).open(image.path()).expect("opened");
+        let (worked, locked) = (open(), open());
+        assert!(mark_under_way(&worked, &locked).expect("marked"));
+        let reader = File::open(image.path()).expect("opened");
+        let reading = {
+            let reader = reader.try_clone().expect("a descriptor");
+            let wanted = range(libc::F_RDLCK, UNDER_WAY, 1);
+            // SAFETY: the descriptor is open and the argument is the structure that F_OFD_SETLKW reads.
+            std::thread::spawn(move || unsafe {
+                libc::fcntl(reader.as_raw_fd(), libc::F_OFD_SETLKW, &raw const wanted)
+            })
+        };
+        let (is_idle, idle) = channel();
+        let waiting = std::thread::spawn(move || is_idle.send(await_idle(&locked).is_ok()));
+        idle.recv_timeout(Duration::from_millis(50)).expect_err("something is under way");
+        drop(worked);
+        assert_eq!(reading.join().expect("no panic"), 0, "the reader has its lock, and keeps it");
+        assert!(idle.recv_timeout(Duration::from_secs(30)).expect("it waits for the reader"));
+        waiting.join().expect("no panic").expect("somebody listens");
+        // It has let go of what it asked for.
+        drop(reader);
+        assert!(mark_under_way(&open(), &open()).expect("marked"));
     }
 }
