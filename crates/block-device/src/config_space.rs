@@ -20,6 +20,10 @@ pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const RANGE_SECTORS_MAX: u32 = (1 << 30) / SECTOR_BYTES as u32;
 /// The most segments of one discard or write-zeroes request.
 pub(crate) const RANGES_MAX: u32 = 32;
+/// What the guest is told of a write-zeroes request: one segment of 64 MiB. Storage may have to write as much, and then it is as large as
+/// the largest write. Guests that began under an earlier worker were told more ([`RANGE_SECTORS_MAX`]), which stays allowed.
+const ZEROES_SECTORS_MAX: u32 = (REQUEST_BYTES_MAX / SECTOR_BYTES) as u32;
+const ZEROES_RANGES_MAX: u32 = 1;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -74,8 +78,8 @@ pub(crate) fn config_space(image: &Image, segments_max: u32, queues: u16) -> [u8
     put(36, &RANGE_SECTORS_MAX.to_le_bytes());
     put(40, &RANGES_MAX.to_le_bytes());
     put(44, &(physical_bytes / SECTOR_BYTES as u32).max(block_sectors).to_le_bytes());
-    put(48, &RANGE_SECTORS_MAX.to_le_bytes());
-    put(52, &RANGES_MAX.to_le_bytes());
+    put(48, &ZEROES_SECTORS_MAX.to_le_bytes());
+    put(52, &ZEROES_RANGES_MAX.to_le_bytes());
     put(56, &[u8::from(image.discard())]);
     bytes
 }

@@ -256,3 +256,31 @@ fn what_is_done_for_a_request_is_bounded() {
     assert!(passes >= 4, "a GiB of them in {passes} passes");
     device.stop().unwrap();
 }
+
+/// Storage may have to write the zeros: they count as what is written, and the guest is told of no zeroing that is larger than a write.
+#[test]
+fn zeroing_is_bounded_as_writing_is() {
+    for (transfer, counts) in [
+        (Transfer::WriteZeroes(vec![(0, 8192, 0)]), true),
+        (Transfer::WriteZeroes(vec![(0, 4096, 1), (8192, 4096, 1)]), true),
+        (Transfer::Discard(vec![(0, 8192, 0)]), false),
+    ] {
+        let place = Place::new(8 * MIB);
+        // Nothing comes back during the test.
+        let bytes = throttle::Bound { per_second: 1024, burst: 65536 };
+        let bound = throttle::Limits { bytes: Some(bytes), ..throttle::Limits::default() };
+        let throttle = throttle::Throttle::new(bound, Instant::now());
+        let (device, _) = start(&place, open(&place.image(), CacheMode::Auto), |config, _| {
+            config.throttle = Some(throttle.clone());
+        });
+        let mut disk = disk(&place, FrontEndOptions::default());
+        let number = |bytes: Vec<u8>| u32::from_le_bytes(bytes.try_into().unwrap());
+        assert_eq!(number(disk.front_end.config(48, 4).unwrap()), (64 * MIB / 512) as u32);
+        assert_eq!(number(disk.front_end.config(52, 4).unwrap()), 1);
+        assert_eq!(disk.request(0, &transfer).unwrap(), STATUS_OK, "{transfer:?}");
+        let debt = throttle.wait(Instant::now()).unwrap_or_default();
+        assert_eq!(debt > Duration::from_secs(2000), counts, "{transfer:?}: {debt:?}");
+        drop(disk);
+        device.stop().unwrap();
+    }
+}
