@@ -125,9 +125,7 @@ impl Record {
             if word.load(Ordering::SeqCst) >= now {
                 continue;
             }
-            let noted = self.file.write_all_at(&now.to_le_bytes(), HEADER_BYTES + 2 * block);
-            word.store(now, Ordering::SeqCst);
-            if let Err(error) = noted {
+            if let Err(error) = self.file.write_all_at(&now.to_le_bytes(), HEADER_BYTES + 2 * block) {
                 self.is_broken.store(true, Ordering::SeqCst);
                 log::warn!(
                     "what is written to an image cannot be noted any more ({error}): the next snapshot has to be a whole one"
@@ -137,6 +135,8 @@ impl Record {
                     log::error!("a record that is worth nothing cannot be called so: {error}");
                 }
             }
+            // Last: whoever sees it passes without a look at the file, which says it by now, or that it says nothing.
+            word.store(now, Ordering::SeqCst);
         }
     }
 
@@ -164,6 +164,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
 
     fn all(set: &BlockSet, count: u64) -> Vec<u64> {
         (0..count).filter(|block| set.contains(*block)).collect()
@@ -206,6 +207,42 @@ mod tests {
         whole.write_all_at(BROKEN, 0).expect("written");
         assert!(Record::adopt(whole.into(), 1).is_err());
         assert!(Record::adopt(tempfile::tempfile().expect("a file").into(), 1).is_err());
+    }
+
+    thread_local! {
+        /// The record that this thread notes something in, and what its word said whenever a line was logged of that.
+        static NOTED: RefCell<(Option<Arc<Record>>, Vec<u16>)> = const { RefCell::new((None, Vec::new())) };
+    }
+
+    struct Lines;
+
+    impl log::Log for Lines {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, _: &log::Record<'_>) {
+            NOTED.with_borrow_mut(|(record, seen)| {
+                seen.extend(record.as_ref().map(|record| record.piece(0)[7].load(Ordering::SeqCst)));
+            });
+        }
+
+        fn flush(&self) {}
+    }
+
+    /// Another thread that finds a block noted writes it at once: by then the file has it, or says that it says nothing.
+    #[test]
+    fn nobody_passes_before_a_record_that_cannot_be_written_says_so() {
+        log::set_logger(&Lines).expect("the only one");
+        log::set_max_level(log::LevelFilter::Warn);
+        let unwritable = File::open("/dev/null").expect("opened to be read only");
+        let record = Arc::new(Record { file: unwritable, ..Record::new().expect("a record") });
+        NOTED.with_borrow_mut(|(noted, _)| *noted = Some(Arc::clone(&record)));
+        record.note(7 * BLOCK_BYTES, 1);
+        // Once before the file is marked, and once because that failed, too.
+        assert_eq!(NOTED.with_borrow(|(_, seen)| seen.clone()), [0, 0]);
+        assert_eq!(record.piece(0)[7].load(Ordering::SeqCst), record.epoch(), "noted all the same: it is broken");
+        assert!(record.is_broken());
     }
 
     #[test]
