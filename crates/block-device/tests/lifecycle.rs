@@ -423,3 +423,26 @@ fn a_route_that_hangs_does_not_hang_who_stops_the_device() {
     drop(release);
     eventually("the end of its thread, which goes on no further than it has to", || image.upgrade().is_none());
 }
+
+/// What a route does when a guest begins (it recovers, and scans) changes disks: not while they are held.
+#[test]
+fn a_device_that_is_held_does_not_begin() {
+    let place = Place::new(MIB);
+    let (device, journal) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let handle = device.handle();
+    handle.hold(Some(Instant::now() + Duration::from_secs(600))).unwrap();
+    let mut disk = disk(&place, FrontEndOptions::default());
+    disk.submit(0, 0, &Transfer::Flush).unwrap();
+    disk.kick(0).unwrap();
+    // Each answer comes between two passes.
+    for _ in 0..20 {
+        assert!(handle.is_held().unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(journal.starts(), [], "its route has begun");
+    handle.hold(None).unwrap();
+    assert_eq!(disk.wait_all(0).unwrap().len(), 1);
+    assert_eq!(journal.starts(), [Start::Fresh]);
+    drop(disk);
+    device.stop().unwrap();
+}

@@ -556,3 +556,37 @@ fn storage_that_does_not_answer_is_no_orderly_end() {
         drop(undo);
     }
 }
+
+/// A device that is held is idle when nothing that it took is left, what waits for room included: that goes on whenever there is some.
+#[test]
+fn a_request_that_waits_for_room_is_not_idle() {
+    let place = Place::new(8 * MIB);
+    let memory = VmMemory::new();
+    let asked = Arc::new(Asked { memory: Arc::downgrade(&memory), ..Asked::default() });
+    memory.set_copy_on_write(Arc::clone(&asked) as Arc<dyn CopyOnWrite>);
+    let config = block_device::DeviceConfig::new("waits", place.socket(), open(&place.image(), CacheMode::Auto));
+    let route = Box::new(block_route::PlainRoute);
+    let device = block_device::Device::start(config, route, Arc::clone(&memory), Arc::new(())).unwrap();
+    let handle = device.handle();
+    let mut disk = disk(&place, FrontEndOptions::default());
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    let data = disk.front_end.ram.take(4096, 4096);
+    let page = (data / 4096) as u32;
+    memory.set_retained(PageId(page), true);
+    asked.is_full.store(true, Ordering::SeqCst);
+    disk.submit(0, 0, &Transfer::Read(vec![(data, 4096)])).unwrap();
+    disk.kick(0).unwrap();
+    asked.wait_refused(&[page]);
+    handle.hold(Some(Instant::now() + Duration::from_secs(600))).unwrap();
+    assert!(!handle.is_idle().unwrap(), "a request that was taken is not answered");
+    asked.is_full.store(false, Ordering::SeqCst);
+    let deadline = Instant::now() + test_frontend::ANSWER_TIMEOUT;
+    while !handle.is_idle().unwrap() {
+        assert!(Instant::now() < deadline, "it does not go on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let answers = disk.answers(0).unwrap();
+    assert!(matches!(answers[..], [answer] if answer.status == STATUS_OK), "idle before it was answered: {answers:?}");
+    drop(disk);
+    device.stop().unwrap();
+}

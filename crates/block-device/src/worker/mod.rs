@@ -349,9 +349,9 @@ impl<R: Route + ?Sized> Worker<R> {
         self.held(Instant::now()).is_some()
     }
 
-    /// Whether all that was taken is answered.
+    /// Whether all that was taken is answered. What waits for room was taken, and goes on whoever holds the rings.
     pub(crate) fn is_idle(&self) -> bool {
-        self.tracker.live_chains() == 0 && self.engine.pending() == 0
+        self.tracker.live_chains() == 0 && self.engine.pending() == 0 && !self.has_patient_chains()
     }
 
     fn held(&self, now: Instant) -> Option<Duration> {

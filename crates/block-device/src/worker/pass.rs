@@ -34,14 +34,15 @@ impl<R: Route + ?Sized> Worker<R> {
 
     /// Takes what the rings have. Returns whether there was anything.
     pub(super) fn pass(&mut self) -> bool {
-        if self.active.is_empty() || self.congested() || !self.may_take() {
+        if self.active.is_empty() || self.congested() {
             return false;
         }
         let mut taken = 0;
         self.pass_bytes = 0;
         // One look at the clock for all that this pass takes.
         self.pass_began = Instant::now();
-        if self.debt(self.pass_began).is_some() {
+        // Before the route hears of a start: it recovers then, and scans, which is nothing for disks that are held.
+        if self.debt(self.pass_began).is_some() || !self.may_take() {
             return false;
         }
         let mut position = 0;

@@ -32,6 +32,11 @@ impl<R: Route + ?Sized> Worker<R> {
         !self.patient.chains.is_empty() || self.patient.rings
     }
 
+    /// Whether a request that was taken does.
+    pub(super) fn has_patient_chains(&self) -> bool {
+        !self.patient.chains.is_empty()
+    }
+
     /// A chain that was taken from its ring waits.
     pub(super) fn wait_for_room(&mut self, index: u16, epoch: u32, head: u16, reason: &guest_memory::Error) {
         if !self.has_patient()
