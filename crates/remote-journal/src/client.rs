@@ -203,6 +203,16 @@ impl Client {
         self.done(Message::Close { name: name.to_owned(), epoch, nonce }).await
     }
 
+    /// Gives a log that was begun on this connection another nonce.
+    ///
+    /// # Errors
+    /// When the server refuses: somebody else has the log, or the server is older than this client.
+    pub async fn rename(&mut self, name: &str, epoch: u64, nonce: [u8; 16], next: [u8; 16]) -> Result<(), ClientError> {
+        let question = Message::Rename { name: name.to_owned(), epoch, nonce, next };
+        let kind = question.kind();
+        self.done(question).await.map_err(|error| error.of_kind_unknown(kind))
+    }
+
     /// The client's journals.
     ///
     /// # Errors
@@ -315,6 +325,14 @@ impl BatchSender {
         Ok(self.0.send(&[Message::Close { name: name.to_owned(), epoch, nonce }]).await?)
     }
 
+    /// Gives the log another nonce; the answer comes to the other half.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub async fn rename(&mut self, name: &str, epoch: u64, nonce: [u8; 16], next: [u8; 16]) -> Result<(), ClientError> {
+        Ok(self.0.send(&[Message::Rename { name: name.to_owned(), epoch, nonce, next }]).await?)
+    }
+
     /// Bytes sent so far on this connection, before TLS.
     pub fn sent_bytes(&self) -> u64 {
         self.0.sent_bytes
@@ -328,8 +346,8 @@ pub enum Heard {
     Durable(u64),
     /// It is there.
     Alive,
-    /// The log is over.
-    Closed,
+    /// What it was asked for is done: the log is over, or is called otherwise.
+    Done,
 }
 
 /// Hears of batches.
@@ -346,7 +364,7 @@ impl DurableReceiver {
         match self.reader.message(PAYLOAD_BYTES_MAX, idle, idle).await? {
             Message::Durable { sequence } => Ok(Heard::Durable(sequence)),
             Message::Pong => Ok(Heard::Alive),
-            Message::Done => Ok(Heard::Closed),
+            Message::Done => Ok(Heard::Done),
             Message::Refuse { refusal, reason } => Err(ClientError::Refused { refusal, reason }),
             _ => Err(ClientError::Unexpected),
         }

@@ -187,6 +187,8 @@ pub enum Message {
     },
     /// Client: fence off the writer of this very log.
     TakeLog { name: String, epoch: u64, nonce: [u8; 16] },
+    /// Client: this log, of which the client is the writer, has another nonce from now on.
+    Rename { name: String, epoch: u64, nonce: [u8; 16], next: [u8; 16] },
 }
 
 impl Message {
@@ -211,6 +213,7 @@ impl Message {
             Message::Refuse { .. } => 17,
             Message::BeginAfter { .. } => 18,
             Message::TakeLog { .. } => 19,
+            Message::Rename { .. } => 20,
         }
     }
 
@@ -248,6 +251,12 @@ impl Message {
                 put_bytes(out, name.as_bytes());
                 out.extend_from_slice(&epoch.to_le_bytes());
                 out.extend_from_slice(nonce);
+            }
+            Message::Rename { name, epoch, nonce, next } => {
+                put_bytes(out, name.as_bytes());
+                out.extend_from_slice(&epoch.to_le_bytes());
+                out.extend_from_slice(nonce);
+                out.extend_from_slice(next);
             }
             Message::Take { name } => put_bytes(out, name.as_bytes()),
             Message::Journals(journals) => {
@@ -331,6 +340,12 @@ impl Message {
                 Message::BeginAfter { name, owner, nonce, epoch_min, block_bytes, after }
             }
             19 => Message::TakeLog { name: name(reader)?, epoch: reader.u64()?, nonce: reader.array()? },
+            20 => Message::Rename {
+                name: name(reader)?,
+                epoch: reader.u64()?,
+                nonce: reader.array()?,
+                next: reader.array()?,
+            },
             _ => return None,
         })
     }

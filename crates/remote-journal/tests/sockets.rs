@@ -142,6 +142,39 @@ fn a_live_log_gives_way_to_nobody_who_cannot_name_it() {
     });
 }
 
+/// Once its writer has renamed a log it gives way to the new name alone, also after a restart; who was fenced off renames nothing.
+#[test]
+fn a_renamed_log_gives_way_to_its_new_name() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let (old, new, other) = ([2; 16], [3; 16], [9; 16]);
+    let epoch = run(write(&client_of(&server), "disk", 20)).expect("written");
+    run(async {
+        let options = client_of(&server);
+        let connect = async || Client::connect(&options).await.expect("connects");
+        connect().await.rename("disk", epoch, other, new).await.expect_err("another log");
+        connect().await.rename("disk", epoch + 1, old, new).await.expect_err("another epoch");
+        connect().await.rename("disk", epoch, old, new).await.expect("renamed");
+        connect().await.rename("disk", epoch, old, other).await.expect_err("it is not called that any more");
+    });
+    server.stop();
+    let server = Server::start(options(store.path())).expect("starts again");
+    run(async {
+        let options = client_of(&server);
+        let connect = async || Client::connect(&options).await.expect("connects");
+        let status = connect().await.list().await.expect("listed").remove(0);
+        assert_eq!((status.nonce, status.epoch, status.last), (new, epoch, 20));
+        let log = connect().await.fetch(&status, 1000).await.expect("whole");
+        assert_eq!(log.blocks.len(), 21);
+        connect().await.begin("disk", [1; 16], other, 0, 1024, &[old]).await.expect_err("its old name");
+        connect().await.begin_as_before("disk", [1; 16], other, epoch + 1, 1024).await.expect_err("another epoch");
+        connect().await.take_log("disk", epoch, new).await.expect("taken");
+        let error = connect().await.rename("disk", epoch, new, old).await.expect_err("fenced off");
+        assert!(error.is_fenced(), "{error}");
+        connect().await.begin("disk", [1; 16], other, 0, 1024, &[new]).await.expect("its new name");
+    });
+}
+
 /// What was recovered is kept over a restart, whole, and gives its room back when it is deleted, which needs no force.
 #[test]
 fn a_recovered_log_is_kept_until_the_next_begins() {
@@ -198,7 +231,7 @@ fn an_older_server_is_told_from_a_refusal() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound").to_string();
     let serving = std::thread::spawn(move || {
-        for kind in [18, 19] {
+        for kind in [18, 19, 20] {
             let (mut stream, _) = listener.accept().expect("a client");
             let say = |stream: &mut std::net::TcpStream, message: Message| {
                 let mut frame = Vec::new();
@@ -228,6 +261,9 @@ fn an_older_server_is_told_from_a_refusal() {
         assert!(matches!(error, ClientError::OldServer) && error.to_string().contains("update it"), "{error}");
         let mut client = Client::connect(&options).await.expect("connects");
         let error = client.take_log("disk", 1, [2; 16]).await.expect_err("too old");
+        assert!(matches!(error, ClientError::OldServer), "{error}");
+        let mut client = Client::connect(&options).await.expect("connects");
+        let error = client.rename("disk", 1, [2; 16], [2; 16]).await.expect_err("too old");
         assert!(matches!(error, ClientError::OldServer), "{error}");
     });
     serving.join().expect("it served");

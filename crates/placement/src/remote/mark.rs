@@ -70,6 +70,12 @@ impl RemoteMark {
         }
     }
 
+    /// A mark in a superblock, whether it counts or not.
+    pub(super) fn left_in(block: &[u8]) -> Option<Self> {
+        let (mark, _) = parse(block.get(OFFSET..OFFSET + BYTES)?)?;
+        Some(mark)
+    }
+
     /// The same superblock without any mark.
     pub(crate) fn remove_from(block: &mut [u8]) {
         if block.len() >= SUPERBLOCK_BYTES && block[OFFSET..OFFSET + BYTES].iter().any(|byte| *byte != 0) {
@@ -101,13 +107,20 @@ pub(crate) fn mark_place(block: &[u8], superblock: Option<&Superblock>) -> MarkP
     if mark.iter().all(|byte| *byte == 0) {
         return MarkPlace::Zeros;
     }
+    match parse(mark) {
+        None => MarkPlace::Damaged,
+        Some((_, sequence)) if superblock.sequence != sequence => MarkPlace::OtherSequence,
+        Some((mark, _)) => MarkPlace::Whole(mark),
+    }
+}
+
+/// A whole mark, and the `s_sequence` that it was written for.
+fn parse(mark: &[u8]) -> Option<(RemoteMark, u32)> {
     let (head, crc) = mark.split_at(BYTES - 4);
     if !head.starts_with(MAGIC) || jbd2::crc32c(!0, head).to_le_bytes() != crc {
-        return MarkPlace::Damaged;
-    }
-    if superblock.sequence != u32::from_le_bytes(std::array::from_fn(|index| head[32 + index])) {
-        return MarkPlace::OtherSequence;
+        return None;
     }
     let epoch = u64::from_le_bytes(std::array::from_fn(|index| head[8 + index]));
-    MarkPlace::Whole(RemoteMark { epoch, nonce: std::array::from_fn(|index| head[16 + index]) })
+    let sequence = u32::from_le_bytes(std::array::from_fn(|index| head[32 + index]));
+    Some((RemoteMark { epoch, nonce: std::array::from_fn(|index| head[16 + index]) }, sequence))
 }

@@ -22,6 +22,7 @@
 //! it until the log is opened anew. Where it cannot be read, the log fails as where storage does. A loss of power takes the file
 //! away, and nothing depends on it then.
 
+use super::lineage::Nonce;
 use crate::scan::FoundLogPlace;
 use jbd2::{Kind, SUPERBLOCK_BYTES};
 use std::collections::BTreeMap;
@@ -69,6 +70,9 @@ pub(crate) struct Said {
     pub is_paused: bool,
     /// It is not what it seemed.
     pub is_distrusted: bool,
+    /// What the log was last called on the server before it counted there: storage has it with the mark, and not before. Zeros for
+    /// none, and in what an earlier amberlog wrote.
+    pub named: Nonce,
     /// The guest's, as it wrote it last.
     pub superblock: Vec<u8>,
     /// What the one on storage is if nobody else has written it.
@@ -85,6 +89,7 @@ impl Said {
         bytes.extend_from_slice(&(self.may_be.len() as u32).to_le_bytes());
         let phase = PHASES.iter().position(|phase| *phase == self.phase).unwrap_or_default() as u8;
         bytes.extend_from_slice(&[phase, self.is_stored.into(), self.is_paused.into(), self.is_distrusted.into()]);
+        bytes.extend_from_slice(&self.named);
         bytes.resize(HEAD_BYTES, 0);
         bytes.extend_from_slice(&self.superblock);
         self.may_be.iter().for_each(|superblock| bytes.extend_from_slice(superblock));
@@ -114,6 +119,7 @@ impl Said {
             is_stored: flag(33),
             is_paused: flag(34),
             is_distrusted: flag(35),
+            named: std::array::from_fn(|index| bytes[36 + index]),
             superblock: rest[..superblock].to_vec(),
             may_be: rest[superblock..].chunks(SUPERBLOCK_BYTES).map(<[u8]>::to_vec).collect(),
         };

@@ -16,7 +16,8 @@
 //!   is as we left it ([`shared_storage`]).
 //! * A journal that was taken by somebody else (a higher epoch, or another superblock on storage) is not written to storage
 //!   any more, nor is anything else on its disk: the guest's writes fail.
-//! * Storage says of which log on the server the next one may take the place ([`lineage`]), before the server is asked.
+//! * Storage says of which log on the server the next one may take the place ([`lineage`]), before the server is asked; of one that
+//!   counts it says so only with the mark.
 //! * The log on the server begins nowhere but where the mark says, or before; an image that was copied before the mark was
 //!   last written is told from the true one by that.
 //!
@@ -134,7 +135,19 @@ impl JournalStorage for Disk {
 struct OnStorage {
     /// What it is if nobody else has written it: as we left it, or, where a write failed, as it was before.
     may_be: Vec<Vec<u8>>,
+    /// What it says beside no mark; beside a mark, what it said before, without the logs.
     lineage: Lineage,
+    /// What the log is called on the server that counts, or is about to: the lineage names it when it counts no more.
+    own: Nonce,
+}
+
+impl OnStorage {
+    /// The log on the server does not count any more, or never has: the next one may take its place.
+    fn counts_no_more(&mut self) {
+        if self.own != Nonce::default() {
+            self.lineage.held = std::mem::take(&mut self.own);
+        }
+    }
 }
 
 /// How long after a failure the next attempt comes; each time after twice as long.
@@ -218,7 +231,13 @@ impl Shared {
     fn write_mark(&self, storage: &mut OnStorage, block: &[u8], epoch: u64, nonce: Nonce) -> io::Result<()> {
         self.check(storage)?;
         let mut bytes = RemoteMark { epoch, nonce }.write_into(block)?;
-        storage.lineage.count += 1;
+        storage.own = nonce;
+        storage.lineage = Lineage {
+            held: Nonce::default(),
+            tried: Nonce::default(),
+            count: storage.lineage.count + 1,
+            ..storage.lineage
+        };
         storage.lineage.write_into(&mut bytes);
         self.write_superblock(storage, &bytes)?;
         self.medium.sync()?;
@@ -348,13 +367,22 @@ impl RemoteLog {
         if !said.may_be.contains(&found) {
             return Err(Taken::error());
         }
+        let mut lineage = Lineage::read(&found).unwrap_or_default();
         let (marked, storage_counts) = match RemoteMark::read(&found) {
-            MarkFound::Live(mark) => ((mark.epoch, mark.nonce), false),
+            MarkFound::Live(mark) => {
+                (lineage.held, lineage.tried) = (mark.nonce, Nonce::default());
+                ((mark.epoch, mark.nonce), false)
+            }
             // Where it says that the log is empty, its guest was closing it.
-            _ => (Default::default(), Superblock::decode(&found).is_ok_and(|superblock| !superblock.is_empty())),
+            _ => {
+                if said.named != Nonce::default() {
+                    lineage.held = said.named;
+                }
+                (Default::default(), Superblock::decode(&found).is_ok_and(|superblock| !superblock.is_empty()))
+            }
         };
         let superblock = Superblock::decode(&said.superblock).map_err(io::Error::other)?;
-        *shared.on_storage() = OnStorage { may_be: said.may_be, lineage: Lineage::read(&found).unwrap_or_default() };
+        *shared.on_storage() = OnStorage { may_be: said.may_be, lineage, own: Nonce::default() };
         shared.is_distrusted.store(said.is_distrusted, Ordering::Release);
         {
             let mut state = shared.lock();
@@ -492,7 +520,7 @@ impl RemoteLog {
                 // What an earlier run left there was brought home before the guest began.
                 return Err(Taken::error());
             }
-            *storage = OnStorage { lineage: Lineage::read(&found).unwrap_or_default(), may_be: vec![found] };
+            *storage = OnStorage { lineage: Lineage::of_opened(&found), may_be: vec![found], own: Nonce::default() };
             let mut content = block.to_vec();
             RemoteMark::remove_from(&mut content);
             storage.lineage.write_into(&mut content);
@@ -561,6 +589,7 @@ impl RemoteLog {
                 return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
             }
             shared.unless_taken(shared.check(&storage))?;
+            storage.counts_no_more();
             storage.lineage.write_into(&mut block);
             shared.write_superblock(&mut storage, &block)?;
             shared.medium.sync()?;

@@ -254,7 +254,8 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     let (nonce, after) = say_which_is_next(shared, generation)?;
     let beginning = client.begin(&shared.name, place.file_system_uuid, nonce, epoch_min, place.block_bytes, &after);
     let epoch = unless_over(shared, generation, beginning).await?;
-    shared.on_storage().lineage.begun();
+    // Nothing is changed by this; a server that cannot rename a log says so before all of it is sent.
+    unless_over(shared, generation, client.rename(&shared.name, epoch, nonce, nonce)).await?;
     let (mut sender, mut receiver) = client.into_pipeline();
     let (heard_sender, mut heard) = mpsc::unbounded_channel();
     let hearing = tokio::spawn(async move {
@@ -276,8 +277,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         }
         state.begin_return(epoch, nonce);
     }
-    // The last batch before everything goes to the server.
-    let mut until = 0;
+    let mut switch = Switch { epoch, nonce, until: 0, own: None, is_asked: false, is_renamed: false };
     let mut last_sent = Instant::now();
     let mut last_progress = Instant::now();
     let mut last_sign = Instant::now();
@@ -287,9 +287,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     loop {
         if let Some(ended) = interruption(shared, generation) {
             if matches!(ended, Ended::Over) {
-                let _ = sender.close(&shared.name, epoch, nonce).await;
+                let _ = sender.close(&shared.name, epoch, shared.lock().nonce).await;
                 let closed = tokio::time::timeout(patience.min(Duration::from_secs(1)), async {
-                    while !matches!(heard.recv().await, Some(Ok(Heard::Closed)) | None | Some(Err(_))) {}
+                    while !matches!(heard.recv().await, Some(Ok(Heard::Done)) | None | Some(Err(_))) {}
                 });
                 let _ = closed.await;
             }
@@ -335,10 +335,14 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             sender.ping().await?;
             last_sent = Instant::now();
         }
-        advance(shared, generation, epoch, nonce, &mut until)?;
+        advance(shared, generation, &mut switch)?;
+        if let Some(own) = switch.own.filter(|_| !switch.is_asked) {
+            switch.is_asked = true;
+            sender.rename(&shared.name, epoch, nonce, own).await?;
+        }
         if last_mark.elapsed() > MARK_AGE {
             last_mark = Instant::now();
-            renew_mark(shared, generation, epoch, nonce)?;
+            renew_mark(shared, generation)?;
         }
         let pause = if unsent.is_empty() && !has_more { patience / 4 } else { Duration::ZERO };
         tokio::select! {
@@ -351,7 +355,10 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
                         shared.disk.wake.wake();
                     }
                 }
-                Some(Ok(_)) => last_sign = Instant::now(),
+                Some(Ok(heard)) => {
+                    last_sign = Instant::now();
+                    switch.is_renamed |= heard == Heard::Done;
+                }
                 Some(Err(error)) => return Err(error.into()),
                 None => return Err(Ended::Failed(remote_journal::LinkError::Closed.into())),
             },
@@ -369,21 +376,56 @@ impl Drop for AbortOnDrop {
     }
 }
 
+/// How far a log has come on its way to the server.
+struct Switch {
+    epoch: u64,
+    /// What it was begun as.
+    nonce: Nonce,
+    /// The last batch before everything goes to the server.
+    until: u64,
+    /// What it is called before it counts.
+    own: Option<Nonce>,
+    is_asked: bool,
+    is_renamed: bool,
+}
+
 /// Goes on from `Returning` to `Switching` to `Remote` as soon as that may be.
-fn advance(shared: &Shared, generation: u64, epoch: u64, nonce: [u8; 16], until: &mut u64) -> Result<(), Ended> {
+fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), Ended> {
+    let is_due = {
+        let state = shared.lock();
+        (state.mode == Mode::Returning && state.is_copied()) || state.mode == Mode::Switching
+    };
+    if !is_due {
+        return Ok(());
+    }
+    let mut storage = shared.on_storage();
     {
         let mut state = shared.lock();
         if state.generation != generation {
             return Ok(());
         }
         if state.mode == Mode::Returning && state.is_copied() {
-            *until = state.begin_switch();
+            drop(state);
+            // Whoever has lost the disk renames nothing.
+            shared.check(&storage).map_err(Ended::Storage)?;
+            state = shared.lock();
+            if state.generation != generation || state.mode != Mode::Returning {
+                return Ok(());
+            }
+            switch.until = state.begin_switch();
+            let own = remote_journal::random();
+            // This process, and one that follows it, can name it from now on; storage does when it counts no more.
+            storage.own = own;
+            shared.mirror.iter().for_each(|mirror| mirror.say(|said| said.named = own));
+            switch.own = Some(own);
         }
-        if state.mode != Mode::Switching || state.acknowledged < *until || state.stored_in_flight > 0 {
+        let is_there = switch.is_renamed && state.acknowledged >= switch.until && state.stored_in_flight == 0;
+        if state.mode != Mode::Switching || !is_there {
             return Ok(());
         }
+        state.nonce = storage.own;
     }
-    let mut storage = shared.on_storage();
+    let (epoch, nonce) = (switch.epoch, storage.own);
     let superblock = {
         let state = shared.lock();
         if state.generation != generation || state.mode != Mode::Switching {
@@ -449,14 +491,14 @@ fn say_which_is_next(shared: &Shared, generation: u64) -> Result<(Nonce, Vec<Non
 }
 
 /// Writes the mark once more, with a higher count, and tells the server's log of it. Where that fails nothing is lost.
-fn renew_mark(shared: &Shared, generation: u64, epoch: u64, nonce: Nonce) -> Result<(), Ended> {
+fn renew_mark(shared: &Shared, generation: u64) -> Result<(), Ended> {
     let mut storage = shared.on_storage();
-    let superblock = {
+    let (superblock, epoch, nonce) = {
         let state = shared.lock();
         if state.generation != generation || !state.is_to_be_renewed() {
             return Ok(());
         }
-        state.mirror.superblock()
+        (state.mirror.superblock(), state.epoch, state.nonce)
     };
     let Some(superblock) = superblock else { return Ok(()) };
     match shared.write_mark(&mut storage, &superblock, epoch, nonce) {
@@ -494,6 +536,7 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
             }
         }
         shared.check(&storage)?;
+        storage.counts_no_more();
         let (superblock, blocks, storage_counts) = {
             let mut state = shared.lock();
             if state.generation != generation || state.mode != Mode::FallingBack {

@@ -309,6 +309,9 @@ impl Shared {
                     taken = Some((name.clone(), 0));
                     Question::Take { name, log: Some((epoch, nonce)) }
                 }
+                Message::Rename { name, epoch, nonce, next } => {
+                    Question::Rename { name: own(name), epoch, nonce, next }
+                }
                 Message::List => Question::List { prefix: format!("{identity}/") },
                 Message::Delete { name, even_live } => Question::Delete { name: own(name), even_live },
                 _ => return Err(Ended::OutOfTurn),

@@ -86,6 +86,12 @@ pub(crate) enum Question {
         name: String,
         log: Option<(u64, [u8; 16])>,
     },
+    Rename {
+        name: String,
+        epoch: u64,
+        nonce: [u8; 16],
+        next: [u8; 16],
+    },
     List {
         prefix: String,
     },
@@ -195,6 +201,10 @@ fn answer<M: Medium>(store: &mut Store<M>, question: Question, then: &mut Then) 
             .fence;
             *then = Then::Taken(name, fence);
             Answer::Taken { fence }
+        }
+        Question::Rename { name, epoch, nonce, next } => {
+            store.rename(&name, epoch, nonce, next)?;
+            Answer::Done
         }
         Question::List { prefix } => {
             Answer::List(store.list(&prefix).into_iter().map(|info| status_of(info, &prefix)).collect())

@@ -342,6 +342,19 @@ impl<M: Medium> Store<M> {
         Ok(self.journal(name)?.info())
     }
 
+    /// Gives a live log another nonce: whoever can name it by the one before does not take its place any more.
+    ///
+    /// # Errors
+    /// When the journal holds another log, the writer was fenced off, or there is no room.
+    pub fn rename(&mut self, name: &str, epoch: u64, nonce: [u8; 16], next: [u8; 16]) -> Result<(), StoreError> {
+        let mut record = self.record_of(name, epoch, nonce, epoch)?;
+        if next == nonce {
+            return Ok(());
+        }
+        record.nonce = next;
+        self.change(record)
+    }
+
     /// Drops the log of an epoch: its writer needs it no more.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 use super::network::{Network, Weather};
 use super::world::{BLOCK, client_options, image, small, start_server};
 use crate::disk::Disk as VmDisk;
+use crate::remote::lineage::Lineage;
 use crate::remote::recover::recover_through;
 use crate::remote::state::{Mode, Outcome};
 use crate::remote::tests::Random;
@@ -270,7 +271,8 @@ impl Cluster {
     fn open(&mut self, host: usize) {
         let superblock = self.superblock();
         let (decoded, format) = Superblock::parse(&superblock).expect("a superblock");
-        assert!(decoded.is_empty() && RemoteMark::read(&superblock) == MarkFound::None, "it was recovered");
+        let is_free = matches!(RemoteMark::read(&superblock), MarkFound::None | MarkFound::Stale);
+        assert!(decoded.is_empty() && is_free, "it was recovered, or given up");
         // What nobody was told of is there or not: now it is known.
         for block in BLOCKS {
             let content = self.block(block);
@@ -682,6 +684,107 @@ fn a_copy_does_not_take_the_running_ones_log() {
     assert!(cluster.close(0));
     other.wait_for(0, |mode| mode == Mode::Remote);
     assert!(other.commit(0));
+}
+
+/// What somebody makes of a copy who uses it without the log on the server: `e2fsck -fy`, or, of one that is whole, any kernel.
+fn without_its_log(cluster: &Cluster, image: &[u8]) -> Cluster {
+    let mut copy = Cluster::new();
+    std::fs::write(&copy.path, image).expect("written");
+    copy.place = cluster.place.clone();
+    let mut superblock = copy.superblock();
+    let (decoded, _) = Superblock::parse(&superblock).expect("a superblock");
+    let sequence = if decoded.is_empty() { decoded.sequence } else { decoded.sequence + 1000 };
+    // Both leave what they do not know.
+    SuperblockEdit::new(&mut superblock).expect("a superblock").start(0).errno(0).sequence(sequence).seal();
+    copy.disk.file.write_all_at(&superblock, copy.superblock_at()).expect("written");
+    for block in BLOCKS {
+        let content = copy.block(block);
+        copy.possible.insert(block, vec![content]);
+    }
+    copy.hosts[0].network.lead_to(Some(cluster.remote.address()));
+    copy
+}
+
+/// One host goes to the server, and is copied on its way there, and before, and after. Whichever copy runs under its name then:
+/// the log that counts stays, and so does all that was acknowledged.
+#[test]
+fn no_copy_takes_a_log_that_counts() {
+    let mut steps = 0;
+    while copied_on_its_way(steps, false) {
+        copied_on_its_way(steps, true);
+        steps += 1;
+    }
+    assert!(steps > 3, "going to the server has {steps} steps on storage");
+}
+
+/// Whether it came to that step. `is_cut`: there it is cut off, and comes back later.
+fn copied_on_its_way(step: usize, is_cut: bool) -> bool {
+    let mut cluster = Cluster::new();
+    cluster.what = format!("copied before step {step}, cut off there: {is_cut}");
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0));
+    let read = |cluster: &Cluster| std::fs::read(&cluster.path).expect("read");
+    let mut copies = vec![read(&cluster)];
+    cluster.cut(0);
+    cluster.wait_for(0, |mode| mode == Mode::Storage);
+    assert!(cluster.commit(0));
+    let gate = Arc::clone(&cluster.hosts[0].gate);
+    gate.stop_before(step);
+    cluster.mend(0);
+    let log = &cluster.hosts[0].running.as_ref().expect("it runs").log;
+    let reached = gate.wait_until_stopped(|| matches!(log.try_mode(), Some(Mode::Remote)));
+    copies.push(read(&cluster));
+    if is_cut {
+        cluster.cut(0);
+    }
+    gate.go_on();
+    if is_cut {
+        std::thread::sleep(cluster.timeout);
+        cluster.wait_for(0, |mode| mode == Mode::Storage);
+        copies.push(read(&cluster));
+        cluster.mend(0);
+    }
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0));
+    copies.push(read(&cluster));
+    assert!(cluster.pass(0) && cluster.commit(0));
+    copies.push(read(&cluster));
+    let beside = Lineage::read(&cluster.superblock()).expect("it has one");
+    assert!(cluster.is_marked() && beside.logs().is_empty(), "{}: {beside:?} beside a mark", cluster.what);
+    for (number, image) in copies.iter().enumerate() {
+        let mut copy = without_its_log(&cluster, image);
+        copy.open(0);
+        assert!(copy.commit(0));
+        // Some attempts.
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(copy.mode(0), Mode::Storage, "{}: copy {number} has the server", cluster.what);
+        assert!(cluster.commit(0) && cluster.mode(0) == Mode::Remote, "{}, copy {number}", cluster.what);
+    }
+    cluster.judge();
+    reached
+}
+
+/// An earlier amberlog's mark stands beside a lineage that names the same log.
+#[test]
+fn a_copy_of_an_earlier_amberlogs_disk_does_not_take_its_log() {
+    let mut cluster = Cluster::new();
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0));
+    cluster.kill(0);
+    let mut superblock = cluster.superblock();
+    let MarkFound::Live(mark) = RemoteMark::read(&superblock) else { panic!("it has a mark") };
+    let lineage = Lineage::read(&superblock).expect("it has one");
+    Lineage { held: mark.nonce, ..lineage }.write_into(&mut superblock);
+    cluster.disk.file.write_all_at(&superblock, cluster.superblock_at()).expect("written");
+    let mut copy = without_its_log(&cluster, &std::fs::read(&cluster.path).expect("read"));
+    copy.open(0);
+    assert!(copy.commit(0));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(copy.mode(0), Mode::Storage);
+    // The true one is brought home, and goes on.
+    cluster.judge();
 }
 
 /// A journal that is on storage is anybody's who mounts the disk. Whoever had it does not replay its own over that when its guest
