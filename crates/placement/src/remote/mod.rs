@@ -16,6 +16,7 @@
 //!   is as we left it ([`shared_storage`]).
 //! * A journal that was taken by somebody else (a higher epoch, or another superblock on storage) is not written to storage
 //!   any more, nor is anything else on its disk: the guest's writes fail.
+//! * The server is told that a log is over only where storage says that it does not count: never because nobody here has it any more.
 //! * Storage says of which log on the server the next one may take the place ([`lineage`]), before the server is asked; of one that
 //!   counts it says so only with the mark.
 //! * The log on the server begins nowhere but where the mark says, or before; an image that was copied before the mark was
@@ -180,6 +181,8 @@ struct Shared {
     mirror: Option<Arc<MirrorFile>>,
     /// The journal is not what it seemed ([`crate::distrust`]): every superblock that goes to storage says so.
     is_distrusted: AtomicBool,
+    /// Nobody here has it any more.
+    is_shut_down: AtomicBool,
     /// Something changed, for who waits.
     changed: Condvar,
     /// Something changed, for the thread that ships.
@@ -190,6 +193,10 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under this lock")
+    }
+
+    fn is_shut_down(&self) -> bool {
+        self.is_shut_down.load(Ordering::Acquire)
     }
 
     fn on_storage(&self) -> MutexGuard<'_, OnStorage> {
@@ -413,6 +420,7 @@ impl RemoteLog {
             state: Mutex::new(State::new(Mirror::default())),
             mirror,
             is_distrusted: AtomicBool::new(false),
+            is_shut_down: AtomicBool::new(false),
             changed: Condvar::new(),
             work: tokio::sync::Notify::new(),
             counters: RemoteCounters::default(),
@@ -714,9 +722,12 @@ impl RemoteLog {
     }
 }
 
+/// Whoever lets go of a log says nothing of it: storage says where it is, and the server keeps what it has. The thread writes no
+/// more than what it has begun.
 impl Drop for RemoteLog {
     fn drop(&mut self) {
-        self.shared.lock().is_shut_down = true;
+        // Not under a lock: storage may hang with that, and whoever ends a VM does not wait for it here.
+        self.shared.is_shut_down.store(true, Ordering::Release);
         self.shared.work.notify_one();
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::lineage::Nonce;
-use super::mark::RemoteMark;
+use super::mark::{MarkFound, RemoteMark};
 use super::report::RemoteCounters;
 use super::shared_storage::Taken;
 use super::state::Mode;
@@ -31,6 +31,8 @@ const CHUNK_BLOCKS: usize = 64;
 enum Ended {
     /// The guest closed the log, or opened another.
     Over,
+    /// Nobody here has the log any more, whatever storage says of it.
+    Dropped,
     /// Somebody waits for the log on storage.
     Settle,
     /// Somebody wishes the log on storage, until they wish it back.
@@ -55,7 +57,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
             settle_stored(shared);
             let to_be_completed = {
                 let state = shared.lock();
-                if state.is_shut_down {
+                if shared.is_shut_down() {
                     return;
                 }
                 let is_begun = !state.may_not_begin;
@@ -76,6 +78,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         let started = Instant::now();
         let ended = ship(shared, generation).await;
         let error = match ended {
+            Ended::Dropped => return,
             Ended::Over => {
                 back_off = shared.back_off.min;
                 continue;
@@ -126,7 +129,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 }
             }
             Ended::Paused => log::info!("{}: the journal goes to its own place on storage, as wished", shared.name),
-            Ended::Over | Ended::Settle => {}
+            Ended::Over | Ended::Dropped | Ended::Settle => {}
         }
         if !complete(shared, generation) {
             continue;
@@ -149,7 +152,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         while tokio::time::Instant::now() < until {
             let state_is_urgent = {
                 let state = shared.lock();
-                state.is_shut_down || state.wants_settling || state.is_paused || state.generation != generation
+                shared.is_shut_down() || state.wants_settling || state.is_paused || state.generation != generation
             };
             if state_is_urgent {
                 break;
@@ -196,8 +199,22 @@ fn settle_stored(shared: &Shared) -> bool {
     true
 }
 
+/// Whether storage says, or may say, that this log on the server counts: then the server is not told that it is over, whoever
+/// believes so.
+fn may_count(shared: &Shared, epoch: u64, nonce: Nonce) -> bool {
+    shared.read_superblock().map_or(true, |found| match RemoteMark::read(&found) {
+        MarkFound::Live(mark) => mark == RemoteMark { epoch, nonce },
+        MarkFound::Damaged => true,
+        MarkFound::None | MarkFound::Stale => false,
+    })
+}
+
 /// Tells the server that a log is over. Nothing depends on it: storage says so already.
 async fn tell_closed(shared: &Shared, epoch: u64, nonce: [u8; 16]) {
+    if may_count(shared, epoch, nonce) {
+        log::error!("{}: storage says that the log on the server counts, so the server keeps it", shared.name);
+        return;
+    }
     let telling = async {
         let mut client = Client::connect(&shared.client).await?;
         client.close(&shared.name, epoch, nonce).await
@@ -218,8 +235,10 @@ async fn ship(shared: &Arc<Shared>, generation: u64) -> Ended {
 
 fn interruption(shared: &Shared, generation: u64) -> Option<Ended> {
     let state = shared.lock();
-    if state.generation != generation || state.is_shut_down {
+    if state.generation != generation {
         Some(Ended::Over)
+    } else if shared.is_shut_down() {
+        Some(Ended::Dropped)
     } else if state.wants_settling {
         Some(Ended::Settle)
     } else {
@@ -286,8 +305,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     let mut wire_bytes = 0;
     loop {
         if let Some(ended) = interruption(shared, generation) {
-            if matches!(ended, Ended::Over) {
-                let _ = sender.close(&shared.name, epoch, shared.lock().nonce).await;
+            let nonce = shared.lock().nonce;
+            if matches!(ended, Ended::Over) && !may_count(shared, epoch, nonce) {
+                let _ = sender.close(&shared.name, epoch, nonce).await;
                 let closed = tokio::time::timeout(patience.min(Duration::from_secs(1)), async {
                     while !matches!(heard.recv().await, Some(Ok(Heard::Done)) | None | Some(Err(_))) {}
                 });
@@ -531,7 +551,7 @@ fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         let mut storage = shared.on_storage();
         {
             let state = shared.lock();
-            if state.generation != generation || state.mode != Mode::FallingBack {
+            if shared.is_shut_down() || state.generation != generation || state.mode != Mode::FallingBack {
                 return Ok(());
             }
         }

@@ -102,7 +102,6 @@ pub(crate) struct State {
     pub wants_settling: bool,
     /// The last attempt to reach the server failed.
     pub has_failed_to_connect: bool,
-    pub is_shut_down: bool,
     /// It was gone on with in another process, which may not touch storage yet.
     pub may_not_begin: bool,
     /// Live blocks that are to be sent once, before the server can count.
@@ -143,7 +142,6 @@ impl State {
             renewed_with: 0,
             wants_settling: false,
             has_failed_to_connect: false,
-            is_shut_down: false,
             may_not_begin: false,
             to_copy: VecDeque::new(),
             copied_until: 0,

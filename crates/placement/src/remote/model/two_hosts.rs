@@ -787,6 +787,75 @@ fn a_copy_of_an_earlier_amberlogs_disk_does_not_take_its_log() {
     cluster.judge();
 }
 
+/// A log is let go of, the network and the server being well, while its thread waits for storage: what it does then ends nothing that
+/// counts. Gives whether it came to that step.
+fn dropped_at(act: Act, step: usize) -> bool {
+    let mut cluster = Cluster::new();
+    cluster.what = format!("{act:?}, dropped before step {step}");
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+    if matches!(act, Act::Return) {
+        cluster.cut(0);
+        cluster.wait_for(0, |mode| mode == Mode::Storage);
+        assert!(cluster.commit(0));
+    }
+    let gate = Arc::clone(&cluster.hosts[0].gate);
+    gate.stop_before(step);
+    match act {
+        Act::Return => cluster.mend(0),
+        _ => cluster.hosts[0].network.reset(),
+    }
+    let first = cluster.hosts[0].running.take().expect("it runs");
+    let began = Instant::now();
+    let is_over = || match act {
+        Act::Return => matches!(first.log.try_mode(), Some(Mode::Remote)),
+        _ => began.elapsed() > Duration::from_millis(50) && matches!(first.log.try_mode(), Some(Mode::Remote)),
+    };
+    let reached = gate.wait_until_stopped(is_over);
+    let was_marked = cluster.is_marked();
+    let thread = Arc::downgrade(&first.log.shared);
+    drop(first);
+    let steps = gate.lock().steps.len();
+    gate.go_on();
+    let deadline = Instant::now() + LIMIT;
+    while thread.strong_count() > 0 {
+        assert!(Instant::now() < deadline, "{}: its thread goes on", cluster.what);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let more = gate.lock().steps.len() - steps;
+    assert!(more < 80, "{}: it took {more} more steps", cluster.what);
+    // Somebody else goes on with the disk: all that was acknowledged is there.
+    assert!(cluster.start(1), "{}", cluster.what);
+    assert!(cluster.commit(1));
+    let deadline = Instant::now() + Duration::from_millis(500);
+    while cluster.mode(1) != Mode::Remote && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if cluster.mode(1) != Mode::Remote {
+        // It was about to count: its disk cannot name it, and needs nothing of it.
+        assert!(!was_marked && matches!(act, Act::Return), "{}: nobody can go to the server", cluster.what);
+        let options = client_options(cluster.remote.address(), LIMIT);
+        let mut client = remote_journal::BlockingClient::connect(&options.client).expect("connects");
+        client.delete(&options.name, true).expect("deleted");
+    }
+    cluster.judge();
+    reached
+}
+
+#[test]
+fn who_lets_go_of_a_log_ends_nothing_that_counts() {
+    // All of them in a long run.
+    let is_long = std::env::var_os("AMBERLOG_REMOTE_SEEDS").is_some();
+    for (act, every) in [(Act::Return, 1), (Act::FallBack, if is_long { 1 } else { 4 })] {
+        let mut steps = 0;
+        while dropped_at(act, steps) {
+            steps += every;
+        }
+        assert!(steps > 3, "{act:?} has {steps} steps on storage");
+    }
+}
+
 /// A journal that is on storage is anybody's who mounts the disk. Whoever had it does not replay its own over that when its guest
 /// is gone.
 #[test]
