@@ -296,7 +296,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         }
         state.begin_return(epoch, nonce);
     }
-    let mut switch = Switch { epoch, nonce, until: 0, own: None, is_asked: false, is_renamed: false };
+    let mut switch = Switch { epoch, until: 0, own: None, is_asked: false, is_renamed: false };
     let mut last_sent = Instant::now();
     let mut last_progress = Instant::now();
     let mut last_sign = Instant::now();
@@ -399,8 +399,6 @@ impl Drop for AbortOnDrop {
 /// How far a log has come on its way to the server.
 struct Switch {
     epoch: u64,
-    /// What it was begun as.
-    nonce: Nonce,
     /// The last batch before everything goes to the server.
     until: u64,
     /// What it is called before it counts.
@@ -432,7 +430,7 @@ fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), 
             if state.generation != generation || state.mode != Mode::Returning {
                 return Ok(());
             }
-            switch.until = state.begin_switch();
+            switch.until = state.begin_switch().map_err(Ended::Storage)?;
             let own = remote_journal::random();
             // This process, and one that follows it, can name it from now on; storage does when it counts no more.
             storage.own = own;

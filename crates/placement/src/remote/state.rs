@@ -7,7 +7,9 @@
 //! * Batches are formed in the order of the guest's writes, so that any prefix of them is a state in which the guest's
 //!   journal once was. That is why only commit blocks wait: where they are durable, all before them is.
 //! * On storage a commit block comes after what it commits is durable there, whoever writes it.
-//! * What waits to be sent is bounded: beyond that everything waits, not only commit blocks.
+//! * What waits to be sent is bounded: beyond that everything waits, not only commit blocks. While storage counts and the server is
+//!   catching up nothing waits, and so no content is queued: what is written is noted, and sent from the copy as it is then. Order
+//!   counts from the switch on; before it everything noted is sent.
 //! * A batch's tail passes nothing that the superblock in it, or before it, still needs.
 
 use super::mirror::{Mirror, is_commit};
@@ -24,6 +26,9 @@ const BATCH_BYTES_MAX: usize = 512 << 10;
 /// Bytes of blocks that wait to be sent before every write waits until it is durable: a guest that overwrites its log
 /// without ever committing must not fill our memory.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes of blocks that may be left to be sent when everything goes to the server: commits wait for that.
+const SWITCH_BYTES_MAX: usize = 256 << 10;
 
 /// Where the log's writes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,10 +109,12 @@ pub(crate) struct State {
     pub has_failed_to_connect: bool,
     /// It was gone on with in another process, which may not touch storage yet.
     pub may_not_begin: bool,
-    /// Live blocks that are to be sent once, before the server can count.
-    to_copy: VecDeque<u32>,
-    /// The batch with the last of them.
-    copied_until: u64,
+    /// Live blocks that the server does not have as they are, before it can count; the superblock first.
+    to_copy: BTreeSet<u32>,
+    /// Positions that the superblock has let go of, which the server knows when it is sent.
+    passed_unsent: BTreeSet<u32>,
+    /// The batch with which there was little left of them.
+    copied_until: Option<u64>,
 }
 
 impl State {
@@ -143,8 +150,9 @@ impl State {
             wants_settling: false,
             has_failed_to_connect: false,
             may_not_begin: false,
-            to_copy: VecDeque::new(),
-            copied_until: 0,
+            to_copy: BTreeSet::new(),
+            passed_unsent: BTreeSet::new(),
+            copied_until: None,
         }
     }
 
@@ -221,7 +229,8 @@ impl State {
         self.acknowledged = 0;
         self.renewed_with = 0;
         self.to_copy.clear();
-        self.copied_until = 0;
+        self.passed_unsent.clear();
+        self.copied_until = None;
     }
 
     /// Whether anything became durable on the server since the superblock was last sent anew.
@@ -253,7 +262,7 @@ impl State {
             Mode::Failed => Outcome::Fail,
             Mode::Closed | Mode::Storage | Mode::Returning => {
                 if self.mode == Mode::Returning {
-                    self.push(position, content, Vec::new());
+                    self.to_copy.insert(position);
                 }
                 self.stored_in_flight += 1;
                 Outcome::Store
@@ -324,8 +333,13 @@ impl State {
         }
         self.start = superblock.start;
         self.mirror.pass(Arc::clone(&block), &passed);
-        if matches!(self.mode, Mode::Returning | Mode::Switching | Mode::Remote) {
-            self.push(0, block, passed);
+        match self.mode {
+            Mode::Returning => {
+                self.to_copy.insert(0);
+                self.passed_unsent.extend(passed);
+            }
+            Mode::Switching | Mode::Remote => self.push(0, block, passed),
+            _ => {}
         }
         self.storage_counts() && self.mode != Mode::FallingBack
     }
@@ -383,7 +397,7 @@ impl State {
         }
         let last = self.next_sequence - 1;
         self.held.extend(self.pass_held.drain(..).map(|request| (last, request)));
-        !self.outbox.is_empty()
+        !self.outbox.is_empty() || !self.to_copy.is_empty()
     }
 
     fn form(&mut self, blocks: Vec<Block>) {
@@ -427,21 +441,30 @@ impl State {
     /// # Errors
     /// When the copy cannot be read.
     pub fn copy_some(&mut self) -> io::Result<bool> {
-        let mut bytes = 0;
-        while bytes < self.batch_bytes_max
-            && let Some(position) = self.to_copy.pop_front()
-        {
-            // What a superblock has let go of meanwhile is not needed.
-            if let Some(content) = self.mirror.get(position)? {
-                bytes += content.len();
-                self.push(position, content, Vec::new());
-            }
-        }
+        let bytes = self.push_some(self.batch_bytes_max)?;
         if bytes > 0 {
             self.form_batches();
-            self.copied_until = self.next_sequence - 1;
+        }
+        if self.is_little_left() {
+            self.copied_until.get_or_insert(self.next_sequence - 1);
         }
         Ok(bytes > 0)
+    }
+
+    fn push_some(&mut self, bytes_max: usize) -> io::Result<usize> {
+        let mut bytes = 0;
+        while bytes < bytes_max
+            && let Some(position) = self.to_copy.pop_first()
+        {
+            // What a superblock has let go of meanwhile is not needed.
+            let Some(content) = self.mirror.get(position)? else { continue };
+            bytes += content.len();
+            let passed = if position == 0 { std::mem::take(&mut self.passed_unsent) } else { BTreeSet::new() };
+            // It takes the place of what the server had there before.
+            self.passed_unsent.remove(&position);
+            self.push(position, content, passed.into_iter().collect());
+        }
+        Ok(bytes)
     }
 
     /// Whether [`State::copy_some`] has more to send.
@@ -449,17 +472,33 @@ impl State {
         !self.to_copy.is_empty()
     }
 
-    /// Whether all that was live when the server began the log is durable there.
+    fn is_little_left(&self) -> bool {
+        let block_bytes = self.mirror.superblock().map_or(0, |block| block.len());
+        self.to_copy.len().saturating_mul(block_bytes) <= SWITCH_BYTES_MAX
+    }
+
+    /// Bytes of contents that are queued.
+    #[cfg(test)]
+    pub fn queued_bytes(&self) -> usize {
+        let formed = self.outbox.iter().flat_map(|batch| &batch.blocks);
+        self.pass.iter().map(|(block, _)| block).chain(formed).map(|block| block.content.len()).sum()
+    }
+
+    /// Whether the server has, durably, all but a little of what is live.
     pub fn is_copied(&self) -> bool {
-        self.to_copy.is_empty() && self.acknowledged >= self.copied_until
+        self.is_little_left() && self.copied_until.is_some_and(|until| self.acknowledged >= until)
     }
 
     /// From now on nothing goes to storage. Gives the last batch of what did.
-    pub fn begin_switch(&mut self) -> u64 {
+    ///
+    /// # Errors
+    /// When the copy cannot be read: then nothing has changed.
+    pub fn begin_switch(&mut self) -> io::Result<u64> {
+        self.push_some(usize::MAX)?;
         self.mirror.only_here();
         self.form_batches();
         self.mode = Mode::Switching;
-        self.next_sequence - 1
+        Ok(self.next_sequence - 1)
     }
 
     /// The server has said what is durable; those who waited for it are told, if the server counts already.

@@ -333,6 +333,24 @@ fn recovery_leaves_what_a_complete_journal_would() {
     println!("{seeds} seeds: {fall_backs} fall-backs, {returns} returns, {crashes} losses of power");
 }
 
+/// A guest that goes on committing while its log returns does not keep it from the server.
+#[test]
+fn a_busy_guest_comes_back() {
+    let mut guest = Guest::new(501, 4);
+    guest.world.weather(Weather::Refuses);
+    guest.wait_until_remote(false);
+    guest.commit();
+    guest.world.weather(Weather::Narrow(200_000));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !guest.log.report().is_remote_now {
+        assert!(std::time::Instant::now() < deadline, "it stays on storage");
+        guest.commit();
+        guest.pass(1);
+    }
+    guest.commit();
+    guest.world.crash();
+}
+
 /// A link that takes longer for the whole log than anybody waits for a sign of life brings it to the server all the same, at the
 /// first attempt: something of it arrives all the time.
 #[test]
