@@ -175,6 +175,42 @@ fn a_renamed_log_gives_way_to_its_new_name() {
     });
 }
 
+/// A file system that is given another UUID names its log all the same.
+#[test]
+fn who_names_a_log_begins_after_it_whatever_its_file_system_is_called() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    run(async {
+        let connect = async || Client::connect(&options).await.expect("connects");
+        let epoch = connect().await.begin("disk", [1; 16], [2; 16], 0, 1024, &[]).await.expect("begun");
+        connect().await.begin("disk", [7; 16], [3; 16], 0, 1024, &[]).await.expect_err("it does not name it");
+        connect().await.begin_as_before("disk", [7; 16], [3; 16], epoch, 1024).await.expect_err("nor can it");
+        connect().await.begin("disk", [7; 16], [3; 16], 0, 1024, &[[2; 16]]).await.expect("it does");
+    });
+}
+
+/// A client that has as many connections as it may have is told to try again: nothing is said of what is kept.
+#[test]
+fn too_many_connections_are_no_verdict() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    run(async {
+        let mut held = Vec::new();
+        for _ in 0..256 {
+            held.push(Client::connect(&options).await.expect("connects"));
+        }
+        let mut one_more = Client::connect(&options).await.expect("it is known");
+        let error = one_more.list().await.expect_err("too many");
+        assert!(error.is_passing(), "{error}");
+        drop(held);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut later = Client::connect(&options).await.expect("connects");
+        later.list().await.expect("answered");
+    });
+}
+
 /// What was recovered is kept over a restart, whole, and gives its room back when it is deleted, which needs no force.
 #[test]
 fn a_recovered_log_is_kept_until_the_next_begins() {

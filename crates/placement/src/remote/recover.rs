@@ -372,10 +372,14 @@ fn fetch(
             && *position < place.log_blocks
             && offset_of(&place.runs, place.block_bytes, *position).is_some()
     });
-    if !is_whole || !is_same || status.owner != place.file_system_uuid {
+    if !is_whole || !is_same {
         return Err(Error::Refused(format!(
             "what the server holds as {name} is not this file system's journal; nothing was changed"
         )));
+    }
+    if status.owner != place.file_system_uuid {
+        // Epoch and nonce of its mark are proof.
+        log::warn!("{name}: the file system was given another UUID while its log was on the journal server");
     }
     Ok((status, log))
 }

@@ -184,7 +184,8 @@ impl Shared {
         });
         if slot.is_none() {
             let reason = format!("{identity} has {CONNECTIONS_OF_CLIENT_MAX} connections already");
-            let _ = replies.send(Reply::No(no(Refusal::Refused, &reason), None));
+            // It may well be otherwise soon: nothing is said of what is kept.
+            let _ = replies.send(Reply::No(no(Refusal::Full, &reason), None));
         }
         let ended = tokio::select! {
             biased;

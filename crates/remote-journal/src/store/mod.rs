@@ -194,10 +194,11 @@ impl<M: Medium> Store<M> {
     }
 
     /// Begins a new log in a journal, in the place of none but one of those with these nonces: a live one that the client
-    /// cannot name is somebody else's. (One that was recovered is nobody's.)
+    /// cannot name is somebody else's. (One that was recovered is nobody's.) Who can name it has its disk, whatever the file
+    /// system is called by now.
     ///
     /// # Errors
-    /// Then, when another file system has it, or there is no room.
+    /// Then, or when there is no room.
     pub fn begin_after(
         &mut self,
         name: &str,
@@ -232,6 +233,11 @@ impl<M: Medium> Store<M> {
         block_bytes: u32,
     ) -> Result<(u32, u64), StoreError> {
         let old = self.by_name.get(name).map(|id| &self.journals[id].record);
+        if old.is_some_and(|old| old.is_live && !old.is_recovered && old.owner != owner) {
+            return Err(StoreError::Refused(format!(
+                "{name} holds the live journal of another file system; use another name, or delete it"
+            )));
+        }
         let is_anothers = |old: &&JournalRecord| (old.epoch, old.fence) != (epoch_min, epoch_min);
         if let Some(old) = old.filter(|old| epoch_min != 0 && old.is_live && !old.is_recovered).filter(is_anothers) {
             return Err(StoreError::Refused(format!(
@@ -243,7 +249,7 @@ impl<M: Medium> Store<M> {
     }
 
     /// Begins a new log in a journal, made if there is none: everything older of it is stale from now on, and whoever
-    /// wrote before is fenced off. Gives the epoch. A journal with a live log of another file system is left alone.
+    /// wrote before is fenced off. Gives the epoch.
     fn begin_anyway(
         &mut self,
         name: &str,
@@ -254,15 +260,6 @@ impl<M: Medium> Store<M> {
     ) -> Result<(u32, u64), StoreError> {
         self.check()?;
         let old = self.by_name.get(name).map(|id| self.journals[id].record.clone());
-        if let Some(old) = &old
-            && old.is_live
-            && !old.is_recovered
-            && old.owner != owner
-        {
-            return Err(StoreError::Refused(format!(
-                "{name} holds the live journal of another file system; use another name, or delete it"
-            )));
-        }
         let fence = old.as_ref().map_or(0, |old| old.fence);
         let Some(epoch) = fence.max(epoch_min).checked_add(1) else {
             return Err(StoreError::Refused(format!("{name} has no epoch left; delete it")));
