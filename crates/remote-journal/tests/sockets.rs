@@ -1,6 +1,6 @@
 //! Server and clients over real sockets: what is acknowledged is durable, writers are fenced, bad peers are dropped.
 
-use remote_journal::message::{Batch, Block, Message, Refusal};
+use remote_journal::message::{Batch, Block, FRAME_HEADER_BYTES, Message, Refusal, read_all};
 use remote_journal::{BlockingClient, Client, ClientError, ClientOptions, ClientSecurity, Server, ServerOptions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -563,6 +563,71 @@ fn who_fetches_and_does_not_read_harms_nobody() {
     }
     let more = resident().saturating_sub(before) >> 20;
     assert!(more < 300, "{more} MiB more are in memory");
+    drop(deaf);
+}
+
+/// Connections of eve, who has proven who she is and said this, and reads nothing.
+fn deaf_connections(server: &Server, said: &[Message]) -> Vec<TcpStream> {
+    let connect = |_| {
+        let mut stream = TcpStream::connect(server.address()).expect("connects");
+        rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 4096).expect("set");
+        stream.set_write_timeout(Some(Duration::from_millis(200))).expect("set");
+        let mut challenge = vec![0; FRAME_HEADER_BYTES + 32];
+        stream.read_exact(&mut challenge).expect("the server begins");
+        let challenges = read_all(&challenge, 1 << 10).expect("a challenge");
+        let [Message::Challenge { nonce }] = challenges[..] else { panic!("{challenges:?}") };
+        let mut bytes = Vec::new();
+        let proof = remote_journal::security::prove("eve", b"abcdefghijklmnop1", &nonce);
+        Message::Hello { identity: "eve".to_owned(), proof }.write(&mut bytes);
+        said.iter().for_each(|message| message.write(&mut bytes));
+        // The server may have stopped reading.
+        let _ = stream.write_all(&bytes);
+        stream
+    };
+    (0..34).map(connect).collect()
+}
+
+/// A client that takes all that it may have, and gives nothing back, keeps itself waiting: others commit, and recover.
+#[test]
+fn who_takes_all_room_keeps_only_itself_waiting() {
+    let files = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| files.path().join(name);
+    let (ann, eve) = ("ann 0123456789abcdef0", "eve abcdefghijklmnop1");
+    for (name, text) in [("ann", ann.to_owned()), ("eve", eve.to_owned()), ("secrets", format!("{ann}\n{eve}\n"))] {
+        std::fs::write(path(name), text).expect("written");
+    }
+    let server =
+        Server::start(ServerOptions { secrets: Some(path("secrets")), ..options(&path("store")) }).expect("starts");
+    let of = |who: &str| ClientOptions {
+        security: ClientSecurity { insecure: true, secret: Some(path(who)), ..ClientSecurity::default() },
+        ..client_of(&server)
+    };
+    let large = |epoch, sequence| {
+        let blocks = (0..15).map(|at| Block::new(at, vec![sequence as u8; 65536].into())).collect();
+        Batch { epoch, sequence, tail: 1, blocks }
+    };
+    let epoch = run(write(&of("ann"), "disk", 50)).expect("written");
+    run(async {
+        let mut client = Client::connect(&of("eve")).await.expect("connects");
+        let epoch = client.begin("large", [1; 16], [2; 16], 0, 65536, &[]).await.expect("begun");
+        let (mut sender, mut receiver) = client.into_pipeline();
+        sender.send(vec![large(epoch, 1)]).await.expect("sent");
+        receiver.hear(Duration::from_secs(20)).await.expect("durable");
+    });
+    let fetch = Message::Fetch { name: "large".to_owned(), epoch: 1, from: 1 };
+    let others_are_served = || {
+        run(write(&of("ann"), "another", 20)).expect("ann commits");
+        let mut client = BlockingClient::connect(&of("ann")).expect("connects");
+        let status = client.status("disk").expect("listed").expect("there");
+        assert_eq!((status.epoch, status.last), (epoch, 50));
+        client.fetch(&status, 1000).expect("whole");
+        client.delete("another", true).expect("for the next time");
+    };
+    // What the kernel holds for a connection, which this does not know, and one or two more: behind three the connection itself waits.
+    let deaf: Vec<_> = (1..=7).map(|count| deaf_connections(&server, &vec![fetch.clone(); count])).collect();
+    // They are to have all that they can get.
+    std::thread::sleep(Duration::from_secs(3));
+    others_are_served();
     drop(deaf);
 }
 

@@ -334,7 +334,30 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             let bytes: usize = blocks().map(|block| block.content.len()).sum();
             RemoteCounters::add(&shared.counters.blocks, blocks().count() as u64);
             RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
-            sender.send(part).await?;
+            let mut sending = Box::pin(sender.send(part));
+            // A slow link takes its time: what is durable meanwhile is told, and what ends the log ends this in the midst of a frame.
+            let interrupted = loop {
+                if let Some(ended) = interruption(shared, generation) {
+                    break Some(ended);
+                }
+                tokio::select! {
+                    biased;
+                    result = &mut sending => {
+                        result?;
+                        break None;
+                    }
+                    result = heard.recv() => switch.is_renamed |= hear(shared, result)?,
+                    () = shared.work.notified() => {}
+                }
+            };
+            drop(sending);
+            if let Some(ended) = interrupted {
+                let nonce = shared.lock().nonce;
+                if matches!(ended, Ended::Over) {
+                    tell_closed(shared, epoch, nonce).await;
+                }
+                return Ok(ended);
+            }
             shared.lock().sent(bytes);
             // The link takes what it is given, each piece in time: a slow one is no broken one.
             last_sent = Instant::now();
@@ -367,24 +390,31 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         let pause = if unsent.is_empty() && !has_more { patience / 4 } else { Duration::ZERO };
         tokio::select! {
             biased;
-            result = heard.recv() => match result {
-                Some(Ok(Heard::Durable(sequence))) => {
-                    last_progress = Instant::now();
-                    last_sign = last_progress;
-                    if shared.lock().acknowledge(sequence) {
-                        shared.disk.wake.wake();
-                    }
+            result = heard.recv() => {
+                last_sign = Instant::now();
+                if matches!(result, Some(Ok(Heard::Durable(_)))) {
+                    last_progress = last_sign;
                 }
-                Some(Ok(heard)) => {
-                    last_sign = Instant::now();
-                    switch.is_renamed |= heard == Heard::Done;
-                }
-                Some(Err(error)) => return Err(error.into()),
-                None => return Err(Ended::Failed(remote_journal::LinkError::Closed.into())),
-            },
+                switch.is_renamed |= hear(shared, result)?;
+            }
             () = shared.work.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }
+    }
+}
+
+/// Takes what the server has said. Whether it has done what it was asked for.
+fn hear(shared: &Shared, result: Option<Result<Heard, ClientError>>) -> Result<bool, Ended> {
+    match result {
+        Some(Ok(Heard::Durable(sequence))) => {
+            if shared.lock().acknowledge(sequence) {
+                shared.disk.wake.wake();
+            }
+            Ok(false)
+        }
+        Some(Ok(heard)) => Ok(heard == Heard::Done),
+        Some(Err(error)) => Err(error.into()),
+        None => Err(Ended::Failed(remote_journal::LinkError::Closed.into())),
     }
 }
 

@@ -18,10 +18,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 const ANSWERS_IN_FLIGHT: usize = 8;
 /// Stored batches of one fetch on their way to a peer.
 const FETCHED_IN_FLIGHT: usize = 2;
-/// Fetches of one client at a time; more wait.
+/// Fetches of one client at a time; more wait. With [`FETCHED_IN_FLIGHT`] they have a quarter of what all may have in memory.
 const FETCHES_OF_CLIENT_MAX: usize = 8;
+const _: () = assert!(FETCHES_OF_CLIENT_MAX * FETCHED_IN_FLIGHT * PAYLOAD_BYTES_MAX <= super::FETCH_ROOM_BYTES / 4);
 /// After so many bytes no more replies are taken into one write.
 const WRITE_BYTES: usize = 256 << 10;
+/// What a peer has to take within the time limit, in bytes, besides something of each part: one that takes each part in the last moment
+/// holds what others wait for.
+const PACE_BYTES: usize = 512 << 10;
 /// Dropped connections that are logged within [`LOG_PERIOD`].
 const LOG_LINES_MAX: u32 = 20;
 const LOG_PERIOD: Duration = Duration::from_secs(10);
@@ -97,7 +101,11 @@ fn no(refusal: Refusal, reason: &str) -> No {
 }
 
 /// One of a client's connections.
-struct Slot(Arc<Shared>, String, Arc<Semaphore>);
+struct Slot {
+    shared: Arc<Shared>,
+    identity: String,
+    fetches: Arc<Semaphore>,
+}
 
 impl Slot {
     fn take(shared: &Arc<Shared>, identity: &str) -> Option<Self> {
@@ -108,17 +116,17 @@ impl Slot {
             return None;
         }
         *count += 1;
-        Some(Slot(Arc::clone(shared), identity.to_owned(), Arc::clone(fetches)))
+        Some(Slot { shared: Arc::clone(shared), identity: identity.to_owned(), fetches: Arc::clone(fetches) })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut of_client = self.0.of_client.lock().expect("no panic under this lock");
-        if let Some((count, _)) = of_client.get_mut(&self.1) {
+        let mut of_client = self.shared.of_client.lock().expect("no panic under this lock");
+        if let Some((count, _)) = of_client.get_mut(&self.identity) {
             *count -= 1;
             if *count == 0 {
-                of_client.remove(&self.1);
+                of_client.remove(&self.identity);
             }
         }
     }
@@ -187,10 +195,15 @@ impl Shared {
             // It may well be otherwise soon: nothing is said of what is kept.
             let _ = replies.send(Reply::No(no(Refusal::Full, &reason), None));
         }
+        let requests = async {
+            match &slot {
+                Some(slot) => self.read_requests(&mut reader, &replies, slot).await,
+                None => Ok(()),
+            }
+        };
         let ended = tokio::select! {
             biased;
-            _ = std::future::ready(()), if slot.is_none() => Ok(()),
-            ended = self.read_requests(&mut reader, &identity, &replies, slot.as_ref()) => ended,
+            ended = requests => ended,
             _ = stopping.wait_for(|stopping| *stopping) => Err(Ended::Stopping),
             // It said its last word, or the peer does not listen any more.
             _ = &mut writer_ends => Ok(()),
@@ -225,10 +238,10 @@ impl Shared {
     async fn read_requests(
         &self,
         reader: &mut FrameReader,
-        identity: &str,
         replies: &mpsc::UnboundedSender<Reply>,
-        slot: Option<&Slot>,
+        slot: &Slot,
     ) -> Result<(), Ended> {
+        let identity = &slot.identity;
         let own = |name: String| format!("{identity}/{name}");
         let answers = Arc::new(Semaphore::new(ANSWERS_IN_FLIGHT));
         let fetched = Arc::new(Semaphore::new(FETCHED_IN_FLIGHT));
@@ -246,9 +259,11 @@ impl Shared {
                     return Err(Ended::No(no(Refusal::Refused, "a batch has blocks of another size than its journal")));
                 }
                 let payload = reader.take_payload();
+                // What all share comes last: who waits for something of its own has nothing of it.
+                let turn = turn(&batches).await?;
                 let room = Arc::clone(&self.room).acquire_many_owned(payload.len() as u32).await;
                 let Ok(room) = room else { return Err(Ended::Stopping) };
-                let (replies, turn) = (replies.clone(), turn(&batches).await?);
+                let replies = replies.clone();
                 let append = Operation::Append { journal, header, payload, replies, turn, _room: room };
                 self.operations.send(append).map_err(|_| Ended::Stopping)?;
                 continue;
@@ -262,10 +277,7 @@ impl Shared {
                 Message::Fetch { name, epoch, from } => {
                     let name = own(name);
                     let mut sequence = from;
-                    let _fetch = match slot {
-                        Some(slot) => Some(turn(&slot.2).await?),
-                        None => None,
-                    };
+                    let fetch = turn(&slot.fetches).await?;
                     loop {
                         let question = Question::Fetch { name: name.clone(), epoch, sequence };
                         let turn = turn(&fetched).await?;
@@ -281,7 +293,8 @@ impl Shared {
                         }
                         sequence += 1;
                     }
-                    let _ = replies.send(Reply::Message(Message::Done, turn(&answers).await?));
+                    // Over when its last word is written: until then its batches are in memory.
+                    let _ = replies.send(Reply::Message(Message::Done, fetch));
                     continue;
                 }
                 Message::Begin { .. } | Message::BeginAfter { .. } if begun.is_some() => return Err(Ended::OutOfTurn),
@@ -406,7 +419,8 @@ async fn write_replies(mut writer: FrameWriter, mut replies: mpsc::UnboundedRece
         if let Some(No { refusal, reason }) = &last {
             Message::Refuse { refusal: *refusal, reason: reason.clone() }.write(buffer);
         }
-        writer.flush().await?;
+        let limit = writer.patience * (1 + writer.buffer().len().div_ceil(PACE_BYTES) as u32);
+        tokio::time::timeout(limit, writer.flush()).await.map_err(|_| LinkError::TimedOut(limit))??;
         if let Some(no) = last {
             writer.shut_down().await;
             return Err(Ended::No(no));
