@@ -542,7 +542,7 @@ fn storage_that_does_not_answer_is_no_orderly_end() {
             assert!(Instant::now() < deadline, "nothing is written");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let error = device.stop().err().expect("something is under way");
+        let error = device.stop().expect_err("something is under way");
         // Some file systems have the thread wait itself.
         let hangs = matches!(error, Error::StopTimedOut { .. });
         assert!(hangs || matches!(error, Error::Unanswered { operations: 1.., .. }), "{error}");
