@@ -41,6 +41,11 @@ impl Sorted {
         sorted
     }
 
+    /// Whether there is nothing to be said.
+    pub fn is_empty(&self) -> bool {
+        self.tags.is_empty() && self.appends.is_empty() && self.at_home.is_empty() && self.revokes.is_empty()
+    }
+
     /// Log blocks that it takes.
     pub fn length(&self, format: &Format) -> u64 {
         Compound::length(format, self.tags.len(), self.revokes.len())

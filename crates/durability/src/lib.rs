@@ -35,5 +35,7 @@ mod machine;
 mod window;
 
 pub use blocks::BlockSet;
-pub use machine::{Age, AnswerId, Durability, Kind, OperationId, Place, Status, Step, View, WriteId};
+pub use machine::{
+    Age, AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Place, Status, Step, View, WriteId,
+};
 pub use window::{Freed, Transaction, Version};

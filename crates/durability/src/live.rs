@@ -50,6 +50,25 @@ pub(crate) struct Live {
 }
 
 impl Live {
+    /// What an earlier machine has left on storage: where the log begins, and its compounds, with their lengths.
+    pub fn found(format: &Format, tail: (u32, u32), lengths: &[u32]) -> Self {
+        let mut live = Live::empty(tail.0, tail.1);
+        for length in lengths {
+            live.add(format, *length, &[], &[]);
+        }
+        live
+    }
+
+    /// A block's newest copy, of those that were found. False where there is no such compound.
+    pub fn put(&mut self, block: u64, copy: Copy) -> bool {
+        let Some(compound) = self.compounds.iter_mut().find(|compound| compound.sequence == copy.compound) else {
+            return false;
+        };
+        compound.newest.insert(block);
+        self.blocks.insert(block, copy);
+        true
+    }
+
     pub fn empty(position: u32, sequence: u32) -> Self {
         let (tail, head) = ((position, sequence), (position, sequence));
         Live { tail, head, compounds: VecDeque::new(), blocks: BTreeMap::new(), unflushed: Vec::new() }

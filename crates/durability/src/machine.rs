@@ -2,10 +2,10 @@
 
 use crate::blocks::BlockSet;
 use crate::compound::{Made, Making, Sorted};
-use crate::live::{Home, Live};
-use crate::window::{Freed, Transaction, Version, Window};
+use crate::live::{Copy, Home, Live};
+use crate::window::{Freed, Held, Transaction, Version, Window};
 use jbd2::{Format, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockEdit, sequence};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -107,6 +107,48 @@ pub trait View {
     fn wall_clock(&self) -> (u64, u32);
 }
 
+/// The newest copy of a block that an earlier machine has left in the log on storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundCopy {
+    /// The home block.
+    pub block: u64,
+    /// The number of its compound.
+    pub compound: u32,
+    /// The log block.
+    pub position: u32,
+    /// Its first four bytes were replaced by zeros.
+    pub escaped: bool,
+    /// What the guest's own log says of the block.
+    pub said: FoundSaid,
+}
+
+/// What the guest's own log says of a block that has a copy on storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundSaid {
+    /// Its newest version is of this transaction, and is this very copy.
+    Same(u32),
+    /// Its newest version is of this transaction, and is at home: nothing newer than the copy.
+    AtHome(u32),
+    /// Its newest version is another one, which is not durable.
+    Newer,
+    /// It has none. All of it may have gone home; or the guest has freed the block, in a transaction that is not durable, and what is
+    /// durable needs the copy.
+    Nothing,
+}
+
+/// The log of compounds that an earlier machine has left on storage, as a replay finds it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundLog {
+    /// The log block that it begins with, and the number of its first compound.
+    pub tail: (u32, u32),
+    /// Log blocks of each of its compounds, in its order.
+    pub lengths: Vec<u32>,
+    /// Of each block the copy that a replay would bring home.
+    pub copies: Vec<FoundCopy>,
+    /// Seconds and nanoseconds in its last commit block.
+    pub last_clock: (u64, u32),
+}
+
 /// Figures for reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -168,6 +210,8 @@ struct Flight {
 /// Where we are. A phase is left when all its operations are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// What an earlier machine has written is flushed: nothing is built on what may be lost.
+    Follow,
     Idle,
     /// The compound's descriptors and data, its appends, and a superblock that leaves out what is dropped.
     Body,
@@ -213,6 +257,11 @@ pub struct Durability {
     is_live: bool,
     /// Storage is a truth: at home and in the log is all that is durable.
     is_proven: bool,
+    /// Another machine was here before, and what it had not made durable is not yet: no bitmap is a truth, and nobody knows of what
+    /// version a write of the guest is.
+    is_following: bool,
+    /// Meanwhile: newest versions that are durable in the log that was found.
+    found: BTreeMap<u64, Held>,
     open: Window,
     making: Option<Making>,
     /// Compounds that the superblock on its way leaves out.
@@ -269,6 +318,8 @@ impl Durability {
             live: Live::empty(format.first, said.sequence),
             is_live: false,
             is_proven: true,
+            is_following: false,
+            found: BTreeMap::new(),
             open: Window::default(),
             making: None,
             dropping: 0,
@@ -346,6 +397,79 @@ impl Durability {
         Ok(machine)
     }
 
+    /// A log that another machine had before, which is gone: `superblock` is the guest's own, and `found` what is on storage, with
+    /// nothing of it under way any more. `owed` are committed versions, by transaction, the oldest first: at least those that a replay
+    /// of `found` would not bring home, each with the newest of its block. `guest_tail` is where the guest's log begins, and `last` its
+    /// last committed transaction.
+    ///
+    /// Storage stays a truth. Who was told nothing of a commit is told nothing before the first compound of this machine is durable: it
+    /// brings what `found` has to the guest's last transaction. Until then no write of the guest sets out, and each
+    /// counts as older than all that is committed: it may have been asked of the earlier machine, long ago.
+    ///
+    /// # Errors
+    /// As [`Durability::opened`], and when what was found is none of it.
+    pub fn followed(
+        superblock: &[u8],
+        within: Age,
+        found: &FoundLog,
+        (owed, guest_tail, last): (&[Transaction], u32, u32),
+        now: Duration,
+    ) -> Result<Self, String> {
+        let mut machine = Self::opened(superblock, within)?;
+        let format = machine.format;
+        let used: u64 = found.lengths.iter().map(|length| u64::from(*length)).sum();
+        if !format.contains(found.tail.0) || used >= u64::from(format.log_blocks()) {
+            return Err("the log on storage is longer than its place".to_owned());
+        }
+        machine.live = Live::found(&format, found.tail, &found.lengths);
+        (machine.is_live, machine.is_following) = (true, true);
+        (machine.guest_tail, machine.durable) = (guest_tail, guest_tail.wrapping_sub(1));
+        machine.last_clock = found.last_clock;
+        let same = |copy: &FoundCopy| matches!(copy.said, FoundSaid::Same(_)).then_some(copy.block);
+        let same: BTreeSet<u64> = found.copies.iter().filter_map(same).collect();
+        for transaction in owed {
+            let (there, blocks) = transaction.blocks.iter().partition(|(block, _)| same.contains(block));
+            let there: Vec<(u64, Version)> = there;
+            let held = |version| Held { version, sequence: transaction.sequence, home: None };
+            machine.found.extend(there.into_iter().map(|(block, version)| (block, held(version))));
+            machine.open.add(&Transaction { blocks, ..transaction.clone() }, now, 0);
+        }
+        // What of the found is superseded, freed or revoked by what is not durable is not known.
+        let rest = Transaction { sequence: last, blocks: Vec::new(), revokes: Vec::new(), freed: Freed::Unknown };
+        machine.open.add(&rest, now, 0);
+        // What was written before may be anywhere.
+        machine.ended = 1;
+        machine.open.ended = machine.ended;
+        for FoundCopy { block, compound, position, escaped, said } in &found.copies {
+            // What the guest's log does not have is left to nobody's replay but ours.
+            let forgotten = guest_tail.wrapping_sub(1);
+            let transaction = match said {
+                FoundSaid::Same(transaction) | FoundSaid::AtHome(transaction) => *transaction,
+                FoundSaid::Newer | FoundSaid::Nothing => forgotten,
+            };
+            let copy =
+                Copy { compound: *compound, position: *position, escaped: *escaped, transaction, home: Home::Owed };
+            if !machine.live.put(*block, copy) {
+                return Err(format!("the copy of block {block} is in no compound of the log on storage"));
+            }
+            match said {
+                FoundSaid::AtHome(_) => machine.live.written(*block, *compound, machine.ended),
+                FoundSaid::Nothing => {
+                    // With the first compound it is needed no more, and need not be brought home.
+                    machine.open.revoked.insert(*block);
+                }
+                FoundSaid::Same(_) if machine.found.contains_key(block) => {}
+                FoundSaid::Newer if machine.open.blocks.contains_key(block) => {}
+                FoundSaid::Same(_) | FoundSaid::Newer => {
+                    return Err(format!("the newest version of block {block} is not at home, and not owed"));
+                }
+            }
+        }
+        machine.is_urgent = true;
+        machine.phase = Phase::Follow;
+        Ok(machine)
+    }
+
     /// A transaction of the guest is committed. `answer` is told when the guest may know.
     pub fn committed(
         &mut self,
@@ -387,6 +511,7 @@ impl Durability {
         let as_of = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         let as_of = as_of.map_or(self.durable, |(_, last, _)| last);
         let as_of = first_asked.filter(|first| sequence::is_after(as_of, *first)).unwrap_or(as_of);
+        let as_of = if self.is_following { self.durable } else { as_of };
         let asked = Asked { id, touched, whole, kind, as_of };
         if let Some(wait) = self.wait_of(&asked, self.held.len(), view) {
             self.wish(wait);
@@ -826,12 +951,18 @@ impl Durability {
     /// Does what is to be done, as far as nothing is under way.
     fn drive(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
         self.release(view, steps);
+        if self.phase == Phase::Follow && self.left == 0 {
+            self.flush(steps);
+        }
         if self.phase == Phase::Idle {
             let is_due = self.open.span.is_some_and(|(_, _, since)| {
                 self.is_urgent || self.closing.is_some() || now >= since + self.within || self.is_pressed()
             });
             if is_due {
-                self.begin_compound(view, steps);
+                if self.begin_compound(view, steps) {
+                    // Nothing had to be written for that to be durable: whoever waited for it goes on.
+                    return self.drive(now, view, steps);
+                }
             } else if self.is_emptying || self.closing.is_some() {
                 self.bring_home(view, steps);
             } else if !self.is_proven {
@@ -868,13 +999,14 @@ impl Durability {
         busy
     }
 
-    fn begin_compound(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+    /// Whether what was committed is durable already.
+    fn begin_compound(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) -> bool {
         // What is held would land on an append, and may be older.
         let mut busy = self.in_flight();
         self.held.iter().for_each(|asked| busy.insert(asked.touched.clone()));
         let is_busy = |block: u64| busy.touches(&(block..block + 1));
         let mut sorted = Sorted::new(&self.open, &self.live, &is_busy, view);
-        if !self.is_proven {
+        if !self.is_proven || self.is_following {
             // No bitmap is a truth yet.
             sorted.tags.extend(sorted.appends.drain(..).map(|(block, version)| (block, version, self.durable)));
             sorted.tags.sort_unstable();
@@ -883,19 +1015,34 @@ impl Durability {
             if self.live.is_empty() {
                 self.fail("what was committed does not fit into the journal's own place", steps);
             } else {
+                // Once the log has let go of them, a write that waits and carries something older would land on them. So they are
+                // in it again before that goes.
+                for (block, held) in std::mem::take(&mut self.found) {
+                    if !self.open.revoked.contains(&block) {
+                        self.open.blocks.entry(block).or_insert(held);
+                    }
+                }
                 self.bring_home(view, steps);
             }
-            return;
+            return false;
         }
         self.is_urgent = false;
         let window = std::mem::take(&mut self.open);
+        if self.is_following && sorted.is_empty() {
+            // All of it is in what was found, which is flushed: no number is used up.
+            self.window_done(window, sorted, view, steps);
+            return true;
+        }
         let clocked = Clocked { view, at_least: self.last_clock };
         self.last_clock = clocked.wall_clock();
         let mut clocked = clocked;
         let Made { making, body, appends } = match Making::begin(&self.format, &self.live, window, sorted, &mut clocked)
         {
             Ok(made) => made,
-            Err(why) => return self.fail(&why, steps),
+            Err(why) => {
+                self.fail(&why, steps);
+                return false;
+            }
         };
         self.phase = Phase::Body;
         self.status.compound_blocks += making.sorted.tags.len() as u64;
@@ -916,6 +1063,7 @@ impl Durability {
         if self.is_proven && (!self.is_live || self.dropping > 0 || self.is_touched) {
             self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps);
         }
+        false
     }
 
     /// Copies in the log go home, as far as the guest has not written them since.
@@ -953,6 +1101,7 @@ impl Durability {
     /// All operations of a phase are done.
     fn phase_done(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
         match self.phase {
+            Phase::Follow => self.phase = Phase::Idle,
             Phase::Body => {
                 self.phase = Phase::BodyFlush;
                 self.flush(steps);
@@ -1026,8 +1175,14 @@ impl Durability {
         let Making { window, sorted, tags, length, .. } = making;
         self.live.add(&self.format, length, &tags, &sorted.revokes);
         self.status.compounds += 1;
+        self.window_done(window, sorted, view, steps);
+    }
+
+    /// What was committed is durable.
+    fn window_done(&mut self, window: Window, sorted: Sorted, view: &mut dyn View, steps: &mut Vec<Step>) {
         let Some((_, through, _)) = window.span else { return };
-        self.durable = through;
+        (self.durable, self.is_following) = (through, false);
+        self.found = BTreeMap::new();
         let mut blocks: Vec<(u64, Version)> =
             sorted.tags.iter().map(|(block, version, _)| (*block, *version)).collect();
         // What the log has now, or what was freed, is another version, or none.

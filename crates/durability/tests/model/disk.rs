@@ -76,6 +76,33 @@ impl Disk {
         }
     }
 
+    /// Who sent it is gone: all of it was sent before, or none, or some of its sectors were.
+    pub fn orphan(&mut self, number: u64, random: &mut Random) {
+        let kept = random.below(3);
+        if kept == 0 {
+            self.end(number);
+            return;
+        }
+        let Operation::Write { offset, bytes } = self.in_flight.remove(&number).unwrap() else { return };
+        for index in 0..bytes.len() / SECTOR {
+            let sector = offset / SECTOR + index;
+            let candidates = self.unflushed.get_mut(&sector).unwrap();
+            candidates.retain(|(by, _)| *by != number);
+            if candidates.is_empty() {
+                self.unflushed.remove(&sector);
+            }
+        }
+        if kept == 1 {
+            return;
+        }
+        for (index, part) in bytes.chunks(SECTOR).enumerate() {
+            if random.below(2) == 0 {
+                let own = self.write(offset + index * SECTOR, Arc::from(part));
+                self.end(own);
+            }
+        }
+    }
+
     /// What whoever reads it finds: the newest of what has ended.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         into.copy_from_slice(&self.durable[offset..offset + into.len()]);

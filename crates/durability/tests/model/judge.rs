@@ -1,7 +1,8 @@
 //! What a power cut leaves, replayed and judged.
 
 use crate::guest::{BLOCK, COUNTER, DATA, DIRECT, HOME_BLOCKS, State, Use, pattern, told};
-use jbd2::{Content, LogRead, Plan, Superblock};
+use durability::{FoundCopy, FoundLog, FoundSaid};
+use jbd2::{Commit, Content, LogRead, Plan, ReplayError, Superblock, Verdict, Visitor, walk};
 use std::convert::Infallible;
 
 /// Where the journal superblock is.
@@ -16,6 +17,52 @@ impl LogRead for Log<'_> {
         let at = JOURNAL + position as usize * BLOCK;
         buffer.copy_from_slice(&self.0[at..at + BLOCK]);
         Ok(Content::Present)
+    }
+}
+
+/// What the next process finds in the log: nothing where it is closed; and the content of each copy.
+pub fn found(image: &[u8]) -> Option<(FoundLog, Vec<Vec<u8>>)> {
+    let (superblock, format) =
+        Superblock::parse(&image[JOURNAL..JOURNAL + BLOCK]).expect("a host that lives loses nothing");
+    if superblock.is_empty() {
+        return None;
+    }
+    let mut log = Log(image);
+    let (mut commits, start) = (Commits(Vec::new()), (superblock.start, superblock.sequence));
+    let walked = walk(&mut log, &format, start.0, start.1, &mut commits).expect("a log");
+    commits.0.truncate(walked.transactions() as usize);
+    let last_clock = commits.0.last().map_or((0, 0), |(_, clock)| *clock);
+    let ends = commits.0.iter().map(|(order, _)| *order as u32 + 1);
+    let mut begin = 0;
+    let lengths = ends.map(|end| end - std::mem::replace(&mut begin, end)).collect();
+    let plan = Plan::new(&mut log, &superblock, &format, &|block| block < HOME_BLOCKS).expect("a log");
+    let (mut copies, mut contents) = (Vec::new(), Vec::new());
+    for block in plan.blocks() {
+        let (copy, mut content) = (block.newest(), vec![0; BLOCK]);
+        let Ok(_) = log.read(copy.position, &mut content);
+        assert!(copy.restore(&format, &mut content), "a host that lives loses nothing");
+        let (compound, position, escaped) = (copy.sequence, copy.position, copy.escaped);
+        copies.push(FoundCopy { block: block.home(), compound, position, escaped, said: FoundSaid::Nothing });
+        contents.push(content);
+    }
+    Some((FoundLog { tail: start, lengths, copies, last_clock }, contents))
+}
+
+struct Commits(Vec<(u64, (u64, u32))>);
+
+impl<L: LogRead> Visitor<L> for Commits {
+    fn commit(
+        &mut self,
+        _log: &mut L,
+        place: jbd2::Place,
+        commit: &Commit<'_>,
+        _verdict: Verdict,
+        own_transaction_ends: bool,
+    ) -> Result<(), ReplayError<L::Error>> {
+        if own_transaction_ends {
+            self.0.push((place.order, (commit.seconds(), commit.nanoseconds())));
+        }
+        Ok(())
     }
 }
 

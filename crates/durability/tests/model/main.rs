@@ -11,7 +11,7 @@ use world::{Setting, World};
 
 /// Power cuts for each step, over seeds.
 fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
-    let (mut cuts, mut durable, mut unsent, rounds) = (0, 0, [0; 2], seeds.end - seeds.start);
+    let (mut cuts, mut durable, mut unsent, mut deaths, rounds) = (0, 0, [0; 2], 0, seeds.end - seeds.start);
     for seed in seeds {
         let setting = Setting::of_seed(seed);
         let mut world = World::new(seed, setting);
@@ -25,9 +25,13 @@ fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
         for (sum, count) in unsent.iter_mut().zip(world.unsent) {
             *sum += count;
         }
+        deaths += world.deaths;
     }
-    println!("{unsent:?} writes carried what storage had already, when they came and when they had waited");
+    println!(
+        "{unsent:?} writes carried what storage had already, when they came and when they had waited; {deaths} deaths"
+    );
     assert!(unsent.iter().all(|count| *count > rounds / 4), "{unsent:?} are too few to be a test");
+    assert!(deaths > rounds, "{deaths} deaths in {rounds} rounds are too few to be a test");
     assert!(durable > 10 * rounds, "{durable} compounds in {rounds} rounds are too few to be a test");
     cuts
 }
@@ -42,6 +46,22 @@ fn a_power_cut_leaves_a_state_of_the_guest() {
     let first = number("AMBERLOG_SEED", 1);
     let cuts = explore(first..first + number("AMBERLOG_ROUNDS", 120), 900);
     println!("{cuts} power cuts");
+}
+
+/// A compound of all that is not durable does not fit beside what is.
+#[test]
+fn one_machine_follows_another_in_a_small_log() {
+    for seed in 9000..9000 + number("AMBERLOG_ROUNDS", 200) {
+        let drawn = Setting::of_seed(seed);
+        let setting =
+            Setting { log_blocks: 64, deaths: 60, in_place: seed % 4 == 0, is_quiet: false, engages: false, ..drawn };
+        let mut world = World::new(seed, setting);
+        for step in 0..900 {
+            if let Err(problem) = world.step() {
+                panic!("seed {seed}, step {step}, {setting:?}: {problem}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@ use crate::guest::{
     pattern,
 };
 use crate::judge::{self, JOURNAL};
-use durability::{AnswerId, Durability, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WriteId};
+use durability::{
+    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WriteId,
+};
 use guest_tools::random::Random;
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, Compound, Features, Format, Superblock};
@@ -44,6 +46,8 @@ pub struct Setting {
     /// It only journals: nothing but age makes it durable.
     pub is_quiet: bool,
     pub tails: u64,
+    /// How often, in a thousand steps, the process that has the machine dies and another one follows.
+    pub deaths: u64,
 }
 
 impl Setting {
@@ -61,6 +65,7 @@ impl Setting {
             checkpoints: [0, 5, 20, 50][random.below(4) as usize],
             tails: [0, 2, 10, 30][random.below(4) as usize],
             is_quiet: random.below(10) == 0,
+            deaths: [0, 3, 20, 100][Random::of(seed, 13).below(4) as usize],
         };
         let quiet = Setting { in_place: false, engages: false, checkpoints: 0, tails: 0, log_blocks: 400, ..drawn };
         if drawn.is_quiet { quiet } else { drawn }
@@ -74,6 +79,8 @@ struct GuestWrite {
     kind: Kind,
     bytes: Option<Arc<[u8]>>,
     what: What,
+    /// The transaction whose newest version it carried when it set out.
+    carries: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -142,6 +149,7 @@ impl View for Shown<'_> {
 pub struct World {
     setting: Setting,
     random: Random,
+    random_of_deaths: Random,
     now: u64,
     disk: Disk,
     machine: Option<Durability>,
@@ -185,6 +193,16 @@ pub struct World {
     direct_ended: Vec<(u64, u32)>,
     direct_floor: u32,
     directs: BTreeSet<u32>,
+    /// Of each block the newest committed version that the guest's log has, and whether it is at home: the books that outlive a process.
+    books: BTreeMap<u64, (u32, bool)>,
+    /// What is written past the journal and has ended.
+    direct_home: u32,
+    /// When a process died, the guest's log knew nothing of that block, and has not journaled it since.
+    is_direct_forgotten: bool,
+    died_at: u64,
+    /// Storage is about to say that the log is empty, because its guest closes it: the books say so, too.
+    says_closing: bool,
+    pub deaths: u64,
     /// The last transaction that must not be lost.
     floor: u32,
     pub cuts: u64,
@@ -219,6 +237,7 @@ impl World {
         World {
             setting,
             random: Random::of(seed, 1),
+            random_of_deaths: Random::of(seed, 14),
             now: 0,
             disk,
             machine: None,
@@ -253,6 +272,12 @@ impl World {
             direct_ended: Vec::new(),
             direct_floor: 0,
             directs: BTreeSet::new(),
+            books: BTreeMap::new(),
+            direct_home: 0,
+            is_direct_forgotten: false,
+            died_at: 0,
+            says_closing: false,
+            deaths: 0,
             floor: FIRST - 1,
             cuts: 0,
         }
@@ -306,6 +331,11 @@ impl World {
                     Place::Log(position) => JOURNAL + position as usize * BLOCK,
                     Place::Superblock => JOURNAL,
                 };
+                self.says_closing |= place == Place::Superblock && Superblock::decode(&bytes).unwrap().is_empty();
+                let told = crate::guest::told(&bytes);
+                if place == Place::Home(DIRECT) && self.is_direct_forgotten && told.0 < self.direct_home {
+                    return Err(format!("{} is written over what the guest wrote past its log", told.0));
+                }
                 if let Place::Log(position) = place {
                     let end = position + (bytes.len() / BLOCK) as u32;
                     assert!(position >= self.format.first && end <= self.format.last, "a write past the log");
@@ -322,6 +352,7 @@ impl World {
                 let write = self.writes.get(&id).expect("a write that is under way").clone();
                 if at_home.is_some_and(|versions| self.is_home(&write, &versions)) {
                     self.unsent[1] += 1;
+                    self.note_carried(id);
                     self.with_machine(|machine, now, view, steps| machine.write_unneeded(now, id, view, steps))?;
                     self.guest_write_ended(id, None);
                 } else {
@@ -343,9 +374,28 @@ impl World {
     fn go(&mut self, id: WriteId) {
         let write = self.writes.get(&id).expect("a write that is under way").clone();
         let len = (write.blocks.end - write.blocks.start) as usize * BLOCK;
+        for block in write.blocks.clone() {
+            match (&write.what, self.books.get_mut(&block)) {
+                (What::Discard, Some(_)) if write.kind == Kind::Discard => _ = self.books.remove(&block),
+                // About to be written over: held again.
+                (_, Some((_, is_home))) => *is_home = false,
+                _ => {}
+            }
+        }
+        self.note_carried(id);
         let bytes = write.bytes.unwrap_or_else(|| Arc::from(vec![0; len]));
         let number = self.disk.write(write.blocks.start as usize * BLOCK, bytes);
         self.send(number, OnDisk::Guest(id));
+    }
+
+    /// The books see which version a home write carries, when it sets out or needs not to.
+    fn note_carried(&mut self, id: WriteId) {
+        let write = &self.writes[&id];
+        if let (What::Home(block, _), Some(bytes)) = (&write.what, &write.bytes) {
+            let newest = self.books.get(block).map(|(sequence, _)| *sequence);
+            let carries = newest.filter(|sequence| *self.content(*block, *sequence) == **bytes);
+            self.writes.entry(id).and_modify(|write| write.carries = carries);
+        }
     }
 
     /// Whether a write carries just these versions. Whoever says so has to be right: storage must have them.
@@ -369,6 +419,7 @@ impl World {
         self.writes.insert(id, write);
         if is_home {
             self.unsent[0] += 1;
+            self.note_carried(id);
             self.guest_write_ended(id, None);
             return Ok(());
         }
@@ -391,6 +442,9 @@ impl World {
         let write = self.writes.remove(&id).unwrap();
         match write.what {
             What::Home(block, sequence) => {
+                if let Some((newest, is_home)) = self.books.get_mut(&block) {
+                    *is_home |= write.carries == Some(*newest);
+                }
                 if let Some(committed) = self.committed.get_mut(&sequence) {
                     committed.owed.remove(&block);
                 }
@@ -400,6 +454,7 @@ impl World {
                 self.ended_stamps.insert(block, stamp);
             }
             What::Direct(stamp, is_kept) => {
+                self.direct_home = stamp;
                 if is_kept {
                     self.direct_ended.push((number.expect("it is always sent"), stamp));
                 }
@@ -443,6 +498,7 @@ impl World {
             Asked::Tail(tail) => {
                 self.tail = tail;
                 self.is_moving_tail = false;
+                self.books.retain(|_, (sequence, _)| *sequence >= tail);
                 let later = self.versions_of.split_off(&tail);
                 for version in std::mem::replace(&mut self.versions_of, later).into_values().flatten() {
                     self.versions.remove(&version);
@@ -453,6 +509,7 @@ impl World {
             Asked::Close => {
                 self.is_closing = false;
                 self.machine = None;
+                self.books.clear();
                 self.floor = self.next_sequence - 1;
                 self.tail = self.next_sequence;
             }
@@ -488,6 +545,9 @@ impl World {
         }
         if self.machine.as_ref().is_some_and(|machine| machine.deadline().is_some_and(|at| at <= self.time())) {
             self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))?;
+        }
+        if self.random_of_deaths.below(1000) < self.setting.deaths {
+            self.die()?;
         }
         if !self.is_closing {
             self.act()?;
@@ -623,6 +683,7 @@ impl World {
             kind: Kind::Write,
             bytes: Some(Arc::from(pattern(block, stamp, owner))),
             what: What::InPlace(block, stamp),
+            carries: None,
         })
     }
 
@@ -643,7 +704,7 @@ impl World {
         };
         let Some(block) = self.pick(is_free) else { return Ok(()) };
         let kind = if self.random.below(4) == 0 { Kind::Zeroes } else { Kind::Discard };
-        self.guest_write(GuestWrite { blocks: block..block + 1, kind, bytes: None, what: What::Discard })
+        self.guest_write(GuestWrite { blocks: block..block + 1, kind, bytes: None, what: What::Discard, carries: None })
     }
 
     /// As ext4 writes its superblock, past the journal.
@@ -664,6 +725,7 @@ impl World {
             kind: Kind::Write,
             bytes: Some(Arc::from(pattern(DIRECT, stamp, 0))),
             what: What::Direct(stamp, is_kept),
+            carries: None,
         })
     }
 
@@ -712,6 +774,7 @@ impl World {
         let freed: BTreeSet<u64> = (DATA..HOME_BLOCKS).filter(|b| is_set(&before, *b) && !is_set(&after, *b)).collect();
         if running.journaled.contains(&DIRECT) {
             self.direct_journaled = sequence;
+            self.is_direct_forgotten = false;
             self.state.direct = self.direct_now;
         }
         let mut blocks = Vec::new();
@@ -724,6 +787,8 @@ impl World {
             self.versions_of.entry(sequence).or_default().push(version);
             blocks.push((*block, version));
         }
+        self.books.extend(running.journaled.iter().map(|block| (*block, (sequence, false))));
+        running.revokes.iter().for_each(|block| _ = self.books.remove(block));
         self.states.insert(sequence, self.state.clone());
         let transaction = Transaction {
             sequence,
@@ -777,6 +842,7 @@ impl World {
             kind: Kind::Write,
             bytes: Some(Arc::from(content)),
             what: What::Home(block, sequence),
+            carries: None,
         })
     }
 
@@ -794,6 +860,7 @@ impl World {
         }
         if self.machine.is_none() {
             self.tail = tail;
+            self.books.retain(|_, (sequence, _)| *sequence >= tail);
             return Ok(());
         }
         self.is_moving_tail = true;
@@ -857,6 +924,128 @@ impl World {
         self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
     }
 
+    fn content(&self, block: u64, sequence: u32) -> Vec<u8> {
+        self.states[&sequence].content(block, sequence)
+    }
+
+    /// The process that has the machine dies, and another one goes on with what it finds. The guest asks again for all that it was not
+    /// answered.
+    fn die(&mut self) -> Result<(), String> {
+        if !self.machine.as_ref().is_some_and(Durability::is_proven) {
+            return Ok(());
+        }
+        let mut superblock = vec![0; BLOCK];
+        self.disk.read(JOURNAL, &mut superblock);
+        if Superblock::decode(&superblock).unwrap().is_empty() && !self.says_closing {
+            // Not opened on storage yet.
+            return Ok(());
+        }
+        for (number, _) in std::mem::take(&mut self.on_disk) {
+            self.disk.orphan(number, &mut self.random_of_deaths);
+        }
+        let mut image = vec![0; self.disk.durable.len()];
+        self.disk.read(0, &mut image);
+        self.deaths += 1;
+        self.died_at = self.now;
+        let Some((mut found, contents)) = judge::found(&image) else { return self.find_closed() };
+        self.says_closing = false;
+        self.is_direct_forgotten = !self.books.contains_key(&DIRECT);
+        let last = self.committing.as_ref().map(|committing| committing.sequence);
+        let last = last.or(self.committed.keys().next_back().copied()).unwrap_or(self.tail - 1);
+        for (copy, content) in found.copies.iter_mut().zip(contents) {
+            copy.said = match self.books.get(&copy.block) {
+                // It is never freed.
+                None if copy.block == DIRECT => FoundSaid::AtHome(self.tail - 1),
+                None => FoundSaid::Nothing,
+                Some((sequence, true)) => FoundSaid::AtHome(*sequence),
+                Some((sequence, false)) if self.content(copy.block, *sequence) == content => FoundSaid::Same(*sequence),
+                Some(_) => FoundSaid::Newer,
+            };
+        }
+        self.versions.clear();
+        self.versions_of.clear();
+        let mut owed = BTreeMap::new();
+        let books: Vec<(u64, u32)> = self
+            .books
+            .iter()
+            .filter(|(_, (_, is_home))| !is_home)
+            .map(|(block, (sequence, _))| (*block, *sequence))
+            .collect();
+        for (block, sequence) in books {
+            let version = Version(self.next_version);
+            self.next_version += 1;
+            self.contents.insert(version, self.content(block, sequence));
+            self.versions.insert(version, self.content(block, sequence));
+            self.versions_of.entry(sequence).or_default().push(version);
+            let none = Transaction { sequence, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
+            owed.entry(sequence).or_insert(none).blocks.push((block, version));
+        }
+        self.durable_bitmap = self.states[&last.max(FIRST - 1)].bitmap();
+        let owed: Vec<Transaction> = owed.into_values().collect();
+        let within = Duration::from_millis(self.setting.within);
+        let machine = Durability::followed(&superblock, within, &found, (&owed, self.tail, last), self.time())?;
+        self.machine = Some(machine);
+        // In the guest's order, or any other.
+        let mut writes: Vec<(WriteId, GuestWrite)> = std::mem::take(&mut self.writes).into_iter().collect();
+        for asked in self.take_asked() {
+            let answer = self.ask(asked.clone());
+            match asked {
+                Asked::Commit if self.setting.within > 0 && self.setting.tells_frees => {
+                    self.asked.remove(&answer);
+                    self.commit_told();
+                }
+                Asked::Commit => {
+                    self.with_machine(|machine, now, view, steps| machine.flush_now(now, answer, view, steps))?
+                }
+                Asked::Now(_) => {
+                    self.with_machine(|machine, now, view, steps| machine.flush_now(now, answer, view, steps))?
+                }
+                Asked::Tail(tail) => {
+                    self.with_machine(|machine, now, view, steps| machine.tail_moves(now, tail, answer, view, steps))?
+                }
+                Asked::Flush => {
+                    self.with_machine(|machine, now, view, steps| machine.flush_asked(now, answer, view, steps))?
+                }
+                Asked::Close => {
+                    let mut raw = superblock.clone();
+                    let mut edit = jbd2::SuperblockEdit::new(&mut raw).map_err(|error| error.to_string())?;
+                    edit.start(0).sequence(self.next_sequence).seal();
+                    self.with_machine(|machine, now, view, steps| machine.closes(now, &raw, answer, view, steps))?;
+                }
+            }
+        }
+        while !writes.is_empty() {
+            let which = self.random_of_deaths.below(writes.len() as u64) as usize;
+            let (_, write) = writes.remove(which);
+            self.guest_write(write)?;
+        }
+        self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
+    }
+
+    /// All that was asked and not answered, in its order.
+    fn take_asked(&mut self) -> Vec<Asked> {
+        let mut asked: Vec<(AnswerId, Asked)> = std::mem::take(&mut self.asked).into_iter().collect();
+        asked.sort_unstable_by_key(|(answer, _)| *answer);
+        asked.into_iter().map(|(_, asked)| asked).collect()
+    }
+
+    /// Storage says that the log is empty, and its guest was not told: it closes it once more, and whoever goes on has made sure of
+    /// what storage says.
+    fn find_closed(&mut self) -> Result<(), String> {
+        if !self.says_closing || !self.is_closing {
+            return Err("storage says that the log is empty, and nobody closes it".to_owned());
+        }
+        let number = self.disk.flush();
+        self.disk.end(number);
+        self.machine = None;
+        let writes = std::mem::take(&mut self.writes);
+        for asked in self.take_asked() {
+            let answer = self.ask(asked);
+            self.answered(answer, true)?;
+        }
+        writes.into_values().try_for_each(|write| self.guest_write(write))
+    }
+
     /// The power goes.
     fn cut(&mut self) -> Result<(), String> {
         self.cuts += 1;
@@ -871,10 +1060,8 @@ impl World {
         judge::replay(&mut image)?;
         let sequence = judge::state_of(&image)?;
         let state = self.states.get(&sequence).ok_or_else(|| format!("transaction {sequence} never was"))?;
-        let told = self
-            .committed
-            .values()
-            .filter(|committed| committed.told_at.is_some_and(|at| self.now > at + self.setting.within + WRITE_OUT));
+        let due = |at: u64| (at + self.setting.within).max(self.died_at) + WRITE_OUT;
+        let told = self.committed.values().filter(|committed| committed.told_at.is_some_and(|at| self.now > due(at)));
         let promised = told.map(|committed| committed.sequence).max().unwrap_or(0).max(self.floor);
         if sequence < promised && self.machine.is_some() {
             return Err(format!("transaction {sequence} is the last, and {promised} was promised"));
