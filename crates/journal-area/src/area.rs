@@ -117,6 +117,8 @@ pub struct Adopted {
     pub is_marked: bool,
     /// Where it goes on outside, as soon as the outside says so itself.
     pub handed_over: Option<Tail>,
+    /// It was being closed, and storage was about to say that it is empty.
+    pub is_closing: bool,
     /// It was being recovered.
     pub is_recovering: bool,
     /// The first number that nothing has which was made durable beside it, if anything was.
@@ -309,6 +311,7 @@ impl JournalArea {
             openings: jcb.table.opening(),
             is_marked: jcb.table.is_marked(),
             handed_over: jcb.table.handed_over(),
+            is_closing: jcb.table.is_closing(),
             is_recovering: jcb.table.is_recovering(),
             numbered: jcb.table.numbered(),
             doubt: jcb.table.doubt(),
@@ -324,6 +327,13 @@ impl JournalArea {
     pub fn forget_hand_over(&self, id: LogId) {
         if let Some((_, jcb)) = self.lock().log(id) {
             jcb.table.set_handed_over(None);
+        }
+    }
+
+    /// Storage is about to say that a log is empty, because its guest closes it, and all of it is home; or that was given up.
+    pub fn note_closing(&self, id: LogId, is_closing: bool) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.table.set_closing(is_closing);
         }
     }
 
@@ -867,6 +877,13 @@ impl JournalArea {
         let mut inner = self.lock();
         let Some((_, jcb)) = inner.log(id) else { return Vec::new() };
         jcb.versions_owed()
+    }
+
+    /// The newest committed versions that are at home, likewise.
+    pub fn versions_at_home(&self, id: LogId) -> Vec<(u32, u64, u32)> {
+        let mut inner = self.lock();
+        let Some((_, jcb)) = inner.log(id) else { return Vec::new() };
+        jcb.versions_at_home()
     }
 
     /// The name that a log's files have, without the ending.

@@ -46,6 +46,8 @@ pub struct Outcome {
     pub committed: u32,
     /// The same one by one, for who asked for it ([`crate::JournalArea::tell_accepted`]).
     pub accepted: Vec<Accepted>,
+    /// Indices of writes that changed nothing: what they write is part of a transaction that counts already.
+    pub repeated: Vec<usize>,
 }
 
 /// A transaction that was accepted: its commit block is there, with all that it commits.
@@ -137,6 +139,7 @@ impl VmJcb {
         }
         outcome.committed = self.accept(pages);
         outcome.accepted = std::mem::take(&mut self.accepted);
+        outcome.repeated = repeated.into_iter().collect();
         self.note_memory();
         outcome
     }

@@ -216,23 +216,31 @@ impl VmJcb {
 
     /// The newest committed versions that are not at home: transaction, home block, log block; by transaction, the oldest first.
     pub(crate) fn versions_owed(&self) -> Vec<(u32, u64, u32)> {
-        let mut owed = Vec::new();
-        let Some(format) = self.format.filter(|_| self.contradiction.is_none()) else { return owed };
-        let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else { return owed };
+        self.versions_where(|location| location.is_held() || location == Location::Storage)
+    }
+
+    /// Those that are at home, likewise.
+    pub(crate) fn versions_at_home(&self) -> Vec<(u32, u64, u32)> {
+        self.versions_where(|location| location == Location::Home)
+    }
+
+    fn versions_where(&self, is_wanted: impl Fn(Location) -> bool) -> Vec<(u32, u64, u32)> {
+        let mut versions = Vec::new();
+        let Some(format) = self.format.filter(|_| self.contradiction.is_none()) else { return versions };
+        let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
+            return versions;
+        };
         let mut position = tail;
         while position != self.cursor.position {
-            let location = self.location(position);
-            if let (true, Some(block), Some(sequence)) = (
-                location.is_held() || location == Location::Storage,
-                self.home_of(position),
-                self.sequence_of(position),
-            ) && self.newest(block) == Some(position)
+            if let (true, Some(block), Some(sequence)) =
+                (is_wanted(self.location(position)), self.home_of(position), self.sequence_of(position))
+                && self.newest(block) == Some(position)
             {
-                owed.push((sequence, block, position));
+                versions.push((sequence, block, position));
             }
             position = format.next(position);
         }
-        owed
+        versions
     }
 
     /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.

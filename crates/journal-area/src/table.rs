@@ -22,6 +22,7 @@ const FLAG_TORN: u64 = 4;
 const FLAG_MARKED: u64 = 8;
 const FLAG_FOREIGN: u64 = 16;
 const FLAG_RECOVERING: u64 = 32;
+const FLAG_CLOSING: u64 = 64;
 const OFFSET_HANDED_OVER: u64 = 32;
 /// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
 /// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
@@ -317,6 +318,16 @@ impl Table {
     /// Says so, or that it was given up.
     pub fn set_recovering(&self, is_recovering: bool) {
         self.set_flag(FLAG_RECOVERING, is_recovering);
+    }
+
+    /// Whether storage is about to say, or says, that the log is empty, because its guest closes it.
+    pub fn is_closing(&self) -> bool {
+        self.flags() & FLAG_CLOSING != 0
+    }
+
+    /// Says so, or that it is not.
+    pub fn set_closing(&self, is_closing: bool) {
+        self.set_flag(FLAG_CLOSING, is_closing);
     }
 
     /// Whether something was written into the log while it was closed, which no kernel does.

@@ -52,7 +52,7 @@ use crate::remote::RemoteReport;
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use guest_memory::MemorySlice;
-use journal_area::{NotHome, Source};
+use journal_area::{NotHome, Opening, Source};
 use recovery::Report;
 use std::io;
 use std::ops::Range;
@@ -487,6 +487,15 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
 
     /// An earlier process has left it open, under which storage has failed since it was opened (or has not).
     fn goes_on_doubted(&self, _log: &Log, _is_doubted: bool) {}
+
+    /// An earlier process has left it open, made durable by age in this opening: storage's superblock is `raw`, and no compound has number
+    /// `numbered` or one behind it. True where it stays so, from [`Keeper::go_on`] on; false where that is not wished any more.
+    ///
+    /// # Errors
+    /// Why it cannot be, with nothing changed.
+    fn follows(&self, _log: &Log, _opening: Opening, _raw: &[u8], _numbered: Option<u32>) -> Result<bool, String> {
+        Ok(false)
+    }
 
     /// An earlier process has left it open. Says whether all that counts of it is here, beside what the area has and storage says.
     fn was_taken_up(&self, _log: &Log) -> bool {

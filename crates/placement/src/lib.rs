@@ -23,6 +23,7 @@ mod distrust;
 mod earlier;
 mod finish;
 mod flush;
+mod followed;
 mod foreign;
 mod found;
 mod hand_over;

@@ -9,9 +9,10 @@
 //! What the books of a log that was held say, and what storage says, mean together (the first row that fits counts; anything else is
 //! refused):
 //!
-//! Where a log was made durable by age beside being held, storage is made to say, as the last thing, that it is only held (the table
-//! counts as if it did); durability begins anew under the worker that goes on. Until then storage has what was durable: a guest
-//! that nobody goes on with keeps it through a loss of power.
+//! Where a log was made durable by age beside being held, it stays so, and the table counts as if storage said that it is held: what is
+//! durable is read from storage (`followed`), what is not becomes so first, and no commit that was not answered is answered
+//! before. Where that is not wished any more, or cannot be and an age was promised, storage is made to say, as the last thing,
+//! that the log is only held. Until then storage has what was durable: a guest that nobody goes on with keeps it through a loss of power.
 //!
 //! | row | table | storage | the worker died |
 //! |---|---|---|---|
@@ -20,6 +21,7 @@
 //! | 3 | open, nothing in it, storage was not seen to say so | no mark of a held log | while it was being opened: its guest was told nothing, and opens it once more |
 //! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described |
 //! | 5 | open, being recovered, storage was seen to say that it is held | empty | at the end of the recovery that follows a reset or an unplugging: all of it is home |
+//! | 5a | open, says that it is being closed | empty | at the end of its closing, when it was durable by age: all of it is home, and its guest closes it once more |
 //! | 6 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
 
 mod nvm;
@@ -82,6 +84,8 @@ enum Found {
     NotOpened,
     /// Its recovery had come to its end: nobody uses it, and all is home.
     Recovered,
+    /// Its guest was closing it, and all is home.
+    Closing,
     Closed,
 }
 
@@ -89,6 +93,7 @@ enum Found {
 fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static str> {
     let is_this = |opening| books.openings.is_some_and(|openings| openings.contains(&opening));
     match (books.is_open, says, books.handed_over) {
+        (true, Says::Empty, None) if books.is_closing && books.is_marked && !books.is_recovering => Ok(Found::Closing),
         (true, Says::Held(opening), _) if is_this(opening) => Ok(Found::Held(opening)),
         (true, Says::Held(_), _) => Err("its mark on storage is that of another opening"),
         (true, Says::Live(tail), Some(from)) if tail == from => Ok(Found::HandedOver(from.sequence)),
@@ -107,6 +112,18 @@ fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static
         }
         (false, ..) => Ok(Found::Closed),
     }
+}
+
+fn refuse_aged(log: &Log, why: &str) -> io::Error {
+    refused(format!(
+        "disk {}: the journal of the file system at byte {} was made durable by age, and cannot be followed: {why}",
+        log.home.options.name, log.place.home_start
+    ))
+}
+
+/// Whether its guest is told of a commit when that is durable.
+fn is_at_once(log: &Log) -> bool {
+    log.home.durable_within().is_some_and(|within| within.is_zero())
 }
 
 fn refused(what: impl Into<String>) -> io::Error {
@@ -255,7 +272,9 @@ impl Journals {
         }
         let says = match says {
             Says::Aged(opening, _) if was_held && log.placement.is_held() => {
-                self.will_be_only_held(log, opening, &raw)?;
+                if !self.follows(log, opening, &raw)? {
+                    self.will_be_only_held(log, opening, &raw)?;
+                }
                 return self.resume_held(log, Says::Held(opening), None);
             }
             Says::Aged(..) => {
@@ -294,24 +313,42 @@ impl Journals {
         Ok(())
     }
 
-    /// A log that was made durable by age goes on as one that is only held, until that begins anew. What is held is complete without
-    /// what was made durable. Where its compounds begin, and what of them is at home, was known to the worker that died only. Storage
-    /// is told later.
-    fn will_be_only_held(&self, log: &Arc<Log>, opening: Opening, raw: &[u8]) -> io::Result<()> {
-        let (name, at) = (&log.home.options.name, log.place.home_start);
-        let refuse = |why: &str| {
-            refused(format!(
-                "disk {name}: the journal of the file system at byte {at} was made durable by age, and cannot be followed: {why}"
-            ))
-        };
-        if log.home.durable_within().is_some_and(|within| within.is_zero()) {
+    /// A log that was made durable by age stays so, from where storage has it. False where that is not wished any more, or cannot be and
+    /// the guest was promised an age: then it is only held first.
+    fn follows(&self, log: &Arc<Log>, opening: Opening, raw: &[u8]) -> io::Result<bool> {
+        let books = self.books_of_aged(log, opening)?;
+        match log.keeper.follows(log, opening, raw, books.numbered) {
+            Ok(follows) => Ok(follows),
+            // What waits for durability fails, as it would have: whoever repeats it is told so.
+            Err(why) if books.doubt.is_doubted || !is_at_once(log) => {
+                log::warn!(
+                    "disk {}: the journal of the file system at byte {} is only held for now: {why}",
+                    log.home.options.name,
+                    log.place.home_start
+                );
+                Ok(false)
+            }
             // A guest that asks again for a commit that waits would be told of it at once.
-            return Err(refuse("with durable-within=0 what it had committed may not be durable yet"));
+            Err(why) => Err(refuse_aged(
+                log,
+                &format!("with durable-within=0 what is on storage has to be followed, and {why}"),
+            )),
         }
-        let books = self.area.adopted(log.id).ok_or_else(|| refuse("it has gone"))?;
+    }
+
+    fn books_of_aged(&self, log: &Log, opening: Opening) -> io::Result<Adopted> {
+        let books = self.area.adopted(log.id).ok_or_else(|| refuse_aged(log, "it has gone"))?;
         if !books.is_open || !books.openings.is_some_and(|openings| openings.contains(&opening)) {
-            return Err(refuse("its mark on storage is that of another opening"));
+            return Err(refuse_aged(log, "its mark on storage is that of another opening"));
         }
+        Ok(books)
+    }
+
+    /// A log that was made durable by age goes on as one that is only held. What is held is complete without
+    /// what was made durable. Storage is told later.
+    fn will_be_only_held(&self, log: &Arc<Log>, opening: Opening, raw: &[u8]) -> io::Result<()> {
+        let refuse = |why: &str| refuse_aged(log, why);
+        let books = self.books_of_aged(log, opening)?;
         let mut stored = StoredLog { place: &log.place, journal: &log.journal.file };
         let (said, format) = Superblock::parse(raw).map_err(|error| refuse(&error.to_string()))?;
         let plan = Plan::new(&mut stored, &said, &format, &|_| true).map_err(|error| refuse(&error.to_string()))?;
@@ -348,6 +385,7 @@ impl Journals {
             Found::HandedOver(_) => "is on storage, where it was just handed over",
             Found::NotOpened => "was being opened, which its guest does once more",
             Found::Recovered => "was being recovered, and all of it is home",
+            Found::Closing => "was being closed, and all of it is home",
             Found::Closed => "is not in use",
         };
         log::info!("disk {name}: the journal of the file system at byte {at} {how}, {owed} blocks owed");
@@ -360,6 +398,7 @@ impl Journals {
                     self.area.note_marked(log.id);
                 }
                 self.area.forget_hand_over(log.id);
+                self.area.note_closing(log.id, false);
                 if let Some(marked) = marked {
                     log.put_mark_back(Some(marked(opening, MarkKind::Held)));
                     if let Some(numbered) = books.numbered {
@@ -386,7 +425,7 @@ impl Journals {
                 self.area.close(log.id);
                 self.follow_wish(log);
             }
-            Found::Recovered => {
+            Found::Recovered | Found::Closing => {
                 // Storage says so since a moment ago, perhaps not for good.
                 log.home.file.sync_data()?;
                 log.journal.file.sync_data()?;

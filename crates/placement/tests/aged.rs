@@ -6,6 +6,8 @@
 
 #[path = "aged/absorbed.rs"]
 mod absorbed;
+#[path = "aged/followed.rs"]
+mod followed;
 
 use block_route::{
     Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,

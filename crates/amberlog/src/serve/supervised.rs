@@ -70,19 +70,9 @@ impl Wish {
 pub fn cannot_go_on(status: &Value) -> Option<String> {
     let disks = status["disks"].as_array()?;
     let name = |disk: &Value| disk["name"].as_str().unwrap_or_default().to_owned();
-    let elsewhere = |disk: &&Value| disk["placement"] == "nvm";
-    if let Some(disk) = disks.iter().find(elsewhere) {
+    disks.iter().find(|disk| disk["placement"] == "nvm").map(|disk| {
         let placement = disk["placement"].as_str().unwrap_or_default();
-        return Some(format!("disk {} has placement {placement}, with which workers are not replaced yet", name(disk)));
-    }
-    // What a commit waits for would be answered before it is durable.
-    let is_at_once = |disk: &&Value| disk["durability"]["within_s"] == 0 || disk["durable_within_wished_s"] == 0;
-    disks.iter().find(is_at_once).map(|disk| {
-        format!(
-            "the journal of disk {} is durable within 0 s, with which no other worker goes on yet (say --durable-within never for it, \
-             with amberlog placement, ask again, and then say what it was)",
-            name(disk)
-        )
+        format!("disk {} has placement {placement}, with which workers are not replaced yet", name(disk))
     })
 }
 

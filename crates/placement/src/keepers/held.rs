@@ -29,7 +29,7 @@ use crate::opening::write_mark;
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, JournalArea, LogId, LogWrite, NotHome, Outside, Pressure, SuperblockEffect};
+use journal_area::{Content, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -243,6 +243,10 @@ impl Keeper for Held {
         if !outcome.accepted.is_empty() {
             self.aged_committed(log, outcome.accepted, &requests, steps);
         }
+        if !outcome.repeated.is_empty() {
+            let repeated = outcome.repeated.iter().map(|index| requests[*index]).collect();
+            self.aged_repeated(log, repeated, steps);
+        }
         // A newer version may be what somebody waited for.
         self.let_waiting_go(steps);
     }
@@ -398,6 +402,15 @@ impl Keeper for Held {
 
     fn goes_on_doubted(&self, log: &Log, is_doubted: bool) {
         self.aged_goes_on_doubted(log, is_doubted);
+    }
+
+    fn follows(&self, log: &Log, opening: Opening, raw: &[u8], numbered: Option<u32>) -> Result<bool, String> {
+        self.aged_follows(log, opening, raw, numbered)
+    }
+
+    fn go_on(&self, log: &Log) -> io::Result<()> {
+        self.aged_go_on(log);
+        Ok(())
     }
 
     fn durability(&self, log: &Log) -> Option<DurabilityReport> {

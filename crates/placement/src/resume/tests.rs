@@ -29,6 +29,7 @@ fn held() -> Adopted {
         is_marked: true,
         handed_over: None,
         is_recovering: false,
+        is_closing: false,
         numbered: None,
         doubt: Doubt::default(),
     }
@@ -74,6 +75,18 @@ fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
     }
     assert_eq!(judged(recovering, Says::Held(OPENING)), Some(Found::Held(OPENING)));
     assert_eq!(judged(recovering, live(9, 7)), None);
+    // Row 5a: not before storage says so.
+    let closing = Adopted { is_closing: true, ..held() };
+    assert_eq!(judged(closing, Says::Empty), Some(Found::Closing));
+    assert_eq!(judged(closing, Says::Held(OPENING)), Some(Found::Held(OPENING)));
+    assert_eq!(judged(Adopted { is_marked: false, ..closing }, Says::Empty), None);
+    for says in [Says::Error, Says::Stale, Says::Held(OTHER), live(9, 7)] {
+        assert_eq!(judged(closing, says), None, "{says:?}");
+    }
+    let shut = Adopted { is_open: false, is_empty: true, ..closing };
+    for says in [Says::Empty, live(9, 7)] {
+        assert_eq!(judged(shut, says), Some(Found::Closed), "{says:?}");
+    }
     // It went elsewhere, which is not described.
     for books in [closed, left] {
         assert_eq!(judged(books, Says::Nvm(OPENING)), None);
@@ -258,64 +271,227 @@ fn a_held_log_goes_on_again_and_again() {
     assert!(!rig.log().is_open());
 }
 
-/// What was made durable is given up, and begins anew with numbers that none of it has.
+/// What was durable stays so, and what was not becomes so first: in one compound, with the number after those that are there. Where all of it
+/// is there already, there is none.
+#[test]
+fn one_that_was_made_durable_by_age_stays_so() {
+    use crate::keeper::{Side, Step};
+    for within in [Duration::from_secs(3600), Duration::ZERO] {
+        let mut rig = Rig::durable_within(Some(within));
+        rig.open();
+        let mut numbers = Vec::new();
+        for (block, deaths) in [(2000, 1), (2001, 1), (2001, 2), (2002, 2), (2002, 1)] {
+            if rig.journals.area.owed(rig.log().id).blocks < block - 1999 {
+                rig.commit(block);
+            }
+            for _ in 0..deaths {
+                rig.die(None).expect("it goes on");
+                assert!(matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
+            }
+            let log = rig.log();
+            assert!(log.is_held_open());
+            assert_eq!(rig.journals.area.owed(log.id).blocks, block - 1999);
+            let mut steps = Steps::default();
+            log.keeper.woken(&log, Side::Home, &mut steps);
+            assert!(
+                matches!(steps.0[..], [(_, Step::Flush { .. })]),
+                "nothing is built on what may be lost: {steps:?}"
+            );
+            while !steps.0.is_empty() {
+                let mut next = Steps::default();
+                for (_, step) in steps.0 {
+                    match step {
+                        Step::Write { mut offset, content, task, .. } => {
+                            for buffer in content {
+                                let block_route::Buffer::Bytes(bytes) = buffer else { unreachable!("its own bytes") };
+                                if let Some(jbd2::Header { kind: jbd2::Kind::Descriptor, sequence }) =
+                                    jbd2::peek(&bytes[..12])
+                                {
+                                    numbers.push(sequence);
+                                }
+                                log.journal.file.write_all_at(&bytes, offset).expect("written");
+                                offset += bytes.len() as u64;
+                            }
+                            log.keeper.done(&log, task, None, &mut next);
+                        }
+                        Step::Flush { task } => log.keeper.done(&log, task, None, &mut next),
+                        _ => {}
+                    }
+                }
+                steps = next;
+            }
+            assert_eq!(numbers.len() as u64, block - 1999);
+        }
+        assert!(numbers.windows(2).all(|two| two[0] + 1 == two[1]), "{numbers:?}");
+        // Another opening's mark is not followed.
+        let raw = rig.superblock.clone();
+        let (first, sequence) = (rig.builder.position, rig.builder.sequence);
+        rig.store(&mark::aged(&raw, &OTHER, (first, sequence)).expect("a superblock"));
+        assert!(rig.is_refused(None).contains("another opening"));
+    }
+}
+
+/// Where it is not wished any more, what was durable is given up, as the last thing.
 #[test]
 fn one_that_was_made_durable_by_age_goes_on_held() {
     let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
     rig.open();
-    let mut numbers = Vec::new();
-    for (block, deaths) in [(2000, 1), (2001, 1), (2001, 2), (2002, 2), (2002, 1)] {
-        assert!(matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
-        if rig.journals.area.owed(rig.log().id).blocks < block - 1999 {
-            rig.commit(block);
-        }
-        for _ in 0..deaths {
-            // The second one dies before durability has begun anew, and leaves a log that is only held.
-            rig.die(None).expect("it goes on");
-        }
-        let log = rig.log();
-        assert!(log.is_held_open() && matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
-        assert_eq!(rig.journals.area.owed(log.id).blocks, block - 1999);
-        // It begins anew: what is owed is written beside the error mark, until it is a log.
-        let mut steps = Steps::default();
-        log.keeper.woken(&log, crate::keeper::Side::Home, &mut steps);
-        while !steps.0.is_empty() {
-            let mut next = Steps::default();
-            for (_, step) in steps.0 {
-                match step {
-                    crate::keeper::Step::Write { offset, content, task, .. } => {
-                        let mut at = offset;
-                        for buffer in content {
-                            let block_route::Buffer::Bytes(bytes) = buffer else { unreachable!("its own bytes") };
-                            if let Some(jbd2::Header { kind: jbd2::Kind::Descriptor, sequence }) =
-                                jbd2::peek(&bytes[..12])
-                            {
-                                numbers.push(sequence);
-                            }
-                            log.journal.file.write_all_at(&bytes, at).expect("written");
-                            at += bytes.len() as u64;
-                        }
-                        log.keeper.done(&log, task, None, &mut next);
-                    }
-                    crate::keeper::Step::Flush { task } => log.keeper.done(&log, task, None, &mut next),
-                    _ => {}
+    rig.commit(2000);
+    rig.within = None;
+    for _ in 0..3 {
+        rig.die(None).expect("it goes on");
+        assert!(rig.log().is_held_open() && matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
+    }
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
+}
+
+/// What the books know of compounds has to be what is there: with no age nobody goes on otherwise, and with one it begins anew.
+#[test]
+fn compounds_that_are_not_as_the_books_say_are_not_followed() {
+    for (ahead, is_followed) in [(0, true), (1, true), (2, false), (u32::MAX, false)] {
+        for within in [Duration::from_secs(3600), Duration::ZERO] {
+            let mut rig = Rig::durable_within(Some(within));
+            rig.open();
+            rig.commit(2000);
+            let next = rig.builder.sequence - 1;
+            rig.journals.area.note_numbered(rig.log().id, Some(next.wrapping_add(ahead)));
+            match (is_followed, within.is_zero()) {
+                (false, true) => assert!(rig.is_refused(None).contains("durable-within=0"), "{ahead} ahead"),
+                _ => {
+                    rig.die(None).expect("it goes on");
+                    assert_eq!(matches!(rig.says(), Says::Aged(..)), is_followed, "{ahead} ahead");
+                    let log = rig.log();
+                    log.keeper.woken(&log, crate::keeper::Side::Home, &mut Steps::default());
+                    let numbered = rig.journals.area.adopted(log.id).and_then(|books| books.numbered);
+                    assert!(!is_followed || numbered == Some(next + ahead), "{numbered:?}, {ahead} ahead");
                 }
             }
-            steps = next;
         }
     }
-    assert_eq!(numbers.len(), 5);
-    assert!(numbers.windows(2).all(|two| two[0] < two[1]), "{numbers:?}");
-    // Another opening's mark is not followed.
-    let raw = rig.superblock.clone();
-    let (first, sequence) = (rig.builder.position, rig.builder.sequence);
-    rig.store(&mark::aged(&raw, &OTHER, (first, sequence)).expect("a superblock"));
-    assert!(rig.is_refused(None).contains("another opening"));
-    // What waits for durability is not answered without.
-    let mut rig = Rig::durable_within(Some(Duration::ZERO));
+}
+
+/// What the guest's log has let go of is at home, or was freed. Its superblock is never freed.
+#[test]
+fn what_the_log_has_let_go_of_is_told_from_what_is_never_freed() {
+    use crate::keeper::{Side, Step};
+    use durability::FoundSaid;
+    use std::collections::HashMap;
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
     rig.open();
+    rig.commit(0);
     rig.commit(2000);
-    assert!(rig.is_refused(None).contains("durable-within=0"));
+    rig.die(None).expect("it goes on");
+    let log = rig.log();
+    let mut steps = Steps::default();
+    log.keeper.woken(&log, Side::Home, &mut steps);
+    while !steps.0.is_empty() {
+        let mut next = Steps::default();
+        for (_, step) in steps.0 {
+            if let Step::Write { mut offset, content, task, .. } = step {
+                for buffer in content {
+                    let block_route::Buffer::Bytes(bytes) = buffer else { unreachable!("its own bytes") };
+                    log.journal.file.write_all_at(&bytes, offset).expect("written");
+                    offset += bytes.len() as u64;
+                }
+                log.keeper.done(&log, task, None, &mut next);
+            } else if let Step::Flush { task } = step {
+                log.keeper.done(&log, task, None, &mut next);
+            }
+        }
+        steps = next;
+    }
+    let mut raw = vec![0; BLOCK as usize];
+    log.read_stored(0, &mut raw).expect("read");
+    let (_, format) = jbd2::Superblock::parse(&raw).expect("a journal");
+    let numbered = rig.journals.area.adopted(log.id).and_then(|books| books.numbered);
+    let found = |format, owed: &HashMap<_, _>| {
+        let found = crate::followed::found(&log, &rig.journals.area, &raw, &format, owed, numbered)?;
+        Ok::<_, String>(found.copies.iter().map(|copy| (copy.block, copy.said)).collect::<Vec<_>>())
+    };
+    let other = jbd2::Format { block_size: 1024, ..format };
+    assert!(found(other, &HashMap::new()).is_err_and(|why| why.contains("another format")));
+    let owed = [(0, 0), (2000, 7)].map(|(block, byte)| (block, (5, Arc::from(vec![byte; BLOCK as usize]))));
+    assert_eq!(
+        found(format, &HashMap::from(owed)).expect("a log"),
+        [(0, FoundSaid::Newer), (2000, FoundSaid::Same(5))]
+    );
+    // The guest's log begins behind both.
+    let moved = rig.superblock_from(rig.builder.position, rig.builder.sequence);
+    let superblock = || SuperblockBlock { content: &moved, request: RequestId(1) };
+    let mut steps = Steps::default();
+    rig.journals.superblock_written(&log, superblock(), &mut steps).1.expect("it waits");
+    assert!(steps.0.iter().any(|(_, step)| matches!(step, Step::Superblock(..))), "{steps:?}");
+    rig.journals.superblock_written(&log, superblock(), &mut Steps::default()).1.expect("taken");
+    assert_eq!(
+        found(format, &HashMap::new()).expect("a log"),
+        [(0, FoundSaid::AtHome(rig.builder.sequence - 1)), (2000, FoundSaid::Nothing)]
+    );
+}
+
+/// Books that contradict themselves name nothing: that is not taken for a log of which all is home.
+#[test]
+fn nothing_is_followed_by_books_that_are_wrong() {
+    for within in [Duration::from_secs(3600), Duration::ZERO] {
+        let mut rig = Rig::durable_within(Some(within));
+        rig.open();
+        let id = rig.log().id;
+        // It has grown, and whoever goes on does not see it.
+        rig.journals.area.resize_home(id, 5000);
+        rig.commit(4500);
+        if within.is_zero() {
+            assert!(rig.is_refused(None).contains("its books are wrong"));
+        } else {
+            rig.die(None).expect("it goes on");
+            assert!(matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
+        }
+    }
+}
+
+/// What storage has may be lost: it is no truth, and not called one, whatever was promised.
+#[test]
+fn nothing_is_followed_where_storage_has_failed() {
+    for within in [Duration::from_secs(3600), Duration::ZERO] {
+        let mut rig = Rig::durable_within(Some(within));
+        rig.open();
+        rig.commit(2000);
+        rig.journals.area.note_doubt(rig.log().id, |doubt| doubt.is_doubted = true);
+        for _ in 0..2 {
+            rig.die(None).expect("it goes on");
+            assert!(rig.log().is_held_open() && matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
+        }
+    }
+}
+
+/// Storage fails just when it is to say that a log is empty: it is open, and the table says so.
+#[test]
+fn one_that_could_not_be_closed_is_not_being_closed() {
+    use crate::keeper::{Side, Step};
+    let rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+    rig.open();
+    let log = rig.log();
+    let is_closing = || rig.journals.area.adopted(log.id).expect("it is there").is_closing;
+    let closing = rig.superblock_from(0, rig.builder.sequence);
+    let mut steps = Steps::default();
+    let superblock = SuperblockBlock { content: &closing, request: RequestId(1) };
+    rig.journals.superblock_written(&log, superblock, &mut steps).1.expect("it waits");
+    log.keeper.woken(&log, Side::Home, &mut steps);
+    let mut was_closing = false;
+    while !steps.0.is_empty() {
+        let mut next = Steps::default();
+        for (_, step) in steps.0 {
+            match step {
+                Step::Write { task, .. } => {
+                    was_closing |= is_closing();
+                    let failed = std::io::Error::other("storage failed");
+                    log.keeper.done(&log, task, is_closing().then_some(&failed), &mut next);
+                }
+                Step::Flush { task } => log.keeper.done(&log, task, None, &mut next),
+                _ => {}
+            }
+        }
+        steps = next;
+    }
+    assert!(was_closing && !is_closing() && matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
 }
 
 /// A guest's tail passes what it was told is home when it is, whoever goes on by then.
@@ -379,7 +555,7 @@ fn what_was_absorbed_goes_home_whoever_goes_on() {
     }
 }
 
-/// What was durable is given up as the last thing: while nobody goes on with the guest, a loss of power finds it.
+/// Nothing begins, and nothing is given up, but as the last thing: while nobody goes on with the guest, a loss of power finds what was durable.
 #[test]
 fn storage_is_as_it_was_until_the_guest_is_served() {
     let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
@@ -389,7 +565,8 @@ fn storage_is_as_it_was_until_the_guest_is_served() {
     let before = raw(&rig);
     // Something else fails, as often as it likes.
     rig.goes_on = false;
-    for _ in 0..3 {
+    for within in [Some(3600), Some(0), Some(3600), None, None] {
+        rig.within = within.map(Duration::from_secs);
         rig.die(None).expect("its books are good");
         assert!(rig.log().is_held_open() && raw(&rig) == before && matches!(rig.says(), Says::Aged(..)));
         // Nothing of its own begins before, nor is anything counted.
@@ -399,8 +576,9 @@ fn storage_is_as_it_was_until_the_guest_is_served() {
         rig.log().begin_emptying();
         rig.log().keeper.woken(&rig.log(), crate::keeper::Side::Home, &mut steps);
         assert!(!rig.log().keeper.may_be_taken(&rig.log()), "storage has what is not the guest's own");
-        let writes = |step: &crate::keeper::Step| matches!(step, crate::keeper::Step::Write { .. });
-        assert!(!steps.0.iter().any(|(_, step)| writes(step)) && raw(&rig) == before);
+        use crate::keeper::Step;
+        let is_begun = |step: &Step| matches!(step, Step::Write { .. } | Step::Flush { .. });
+        assert!(!steps.0.iter().any(|(_, step)| is_begun(step)) && raw(&rig) == before);
     }
     rig.goes_on = true;
     rig.die(None).expect("it goes on");

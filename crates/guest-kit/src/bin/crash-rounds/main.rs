@@ -3,8 +3,8 @@
 //!
 //! `crash-rounds [--rounds N] [--seed N] [--under plain|retain|copy|storage|discard|durable|nvm|remote|any] [--victim NAME] [--worker-kills N] [--quick]`:
 //! `plain` is QEMU's own disks and e2fsck's replay; the others are placements of `amberlog run`, with
-//! plenty of memory or hardly any; `any` is one of retain, copy and storage, drawn; `nvm` has a region of 16 MiB in memory; `remote` has a journal server of its own, which nobody kills; `durable` is one of retain and copy with `durable-within=` 1
-//! or 5 (with 0 no worker follows another one). Under `discard` a death costs the file system, so only the guest is judged while it runs. With `--worker-kills` the process that serves the guest
+//! plenty of memory or hardly any; `any` is one of retain, copy and storage, drawn; `nvm` has a region of 16 MiB in memory; `remote` has a journal server of its own, which nobody kills; `durable` is one of retain and copy with `durable-within=` 0,
+//! 1 or 5. Under `discard` a death costs the file system, so only the guest is judged while it runs. With `--worker-kills` the process that serves the guest
 //! is killed so many times in each round, at random moments under load, and the guest is to notice nothing; `--quick` is two rounds of ten. Where amberlog itself was killed, its work is finished by
 //! `recover --area` or by the next `run`, which are killed at that as well. A failure prints the seed
 //! that repeats its choices, and keeps image and area. Exit code 1 if any round failed.

@@ -79,7 +79,7 @@ impl Round {
             "durable" => {
                 let mut random = Random::of(self.seed, 3);
                 let placement = pick(&mut random, &["retain", "copy"]);
-                format!("{placement},durable-within={}", pick(&mut random, &[1, 5]))
+                format!("{placement},durable-within={}", pick(&mut random, &[0, 1, 5]))
             }
             under => under.to_owned(),
         }

@@ -23,6 +23,7 @@
 use super::Held;
 use super::watched::{self, Watched};
 use crate::aged;
+use crate::followed;
 use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock, Task};
 use crate::log::Log;
 use crate::mark;
@@ -30,10 +31,12 @@ use crate::numbers;
 use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home};
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
-use durability::{AnswerId, Durability, Freed, Kind, OperationId, Place, Transaction, Version, View, WriteId};
+use durability::{
+    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Place, Transaction, Version, View, WriteId,
+};
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Source};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -70,6 +73,10 @@ pub(super) struct State {
     is_doubted: bool,
     /// How many flushes of the disk had failed when the log was opened.
     failed_flushes: u64,
+    /// What an earlier process has left of it is followed as soon as this one serves the guest.
+    following: Option<Box<Aging>>,
+    /// A commit that is repeated was to be told of an error, perhaps by an earlier process: it waited for durability, and there is none.
+    owes_errors: bool,
     /// How often it began.
     stints: u64,
     /// Of those that are over.
@@ -103,6 +110,8 @@ struct Aging {
     failed_flushes: u64,
     /// The first number that no compound has, as the table says it.
     numbered: Option<u32>,
+    /// The same, of an earlier process: what it had begun may lie in the log.
+    numbered_before: Option<u32>,
     operations: HashMap<OperationId, Pending>,
     /// Changes of homes that wait, and whether the machine has let them go.
     guests: HashMap<(RequestId, u64), (WriteId, bool)>,
@@ -123,6 +132,9 @@ struct Aging {
     unheld: Vec<Unheld>,
     next: u64,
 }
+
+/// Committed versions, with their home blocks and contents.
+type Contents = Vec<(u64, Version, Arc<[u8]>)>;
 
 /// What ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,6 +258,7 @@ impl Aging {
             counted_home: 0,
             failed_flushes: log.home.failed_flushes(),
             numbered: None,
+            numbered_before: None,
             operations: HashMap::new(),
             guests: HashMap::new(),
             flights: HashMap::new(),
@@ -271,6 +284,17 @@ impl Aging {
         self.next
     }
 
+    /// The first number that no compound has.
+    fn next_number(&self) -> u32 {
+        let next = self.machine.next_number();
+        self.numbered_before.map_or(next, |before| sequence::latest(before, next))
+    }
+
+    /// Whether a commit is answered when it is durable, whatever its transaction.
+    fn answers_late(&self) -> bool {
+        self.within.is_zero() || self.watched.is_lost()
+    }
+
     fn ask(&mut self, asked: Asked) -> AnswerId {
         let answer = AnswerId(self.id());
         self.answers.insert(answer, asked);
@@ -289,7 +313,7 @@ impl Aging {
         let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
         let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
         // Before any of it is written: who goes on without this process has to know it.
-        let numbered = Some(self.machine.next_number());
+        let numbered = Some(self.next_number());
         if self.numbered != numbered {
             held.area.note_numbered(held.id, numbered);
             self.numbered = numbered;
@@ -356,6 +380,8 @@ impl Aging {
             Place::Superblock => {
                 let said = Superblock::decode(&bytes).map_err(io::Error::other)?;
                 let content = if said.is_empty() {
+                    // Who goes on without this process finds an empty log, and one that is open here.
+                    held.area.note_closing(held.id, true);
                     bytes
                 } else {
                     let next = Opening { count: self.opening.count + 1, ..self.opening };
@@ -483,7 +509,7 @@ impl Held {
         });
         match is_log {
             _ if aging.ending.is_some() => aging.later.push((request, content)),
-            Some(said) if numbers::may_meet(said.sequence, Some(aging.machine.next_number())) && said.is_empty() => {
+            Some(said) if numbers::may_meet(said.sequence, Some(aging.next_number())) && said.is_empty() => {
                 let why = "its guest closes it, and it began more often than its guest has committed".to_owned();
                 aging.ending = Some(Ending { why, cause: Cause::Numbers });
                 aging.later.push((request, content));
@@ -613,6 +639,27 @@ impl Held {
             aging.call(self, log, steps, |machine, now, view, said| {
                 machine.committed(now, &transaction, answer, view, said);
             });
+        }
+        self.end_if_drained(log, &mut state, steps);
+    }
+
+    /// These requests write once more what transactions have that count already: the guest was not answered, by an earlier process, and
+    /// what it asks for may not be durable.
+    pub(super) fn aged_repeated(&self, log: &Log, mut requests: Vec<RequestId>, steps: &mut Steps) {
+        let mut state = self.state();
+        requests.sort_unstable_by_key(|request| request.0);
+        requests.dedup();
+        let owes_errors = state.owes_errors;
+        match &mut state.aging {
+            Some(aging) if aging.answers_late() => {
+                for request in &requests {
+                    steps.push(Side::Journal, Step::Hold(*request));
+                }
+                let answer = aging.ask(Asked::Commit(requests));
+                aging.call(self, log, steps, |machine, now, view, said| machine.flush_now(now, answer, view, said));
+            }
+            None if owes_errors => requests.into_iter().for_each(|request| steps.fail(request)),
+            _ => {}
         }
         self.end_if_drained(log, &mut state, steps);
     }
@@ -922,6 +969,10 @@ impl Held {
                 state.why_not = Some(sentence);
             }
         }
+        // One that was to be closed is not, or not so.
+        self.area.note_closing(self.id, false);
+        // Whoever repeats a commit that waited was not answered.
+        state.owes_errors = ending.cause != Cause::Wish && (state.owes_errors || aging.answers_late());
         let Some(aging) = self.over(state) else { return Ok(()) };
         for (operation, write) in aging.hosts.into_values() {
             host_write(log, operation, write, steps);
@@ -941,7 +992,7 @@ impl Held {
     fn over(&self, state: &mut State) -> Option<Aging> {
         let aging = state.aging.take()?;
         self.area.tell_accepted(self.id, false);
-        state.next_number = Some(aging.machine.next_number());
+        state.next_number = Some(aging.next_number());
         state.counted = sum(&state.counted, &aging.machine.status());
         Some(aging)
     }
@@ -1017,22 +1068,7 @@ impl Held {
         let tail = self.area.tail(self.id).ok_or("it has no tail")?;
         // Compounds of this opening may have numbers beyond those of the guest's transactions, where it began more than once.
         let next = self.area.next_sequence(self.id).ok_or("it is not open")?;
-        let mut owed: Vec<Transaction> = Vec::new();
-        let mut contents = Vec::new();
-        for (sequence, block, position) in self.area.versions_owed(self.id) {
-            let version = watched::version(sequence, position);
-            let content = copied(log, &self.area, self.id, version).ok_or("a version that it owes cannot be read")?;
-            contents.push((block, version, content));
-            match owed.last_mut() {
-                Some(last) if last.sequence == sequence => last.blocks.push((block, version)),
-                _ => owed.push(Transaction {
-                    sequence,
-                    blocks: vec![(block, version)],
-                    revokes: Vec::new(),
-                    freed: Freed::Unknown,
-                }),
-            }
-        }
+        let (owed, contents) = self.all_owed(log)?;
         let watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
         let last = next.wrapping_sub(1);
         let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), Duration::ZERO)?
@@ -1049,6 +1085,96 @@ impl Held {
             within.as_secs()
         );
         Ok(())
+    }
+
+    /// What is committed and not at home, by transaction, and the content of each version.
+    fn all_owed(&self, log: &Log) -> Result<(Vec<Transaction>, Contents), String> {
+        let mut owed: Vec<Transaction> = Vec::new();
+        let mut contents = Vec::new();
+        for (sequence, block, position) in self.area.versions_owed(self.id) {
+            let version = watched::version(sequence, position);
+            let content = copied(log, &self.area, self.id, version).ok_or("a version that it owes cannot be read")?;
+            contents.push((block, version, content));
+            match owed.last_mut() {
+                Some(last) if last.sequence == sequence => last.blocks.push((block, version)),
+                _ => owed.push(Transaction {
+                    sequence,
+                    blocks: vec![(block, version)],
+                    revokes: Vec::new(),
+                    freed: Freed::Unknown,
+                }),
+            }
+        }
+        Ok((owed, contents))
+    }
+
+    /// An earlier process has left the log open and made durable by age, and it stays so: what was durable stays durable at every
+    /// instant, and what was not becomes so first of all. Nothing is changed on storage. False where it is not wished any more.
+    pub(super) fn aged_follows(
+        &self,
+        log: &Log,
+        opening: Opening,
+        raw: &[u8],
+        numbered: Option<u32>,
+    ) -> Result<bool, String> {
+        let Some(within) = log.home.durable_within() else { return Ok(false) };
+        let mut state = self.state();
+        if log.home.failed_flushes() != state.failed_flushes || state.is_doubted {
+            return Err("storage has failed since it was mounted".to_owned());
+        }
+        if self.has_stored_blocks() {
+            return Err("blocks of it are in their own places for want of memory".to_owned());
+        }
+        // Such books name no version, as if all were home.
+        if let Some(why) = self.area.contradiction(self.id) {
+            return Err(format!("its books are wrong: {why}"));
+        }
+        let mut superblock = vec![0; log.place.block_bytes as usize];
+        if !self.area.look(self.id, |held| held.read_held(0, &mut superblock)) {
+            return Err("its superblock is not held".to_owned());
+        }
+        if let Some(why) = hindrance(log, &superblock) {
+            return Err(why);
+        }
+        let (_, format) = Superblock::parse(&superblock).map_err(|error| error.to_string())?;
+        let tail = self.area.tail(self.id).ok_or("it has no tail")?;
+        let last = self.area.next_sequence(self.id).ok_or("it is not open")?.wrapping_sub(1);
+        let (owed, contents) = self.all_owed(log)?;
+        let by_block = contents
+            .iter()
+            .map(|(block, version, content)| (*block, (watched::parts(*version).0, Arc::clone(content))))
+            .collect();
+        let found = followed::found(log, &self.area, raw, &format, &by_block, numbered)?;
+        let same: HashSet<u64> =
+            found.copies.iter().filter(|copy| matches!(copy.said, FoundSaid::Same(_))).map(|copy| copy.block).collect();
+        let durable: Vec<(u64, Version)> = contents
+            .iter()
+            .filter(|(block, ..)| same.contains(block))
+            .map(|(block, version, _)| (*block, *version))
+            .collect();
+        let machine = Durability::followed(&superblock, within, &found, (&owed, tail.sequence, last), Duration::ZERO)?;
+        let mut watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
+        watched.made_durable(tail.sequence.wrapping_sub(1), &durable);
+        let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
+        state.stints += 1;
+        (aging.stint, aging.watched, aging.numbered_before) = (state.stints, watched, numbered);
+        (state.following, state.is_unmarked) = (Some(Box::new(aging)), true);
+        Ok(true)
+    }
+
+    /// This process serves the guest from now on.
+    pub(super) fn aged_go_on(&self, log: &Log) {
+        let mut state = self.state();
+        let Some(mut aging) = state.following.take() else { return };
+        (aging.since, aging.counted_at) = (log.home.now(), log.home.now());
+        log::info!(
+            "disk {}: its journal is made durable within {} s as before, beginning with what was not durable yet",
+            log.home.options.name,
+            aging.within.as_secs()
+        );
+        (state.aging, state.is_unmarked) = (Some(*aging), false);
+        self.area.tell_accepted(self.id, true);
+        log.home.wake.wake();
     }
 
     /// Somebody is about to take the log elsewhere.
@@ -1106,6 +1232,8 @@ impl Held {
     pub(super) fn aged_goes_on_doubted(&self, log: &Log, is_doubted: bool) {
         let mut state = self.state();
         (state.is_doubted, state.failed_flushes) = (is_doubted, log.home.failed_flushes());
+        // A commit that waited when storage failed is not durable, and was to be told so.
+        state.owes_errors = is_doubted && log.home.durable_within().is_some_and(|within| within.is_zero());
     }
 
     /// It stays here after all.

@@ -1,0 +1,513 @@
+//! A worker that dies under a log that is made durable by age, and another one goes on: what was durable is so at every instant, what was
+//! answered with no age is, too, and what was not answered is answered when it is.
+//!
+//! The guest is one that waits for its transaction before it begins the next, writes home what it has committed, and asks again for
+//! whatever it was not answered. With a kill all that was sent is there, whether anybody heard of it or not, or was never sent.
+
+use super::*;
+use placement::Description;
+use std::collections::HashSet;
+
+/// What the guest has asked for and was not answered.
+#[derive(Clone, Debug)]
+struct Asked {
+    kind: RequestKind,
+    offset: u64,
+    content: Vec<u8>,
+    /// The transaction that it commits.
+    commits: Option<u8>,
+}
+
+struct Guest {
+    rig: Rig,
+    within: Option<Duration>,
+    random: Random,
+    asked: BTreeMap<u32, Asked>,
+    /// Of each of these: holds, and operations of its own under way.
+    left: HashMap<u32, usize>,
+    failed: HashSet<u32>,
+    /// Commits that were answered well, and those that failed.
+    acknowledged: u8,
+    failures: u32,
+    deaths: u32,
+}
+
+impl Guest {
+    fn new(seed: u64, within: Option<Duration>) -> Self {
+        let mut rig = Rig::new(within);
+        rig.open();
+        Guest {
+            rig,
+            within,
+            random: Random::new(seed),
+            asked: BTreeMap::new(),
+            left: HashMap::new(),
+            failed: HashSet::new(),
+            acknowledged: 0,
+            failures: 0,
+            deaths: 0,
+        }
+    }
+
+    fn planned(&mut self, plan: Plan) {
+        for action in plan.actions {
+            match action {
+                PlanAction::Disk(operation) => {
+                    if let Some(request) = operation.request {
+                        *self.left.entry(request.0).or_default() += 1;
+                    }
+                    self.rig.waiting.push(operation);
+                }
+                PlanAction::Hold(request) => *self.left.entry(request.0).or_default() += 1,
+                PlanAction::Release(request, status) => {
+                    if status != Status::Ok {
+                        self.failed.insert(request.0);
+                    }
+                    *self.left.get_mut(&request.0).expect("a hold") -= 1;
+                }
+            }
+        }
+        self.answer();
+    }
+
+    /// Whatever nothing keeps any more is answered.
+    fn answer(&mut self) {
+        let is_over = |number: &u32| self.left.get(number).is_none_or(|left| *left == 0);
+        let over: Vec<u32> = self.asked.keys().copied().filter(is_over).collect();
+        for number in over {
+            let asked = self.asked.remove(&number).expect("it is there");
+            self.left.remove(&number);
+            let has_failed = self.failed.remove(&number);
+            if let Some(transaction) = asked.commits {
+                if has_failed {
+                    self.failures += 1;
+                } else {
+                    self.acknowledged = self.acknowledged.max(transaction);
+                    if self.within == Some(Duration::ZERO) {
+                        self.rig.promise(transaction);
+                    }
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, asked: Asked) {
+        let mut slices: Vec<MemorySlice> = Vec::new();
+        self.rig.next += 1;
+        for part in asked.content.chunks(BLOCK as usize) {
+            let page = PageId(self.rig.next % PAGES);
+            self.rig.next += 1;
+            self.rig.memory.simulated_guest_write(page, 0, part);
+            slices.push(self.rig.memory.page(page).expect("a page").sub(0, part.len()));
+        }
+        let (id, mut plan) = (RequestId(self.rig.next), Plan::default());
+        let (kind, offset, len) = (asked.kind, asked.offset, asked.content.len() as u64);
+        self.asked.insert(id.0, asked);
+        self.rig.route.route(&Request { id, kind, offset, len, segments: &slices }, &mut plan);
+        self.rig.route.end_of_pass(&mut plan);
+        self.planned(plan);
+    }
+
+    fn wake(&mut self) {
+        let mut plan = Plan::default();
+        self.rig.route.woken(&mut plan);
+        self.planned(plan);
+    }
+
+    fn commit(&mut self) {
+        let log = self.rig.transaction();
+        let transaction = self.rig.committed;
+        let last = log.len() - 1;
+        for (index, (position, content)) in log.into_iter().enumerate() {
+            let commits = (index == last).then_some(transaction);
+            self.ask(Asked { kind: RequestKind::Write, offset: self.rig.log_at[position as usize], content, commits });
+        }
+    }
+
+    /// A transaction of this block.
+    fn commit_of(&mut self, block: u64, content: Vec<u8>) {
+        let mut log = Vec::new();
+        let transaction = Transaction { blocks: vec![(block, content)], ..Transaction::default() };
+        self.rig.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        for (position, content) in log {
+            let offset = self.rig.log_at[position as usize];
+            self.ask(Asked { kind: RequestKind::Write, offset, content, commits: None });
+        }
+    }
+
+    fn write_home(&mut self) {
+        let block = self.rig.homes[self.random.below(3) as usize];
+        let offset = block * BLOCK;
+        if self.asked.values().all(|asked| asked.offset != offset) {
+            let content = content(self.rig.committed);
+            self.ask(Asked { kind: RequestKind::Write, offset, content, commits: None });
+        }
+    }
+
+    fn flush(&mut self) {
+        self.ask(Asked { kind: RequestKind::Flush, offset: 0, content: Vec::new(), commits: None });
+    }
+
+    /// One operation of storage ends.
+    fn one(&mut self) {
+        if self.rig.waiting.is_empty() {
+            return;
+        }
+        let index = if self.rig.waiting[0].operation == Operation::Flush {
+            0
+        } else {
+            let flush = self.rig.waiting.iter().position(|other| other.operation == Operation::Flush);
+            self.random.below(flush.unwrap_or(self.rig.waiting.len()) as u64) as usize
+        };
+        let operation = self.rig.waiting.remove(index);
+        let has_failed = !self.carry_out(&operation);
+        let mut plan = Plan::default();
+        if let Some(ticket) = operation.ticket {
+            let result = if has_failed { Err(std::io::Error::other("storage failed")) } else { Ok(()) };
+            self.rig.route.disk_done(ticket, result, &mut plan);
+        }
+        if let Some(request) = operation.request {
+            *self.left.get_mut(&request.0).expect("it is under way") -= 1;
+            if has_failed {
+                self.failed.insert(request.0);
+            }
+        }
+        self.planned(plan);
+    }
+
+    fn carry_out(&mut self, operation: &DiskOperation) -> bool {
+        match operation.operation {
+            Operation::Write | Operation::Flush if self.rig.fails => return false,
+            Operation::Write => {
+                let mut bytes = Vec::new();
+                for buffer in &operation.buffers {
+                    let at = bytes.len();
+                    bytes.resize(at + buffer.len(), 0);
+                    match buffer {
+                        Buffer::Slice(slice) => slice.copy_out(0, &mut bytes[at..]),
+                        Buffer::Bytes(given) => bytes[at..].copy_from_slice(given),
+                    }
+                }
+                self.rig.file.write_all_at(&bytes, operation.offset).expect("written");
+                self.rig.log.written(operation.offset, &bytes);
+            }
+            Operation::Flush => {
+                let flush = self.rig.log.flush_begins();
+                self.rig.log.flush_ended(&flush, true);
+            }
+            Operation::Read | Operation::Discard | Operation::WriteZeroes { .. } => {}
+        }
+        true
+    }
+
+    /// The worker is killed, and another one comes to the point where it serves the guest.
+    fn die(&mut self) -> std::io::Result<()> {
+        self.deaths += 1;
+        for operation in std::mem::take(&mut self.rig.waiting) {
+            // Whether it was sent. (A flush that was may not have been waited for.)
+            if operation.operation == Operation::Write && self.random.below(2) == 0 {
+                self.carry_out(&operation);
+            }
+        }
+        let directory = self.rig.journals.directory();
+        let lock = directory.lock_file().try_clone().expect("a descriptor");
+        let (path, registry) = (directory.path().to_owned(), self.rig.directory.path().join("registry"));
+        let (directory, description): (AreaDirectory, Description) =
+            AreaDirectory::adopt(&path, &registry, lock).expect("it is there");
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: self.rig.image.clone(),
+            placement: PlacementKind::Copy,
+            honour_flush: false,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: self.within,
+            write_log: Some(Arc::clone(&self.rig.log)),
+        };
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let memory = VmMemory::new();
+        memory.simulate_protection();
+        let journals = Journals::resume(&memory, directory, &description, options)?;
+        journals.disk(0).simulate_clock(Arc::clone(&self.rig.clock));
+        journals.go_on()?;
+        let ram = File::options().read(true).write(true).open(path.join("ram")).expect("it is there");
+        let region = RegionDescriptor {
+            gpa: 0,
+            size: u64::from(PAGES) * BLOCK,
+            user_addr: 0x7000_0000,
+            file: ram,
+            file_offset: 0,
+        };
+        let table = Arc::new(memory.map(vec![region]).expect("mapped"));
+        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
+        route.started(Start::Resumed, &table).expect("it goes on");
+        (self.rig.memory, self.rig.journals, self.rig.route) = (memory, journals, route);
+        Ok(())
+    }
+
+    /// The guest asks again, in any order; some time the worker is woken.
+    fn ask_again(&mut self) {
+        self.left.clear();
+        self.failed.clear();
+        let mut asked: Vec<Asked> = std::mem::take(&mut self.asked).into_values().collect();
+        if self.random.below(2) == 0 {
+            self.wake();
+        }
+        if self.random.below(4) == 0 {
+            (0..self.random.below(12)).for_each(|_| self.one());
+        }
+        while !asked.is_empty() {
+            let which = self.random.below(asked.len() as u64) as usize;
+            let asked = asked.remove(which);
+            self.ask(asked);
+            if self.random.below(4) == 0 {
+                self.one();
+            }
+        }
+        self.wake();
+    }
+
+    fn settle(&mut self) {
+        while !self.rig.waiting.is_empty() {
+            self.one();
+        }
+    }
+
+    fn step(&mut self) {
+        let is_quiet = self.asked.values().all(|asked| asked.commits.is_none());
+        match self.random.below(20) {
+            0..3 if is_quiet && self.rig.committed < 190 => self.commit(),
+            3..5 if is_quiet && self.rig.committed > 0 => self.write_home(),
+            5 => self.flush(),
+            6 => {
+                self.rig.clock.fetch_add(self.random.below(900), Ordering::AcqRel);
+                self.wake();
+            }
+            7 if is_quiet && self.asked.is_empty() && self.random.below(4) == 0 => self.move_tail(),
+            _ => self.one(),
+        }
+    }
+
+    /// All is home, and the guest's log begins behind it.
+    fn move_tail(&mut self) {
+        let last = self.rig.committed;
+        if last == 0 {
+            return;
+        }
+        for block in self.rig.homes {
+            let (offset, content) = (block * BLOCK, content(last));
+            self.ask(Asked { kind: RequestKind::Write, offset, content, commits: None });
+        }
+        self.settle();
+        self.wake();
+        self.settle();
+        let mut block = self.rig.superblock.clone();
+        let (start, sequence) = (self.rig.builder.position, self.rig.builder.sequence);
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        self.ask(Asked { kind: RequestKind::Write, offset: self.rig.log_at[0], content: block, commits: None });
+    }
+}
+
+/// A death every so many steps, on average.
+fn storm(seed: u64, within: Duration, each: u64) -> u64 {
+    let mut guest = Guest::new(seed, Some(within));
+    for _ in 0..700 {
+        if guest.random.below(each) == 0 {
+            guest.die().expect("another one goes on");
+            guest.ask_again();
+            if guest.random.below(3) == 0 {
+                guest.settle();
+                // What was not durable is so first of all, whatever its age.
+                guest.rig.promise(guest.rig.committed);
+            }
+        }
+        guest.step();
+    }
+    for _ in 0..5 {
+        guest.settle();
+        guest.rig.clock.fetch_add(5000, Ordering::AcqRel);
+        guest.wake();
+    }
+    guest.settle();
+    assert!(guest.asked.is_empty(), "everything is answered: {:?}", guest.asked.values());
+    assert_eq!((guest.failures, guest.acknowledged), (0, guest.rig.committed));
+    assert!(guest.deaths > 3 && guest.rig.committed > 10, "{} deaths, {}", guest.deaths, guest.rig.committed);
+    guest.rig.promise(guest.rig.committed);
+    assert!(is_aged(&guest.rig), "it is still durable by age");
+    // Where compounds have had numbers of the guest's next transactions, a recovery has the error mark for as long as it takes.
+    guest.rig.gives_up();
+    expect_recovered(&guest.rig);
+    guest.rig.log.mark("holds");
+    guest.rig.promise(guest.rig.committed);
+    guest.rig.judge()
+}
+
+/// `AMBERLOG_ROUNDS` asks for more.
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn with_no_age_a_worker_that_dies_is_followed() {
+    let judged: u64 =
+        (0..number("AMBERLOG_ROUNDS", 8)).map(|seed| storm(seed, Duration::ZERO, 12 + seed % 8 * 6)).sum();
+    assert!(judged > 2000, "{judged}");
+}
+
+#[test]
+fn what_was_durable_stays_so_under_the_next_worker() {
+    let judged: u64 = (1000..1000 + number("AMBERLOG_ROUNDS", 6)).map(|seed| storm(seed, AGE, 12 + seed % 8 * 6)).sum();
+    assert!(judged > 1000, "{judged}");
+}
+
+/// A commit that nobody was answered, and that is held in full: who asks for it again is answered when it is durable.
+#[test]
+fn a_commit_that_is_asked_for_again_waits() {
+    let mut guest = Guest::new(1, Some(Duration::ZERO));
+    guest.commit();
+    guest.settle();
+    assert_eq!(guest.acknowledged, 1);
+    guest.commit();
+    for _ in 0..3 {
+        guest.die().expect("another one goes on");
+        assert!(is_aged(&guest.rig), "nothing is said on storage");
+        guest.ask_again();
+        if guest.acknowledged == 2 {
+            // Durable already.
+            break;
+        }
+    }
+    guest.settle();
+    assert_eq!((guest.acknowledged, guest.failures), (2, 0));
+    guest.rig.promise(2);
+    assert_eq!(guest.rig.within_s(), Some(0));
+    assert!(guest.rig.judge() > 20);
+}
+
+/// Where it cannot become durable, it fails: under the worker that sees storage fail, and under the next one.
+#[test]
+fn with_no_age_a_commit_fails_that_cannot_become_durable() {
+    for (dies_again, settles_first) in [(false, false), (false, true), (true, true)] {
+        let mut guest = Guest::new(2, Some(Duration::ZERO));
+        guest.commit();
+        guest.settle();
+        guest.commit();
+        guest.die().expect("another one goes on");
+        guest.rig.gives_up();
+        guest.rig.fails = true;
+        let again: Vec<Asked> = guest.asked.values().cloned().collect();
+        guest.wake();
+        if settles_first {
+            // It has seen storage fail, and its guest was told nothing.
+            guest.settle();
+        }
+        if dies_again {
+            guest.rig.fails = false;
+            guest.die().expect("another one goes on");
+        }
+        guest.asked.clear();
+        guest.left.clear();
+        again.into_iter().for_each(|asked| guest.ask(asked));
+        guest.wake();
+        guest.settle();
+        assert_eq!(
+            (guest.acknowledged, guest.failures),
+            (1, 1),
+            "dies again: {dies_again}, settles first: {settles_first}"
+        );
+        assert!(guest.asked.is_empty() && guest.rig.within_s().is_none());
+        guest.rig.judge();
+    }
+}
+
+/// A bitmap that is durable in the log, and older at home: what is in use by it is no append under the next worker either.
+#[test]
+fn what_is_free_is_told_by_what_is_durable() {
+    let mut guest = Guest::new(5, Some(AGE));
+    let mut image = std::fs::read(&guest.rig.image).expect("the image");
+    let mut allocation = extfs::Allocation::default();
+    let free =
+        (0..BLOCKS).rev().find(|block| allocation.is_free(&image, *block).expect("bitmaps")).expect("a free block");
+    let superblock = extfs::discover(&image).expect("readable").remove(0).superblock;
+    let bitmap = extfs::group(&image, &superblock, 0).expect("readable").expect("a group").block_bitmap;
+    image[bitmap as usize * BLOCK as usize + free as usize / 8] |= 1 << (free % 8);
+    let used = image[(bitmap * BLOCK) as usize..][..BLOCK as usize].to_vec();
+    guest.commit_of(bitmap, used);
+    guest.settle();
+    guest.rig.clock.fetch_add(AGE.as_millis() as u64, Ordering::AcqRel);
+    guest.wake();
+    guest.settle();
+    assert_eq!(guest.rig.compounds(), 1);
+    guest.die().expect("another one goes on");
+    guest.ask_again();
+    guest.settle();
+    guest.commit_of(free, content(9));
+    guest.settle();
+    guest.ask(Asked { kind: RequestKind::Write, offset: free * BLOCK, content: content(9), commits: None });
+    let is_home = |operation: &DiskOperation| operation.offset == free * BLOCK;
+    assert!(!guest.rig.waiting.iter().any(is_home), "its transaction is not durable");
+    guest.rig.clock.fetch_add(AGE.as_millis() as u64, Ordering::AcqRel);
+    guest.wake();
+    guest.settle();
+    assert_eq!((guest.rig.compounds(), guest.asked.len()), (1, 0), "by this worker");
+    let mut stored = vec![0; BLOCK as usize];
+    guest.rig.file.read_exact_at(&mut stored, free * BLOCK).expect("read");
+    assert_eq!(stored, content(9));
+}
+
+/// What is not as the held log says is not followed, and with no age nobody goes on.
+#[test]
+fn with_no_age_nobody_goes_on_where_storage_is_not_what_it_was() {
+    let mut guest = Guest::new(3, Some(Duration::ZERO));
+    for _ in 0..2 {
+        guest.commit();
+        guest.settle();
+    }
+    let before: Vec<u8> = std::fs::read(&guest.rig.image).expect("the image");
+    let compound = (1..guest.rig.log_at.len())
+        .map(|position| guest.rig.log_at[position])
+        .find(|at| before[*at as usize..][..4] == jbd2::MAGIC.to_be_bytes())
+        .expect("a compound");
+    // The first one is gone, and the second with it.
+    guest.rig.file.write_all_at(&[0; BLOCK as usize], compound).expect("written");
+    let error = guest.die().expect_err("nobody goes on").to_string();
+    assert!(error.contains("durable-within=0"), "{error}");
+    guest.within = Some(AGE);
+    guest.die().expect("with an age another one goes on, and begins anew");
+    assert!(!is_aged(&guest.rig));
+}
+
+/// The guest closes its log, and the worker dies at each step of that: the guest, which was not answered, closes it once more.
+#[test]
+fn one_that_is_being_closed_is_closed_under_the_next_worker() {
+    for within in [AGE, Duration::ZERO] {
+        for steps in 0..14 {
+            let mut guest = Guest::new(steps, Some(within));
+            for _ in 0..3 {
+                guest.commit();
+                guest.settle();
+            }
+            guest.move_tail();
+            guest.settle();
+            guest.wake();
+            guest.settle();
+            assert!(guest.asked.is_empty(), "{:?}", guest.asked);
+            let mut block = guest.rig.superblock.clone();
+            let sequence = guest.rig.builder.sequence;
+            jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(0).sequence(sequence).seal();
+            let offset = guest.rig.log_at[0];
+            guest.ask(Asked { kind: RequestKind::Write, offset, content: block, commits: None });
+            (0..steps).for_each(|_| guest.one());
+            guest.die().unwrap_or_else(|error| panic!("{steps} steps: {error}"));
+            guest.ask_again();
+            guest.settle();
+            guest.wake();
+            guest.settle();
+            assert!(guest.asked.is_empty() && guest.failed.is_empty(), "{steps} steps");
+            assert!(said(&guest.rig).is_empty(), "{steps} steps");
+            guest.rig.promise(guest.rig.committed);
+            guest.rig.judge();
+        }
+    }
+}
