@@ -134,9 +134,16 @@ fn the_alert_rules_are_understood_and_say_what_they_should() {
     assert!(output.status.success(), "{}", said(&output));
     // With each alert's threshold or duration gone wrong, the tests say so.
     let rules = std::fs::read_to_string(place.join("amberlog.rules.yml")).unwrap();
-    for (from, to) in
-        [("== 0", "== 2"), ("for: 15m", "for: 5m"), ("> 300", "> 500"), ("> 0.5", "> 5"), ("> 3\n", "> 300\n")]
-    {
+    let restarting = "state=\"restarting\"} == 1\n        for: ";
+    for (from, to) in [
+        ("== 0", "== 2"),
+        ("for: 15m", "for: 5m"),
+        ("> 300", "> 500"),
+        ("> 0.5", "> 5"),
+        ("> 3\n", "> 300\n"),
+        ("state=\"held\"} == 1", "state=\"held\"} == 2"),
+        (&format!("{restarting}1m"), &format!("{restarting}0m")),
+    ] {
         assert!(rules.contains(from), "{from}");
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("amberlog.rules.yml"), rules.replace(from, to)).unwrap();
