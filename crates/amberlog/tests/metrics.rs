@@ -114,7 +114,7 @@ fn a_daemon_says_how_it_is_to_prometheus_and_to_programs() {
 fn the_judges_can_say_no() {
     let lost = |state: &str| {
         let vm = serde_json::json!({"schema": 1, "vm": "x", "state": state, "state_text": "", "pid": null, "vmm_pid": null,
-            "pending": null, "disks": []});
+            "worker_pid": null, "supervisor_pid": 1, "restarts": 0, "pending": null, "disks": []});
         is_status(&serde_json::json!({"schema": 1, "vms": [vm]})).status.success()
     };
     assert!(lost("failed") && !lost("lost"));

@@ -83,6 +83,8 @@ struct Inner {
     state: State,
     live: Option<Live>,
     is_over: bool,
+    /// The VMM that the daemon before has left running, until it is known whether this one can serve it.
+    left: Option<i32>,
     /// Images that this daemon has served to the VM before.
     served: KnownRaw,
     /// The configuration that it is served with at this moment.
@@ -125,6 +127,7 @@ impl Slot {
                 state: State::Preparing,
                 live: None,
                 is_over: false,
+                left: None,
                 served: KnownRaw::default(),
                 as_served: None,
             }),
@@ -269,6 +272,7 @@ impl Slot {
         {
             let mut inner = self.lock();
             inner.as_served = Some(config.clone());
+            inner.left = if let Left::Waits(pid, ..) = &left { Some(*pid) } else { None };
             // What has failed is shown until it works.
             if !matches!(inner.state, State::Failed(_)) {
                 inner.state = State::Preparing;
@@ -535,11 +539,11 @@ impl Slot {
         let (state, text, pid, live, pending) = {
             let inner = self.lock();
             let (state, text, pid) = match &inner.state {
-                State::Preparing => ("preparing", "preparing".to_owned(), None),
+                State::Preparing => ("preparing", "preparing".to_owned(), inner.left),
                 State::Waiting => ("waiting", "waiting for its VMM".to_owned(), None),
                 State::Running(pid) => ("running", format!("running (process {pid})"), Some(*pid)),
                 State::Recovering => ("recovering", "recovering".to_owned(), None),
-                State::Failed(sentence) => ("failed", format!("failed: {sentence}"), None),
+                State::Failed(sentence) => ("failed", format!("failed: {sentence}"), inner.left),
             };
             (state, text, pid, inner.live.clone(), inner.pending())
         };

@@ -128,9 +128,18 @@ struct Inner {
     is_replaced: bool,
     /// Why no worker may go on with what there is of it.
     doubt: Option<String>,
+    /// The VMM, as its worker said it last, or as what is kept of it says while there is none.
+    vmm: Option<i32>,
     /// Directories of guests that were served and are no more, and that no worker has brought home.
     owed: Vec<PathBuf>,
     is_over: bool,
+}
+
+impl Inner {
+    /// What else can be done of a VM that is held.
+    fn or_end_vmm(&self) -> String {
+        self.vmm.map_or_else(String::new, |pid| format!(", or end its VMM (process {pid})"))
+    }
 }
 
 /// See the module.
@@ -150,6 +159,7 @@ impl Supervised {
     pub fn new(name: &str, wish: Wish, no_sandbox: bool, charge: Charge) -> Arc<Self> {
         let on_crash = if let Wish::Serve(_, on_crash) = &wish { *on_crash } else { OnCrash::default() };
         let doubt = charge.doubt();
+        let vmm = charge.living_vmm();
         Arc::new(Supervised {
             name: name.to_owned(),
             no_sandbox,
@@ -164,6 +174,7 @@ impl Supervised {
                 program: Program::own(),
                 is_replaced: false,
                 doubt,
+                vmm,
                 owed: Vec::new(),
                 is_over: false,
             }),
@@ -326,6 +337,7 @@ impl Supervised {
     fn is_wanted(&self, charge: &mut Charge) -> bool {
         let mut inner = self.lock();
         while inner.is_held || inner.doubt.is_some() {
+            inner.vmm = charge.living_vmm();
             if charge.vmm_has_ended() {
                 // Nothing hangs any more.
                 self.let_go(charge, &mut inner);
@@ -367,6 +379,7 @@ impl Supervised {
         let status = charge.hear_to_the_end(&mut worker).context("waiting for the worker");
         let mut inner = self.lock();
         inner.worker = None;
+        inner.vmm = charge.living_vmm();
         self.changed.notify_all();
         let status = status?;
         if std::mem::take(&mut inner.is_replaced) {
@@ -395,9 +408,10 @@ impl Supervised {
                 inner.is_held = true;
                 log::error!(
                     "vm {}: its worker {how} ({} times so far), and none is started any more. What was committed is kept; see the \
-                     log for why, mend that, and reload the configuration (SIGHUP)",
+                     log for why, mend that, and reload the configuration (SIGHUP){}",
                     self.name,
-                    inner.deaths.total()
+                    inner.deaths.total(),
+                    inner.or_end_vmm()
                 );
             }
             Next::Restart => log::error!("vm {}: its worker {how}; another one is started", self.name),
@@ -572,15 +586,17 @@ impl Supervised {
     fn why_not_served(&self) -> Option<String> {
         let inner = self.lock();
         if let Some(doubt) = &inner.doubt {
-            return Some(format!("vm {} is held: {doubt}", self.name));
+            let vmm = inner.vmm.map_or_else(String::new, |pid| format!(" (its VMM is process {pid})"));
+            return Some(format!("vm {} is held: {doubt}{vmm}", self.name));
         }
         let how = inner.last_death.as_deref().unwrap_or("ended");
         inner.is_held.then(|| {
             format!(
                 "vm {} is held: its worker {how}, {} times in all; see the log for why, mend that, and reload the \
-                 configuration (SIGHUP)",
+                 configuration (SIGHUP){}",
                 self.name,
-                inner.deaths.total()
+                inner.deaths.total(),
+                inner.or_end_vmm()
             )
         })
     }
@@ -588,12 +604,20 @@ impl Supervised {
     /// Its entry in `status`.
     pub fn status(&self) -> Value {
         let answer = self.ask(&Asked::Status, Duration::ZERO).map(|mut answer| answer["vms"][0].take());
+        if let Ok(entry) = &answer {
+            let mut inner = self.lock();
+            // Where it has ended since, what is kept of the VM is newer.
+            if inner.worker.is_some() {
+                inner.vmm = entry["vmm_pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+            }
+        }
         let mut entry = answer.unwrap_or_else(|error| {
             let held = self.why_not_served();
             let state = if held.is_some() { "held" } else { "restarting" };
             let text = held.unwrap_or_else(|| format!("restarting: {error:#}"));
-            json!({"schema": 1, "vm": self.name, "disks": [], "state": state, "state_text": text, "pid": null,
-                "vmm_pid": null, "pending": null})
+            let vmm = self.lock().vmm;
+            json!({"schema": 1, "vm": self.name, "disks": [], "state": state, "state_text": text, "pid": vmm,
+                "vmm_pid": vmm, "pending": null})
         });
         let inner = self.lock();
         entry["supervisor_pid"] = json!(std::process::id());

@@ -97,6 +97,6 @@ fn text_of(bytes: &[u8]) -> String {
 #[test]
 fn a_vm_that_cannot_be_served_is_valid_too() {
     let entry: Value = json!({"schema": 1, "vm": "x", "state": "failed", "state_text": "failed: why", "pid": null,
-        "vmm_pid": null, "pending": null, "disks": []});
+        "vmm_pid": null, "worker_pid": null, "supervisor_pid": 1, "restarts": 0, "pending": null, "disks": []});
     assert_is_status(&json!({"schema": 1, "vms": [entry]}));
 }

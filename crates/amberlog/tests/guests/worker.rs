@@ -288,6 +288,12 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
             std::thread::sleep(Duration::from_secs(1));
             let entry = daemon.wait_state("one", "held");
             assert!(entry["worker_pid"].is_null() && entry["restarts"] == 1, "{entry}");
+            // What hangs has a number, and a person is told it.
+            let vmm = guest.qemu_pid().unwrap();
+            assert_eq!(entry["vmm_pid"], vmm, "{entry}");
+            let told = format!("or end its VMM (process {vmm})");
+            assert!(entry["state_text"].as_str().unwrap().contains(&told), "{entry}");
+            assert!(daemon.log().contains(&told), "{}", daemon.log());
             let last = guest.acknowledged("a").last.unwrap_or(0);
             daemon.signal(Signal::HUP);
             if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
