@@ -359,13 +359,22 @@ pub fn health(args: &HealthArgs) -> ExitCode {
 pub fn upgrade(args: &UpgradeArgs) -> ExitCode {
     end((|| {
         let answer = args.daemon.ask(&json!({"command": "upgrade", "vm": args.vm}), Duration::from_secs(600))?;
-        for vm in answer["vms"].as_array().into_iter().flatten() {
-            print(&format!(
-                "{}: {}\n",
-                vm["vm"].as_str().unwrap_or_default(),
-                vm["version"].as_str().unwrap_or_default()
-            ))?;
+        let vms = answer["vms"].as_array().cloned().unwrap_or_default();
+        let error = |vm: &Value| vm["error"].as_str().map(str::to_owned);
+        if args.vm.is_some()
+            && let Some(error) = vms.first().and_then(error)
+        {
+            anyhow::bail!("{error}");
         }
+        for vm in &vms {
+            let outcome = error(vm).map_or_else(
+                || vm["version"].as_str().unwrap_or_default().to_owned(),
+                |error| format!("NOT: {error}"),
+            );
+            print(&format!("{}: {outcome}\n", vm["vm"].as_str().unwrap_or_default()))?;
+        }
+        let failed = vms.iter().filter_map(error).count();
+        anyhow::ensure!(failed == 0, "{failed} VMs have not been upgraded; each line says why");
         Ok(())
     })())
 }

@@ -5,7 +5,7 @@
 
 use super::check::Found;
 use super::config::Config;
-use super::supervised::Supervised;
+use super::supervised::{DoesNotServe, Supervised};
 use super::work::{Asked, DiskChange};
 use crate::vm::Bounds;
 use anyhow::Context;
@@ -199,6 +199,30 @@ pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> an
     })
 }
 
+/// Upgrades one VM after the other, and gives an entry for each. One that is refused keeps no other one from it; a program whose worker
+/// did not serve is tried on no further guest.
+fn upgrade_each<S>(
+    of: impl IntoIterator<Item = (String, S)>,
+    version: &str,
+    upgrade: impl Fn(&S) -> anyhow::Result<()>,
+) -> Vec<Value> {
+    let mut failed_with: Option<String> = None;
+    let one = |(name, slot): (String, S)| {
+        let error = match &failed_with {
+            Some(other) => Some(format!("vm {name}: nothing was changed, for with vm {other} the new worker did not serve")),
+            None => upgrade(&slot).err().map(|error| {
+                if error.is::<DoesNotServe>() {
+                    failed_with = Some(name.clone());
+                }
+                format!("{error:#}")
+            }),
+        };
+        let version = error.is_none().then_some(version);
+        json!({"vm": name, "version": version, "error": error})
+    };
+    of.into_iter().map(one).collect()
+}
+
 /// What `status` says of all VMs.
 pub fn status_of_all(slots: &Slots) -> Value {
     let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
@@ -252,12 +276,8 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
                 None => slots.lock().expect("no panic under this lock").clone().into_iter().collect(),
             };
             let (program, version) = crate::worker::Program::installed()?;
-            let mut replaced = Vec::new();
-            for (name, slot) in of.into_iter().filter(|(_, slot)| !slot.is_over()) {
-                slot.upgrade(&program)?;
-                replaced.push(json!({"vm": name, "version": version}));
-            }
-            Ok(json!({"schema": 1, "vms": replaced}))
+            let of = of.into_iter().filter(|(_, slot)| !slot.is_over());
+            Ok(json!({"schema": 1, "vms": upgrade_each(of, &version, |slot| slot.upgrade(&program))}))
         }
         Question::Freeze { vm, seconds } => find(&vm)?.ask(&Asked::Freeze { seconds }, Duration::from_secs(seconds)),
         Question::Thaw { vm } => find(&vm)?.ask(&Asked::Thaw, Duration::ZERO),

@@ -76,6 +76,18 @@ pub fn cannot_go_on(status: &Value) -> Option<String> {
     })
 }
 
+/// A worker of another program was there, and did not serve: with that program no further VM is tried.
+#[derive(Debug)]
+pub struct DoesNotServe(pub String);
+
+impl std::fmt::Display for DoesNotServe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DoesNotServe {}
+
 /// Whether a process ends in this moment, and nobody has asked how yet.
 fn ends_soon(pid: u32) -> bool {
     (0..100).any(|_| {
@@ -492,10 +504,11 @@ impl Supervised {
                 new.signal(rustix::process::Signal::KILL);
             }
         }
-        anyhow::bail!(
+        Err(DoesNotServe(format!(
             "vm {}: the new worker does not serve (the log says why); one of this program is started",
             self.name
-        )
+        ))
+        .into())
     }
 
     /// Has disks come or go while the guest runs. Gives which.

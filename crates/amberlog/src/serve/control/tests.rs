@@ -66,6 +66,25 @@ fn a_configuration_is_looked_at_with_the_daemons_eyes() {
     assert!(error.contains("does not take"), "{error}");
 }
 
+/// One VM that is refused keeps no other one from being upgraded; a program that does not serve is not tried on all of them.
+#[test]
+fn each_vm_is_upgraded_that_can_be() {
+    let outcomes = |fails: fn(&str) -> anyhow::Result<()>| {
+        let of = ["a", "b", "c"].map(|name| (name.to_owned(), name));
+        let entries = upgrade_each(of, "9", |name| fails(name));
+        let outcome = |entry: &Value| match (entry["version"].as_str(), entry["error"].as_str()) {
+            (Some("9"), None) => "done".to_owned(),
+            (None, Some(error)) => error.to_owned(),
+            _ => panic!("{entry}"),
+        };
+        entries.iter().map(outcome).collect::<Vec<_>>()
+    };
+    assert_eq!(outcomes(|name| if name == "a" { anyhow::bail!("no") } else { Ok(()) }), ["no", "done", "done"]);
+    let told = outcomes(|name| if name == "b" { Err(DoesNotServe("bad".to_owned()).into()) } else { Ok(()) });
+    assert_eq!(told[..2], ["done", "bad"]);
+    assert!(told[2].contains("vm c: nothing was changed") && told[2].contains("vm b"), "{told:?}");
+}
+
 /// Makes the first inputs anew (scripts/fuzz.sh seeds).
 #[test]
 #[ignore = "writes into the source tree"]
