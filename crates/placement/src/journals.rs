@@ -740,8 +740,8 @@ impl Journals {
             return Ok(());
         }
         Err(io::Error::other(
-            "its guest was started under another amberlog, and what its journal holds is not here: reset the VM; before \
-             a migration or a snapshot of a running guest, start it with placement=storage",
+            "its guest was started under another amberlog, and what its journal holds is not here: reset the VM. No \
+             guest is moved here while it runs, whatever its placement: shut it down instead",
         ))
     }
 
