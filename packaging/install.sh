@@ -56,12 +56,13 @@ install -D -m 644 packaging/tmpfiles.d/amberlog.conf "$root$prefix/lib/tmpfiles.
 install -D -m 644 packaging/udev/70-amberlog.rules "$root$prefix/lib/udev/rules.d/70-amberlog.rules"
 
 documentation=$root$prefix/share/doc/amberlog
-install -D -m 644 README.md "$documentation/README.md"
-install -D -m 644 ARCHITECTURE.md "$documentation/ARCHITECTURE.md"
-install -D -m 644 CHANGELOG.md "$documentation/CHANGELOG.md"
-for page in docs/*.md docs/status.schema.json; do
-    install -D -m 644 "$page" "$documentation/docs/$(basename "$page")"
+# Every page that a page links to; not the results' raw data and their page of charts.
+for page in *.md docs/*.md docs/status.schema.json docs/inside/* docs/results/*.md; do
+    install -D -m 644 "$page" "$documentation/$page"
 done
+# What is in packaging/ lies beside README.md there.
+find "$documentation" -name '*.md' -exec sed -i 's|](\(\(\.\./\)*\)packaging/|](\1|g' {} +
+install -D -m 644 packaging/amberlog.toml "$documentation/amberlog.toml"
 for directory in amberlog.service.d apparmor libvirt prometheus grafana; do
     for file in packaging/"$directory"/*; do
         mode=644

@@ -133,6 +133,27 @@ fn installed_paths_that_are_named() -> BTreeSet<String> {
     text.lines().map(|path| path.trim_end_matches('.').to_owned()).collect()
 }
 
+/// Links of the pages below a directory that lead nowhere, and how many links there are. Whether headings are there, guest-kit's tests say.
+fn dead_links(directory: &Path) -> (Vec<String>, usize) {
+    let output = run(Command::new("find").arg(directory).args(["-name", "*.md"]));
+    let pages = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (mut dead, mut count) = (Vec::new(), 0);
+    for page in pages.lines().map(Path::new) {
+        let text = std::fs::read_to_string(page).unwrap();
+        for line in text.lines().filter(|line| !line.starts_with("    ")) {
+            let outside: String = line.split('`').step_by(2).collect();
+            for part in outside.split("](").skip(1) {
+                let target = part.split([')', '#']).next().unwrap();
+                count += 1;
+                if !target.starts_with("http") && !page.parent().unwrap().join(target).exists() {
+                    dead.push(format!("{}: {target}", page.display()));
+                }
+            }
+        }
+    }
+    (dead, count)
+}
+
 /// What `make install` puts where, and that what it installs works from there.
 #[test]
 fn what_is_installed_is_whole() {
@@ -170,6 +191,9 @@ fn what_is_installed_is_whole() {
     assert!(output.status.success(), "{}", said(&output));
     let output = run(Command::new("bash").arg("-n").arg(at("share/bash-completion/completions/amberlog")));
     assert!(output.status.success(), "{}", said(&output));
+    let (dead, links) = dead_links(&at("share/doc/amberlog"));
+    assert!(dead.is_empty(), "{dead:#?}");
+    assert!(links > 100, "{links} links");
     let hook = std::fs::read_to_string(at("share/doc/amberlog/libvirt/amberlog")).unwrap();
     assert!(hook.contains("exec /opt/amber/bin/amberlog libvirt hook"), "{hook}");
     // What pages, and the files themselves, say is somewhere is there, and what is called can be.
