@@ -153,6 +153,9 @@ fn remove(daemon: &Daemon, vm: &str, disk: &str) -> anyhow::Result<()> {
     Ok(print(&format!("{vm}, {disk}: is served no more, and its image is free\n"))?)
 }
 
+/// How long a disk that becomes larger may take: its file systems are looked at first.
+pub const RESIZE_PATIENCE: Duration = Duration::from_secs(60);
+
 fn resize(daemon: &Daemon, vm: &str, disk: &str, wanted: &str) -> anyhow::Result<()> {
     let number = size(wanted.trim_start_matches('+')).map_err(exit::usage)?;
     let size_bytes = if wanted.starts_with('+') {
@@ -163,7 +166,8 @@ fn resize(daemon: &Daemon, vm: &str, disk: &str, wanted: &str) -> anyhow::Result
     } else {
         number
     };
-    let answer = daemon.ask_quickly(&json!({"command": "resize", "vm": vm, "disk": disk, "size_bytes": size_bytes}))?;
+    let question = json!({"command": "resize", "vm": vm, "disk": disk, "size_bytes": size_bytes});
+    let answer = daemon.ask_patiently(&question, RESIZE_PATIENCE.as_secs())?;
     Ok(print(&format!("{vm}, {disk}: {} bytes; the guest has been told\n", answer["size_bytes"]))?)
 }
 

@@ -108,7 +108,7 @@ enum Command {
     OnBattery(power::PowerArgs),
     /// The mains are back: have journals live as configured again, from the next mounts on.
     OnMains(power::PowerArgs),
-    /// List, enlarge or throttle the disks of a daemon's VM while its guest runs.
+    /// List, add, remove, enlarge or throttle the disks of a daemon's VM while its guest runs.
     Disk(disk::DiskArgs),
     /// Print or make a libvirt domain's XML that works with a daemon's disks.
     Libvirt(libvirt::LibvirtArgs),

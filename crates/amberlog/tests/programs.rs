@@ -41,6 +41,41 @@ fn what_serves_vms_carries_no_experiments_and_no_servers() {
     }
 }
 
+/// What this program prints when it is called so.
+fn said(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_amberlog")).args(arguments).output().expect("it starts");
+    [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
+}
+
+#[test]
+fn help_and_pages_have_every_option() {
+    let page = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+        std::fs::read_to_string(path).expect(name)
+    };
+    let (help, pages) = (said(&["run", "--help"]), page("use.md") + &page("nvm.md"));
+    // The sentence that refuses an option of a disk has all that there are.
+    let refused = said(&["run", "--disk", "x,moon=1", "--", "true"]).replace('\n', " ");
+    let (_, options) = refused.split_once("there are ").expect("a list");
+    let names = options.split(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+    let names: Vec<&str> =
+        names.filter(|name| name.len() > 3 && !["those", "region"].contains(name) && !name.starts_with('-')).collect();
+    let names = &names[..=names.iter().position(|name| *name == "nvm-log-everything").expect("the last one")];
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        assert!(help.contains(name), "run --help does not have {name}");
+        assert!(pages.contains(&format!("`{name}")), "neither use.md nor nvm.md has {name}");
+    }
+    let options = help.lines().filter_map(|line| line.trim_start().strip_prefix("--")?.split(' ').next());
+    let missing: Vec<&str> = options
+        .filter(|option| !option.starts_with("remote-") && !["help", "disk"].contains(option))
+        .filter(|option| !pages.contains(&format!("`--{option}")))
+        .collect();
+    assert!(missing.is_empty(), "use.md does not have {missing:?}");
+    let placements = said(&["placement", "--help"]);
+    assert!(placements.contains("with placement=nvm, storage, nvm, retain or copy"), "{placements}");
+}
+
 #[test]
 fn commands_of_other_programs_start_them() {
     let amberlog = Path::new(env!("CARGO_BIN_EXE_amberlog"));

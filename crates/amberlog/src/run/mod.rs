@@ -19,10 +19,12 @@ use std::process::ExitCode;
 pub struct RunArgs {
     /// A disk: IMAGE[,placement=retain|copy|storage|discard|nvm=PATH|remote=HOST:PORT/NAME]
     /// [,durable-within=SECONDS|never] [,name=NAME][,readonly][,serial=S][,queues=N] [,flush=honour|skip][,format=raw]
+    /// [,iops=N][,iops-burst=N][,bytes-per-second=N][,bytes-burst=N][,throttle-group=NAME]
     /// [,model=M][,log-writes=FILE][,hot-pages=RULE], without blanks; a comma in a path is written twice.
     /// The first is /dev/vda. durable-within (EXPERIMENTAL, for retain and copy; never, if it is not given): what the guest has
     /// committed is durable on storage, as a file system by itself, within so many seconds, 0 to 3600; docs/durability.md says
-    /// what of that is proven. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
+    /// what of that is proven. iops and bytes-per-second (with K, M, G or T) bound what the guest may ask for, their bursts so many at once, and disks with the
+    /// same throttle-group together. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
     /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
     /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
     /// flushes then do not reach the image's own storage. FILE gets everything that is sent to the image, in the format of Linux's

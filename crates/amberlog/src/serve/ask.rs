@@ -91,7 +91,7 @@ pub struct PlacementArgs {
     /// Its disk, by the name that `amberlog status` shows.
     disk: String,
     /// Where the journals of its file systems shall live: retain, copy or storage; on a disk with placement=remote, storage or
-    /// remote; with placement=nvm, storage or nvm. Behind it may stand ',durable-within=SECONDS|never', as in the option of a disk.
+    /// remote; with placement=nvm, storage, nvm, retain or copy. Behind it may stand ',durable-within=SECONDS|never', as in the option of a disk.
     #[arg(value_name = "PLACEMENT", value_parser = wished)]
     placement: Wished,
     /// EXPERIMENTAL, for retain and copy: what the guest has committed is durable on storage within so many seconds (0 to 3600) from
@@ -367,10 +367,8 @@ pub fn upgrade(args: &UpgradeArgs) -> ExitCode {
             anyhow::bail!("{error}");
         }
         for vm in &vms {
-            let outcome = error(vm).map_or_else(
-                || vm["version"].as_str().unwrap_or_default().to_owned(),
-                |error| format!("NOT: {error}"),
-            );
+            let outcome = error(vm)
+                .map_or_else(|| vm["version"].as_str().unwrap_or_default().to_owned(), |error| format!("NOT: {error}"));
             print(&format!("{}: {outcome}\n", vm["vm"].as_str().unwrap_or_default()))?;
         }
         let failed = vms.iter().filter_map(error).count();
@@ -439,7 +437,7 @@ fn table(vms: &Value) -> String {
         let disks = vm["disks"].as_array().cloned().unwrap_or_default();
         if disks.is_empty() {
             lines.push(format!(
-                "{name:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
+                "{name:<16} {:<12} {:<14} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
                 "-", "-", "", "", "", "", ""
             ));
         }
@@ -447,7 +445,7 @@ fn table(vms: &Value) -> String {
             let counter = |name: &str| disk["counters"][name].as_u64().unwrap_or_default();
             let megabytes = |name: &str| format!("{:.1}", counter(name) as f64 / 1e6);
             lines.push(format!(
-                "{name:<16} {:<12} {:<9} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
+                "{name:<16} {:<12} {:<14} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
                 text(&disk["name"]),
                 shown_placement(disk),
                 counter("blocks_retained_now"),
@@ -468,6 +466,22 @@ fn table(vms: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_stand_below_their_heads() {
+        let disk = json!({"name": "disk0", "placement": "retain", "placement_effective": "storage",
+            "counters": {"blocks_retained_now": 7, "transactions": 9}});
+        let vms = json!([{"vm": "db", "state_text": "running", "disks": [disk]}, {"vm": "new", "state_text": "held", "disks": []}]);
+        let table = table(&vms);
+        let [head, one, other] = table.lines().collect::<Vec<_>>()[..] else { panic!("{table}") };
+        let state = head.find("STATE").expect("a head");
+        assert_eq!((&one[state..], &other[state..]), ("running", "held"), "{table}");
+        for (name, cell) in [("HELD", "7"), ("COMMITS", "9")] {
+            let end = head.find(name).expect("a head") + name.len();
+            assert!(one[..end].ends_with(&format!(" {cell}")), "{name}\n{table}");
+        }
+        assert_eq!(one[head.find("PLACEMENT").expect("a head")..].split(' ').next(), Some("retain>storage"), "{table}");
+    }
 
     #[test]
     fn words_survive_the_shell() {

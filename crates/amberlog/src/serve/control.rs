@@ -209,7 +209,9 @@ fn upgrade_each<S>(
     let mut failed_with: Option<String> = None;
     let one = |(name, slot): (String, S)| {
         let error = match &failed_with {
-            Some(other) => Some(format!("vm {name}: nothing was changed, for with vm {other} the new worker did not serve")),
+            Some(other) => {
+                Some(format!("vm {name}: nothing was changed, for with vm {other} the new worker did not serve"))
+            }
             None => upgrade(&slot).err().map(|error| {
                 if error.is::<DoesNotServe>() {
                     failed_with = Some(name.clone());
@@ -297,7 +299,7 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
             super::power::change_disks(&slot, run, DiskChange::Remove(disk))
         }
         Question::Resize { vm, disk, size_bytes } => {
-            find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, Duration::from_secs(60))
+            find(&vm)?.ask(&Asked::Resize { disk, size_bytes }, crate::disk::RESIZE_PATIENCE)
         }
         Question::Throttle { vm, disk, bounds } => find(&vm)?.ask(&Asked::Throttle { disk, bounds }, Duration::ZERO),
         Question::Check { configuration } => {
