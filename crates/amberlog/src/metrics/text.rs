@@ -268,9 +268,11 @@ pub fn render(status: &Value, format: Format) -> String {
         );
         output.sample("disk_placement_info", &labels, "1");
     }
-    output.begin("disk_placement_differs", Kind::Gauge, "1 when journals do not live where they are to.");
+    output.begin("disk_placement_differs", Kind::Gauge, "1 when journals do not live where they are configured to.");
     for (labels, disk) in &disks {
-        let differs = disk["placement_effective"] != disk["placement"] && disk["placement_effective"].is_string();
+        // `placement` is what was wished last: where a command has moved the journals, the reason alone says that they are elsewhere.
+        let is_elsewhere = disk["placement_effective"] != disk["placement"] && disk["placement_effective"].is_string();
+        let differs = is_elsewhere || disk["placement_reason"].is_string();
         output.sample("disk_placement_differs", labels, if differs { "1" } else { "0" });
     }
     output.begin("disk_fault", Kind::Gauge, "1 when something is wrong with the disk; status says what.");
@@ -347,6 +349,16 @@ mod tests {
         for absent in ["vm_restarts", "disk_compounds", "op=\"flush\"", "disk_transactions"] {
             assert!(!text.contains(absent), "{absent}: {text}");
         }
+    }
+
+    #[test]
+    fn journals_that_a_command_has_moved_do_not_live_where_they_are_configured_to() {
+        let differs = |reason: Value| {
+            let disk = json!({"name": "d", "placement": "storage", "placement_effective": "storage", "placement_reason": reason});
+            let text = render(&json!({"vms": [{"vm": "x", "state": "running", "disks": [disk]}]}), Format::Plain);
+            text.contains("amberlog_disk_placement_differs{vm=\"x\",disk=\"d\"} 1\n")
+        };
+        assert!(differs(json!("it was changed from retain while the guest runs")) && !differs(Value::Null));
     }
 
     #[test]
