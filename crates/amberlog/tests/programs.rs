@@ -77,6 +77,31 @@ fn help_and_pages_have_every_option() {
 }
 
 #[test]
+fn what_goes_to_the_journal_has_its_priority() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let said = |is_journal: bool| {
+        let path = directory.path().join("stderr");
+        let file = std::fs::File::create(&path).expect("made");
+        let metadata = file.metadata().expect("there");
+        let inode = metadata.ino() + u64::from(!is_journal);
+        let status = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+            .args(["status", "--run", "/nonexistent"])
+            .env("JOURNAL_STREAM", format!("{}:{inode}", metadata.dev()))
+            .env("AMBERLOG_LOG_FORMAT", "moon")
+            .stderr(file)
+            .status();
+        assert_eq!(status.expect("it starts").code(), Some(1));
+        std::fs::read_to_string(path).expect("text")
+    };
+    let lines = said(true);
+    let [warning, error] = lines.lines().collect::<Vec<_>>()[..] else { panic!("{lines}") };
+    assert!(warning.starts_with("<4>") && warning.contains("AMBERLOG_LOG_FORMAT"), "{lines}");
+    assert!(error.starts_with("<3>amberlog: no daemon answers"), "{lines}");
+    assert!(!said(false).contains('<'), "somebody else's stderr");
+}
+
+#[test]
 fn commands_of_other_programs_start_them() {
     let amberlog = Path::new(env!("CARGO_BIN_EXE_amberlog"));
     let beside = tempfile::tempdir().expect("a temporary directory");

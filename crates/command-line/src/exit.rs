@@ -73,9 +73,14 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Prints a sentence of `program` on stderr.
+/// Prints a sentence of `program` on stderr; it is an error where the journal asks for priorities.
 pub fn say(program: &str, sentence: impl Display) {
-    eprintln!("{program}: {}", visible(&sentence.to_string()));
+    let line = format!("{program}: {}", visible(&sentence.to_string()));
+    if crate::logging::stderr_is_the_journal() {
+        eprintln!("{}", crate::logging::with_priority(3, &line));
+    } else {
+        eprintln!("{line}");
+    }
 }
 
 /// Prints an error of `program` as one sentence and exits with `code`.

@@ -1,17 +1,21 @@
 //! Log lines on stderr; `AMBERLOG_LOG` says which, in the syntax of `tracing_subscriber::EnvFilter` (default `info`).
 //!
 //! Each line names the VM and the disk that its thread works for (`log-context`). Colours are for terminals only, and not where
-//! `NO_COLOR` is set. With `AMBERLOG_LOG_FORMAT=json` a line is an object: `time`, `level`, `vm` and `disk` where they are known, `part`
+//! `NO_COLOR` is set. Where stderr is systemd's journal (`JOURNAL_STREAM` names it) each line begins with its priority, `<3>` for an
+//! error, as sd-daemon(3) has it, and the journal takes that off. With `AMBERLOG_LOG_FORMAT=json` a line is an object: `time`, `level`, `vm` and `disk` where they are known, `part`
 //! (the crate that says it) and `message`.
 
 use std::fmt;
+use std::fs::File;
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Has log lines printed from here on.
@@ -19,21 +23,53 @@ pub fn start() {
     crate::exit::when_nobody_reads();
     let filter = tracing_subscriber::EnvFilter::try_from_env("AMBERLOG_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let format = std::env::var_os("AMBERLOG_LOG_FORMAT").unwrap_or_default();
-    if format == "json" {
-        tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).event_format(Json).init();
-        return;
-    }
+    let wished = std::env::var_os("AMBERLOG_LOG_FORMAT").unwrap_or_default();
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .with_env_filter(filter)
-        .with_target(false)
-        .fmt_fields(WithContext)
-        .init();
-    if !format.is_empty() && format != "text" {
-        tracing::warn!("AMBERLOG_LOG_FORMAT is text or json, not {}: lines are text", format.display());
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
+    let text = format().with_target(false);
+    match (wished == "json", stderr_is_the_journal()) {
+        (true, true) => lines.event_format(WithPriority(Json)).init(),
+        (true, false) => lines.event_format(Json).init(),
+        (false, true) => lines.event_format(WithPriority(text)).fmt_fields(WithContext).init(),
+        (false, false) => lines.event_format(text).fmt_fields(WithContext).init(),
+    }
+    if !wished.is_empty() && wished != "text" && wished != "json" {
+        tracing::warn!("AMBERLOG_LOG_FORMAT is text or json, not {}: lines are text", wished.display());
+    }
+}
+
+/// Whether what is written to stderr goes to systemd's journal: a service manager then says which file that is.
+pub fn stderr_is_the_journal() -> bool {
+    let Some(stream) = std::env::var_os("JOURNAL_STREAM") else { return false };
+    let file = std::io::stderr().as_fd().try_clone_to_owned().map(File::from);
+    let Ok(metadata) = file.and_then(|file| file.metadata()) else { return false };
+    stream == *format!("{}:{}", metadata.dev(), metadata.ino())
+}
+
+/// A text, each of its lines with a priority of syslog's in front of it.
+pub fn with_priority(priority: u8, text: &str) -> String {
+    text.split_inclusive('\n').map(|line| format!("<{priority}>{line}")).collect()
+}
+
+/// Lines as another format has them, with their priorities.
+struct WithPriority<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for WithPriority<F>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+    N: for<'writer> FormatFields<'writer> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        let mut text = String::new();
+        self.0.format_event(context, Writer::new(&mut text), event)?;
+        writer.write_str(&with_priority(priority, &text))
     }
 }
 
@@ -143,6 +179,28 @@ mod tests {
         assert_eq!(lines[0]["level"], "warn");
         assert!(lines[0]["time"].as_str().is_some_and(|time| time.starts_with("20") && time.ends_with('Z')), "{text}");
         assert!(lines[1].get("vm").is_none(), "{text}");
+    }
+
+    #[test]
+    fn lines_have_their_priority_where_the_journal_takes_it() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .event_format(WithPriority(format().with_target(false)))
+            .fmt_fields(WithContext)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::error!("one\ntwo");
+            tracing::warn!("three");
+            tracing::info!("four");
+        });
+        let text = String::from_utf8(sink.0.lock().expect("no panic under this lock").clone()).expect("text");
+        let heads: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_at_checked(3)).collect();
+        let priorities: Vec<&str> = heads.iter().map(|(head, _)| *head).collect();
+        assert_eq!(priorities, ["<3>", "<3>", "<4>", "<6>"], "{text}");
+        assert!(heads[0].1.ends_with("ERROR one") && heads[2].1.ends_with("WARN three"), "{text}");
     }
 
     #[test]
