@@ -774,6 +774,11 @@ impl Durability {
         self.making.as_ref().and_then(|making| making.window.span).map(|(_, last, _)| last)
     }
 
+    /// Whether a compound is being written.
+    pub fn is_making(&self) -> bool {
+        self.making.is_some()
+    }
+
     /// Whether storage is a truth: what is promised holds.
     pub fn is_proven(&self) -> bool {
         self.is_proven

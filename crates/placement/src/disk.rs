@@ -178,6 +178,8 @@ pub struct Disk {
     /// How old what its guests committed may be, as it was said last.
     durable_within: Mutex<Option<Duration>>,
     clock: Clock,
+    /// How long its compound transactions took to be durable. Two logs' threads may note one at once.
+    compound_times: Mutex<latency::Histogram>,
     /// Why nothing of it is held: no journal was found.
     unheld: Mutex<Option<String>>,
     /// A driver has started from the beginning in this process: what its journals hold is known here.
@@ -203,6 +205,7 @@ impl Disk {
         Ok(Disk {
             durable_within: Mutex::new(options.durable_within),
             clock: Clock::default(),
+            compound_times: Mutex::default(),
             options,
             counters: DiskCounters::default(),
             file,
@@ -224,6 +227,16 @@ impl Disk {
     /// From now on whatever amberlog itself writes to the image is said to these.
     pub fn tell(&self, changes: &Arc<Changes>) {
         self.file.tell(changes);
+    }
+
+    /// A compound transaction is durable, which took so long.
+    pub(crate) fn note_compound(&self, took: Duration) {
+        self.compound_times.lock().expect("no panic under this lock").record(took);
+    }
+
+    /// How long its compound transactions took to be durable (`durable-within`), from the first thing that was written of each.
+    pub fn compound_times(&self) -> latency::Snapshot {
+        self.compound_times.lock().expect("no panic under this lock").snapshot()
     }
 
     /// Has this disk's thread carry out a step.

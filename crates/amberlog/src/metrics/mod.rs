@@ -12,10 +12,11 @@ pub mod top;
 use block_device::DeviceHandle;
 use block_route::Route;
 use guest_memory::VmMemory;
+use placement::Journals;
 use serde_json::{Map, Value, json};
 
 /// Adds to a VM's entry what its devices have counted and how long things took: `io` and `latency` of each disk, `latency` of the VM.
-pub fn add(entry: &mut Value, handles: &[DeviceHandle<dyn Route>], memory: &VmMemory) {
+pub fn add(entry: &mut Value, handles: &[DeviceHandle<dyn Route>], journals: &Journals, memory: &VmMemory) {
     for (index, handle) in handles.iter().enumerate() {
         let counted = handle.counters();
         entry["disks"][index]["io"] = json!({
@@ -36,8 +37,12 @@ pub fn add(entry: &mut Value, handles: &[DeviceHandle<dyn Route>], memory: &VmMe
         });
         entry["disks"][index]["image"] = json!(handle.image().path());
         entry["disks"][index]["readonly"] = json!(handle.image().read_only());
-        let latency: Map<_, _> =
+        let mut latency: Map<_, _> =
             handle.latencies().iter().map(|(name, snapshot)| ((*name).to_owned(), histogram(snapshot))).collect();
+        let compounds = journals.disk(index).compound_times();
+        if compounds.count() > 0 {
+            latency.insert("compound".to_owned(), histogram(&compounds));
+        }
         entry["disks"][index]["latency"] = Value::Object(latency);
     }
     entry["latency"] = json!({"fault": histogram(&memory.fault_latency())});

@@ -563,7 +563,7 @@ impl Slot {
                 let wished = live.journals.disk(index).durable_within();
                 entry["disks"][index]["durable_within_wished_s"] = json!(wished.map(|within| within.as_secs()));
             }
-            crate::metrics::add(&mut entry, &live.handles, &live.observer.memory);
+            crate::metrics::add(&mut entry, &live.handles, &live.journals, &live.observer.memory);
             entry["sockets"] = live.attachments.iter().map(|disk| json!(disk.socket)).collect();
         }
         entry

@@ -212,6 +212,9 @@ fn an_fsync_does_not_wait_for_a_compound() {
         guest.wait_mark("written", LIMIT).unwrap();
         let made = compounds() - before;
         println!("data={mode}: {ROUNDS} fsyncs, {made} compounds");
+        let entry = wait_in_force(&daemon, Some(5));
+        let timed = entry["latency"]["compound"]["count"].as_u64();
+        assert!(timed > Some(0) && timed >= entry["durability"]["compounds"].as_u64(), "each is timed: {entry}");
         assert!(made < ROUNDS / 4, "data={mode}: {made} compounds for {ROUNDS} fsyncs");
         guest.kill_qemu().unwrap();
         guest.wait_end(LIMIT).unwrap();

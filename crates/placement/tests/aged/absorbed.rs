@@ -258,6 +258,7 @@ fn a_tail_does_not_pass_what_is_not_home() {
         rig.write_homes();
         rig.settle();
         assert_eq!((rig.held, rig.compounds()), (0, round));
+        assert_eq!(rig.journals.disk(0).compound_times().count(), round, "each was timed");
     }
     rig.commit();
     rig.write_homes();

@@ -106,6 +106,8 @@ struct Aging {
     /// When the superblock on storage was written last.
     counted_at: Duration,
     counted_home: u64,
+    /// When the compound began that is being written.
+    making_since: Option<Duration>,
     /// How many flushes of the disk had failed when it began: one more, whoever's, and what storage has is not known any more.
     failed_flushes: u64,
     /// The first number that no compound has, as the table says it.
@@ -256,6 +258,7 @@ impl Aging {
             superblock: superblock.to_vec(),
             counted_at: log.home.now(),
             counted_home: 0,
+            making_since: None,
             failed_flushes: log.home.failed_flushes(),
             numbered: None,
             numbered_before: None,
@@ -311,7 +314,9 @@ impl Aging {
     ) -> T {
         let mut said = Vec::new();
         let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
+        let compounds = self.machine.status().compounds;
         let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
+        self.time_compounds(log, compounds);
         // Before any of it is written: who goes on without this process has to know it.
         let numbered = Some(self.next_number());
         if self.numbered != numbered {
@@ -320,6 +325,19 @@ impl Aging {
         }
         self.carry_out(held, log, said, steps);
         result
+    }
+
+    /// Counts how long a compound took that is durable since the machine had made so many.
+    fn time_compounds(&mut self, log: &Log, before: u64) {
+        let is_durable = self.machine.status().compounds > before;
+        if is_durable && let Some(since) = self.making_since.take() {
+            log.home.note_compound(log.home.now().saturating_sub(since));
+        }
+        match self.machine.is_making() {
+            true if self.making_since.is_none() => self.making_since = Some(log.home.now()),
+            true => {}
+            false => self.making_since = None,
+        }
     }
 
     fn carry_out(&mut self, held: &Held, log: &Log, said: Vec<durability::Step>, steps: &mut Steps) {
