@@ -58,9 +58,14 @@ fn the_unit_gives_away_next_to_nothing() {
 
 #[test]
 fn systemd_understands_the_unit_and_its_drop_ins() {
-    for drop_ins in
-        [&[][..], &["remote.conf"], &["block-devices.conf"], &["metrics.conf"], &["remote.conf", "block-devices.conf"]]
-    {
+    for drop_ins in [
+        &[][..],
+        &["remote.conf"],
+        &["block-devices.conf"],
+        &["metrics.conf"],
+        &["cpus.conf"],
+        &["remote.conf", "block-devices.conf"],
+    ] {
         let directory = unit(drop_ins);
         let output = run(Command::new("systemd-analyze")
             .args(["verify", "--man=no", "--recursive-errors=no"])

@@ -152,6 +152,7 @@ pub fn vm(vm: &VmConfig, known: &KnownRaw) -> Vec<Problem> {
             }
         }
     }
+    problems.extend(vm.cpus.as_ref().and_then(|cpus| cpus.problem()).map(Problem::new));
     problems.extend(directory(&vm.sockets, "for the VM's sockets").map(Problem::new));
     for (name, _) in options.disk_names().unwrap_or_default() {
         let socket = vm.sockets.join(format!("{name}.sock"));

@@ -3,6 +3,7 @@
 //! Disks are written as on the command line of `amberlog run`, so that what was tried there can be copied.
 
 use super::access::{Access, AccessEntry};
+use super::cpus::Cpus;
 use crate::metrics::endpoint::Address;
 use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
 use anyhow::{Context, bail, ensure};
@@ -71,6 +72,7 @@ struct VmEntry {
     sockets: Option<AccessEntry>,
     #[serde(default, rename = "on-crash")]
     on_crash: OnCrash,
+    cpus: Option<String>,
 }
 
 fn default_budget() -> u64 {
@@ -92,6 +94,8 @@ pub struct VmConfig {
     pub report: Option<PathBuf>,
     /// What becomes of it when its worker dies. In effect at once.
     pub on_crash: OnCrash,
+    /// On which processors its worker works for its guest.
+    pub cpus: Option<Cpus>,
     /// What the file says of it, for a comparison.
     text: String,
     /// The same without its disks.
@@ -344,13 +348,19 @@ impl VmEntry {
         }
         let access = self.sockets.as_ref().unwrap_or(&file.sockets).check();
         let access = access.map_err(|error| problems.push(format!("{error:#}"))).ok();
+        let cpus = self.cpus.as_deref().map(str::parse::<Cpus>).transpose();
+        let cpus = cpus.unwrap_or_else(|error| {
+            problems.push(error);
+            None
+        });
         let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
-        let text = format!("{:?} {:?} {:?} {:?}", options, sockets, access, report);
+        let text = format!("{options:?} {sockets:?} {access:?} {report:?} {cpus:?}");
         let other = VmOptions { disks: Vec::new(), ..options.clone() };
-        let apart_from_disks = format!("{:?} {:?} {:?} {:?}", other, sockets, access, report);
+        let apart_from_disks = format!("{other:?} {sockets:?} {access:?} {report:?} {cpus:?}");
         let (run, on_crash) = (file.run.clone(), self.on_crash);
-        Ok(VmConfig { options, run, sockets, access, report, on_crash, text, apart_from_disks, source: Arc::from("") })
+        let source = Arc::from("");
+        Ok(VmConfig { options, run, sockets, access, report, on_crash, cpus, text, apart_from_disks, source })
     }
 }
 
@@ -400,6 +410,11 @@ mod tests {
         let again = Config::parse(&GOOD.replace("= 64", "= 65")).expect("good");
         assert!(again.vms["db"] == config.vms["db"] && again.vms["web"] != config.vms["web"]);
         assert!(!db.access.is_shared() && config.vms["web"].access.is_shared() && config.way() == 0o011);
+        let bound = Config::parse(&GOOD.replace("= 64", "= 64\ncpus = \"2-3\"")).expect("good");
+        assert!(bound.vms["web"].cpus.is_some() && bound.vms["web"] != config.vms["web"]);
+        assert!(config.vms["web"].disk_changes(&bound.vms["web"]).is_err(), "it is no matter of disks");
+        let error = Config::parse(&GOOD.replace("= 64", "= 64\ncpus = \"x\"")).expect_err("no list").to_string();
+        assert!(error.contains("vm web: cpus is a list of processors"), "{error}");
         let again = Config::parse(&GOOD.replace("[vm.sockets]", "[vm.sockets]\nmode = \"0600\"")).expect("good");
         assert!(again.vms["web"] != config.vms["web"]);
     }

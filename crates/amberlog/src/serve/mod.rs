@@ -16,6 +16,7 @@ pub mod ask;
 pub mod check;
 mod config;
 mod control;
+mod cpus;
 mod disks;
 mod freeze;
 mod inherited;

@@ -225,6 +225,7 @@ impl Slot {
     /// Goes on with the guest of a worker that has died, to the recovery after its VMM.
     fn go_on(&self, kept: Kept) -> anyhow::Result<()> {
         let config = self.as_begun.clone();
+        self.bind_anyhow(&config);
         self.lock().as_served = Some(config.clone());
         let bounds = kept.all(THROTTLE);
         let before = kept.descriptor(CONFIG_BEFORE).map(|before| before.try_clone_to_owned()).transpose()?;
@@ -258,6 +259,13 @@ impl Slot {
         self.serve_to_the_end(&config, vm, serving)
     }
 
+    /// A guest that runs is served, whatever becomes of that.
+    fn bind_anyhow(&self, config: &VmConfig) {
+        if let Err(error) = super::cpus::bind(config.cpus.as_ref()) {
+            log::error!("vm {}: its guest is served on any processor: {error:#}", self.name);
+        }
+    }
+
     /// From the preparation to the recovery after one VMM.
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
         let left = left::find(config)?;
@@ -277,6 +285,10 @@ impl Slot {
             if !matches!(inner.state, State::Failed(_)) {
                 inner.state = State::Preparing;
             }
+        }
+        match &left {
+            Left::Nobody => super::cpus::bind(config.cpus.as_ref())?,
+            _ => self.bind_anyhow(config),
         }
         let mut known = self.lock().served.clone();
         if !matches!(left, Left::Nobody) {
