@@ -73,8 +73,8 @@ done
 sed -i "s|/usr/bin/amberlog|$prefix/bin/amberlog|" "$documentation/libvirt/amberlog"
 
 # Called where they are, so not among the documents: packages make those unexecutable.
-for file in packaging/power/*; do
-    installed=$root$prefix/lib/amberlog/power/$(basename "$file")
+for file in packaging/power/* packaging/backup/*; do
+    installed=$root$prefix/lib/amberlog/${file#packaging/}
     install -D -m 755 "$file" "$installed"
     sed -i "s|/usr/lib/amberlog|$prefix/lib/amberlog|; s|/usr/bin/amberlog|$prefix/bin/amberlog|" "$installed"
 done

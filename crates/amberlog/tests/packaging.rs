@@ -219,6 +219,120 @@ fn what_is_installed_is_whole() {
     assert_eq!(std::fs::read_to_string(config).unwrap(), "# mine\n");
 }
 
+/// The scripts in `packaging/backup`, with a program of `amberlog`'s name that notes how it is called, and says no where a file tells it to.
+struct Backup {
+    directory: tempfile::TempDir,
+}
+
+impl Backup {
+    fn new() -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: String| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let at = directory.path().display();
+        write(
+            "amberlog",
+            format!(
+                "#!/bin/sh\necho \"$@\" >>{at}/calls\n[ ! -e {at}/no-$1 ] || exit 1\ncase \"$1\" in\n\
+                 disk) echo 'DISK BYTES PLACEMENT IMAGE'; echo 'disk0 1 retain a, b'; echo 'log 1 retain c, d' ;;\n\
+                 status) echo '{{'; printf '  \"state\": \"%s\",\\n' \"$(cat {at}/state)\"; echo '}}' ;;\n\
+                 snapshot) : >\"$4\" ;;\nesac\n"
+            ),
+        );
+        write("state", "waiting".to_owned());
+        for name in ["around-freeze", "snapshot-all", "vzdump-hook", "proxmox-hookscript"] {
+            let text = std::fs::read_to_string(packaging().join("backup").join(name)).unwrap();
+            assert!(text.contains("/usr/bin/amberlog"), "{name}");
+            write(name, text.replace("/usr/bin/amberlog", &format!("{at}/amberlog")).replace("sleep 1", ":"));
+        }
+        Backup { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn says_no(&self, command: &str, is: bool) {
+        let path = self.path(&format!("no-{command}"));
+        if is { std::fs::write(path, "").unwrap() } else { std::fs::remove_file(path).unwrap() }
+    }
+
+    /// Its exit code, and how amberlog was called meanwhile.
+    fn run(&self, script: &str, arguments: &[&str]) -> (i32, Vec<String>) {
+        let _ = std::fs::remove_file(self.path("calls"));
+        let at = self.directory.path();
+        let output = run(Command::new(self.path(script))
+            .args(arguments)
+            .current_dir(at)
+            .env("DUMPDIR", at.join("dump"))
+            .env("PVE_CONFIGURATION", at));
+        let calls = std::fs::read_to_string(self.path("calls")).unwrap_or_default();
+        let calls = calls.replace(&format!("{}/", at.display()), "");
+        (output.status.code().unwrap(), calls.lines().map(str::to_owned).collect())
+    }
+}
+
+#[test]
+fn a_command_runs_while_a_vm_is_frozen_and_a_guest_that_went_on_is_told() {
+    let backup = Backup::new();
+    let calls = |command: &str| backup.run("around-freeze", &["db", "20", "sh", "-c", command]);
+    let both = ["freeze db --seconds 20".to_owned(), "thaw db".to_owned()];
+    assert_eq!(calls("[ $(wc -l <calls) = 1 ]"), (0, both.to_vec()));
+    assert_eq!(calls("exit 7"), (7, both.to_vec()));
+    backup.says_no("thaw", true);
+    assert_eq!(calls("true"), (1, both.to_vec()));
+    backup.says_no("freeze", true);
+    assert_eq!(calls("touch ran"), (1, both[..1].to_vec()));
+    assert!(!backup.path("ran").exists());
+    assert_eq!(backup.run("around-freeze", &["db", "20"]).0, 2);
+}
+
+#[test]
+fn vzdump_has_an_image_of_each_disk_and_keeps_the_last_ones_until_they_are_there() {
+    let backup = Backup::new();
+    let image = |name: &str| backup.path("dump/amberlog-100").join(name);
+    assert_eq!(backup.run("vzdump-hook", &["job-start"]), (0, vec![]));
+    let expected = [
+        "status 100",
+        "disk list 100",
+        "snapshot 100 disk0 dump/amberlog-100.unfinished/disk0.img",
+        "snapshot 100 log dump/amberlog-100.unfinished/log.img",
+    ];
+    let start = || backup.run("vzdump-hook", &["backup-start", "snapshot", "100"]);
+    assert_eq!(start(), (0, expected.map(str::to_owned).to_vec()));
+    assert!(image("disk0.img").is_file() && image("log.img").is_file());
+    std::fs::write(image("disk0.img"), "of monday").unwrap();
+    backup.says_no("snapshot", true);
+    assert_eq!(start().0, 1);
+    assert_eq!(backup.run("vzdump-hook", &["backup-abort", "snapshot", "100"]).0, 0);
+    assert_eq!(std::fs::read_to_string(image("disk0.img")).unwrap(), "of monday");
+    backup.says_no("snapshot", false);
+    assert_eq!(start().0, 0);
+    assert_eq!(std::fs::read_to_string(image("disk0.img")).unwrap(), "");
+    assert!(!backup.path("dump/amberlog-100.unfinished").exists());
+    // A guest that amberlog does not know.
+    backup.says_no("status", true);
+    assert_eq!(start(), (0, vec!["status 100".to_owned()]));
+}
+
+#[test]
+fn proxmox_starts_a_guest_when_its_disks_are_there() {
+    let backup = Backup::new();
+    let start = |vm: &str| backup.run("proxmox-hookscript", &[vm, "pre-start"]);
+    std::fs::write(backup.path("100.conf"), "memory: 2048\nargs: -device vhost-user-blk-pci,chardev=a\n").unwrap();
+    std::fs::write(backup.path("101.conf"), "memory: 2048\nscsi0: local:x\n").unwrap();
+    assert_eq!(start("100"), (0, vec!["status --json 100".to_owned()]));
+    assert_eq!(start("101"), (0, vec![]));
+    assert_eq!(backup.run("proxmox-hookscript", &["100", "post-start"]), (0, vec![]));
+    std::fs::write(backup.path("state"), "failed").unwrap();
+    let (code, calls) = start("100");
+    assert_eq!((code, calls.len()), (1, 30));
+}
+
 /// The calls that a word of SystemCallFilter= stands for.
 fn calls(word: &str, sets: &BTreeMap<String, Vec<String>>) -> BTreeSet<String> {
     match sets.get(word) {
