@@ -93,15 +93,15 @@ pub fn shares(result: &CellResult, processors: f64) -> Vec<(&'static str, f64)> 
         result.model.get(name).map(|ms| percent(ms / 1000.0 * stretched))
     };
     let all = |field: &str| -> f64 { result.guests.iter().filter_map(|guest| guest.get(field)).sum() };
-    let is_native = result.parameters.platform.starts_with("kvm");
-    // An emulated guest's processor is one of the host's, as a native one's is: its own seconds are the host's as well.
-    let host = all("guest_cpu_seconds") + all("amberlog_cpu_seconds") + all("server_cpu_seconds");
+    // All processes of the VMs, or of results that do not have them what the guests know of: a guest's processor is one of the
+    // host's, emulated or not, and its own seconds are the host's as well.
+    let known = all("guest_cpu_seconds") + all("amberlog_cpu_seconds");
+    let host = all("vm_cpu_seconds").max(known) + all("server_cpu_seconds");
     let mut shares = Vec::new();
     shares.extend(of_model("busy_ms").map(|share| ("drive_busy_percent", share)));
     shares.extend(of_model("flushing_ms").map(|share| ("flushing_percent", share)));
     if let Some(own) = result.mean("guest_cpu_seconds") {
         shares.push(("guest_cpu_percent", percent(own)));
-        let host = if is_native { all("vm_cpu_seconds").max(host) } else { host };
         shares.push(("host_cpu_percent", percent(host / processors.max(1.0))));
     }
     shares
@@ -134,6 +134,11 @@ mod tests {
         assert_eq!(of(cell(2000.0, 0.0, 1.0)).bound, Bound::Mixed);
         assert_eq!(of(cell(3000.0, 6000.0, 1.0)).bound, Bound::Journal);
         assert_eq!(of(cell(9500.0, 100.0, 1.0)).words(), "drive 95 %, processor 10 %, flushing 1 %");
+        // What serves the disks and the VMM are the host's too, whatever the guest knows of.
+        let mut served = cell(2000.0, 0.0, 1.0);
+        served.processors = 2;
+        served.guests[0].insert("vm_cpu_seconds".to_owned(), 18.0);
+        assert_eq!(of(served).words(), "drive 20 %, processor 90 %, flushing 0 %");
         let none = SummaryRow { fields: BTreeMap::new(), ..summarise(&[cell(0.0, 0.0, 0.0)]).remove(0) };
         assert_eq!(binding(&none).bound, Bound::Unknown);
     }

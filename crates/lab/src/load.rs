@@ -6,7 +6,7 @@
 use crate::cell::{Cell, Mode};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
-use crate::machine::process_cpu_seconds;
+use crate::machine::{VmCpu, vm_cpu_seconds};
 use crate::processors::Sampler;
 use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, sizes, workload_of};
@@ -41,17 +41,18 @@ impl Rig {
         let mut running = self.start(&plan, |number| {
             format!(
                 "{preamble}
-                 read -r name user nice system rest </proc/stat
-                 cpu_begin=$((user + nice + system))
+                 read -r name user nice system idle iowait irq softirq rest </proc/stat
+                 cpu_begin=$((user + nice + system + irq + softirq))
                  {load} >/tmp/result
                  read -r loaded rest </proc/uptime
                  sync
                  read -r synced rest </proc/uptime
-                 read -r name user nice system rest </proc/stat
                  umount /mnt
                  read -r ended rest </proc/uptime
-                 mark cpu $((user + nice + system - cpu_begin))
+                 read -r name user nice system idle iowait irq softirq rest </proc/stat
+                 mark cpu $((user + nice + system + irq + softirq - cpu_begin))
                  mark times $begin $loaded $synced $ended
+                 read -r go <&5
                  grep -e phase= /tmp/result | sed 's/^/mark result /' >/dev/ttyS1 || true",
                 preamble = plan.preamble(workload, number),
                 load = workload.load(sizes(parameters, cell, number)),
@@ -59,8 +60,8 @@ impl Rig {
         })?;
         let counted_before = running.counters_so_far(cell.group.mode)?;
         let before = running.server.totals();
-        let cpu = |guest: &Guest| process_cpu_seconds(guest.process_id());
-        let cpu_before: Vec<f64> = running.guests.iter().map(cpu).collect();
+        let cpu = |guest: &Guest| vm_cpu_seconds(guest.process_id(), guest.qemu_pid().ok()?);
+        let cpu_before: Vec<Option<VmCpu>> = running.guests.iter().map(cpu).collect();
         let server_cpu_before = running.journal_server.as_ref().map(JournalServer::cpu_seconds);
         let begun = Instant::now();
         running.go()?;
@@ -69,8 +70,11 @@ impl Rig {
         let deadline = begun + self.time_limit(workload, cell, parameters);
         for (index, cpu_before) in cpu_before.into_iter().enumerate() {
             let mut outcome = told_times(&mut running.guests[index], deadline);
-            let amberlog_cpu = cpu(&running.guests[index]) - cpu_before;
+            // Until it is unmounted, as the guest's own time is: it waits for a word before it goes on to its end.
+            let cpu_now = cpu(&running.guests[index]);
             if outcome.is_ok() {
+                // One that has ended without says why below.
+                let _ = running.guests[index].tell("go");
                 outcome = finish(&mut running.guests[index], deadline);
             }
             let outcome = outcome.and_then(|()| {
@@ -80,8 +84,12 @@ impl Rig {
             match outcome {
                 Ok(mut fields) => {
                     let guest_cpu = fields.get("guest_cpu_seconds").copied().unwrap_or(0.0);
-                    fields.insert("amberlog_cpu_seconds".to_owned(), amberlog_cpu);
-                    fields.insert("cpu_seconds".to_owned(), guest_cpu + amberlog_cpu);
+                    if let (Some(now), Some(before)) = (cpu_now, cpu_before) {
+                        let (all, amberlog_cpu) = now.since(before);
+                        fields.insert("vm_cpu_seconds".to_owned(), all);
+                        fields.insert("amberlog_cpu_seconds".to_owned(), amberlog_cpu);
+                        fields.insert("cpu_seconds".to_owned(), guest_cpu + amberlog_cpu);
+                    }
                     fields.extend(self.aged_fields(&plan));
                     result.guests.push(fields);
                 }

@@ -22,32 +22,34 @@ pub fn platform() -> crate::Result<String> {
     Ok(Platform::native()?.describe())
 }
 
-/// The commit of the checkout, with `-dirty` where something was changed.
+/// The commit that this program was built of (not what the checkout has come to since), with `-dirty` where something was changed when
+/// it was built; the version, if it was not built of a checkout.
 pub fn commit() -> String {
-    let output = program::command("git").ok().and_then(|mut git| {
-        let git = git.args(["describe", "--always", "--dirty", "--abbrev=12"]).current_dir(program::workspace());
-        program::run(git, &[0]).ok()
-    });
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    text.filter(|text| !text.is_empty()).unwrap_or_else(|| format!("version {}", env!("CARGO_PKG_VERSION")))
+    option_env!("AMBERLOG_LAB_COMMIT").map_or_else(|| format!("version {}", env!("CARGO_PKG_VERSION")), str::to_owned)
+}
+
+/// This machine's processors, in words.
+pub fn processor() -> String {
+    format!("{} × {}", processors(), field(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default(), "model name"))
+}
+
+/// What stands behind a name in a file of names and values.
+fn field(text: &str, name: &str) -> String {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.map_or_else(|| "unknown".to_owned(), |rest| rest.trim_start_matches(['\t', ' ', ':']).to_owned())
 }
 
 /// Processor, memory, kernel, QEMU, accelerator, guests' kernel.
 pub fn describe() -> BTreeMap<String, String> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.map_or_else(|| "unknown".to_owned(), |rest| rest.trim_start_matches(['\t', ' ', ':']).to_owned())
-    };
     let version = program::command("qemu-system-x86_64")
         .and_then(|mut qemu| program::run(qemu.arg("--version"), &[0]))
         .map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned());
-    let processors = processors();
     let platform = Platform::native();
     let accelerator = platform.as_ref().map_or("unknown", |platform| platform.accelerator.name());
     let guest_kernel = platform.map_or_else(|error| error.to_string(), |platform| platform.kernel.version.clone());
     [
-        ("processor", format!("{processors} × {}", field(&read("/proc/cpuinfo"), "model name"))),
+        ("processor", processor()),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),
         ("kernel", read("/proc/sys/kernel/osrelease").trim().to_owned()),
         ("qemu", version.unwrap_or_else(|error| error.to_string())),
@@ -76,6 +78,30 @@ pub fn process_tree_cpu_seconds(pid: u32) -> f64 {
     tree.into_iter().map(process_cpu_seconds).sum()
 }
 
+/// Processor time of an `amberlog run` so far, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VmCpu {
+    /// Of all of its processes: the supervisor, the worker that serves the disks, the VMM.
+    pub all: f64,
+    /// Of the VMM alone.
+    pub vmm: f64,
+}
+
+/// What a VM's processes took so far; `None` once its VMM is gone. The disks are served by a process beside the VMM: the time of
+/// the process that was started says nothing of them.
+pub fn vm_cpu_seconds(started: u32, vmm: u32) -> Option<VmCpu> {
+    parent(vmm)?;
+    Some(VmCpu { vmm: process_cpu_seconds(vmm), all: process_tree_cpu_seconds(started) })
+}
+
+impl VmCpu {
+    /// What was taken since: by all, and by all but the VMM. The VMM is read first, so that the others' part is never below nothing.
+    pub fn since(self, before: Self) -> (f64, f64) {
+        let all = (self.all - before.all).max(0.0);
+        (all, (all - (self.vmm - before.vmm)).max(0.0))
+    }
+}
+
 fn parent(pid: u32) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
@@ -95,6 +121,12 @@ pub fn process_cpu_seconds(pid: u32) -> f64 {
 mod tests {
     use super::*;
 
+    /// What it is built of, and not what the checkout has come to since.
+    #[test]
+    fn the_commit_is_known_without_a_checkout() {
+        assert_eq!(Some(commit().as_str()), option_env!("AMBERLOG_LAB_COMMIT"));
+    }
+
     #[test]
     fn a_process_counts_with_what_it_started() {
         let mut command = std::process::Command::new("sh");
@@ -107,5 +139,45 @@ mod tests {
         }
         let _ = child.kill();
         let _ = child.wait();
+    }
+
+    /// As an `amberlog run`: what was started only waits, one of its children serves, the other one is the VMM.
+    #[test]
+    fn what_serves_the_disks_counts_and_the_vmm_is_apart() {
+        let busy = "i=0; while [ $i -lt 100000000 ]; do i=$((i+1)); done";
+        let script = format!("sh -c '{busy}' & sleep 60 & wait");
+        let mut child = std::process::Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let named = |name: &str| -> Option<u32> {
+            let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+            all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
+                let text = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                text.trim() == name && parent(*pid) == Some(child.id())
+            })
+        };
+        let pause = std::time::Duration::from_millis(20);
+        let (server, vmm) = loop {
+            if let (Some(server), Some(vmm)) = (named("sh"), named("sleep")) {
+                break (server, vmm);
+            }
+            assert!(std::time::Instant::now() < deadline, "two children");
+            std::thread::sleep(pause);
+        };
+        let none = VmCpu { all: 0.0, vmm: 0.0 };
+        let took = loop {
+            let (all, served) = vm_cpu_seconds(child.id(), vmm).expect("it runs").since(none);
+            if served > 0.1 {
+                assert!(all >= served && process_cpu_seconds(child.id()) < 0.1);
+                break vm_cpu_seconds(child.id(), server).expect("it runs").since(none);
+            }
+            assert!(std::time::Instant::now() < deadline, "the server's time is never seen");
+            std::thread::sleep(pause);
+        };
+        assert!(took.0 > 0.1 && took.1 < 0.1, "the busy one as the VMM leaves next to nothing: {took:?}");
+        for pid in [server, vmm, child.id()] {
+            let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+        let _ = child.wait();
+        assert_eq!(vm_cpu_seconds(child.id(), u32::MAX), None, "there is none of that number");
     }
 }
