@@ -27,6 +27,7 @@ mod integrity;
 mod journal_server;
 pub mod load;
 pub mod machine;
+pub mod merge;
 pub mod paper;
 mod processors;
 pub mod report;

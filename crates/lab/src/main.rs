@@ -10,6 +10,7 @@ use command_line::documents::DocumentsArgs;
 use commands::{disk_model, ssd, trace};
 use lab::catalogue::{self, Experiment, Extent, Kind};
 use lab::clocks;
+use lab::merge::Merged;
 use lab::paper::Paper;
 use lab::results::Parameters;
 use lab::run::{RunOptions, duration};
@@ -57,6 +58,17 @@ enum Command {
     Summarise {
         /// A directory that `run` wrote to.
         directory: PathBuf,
+    },
+    /// Put newer results among kept ones: each experiment's place is its newest results'; earlier ones with cells that were not
+    /// measured anew are kept under a name of their own.
+    Merge {
+        /// A directory that `run` wrote to.
+        from: PathBuf,
+        /// The directory of what is kept.
+        into: PathBuf,
+        /// What stands behind the names of earlier results that are kept.
+        #[arg(long, default_value = "earlier")]
+        keep_as: String,
     },
     /// Hold amberlog's placements against file systems, journals and caches of others: latency, bytes to each medium, processor
     /// time, and what survives which death. The same command goes on where it stopped.
@@ -167,6 +179,7 @@ fn main() -> ExitCode {
         Command::Report { directory } => report(&directory),
         Command::Table { directory } => table(&directory),
         Command::Summarise { directory } => lab::run::summarise(&directory).map(|()| ExitCode::SUCCESS),
+        Command::Merge { from, into, keep_as } => merge(&from, &into, &keep_as),
         Command::ShootOut(args) => shoot_out(args),
         Command::DiskModel(args) => return disk_model::run(args),
         Command::Ssd(args) => return ssd::run(*args),
@@ -360,6 +373,20 @@ fn shoot_out(args: ShootOutArgs) -> Result<ExitCode> {
 fn report(directory: &std::path::Path) -> Result<ExitCode> {
     let path = lab::report::write(directory, &catalogue::all_in(directory)?)?;
     println!("{}", path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn merge(from: &std::path::Path, into: &std::path::Path, keep_as: &str) -> Result<ExitCode> {
+    for (id, merged) in lab::merge::merge(from, into, keep_as)? {
+        match merged {
+            Merged::New => println!("{id}: new"),
+            Merged::Joined => println!("{id}: joined with what was measured in the same way"),
+            Merged::Replaced => println!("{id}: replaced"),
+            Merged::Kept(name) => println!("{id}: replaced; what was there is {name}"),
+            Merged::Nothing => println!("{id}: as it was, since nothing of it was measured"),
+        }
+    }
+    println!("'amberlog lab summarise {}' judges them", into.display());
     Ok(ExitCode::SUCCESS)
 }
 

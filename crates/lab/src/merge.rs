@@ -1,0 +1,218 @@
+//! Newer results put among those that are kept: an experiment's place is its newest results', and what they do not have (more guests)
+//! stays under a name of its own, as what it is: without the paper's claims, which are held against the newer ones.
+//!
+//! It must never lose a cell that was measured, other than one that was measured anew, nor mix cells of different parameters.
+//! Failure story: each directory is whole where it was or where it goes; the same command again goes on.
+
+use crate::catalogue::{self, OWN_TEXT};
+use crate::cell::Group;
+use crate::error::{Error, FileContext, Result};
+use crate::results::{self, CellResult, Parameters, Results};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What became of an experiment's earlier results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Merged {
+    /// There were none.
+    New,
+    /// They are measured in the same way: both are there now.
+    Joined,
+    /// All of their cells were measured anew, and they are gone.
+    Replaced,
+    /// They have cells that were not, and are kept under this name.
+    Kept(String),
+    /// Nothing was measured anew: they are as they were.
+    Nothing,
+}
+
+/// Puts every experiment's results in `from` among those in `into`; earlier ones that are kept get `-SUFFIX` behind their names. Who calls
+/// it summarises `into` then.
+///
+/// # Errors
+/// When a file cannot be read or written, or the name for what is kept is taken.
+pub fn merge(from: &Path, into: &Path, suffix: &str) -> Result<Vec<(String, Merged)>> {
+    let mut all = Vec::new();
+    for new in results::read_all(from)? {
+        let merged = one(&from.join(&new.id), &new, into, suffix)?;
+        all.push((new.id, merged));
+    }
+    Ok(all)
+}
+
+fn one(from: &Path, new: &Results, into: &Path, suffix: &str) -> Result<Merged> {
+    if new.rows.iter().all(|row| row.count == 0) {
+        return Ok(Merged::Nothing);
+    }
+    let to = into.join(&new.id);
+    let earlier: Option<Results> = results::read(&to.join("results.json"))?;
+    let merged = match &earlier {
+        None => Merged::New,
+        Some(earlier) if earlier.parameters == new.parameters => Merged::Joined,
+        Some(earlier) => {
+            let measured = |results: &Results| -> BTreeSet<Group> {
+                results.rows.iter().filter(|row| row.count > 0).map(|row| row.group.clone()).collect()
+            };
+            if measured(earlier).is_subset(&measured(new)) {
+                std::fs::remove_dir_all(&to).at("remove", &to)?;
+                Merged::Replaced
+            } else {
+                let id = format!("{}-{suffix}", new.id);
+                keep(&to, &into.join(&id), &id, earlier)?;
+                Merged::Kept(id)
+            }
+        }
+    };
+    let raw = to.join("raw");
+    std::fs::create_dir_all(&raw).at("make", &raw)?;
+    for cell in results::read_raw(from)? {
+        // A failure takes no measurement's place.
+        let path = raw.join(format!("{}.json", cell.cell.file_name()));
+        if cell.failure.is_none() || results::read::<CellResult>(&path)?.is_none() {
+            results::write(&path, &cell)?;
+        }
+    }
+    for name in ["results.json", OWN_TEXT] {
+        let (path, target) = (from.join(name), to.join(name));
+        if path.is_file() {
+            std::fs::copy(&path, &target).at("copy to", &target)?;
+        }
+    }
+    Ok(merged)
+}
+
+/// Moves earlier results to a name of their own, with a description of their own.
+fn keep(directory: &Path, to: &Path, id: &str, earlier: &Results) -> Result<()> {
+    if to.exists() {
+        return Err(Error::Told(format!("{} is there already; keep what it was under another name", to.display())));
+    }
+    let text = match std::fs::read_to_string(directory.join(OWN_TEXT)) {
+        Ok(own) => own,
+        Err(_) => catalogue::text(&earlier.id)?.to_owned(),
+    };
+    let path = directory.join(OWN_TEXT);
+    let described = described(&text, &earlier.id, &earlier.parameters);
+    std::fs::write(&path, described).at("write", &path)?;
+    let kept = Results { id: id.to_owned(), title: format!("{}, earlier", earlier.title), ..earlier.clone() };
+    results::write(&directory.join("results.json"), &kept)?;
+    std::fs::rename(directory, to).at("rename to", to)
+}
+
+/// The description of results that newer ones have taken the place of.
+fn described(text: &str, id: &str, parameters: &Parameters) -> String {
+    let (keys, body) = text.split_once("\n\n").unwrap_or((text, ""));
+    let is_left = |line: &&str| !line.starts_with("claim: ") && !line.starts_with("figure: ");
+    let keys: Vec<String> = keys
+        .lines()
+        .filter(is_left)
+        .map(|line| if line.starts_with("title: ") { format!("{line}, earlier") } else { line.to_owned() })
+        .collect();
+    let what = format!(
+        "## What differs\nEarlier results of {id}: {}; guests: {}. They are kept for what the newer ones do not have, and the paper's claims are \
+         held against those.",
+        parameters.scale_in_words(),
+        parameters.platform
+    );
+    // Its other words on what was found are of whatever was found last.
+    let sections = body.split("\n## ").map(|section| section.trim_start_matches("## "));
+    let kept: Vec<String> = sections
+        .filter(|section| section.starts_with("The paper") || section.starts_with("Here"))
+        .map(|section| format!("## {}", section.trim()))
+        .collect();
+    format!("{}\n\n{}\n\n{what}\n", keys.join("\n"), kept.join("\n\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::{Cell, Mode};
+    use crate::results::SCHEMA;
+    use std::collections::BTreeMap;
+
+    fn kept(directory: &Path, id: &str, scale: f64, cells: &[(u32, u32)], failure: Option<&str>) {
+        let parameters = Parameters { scale, ..Parameters::for_tests() };
+        let cells: Vec<CellResult> = cells
+            .iter()
+            .map(|&(guests, iteration)| {
+                let group =
+                    Group { disk: "none".into(), parameter: 0, guests, workload: "postmark".into(), mode: Mode::Vma };
+                let mut result = CellResult::empty(&Cell { group, iteration }, &parameters);
+                result.guests.push(BTreeMap::from([("seconds".to_owned(), scale)]));
+                result.failure = failure.map(str::to_owned);
+                result
+            })
+            .collect();
+        let own = directory.join(id);
+        std::fs::create_dir_all(own.join("raw")).unwrap();
+        for cell in &cells {
+            results::write(&own.join("raw").join(format!("{}.json", cell.cell.file_name())), cell).unwrap();
+        }
+        let results = Results {
+            schema: SCHEMA,
+            id: id.to_owned(),
+            title: "postmark".into(),
+            commit: "0000".into(),
+            machine: BTreeMap::new(),
+            command: format!("amberlog lab run {id} --scale {scale}"),
+            ended: 0,
+            parameters,
+            rows: results::summarise(&cells),
+            curves: Vec::new(),
+            verdicts: Vec::new(),
+            raw: "raw".into(),
+        };
+        results::write(&own.join("results.json"), &results).unwrap();
+    }
+
+    fn read(directory: &Path, id: &str) -> Results {
+        results::read(&directory.join(id).join("results.json")).unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_was_not_measured_anew_is_kept_apart() {
+        let both = tempfile::tempdir().unwrap();
+        let (from, into) = (both.path().join("from"), both.path().join("into"));
+        kept(&into, "spe2012-fig09", 0.1, &[(1, 0), (8, 0)], None);
+        kept(&into, "spe2012-fig17", 0.1, &[(1, 0)], None);
+        kept(&into, "spe2012-fig10", 0.1, &[(1, 0)], None);
+        kept(&from, "spe2012-fig09", 1.0, &[(1, 0), (1, 1)], None);
+        kept(&from, "spe2012-fig17", 1.0, &[(1, 0)], None);
+        // Cut off before a cell of it was good.
+        kept(&from, "spe2012-fig10", 1.0, &[(1, 0)], Some("it hung"));
+        let merged = merge(&from, &into, "tenth").unwrap();
+        let of = |id: &str| &merged.iter().find(|(name, _)| name == id).unwrap().1;
+        assert_eq!(*of("spe2012-fig09"), Merged::Kept("spe2012-fig09-tenth".into()));
+        assert_eq!((of("spe2012-fig17"), of("spe2012-fig10")), (&Merged::Replaced, &Merged::Nothing));
+        crate::run::summarise(&into).unwrap();
+        let new = read(&into, "spe2012-fig09");
+        assert_eq!((new.parameters.scale, new.rows.len(), new.rows[0].count), (1.0, 1, 2));
+        let old = read(&into, "spe2012-fig09-tenth");
+        assert_eq!((old.parameters.scale, old.rows.len()), (0.1, 2));
+        let catalogue = catalogue::all_in(&into).unwrap();
+        let told = |id: &str| catalogue.iter().find(|experiment| experiment.id == id).unwrap().claims.len();
+        assert!(told("spe2012-fig09") > 0 && told("spe2012-fig09-tenth") == 0, "no claim is told twice");
+        let page = crate::report::page(&results::read_all(&into).unwrap(), &catalogue::all_in(&into).unwrap());
+        assert!(page.contains("Earlier results of spe2012-fig09: 0.1 of the papers"), "it says what it is");
+        assert_eq!(read(&into, "spe2012-fig17").parameters.scale, 1.0);
+        assert_eq!(read(&into, "spe2012-fig10").parameters.scale, 0.1);
+    }
+
+    #[test]
+    fn a_second_time_and_more_of_the_same_join_what_is_there() {
+        let both = tempfile::tempdir().unwrap();
+        let (from, into) = (both.path().join("from"), both.path().join("into"));
+        kept(&into, "spe2012-fig09", 0.1, &[(8, 0)], None);
+        kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], None);
+        merge(&from, &into, "tenth").unwrap();
+        kept(&from, "spe2012-fig09", 1.0, &[(1, 1)], None);
+        assert_eq!(merge(&from, &into, "tenth").unwrap()[0].1, Merged::Joined);
+        crate::run::summarise(&into).unwrap();
+        assert_eq!(read(&into, "spe2012-fig09").rows[0].count, 2);
+        // A failure takes no measurement's place.
+        kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], Some("it hung"));
+        let results = read(&from, "spe2012-fig09");
+        assert_eq!(results.rows[0].count, 0);
+        assert_eq!(merge(&from, &into, "tenth").unwrap()[0].1, Merged::Nothing);
+        assert_eq!(read(&into, "spe2012-fig09").rows[0].count, 2);
+    }
+}
