@@ -66,6 +66,17 @@ pub fn is_proportion(field: &str) -> bool {
     matches!(field, "corrupted_runs" | "corrupted_runs_not_by_commit")
 }
 
+/// Whether a field is counted in what we built: it strays nowhere, and counting again tells nothing new.
+pub fn is_counted(field: &str) -> bool {
+    matches!(field, "lines" | "amberlog_code_kb" | "vmm_shim_code_kb")
+}
+
+/// Whether a field goes by the sizes of a load and by clocks beside it: times, bytes, counts of a run. What is not of a load's
+/// length (the share of damaged runs, what a page's protection takes, sizes of code) is at any scale what it is.
+pub fn goes_by_scale(field: &str) -> bool {
+    !is_proportion(field) && !is_counted(field) && field != "protect_us"
+}
+
 /// Whether a field is the most memory that something took, which grows with the sizes of a load.
 pub fn is_most_memory(field: &str) -> bool {
     field.ends_with("_bytes_max")

@@ -102,7 +102,7 @@ pub fn sentence(judged: &[Judged<'_>]) -> String {
     let void = of(&[Agreement::Void]);
     let found = if parts.is_empty() { "nothing yet".to_owned() } else { parts.join(", ") };
     format!(
-        "Of {all} claims, {judged_ones} could be judged: {found}; {open} are open (measured once, unclear or not at all), {void} void."
+        "Of {all} claims, {judged_ones} could be judged: {found}; {open} are open (measured once, at no declared scale, unclear, or not at all), {void} void."
     )
 }
 

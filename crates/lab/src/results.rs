@@ -4,6 +4,8 @@ use crate::binding;
 use crate::catalogue::Experiment;
 use crate::cell::{Cell, Group};
 use crate::error::{Error, FileContext, Result};
+use crate::fields::is_proportion;
+use crate::integrity::CRASHES_A_BOOT;
 use crate::statistics::Summary;
 use crate::verdict::{Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
@@ -99,6 +101,9 @@ pub struct CellResult {
     /// Of the code that measured it: `git describe`, or the version; results of earlier versions do not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub commit: String,
+    /// The machine that measured it: its processor; results of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub machine: String,
     /// The experiment that measured it, if it was another one: the same cell is measured once for all that need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_for: Option<String>,
@@ -124,6 +129,7 @@ impl CellResult {
             load: String::new(),
             processors: crate::machine::processors(),
             commit: String::new(),
+            machine: String::new(),
             measured_for: None,
             begins_clean: true,
             failure: None,
@@ -212,8 +218,13 @@ pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
             let mut fields: BTreeMap<String, Summary> = names
                 .into_iter()
                 .filter_map(|name| {
-                    let values: Vec<f64> = good.iter().filter_map(|result| result.mean(name)).collect();
-                    Some((name.clone(), Summary::of(&values)?))
+                    let values = || good.iter().filter_map(|result| Some((*result, result.mean(name)?)));
+                    let summary = if is_proportion(name) {
+                        Summary::of_shares(&boots(values()))
+                    } else {
+                        Summary::of(&values().map(|(_, value)| value).collect::<Vec<_>>())
+                    };
+                    Some((name.clone(), summary?))
                 })
                 .collect();
             let mut shares: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
@@ -224,6 +235,38 @@ pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
             SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), fields }
         })
         .collect()
+}
+
+/// The code that measured these cells: all of it, where it is not one. `None` if they do not say.
+pub fn commits(cells: &[CellResult]) -> Option<String> {
+    distinct(cells, |cell| &cell.commit)
+}
+
+/// The machines that measured these cells, as [`commits`].
+pub fn machines(cells: &[CellResult]) -> Option<String> {
+    distinct(cells, |cell| &cell.machine)
+}
+
+fn distinct(cells: &[CellResult], of: impl Fn(&CellResult) -> &String) -> Option<String> {
+    let good = || cells.iter().filter(|cell| cell.failure.is_none());
+    let said: BTreeSet<&str> = good().map(|cell| of(cell).as_str()).filter(|text| !text.is_empty()).collect();
+    let unsaid = good().filter(|cell| of(cell).is_empty()).count();
+    let mut words: Vec<String> = said.iter().map(|text| (*text).to_owned()).collect();
+    if unsaid > 0 {
+        words.push(format!("{unsaid} cells do not say"));
+    }
+    (!said.is_empty()).then(|| words.join("; "))
+}
+
+/// How often it happened, and of how many: of each boot, which serves many crashes.
+fn boots<'a>(values: impl Iterator<Item = (&'a &'a CellResult, f64)>) -> Vec<(f64, f64)> {
+    let mut boots: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+    for (result, value) in values {
+        let of_a_boot = if result.parameters.quick { 1 } else { CRASHES_A_BOOT };
+        let boot = boots.entry(result.cell.iteration / of_a_boot).or_default();
+        *boot = (boot.0 + value, boot.1 + 1.0);
+    }
+    boots.into_values().collect()
 }
 
 /// The curves of an experiment's fields, of each group's first iteration that has them.
@@ -329,6 +372,27 @@ mod tests {
         let rows = summarise(&cells);
         assert_eq!((rows.len(), rows[0].count, rows[0].failed), (1, 2, 1));
         assert!((rows[0].fields["seconds"].mean - 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn results_are_of_the_code_and_the_machines_that_their_cells_name() {
+        let of = |commit: &str| CellResult { commit: commit.into(), ..cell(0, &[1.0], None) };
+        assert_eq!(commits(&[of("b"), of("a"), of("b")]).unwrap(), "a; b");
+        assert_eq!(commits(&[of("a"), of("")]).unwrap(), "a; 1 cells do not say");
+        assert_eq!((commits(&[of("")]), machines(&[of("a")])), (None, None));
+    }
+
+    #[test]
+    fn crashes_of_a_boot_are_one_measurement() {
+        let crash = |iteration: u32| CellResult {
+            guests: vec![BTreeMap::from([("corrupted_runs".to_owned(), f64::from(u8::from(iteration >= 20)))])],
+            parameters: Parameters::for_tests(),
+            ..cell(iteration, &[], None)
+        };
+        let rows = summarise(&(0..24).map(crash).collect::<Vec<_>>());
+        let of = rows[0].fields["corrupted_runs"];
+        assert!(rows[0].count == 24 && of.count == 2, "a boot of 20 and one of 4: {of:?}");
+        assert!((of.mean - 4.0 / 24.0).abs() < 1e-9);
     }
 
     #[test]

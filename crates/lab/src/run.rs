@@ -9,6 +9,7 @@ use crate::rig::Rig;
 use crate::workload::Workload;
 use crate::{flash, machine, sizes};
 use guest_kit::interrupt;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -47,7 +48,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         }
     }
     let all = catalogue::all()?;
-    let commit = machine::commit();
+    let (commit, processor) = (machine::commit(), machine::processor());
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
     for experiment in experiments {
@@ -80,13 +81,16 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                     let begun = Instant::now();
                     let result = measure(experiment, &cell, &mut rig, &parameters);
                     if interrupt::is_requested() {
-                        if !cells.is_empty() {
-                            keep(experiment, options, &parameters, &directory, &cells)?;
+                        // With what earlier runs have of the cells that this one did not come to.
+                        let all = with_earlier(experiment, &options.extent, &raw, &parameters, cells)?;
+                        if !all.is_empty() {
+                            keep(experiment, options, &parameters, &directory, &all)?;
                         }
                         return Err(Error::Interrupted);
                     }
                     let mut result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
                     result.commit.clone_from(&commit);
+                    result.machine.clone_from(&processor);
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
                     result
@@ -96,7 +100,8 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
             cells.push(result);
             // All of them are looked at each time: not after every short one.
             if kept_at.is_none_or(|at| at.elapsed() > KEEP_INTERVAL) {
-                keep(experiment, options, &parameters, &directory, &cells)?;
+                let all = with_earlier(experiment, &options.extent, &raw, &parameters, cells.clone())?;
+                keep(experiment, options, &parameters, &directory, &all)?;
                 kept_at = Some(Instant::now());
             }
         }
@@ -208,8 +213,8 @@ fn keep(
         schema: SCHEMA,
         id: experiment.id.clone(),
         title: experiment.title.clone(),
-        commit: machine::commit(),
-        machine: machine::describe(),
+        commit: results::commits(cells).unwrap_or_else(machine::commit),
+        machine: described_machine(cells),
         command: format!("amberlog lab run {} {}", experiment.id, options.command).trim_end().to_owned(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         parameters: parameters.clone(),
@@ -219,6 +224,15 @@ fn keep(
         raw: "raw".to_owned(),
     };
     results::write(&directory.join("results.json"), &results)
+}
+
+/// What the cells were measured on: this machine, or, where they name others, these.
+fn described_machine(cells: &[CellResult]) -> BTreeMap<String, String> {
+    let mut machine = machine::describe();
+    if let Some(processors) = results::machines(cells) {
+        machine.insert("processor".to_owned(), processors);
+    }
+    machine
 }
 
 /// Makes the `results.json` of each experiment in a directory anew from its raw results, those of its cells that were measured under
@@ -233,6 +247,12 @@ pub fn summarise(directory: &Path) -> Result<()> {
         let mut cells = results::read_raw(&own)?;
         cells.retain(|cell| cell.parameters == summary.parameters);
         summary.rows = results::summarise(&cells);
+        if let Some(commits) = results::commits(&cells) {
+            summary.commit = commits;
+        }
+        if let Some(processors) = results::machines(&cells) {
+            summary.machine.insert("processor".to_owned(), processors);
+        }
         if let Some(experiment) = experiments.iter().find(|experiment| experiment.id == summary.id) {
             summary.verdicts = results::judge(experiment, &summary.rows, &summary.parameters);
             summary.curves = results::curves(experiment, &cells);

@@ -55,6 +55,22 @@ impl Summary {
         Some(Summary { mean, deviation, count })
     }
 
+    /// Of a share of runs, some of which belong together (crashes of one boot): of each such lot how often it happened, and in how many
+    /// runs. They are so many measurements as there are lots, and their error is that between lots, never less than if all runs stood
+    /// alone.
+    pub fn of_shares(lots: &[(f64, f64)]) -> Option<Self> {
+        let (happened, runs) = lots.iter().fold((0.0, 0.0), |all, lot| (all.0 + lot.0, all.1 + lot.1));
+        if runs <= 0.0 {
+            return None;
+        }
+        let (mean, count) = (happened / runs, lots.len());
+        let strays: f64 = lots.iter().map(|(of, all)| (of - mean * all).powi(2)).sum::<f64>() / runs.powi(2);
+        let between = if count > 1 { strays * count as f64 / (count - 1) as f64 } else { 0.0 };
+        let squared = between.max(mean * (1.0 - mean) / runs);
+        let deviation = if count > 1 { (squared * count as f64).sqrt() } else { 0.0 };
+        Some(Summary { mean, deviation, count })
+    }
+
     /// The square of the mean's standard error.
     fn error_squared(&self) -> f64 {
         self.deviation.powi(2) / self.count as f64
@@ -69,16 +85,22 @@ impl Summary {
         Some(Interval { low: self.mean - half, high: self.mean + half })
     }
 
-    /// Wilson's, of a proportion whose values are 0 or 1; `None` for one value.
+    /// Wilson's, of a proportion, with as many runs as would stray like this one, and Student's quantile; where nothing strays, with
+    /// as many as there are values. `None` for one value.
     pub fn proportion_interval(&self) -> Option<Interval> {
         if self.count < 2 {
             return None;
         }
-        let (count, share) = (self.count as f64, self.mean.clamp(0.0, 1.0));
-        let square = NORMAL_QUANTILE.powi(2);
+        let (values, share) = (self.count as f64, self.mean.clamp(0.0, 1.0));
+        let (count, quantile) = if self.deviation > 0.0 && share > 0.0 && share < 1.0 {
+            (share * (1.0 - share) / self.error_squared(), student(values - 1.0)?)
+        } else {
+            (values, NORMAL_QUANTILE)
+        };
+        let square = quantile.powi(2);
         let centre = (share + square / (2.0 * count)) / (1.0 + square / count);
-        let half = NORMAL_QUANTILE / (1.0 + square / count)
-            * (share * (1.0 - share) / count + square / (4.0 * count * count)).sqrt();
+        let half =
+            quantile / (1.0 + square / count) * (share * (1.0 - share) / count + square / (4.0 * count * count)).sqrt();
         // What was never seen, or always, is in it to the digit.
         let low = if share == 0.0 { 0.0 } else { (centre - half).max(0.0) };
         let high = if share == 1.0 { 1.0 } else { (centre + half).min(1.0) };
@@ -109,6 +131,17 @@ pub fn percent_less_interval(ours: &Summary, other: &Summary) -> Option<Interval
     let half = student(freedom)? * squared.sqrt();
     let less = |logarithm: f64| 100.0 * (1.0 - logarithm.exp());
     Some(Interval { low: less(ratio.ln() + half), high: less(ratio.ln() - half) })
+}
+
+/// By how many points of a percentage one share is less than another, and what that lies between: Newcombe's, from the intervals of both.
+/// It needs no share to be above nothing.
+pub fn points_less(ours: &Summary, other: &Summary) -> (f64, Option<Interval>) {
+    let less = other.mean - ours.mean;
+    let interval = ours.proportion_interval().zip(other.proportion_interval()).map(|(own, their)| Interval {
+        low: 100.0 * (less - (other.mean - their.low).hypot(own.high - ours.mean)),
+        high: 100.0 * (less + (their.high - other.mean).hypot(ours.mean - own.low)),
+    });
+    (100.0 * less, interval)
 }
 
 #[cfg(test)]
@@ -148,6 +181,34 @@ mod tests {
         assert_eq!(percent_less_interval(&Summary::of(&[9.0]).unwrap(), &other), None);
         let never = Summary { mean: 0.0, deviation: 0.0, count: 3 };
         assert_eq!((percent_less(&ours, &never), percent_less_interval(&ours, &never)), (None, None));
+    }
+
+    #[test]
+    fn runs_that_belong_together_are_not_many_runs() {
+        // All of twelve in one boot of six, as under ordered with records of 32 KiB.
+        let boots: Vec<(f64, f64)> = (0..6).map(|boot| (if boot == 4 { 12.0 } else { 0.0 }, 20.0)).collect();
+        let summary = Summary::of_shares(&boots).unwrap();
+        assert!(near(summary.mean, 0.1, 1e-9) && summary.count == 6);
+        let alone = Summary { mean: 0.1, deviation: 0.0, count: 120 }.proportion_interval().unwrap();
+        let together = summary.proportion_interval().unwrap();
+        assert!(together.high > 0.4 && alone.high < 0.2, "{together:?}");
+        // Where boots agree better than chance would have it, chance is what is left.
+        let even = Summary::of_shares(&[(10.0, 20.0), (10.0, 20.0)]).unwrap();
+        assert!(near(even.error_squared(), 0.25 / 40.0, 1e-9));
+        assert!(Summary::of_shares(&[(3.0, 20.0)]).unwrap().proportion_interval().is_none(), "one boot");
+        let never = Summary::of_shares(&[(0.0, 20.0); 6]).unwrap().proportion_interval().unwrap();
+        assert!(never.low == 0.0 && near(never.high, 0.39, 0.01), "{never:?}");
+    }
+
+    #[test]
+    fn a_share_is_compared_with_none() {
+        let of = |mean: f64, count: usize| Summary { mean, deviation: 0.0, count };
+        // Newcombe (1998), method 10: 56/70 and 48/80 are 0.0524 to 0.3339 apart.
+        let (less, interval) = points_less(&of(48.0 / 80.0, 80), &of(56.0 / 70.0, 70));
+        let interval = interval.unwrap();
+        assert!(near(less, 20.0, 1e-9) && near(interval.low, 5.24, 0.01) && near(interval.high, 33.39, 0.01));
+        let (less, interval) = points_less(&of(100.0 / 120.0, 120), &of(0.0, 120));
+        assert!(near(less, -83.3, 0.1) && interval.unwrap().high < -70.0);
     }
 
     #[test]

@@ -7,10 +7,10 @@
 use crate::binding::{Binding, binding};
 use crate::cell::Group;
 use crate::claim::{Claim, Sense, Sides, What};
-use crate::fields::{amount, change, is_proportion, is_time};
+use crate::fields::{amount, change, goes_by_scale, is_counted, is_most_memory, is_proportion, is_time};
 use crate::results::{Parameters, SummaryRow};
 use crate::sight;
-use crate::statistics::{Interval, Summary, percent_less, percent_less_interval};
+use crate::statistics::{Interval, Summary, percent_less, percent_less_interval, points_less};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,6 +34,8 @@ pub enum Agreement {
     Weaker,
     /// No effect could be told from none.
     Absent,
+    /// A cost that the paper has, and more of it.
+    CostsMore,
     /// The opposite of what the paper says.
     Reversed,
     /// A value outside the paper's bound or range.
@@ -50,11 +52,12 @@ pub enum Agreement {
 
 impl Agreement {
     /// All of them, in the order in which they are listed.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Agrees,
         Self::Stronger,
         Self::Weaker,
         Self::Absent,
+        Self::CostsMore,
         Self::Reversed,
         Self::Beyond,
         Self::Unclear,
@@ -70,6 +73,7 @@ impl Agreement {
             Self::Stronger => "stronger",
             Self::Weaker => "weaker",
             Self::Absent => "absent",
+            Self::CostsMore => "costs more",
             Self::Reversed => "reversed",
             Self::Beyond => "outside",
             Self::Unclear => "unclear",
@@ -193,10 +197,10 @@ fn judged_cell(claim: &Claim, ours: f64, interval: Interval) -> Agreement {
     if most < 0.0 {
         Agreement::Reversed
     } else if least <= 0.0 {
-        // No effect could be told from none: there is none of the paper's size, or there may be.
-        if most < low.max(TOLERANCE_POINTS_MIN) || ours < low { Agreement::Absent } else { Agreement::Unclear }
+        // No effect could be told from none: there is none of the paper's size, or, where the interval has that too, there may be.
+        if most < low.max(TOLERANCE_POINTS_MIN) { Agreement::Absent } else { Agreement::Unclear }
     } else if least > high {
-        Agreement::Stronger
+        if direction < 0.0 { Agreement::CostsMore } else { Agreement::Stronger }
     } else if most < low {
         Agreement::Weaker
     } else if (low..=high).contains(&ours) {
@@ -214,12 +218,13 @@ fn measured(claim: &Claim, sides: &Sides<'_>) -> (Option<f64>, Option<Interval>,
             (Some(ours.mean), interval, ours.count)
         }
         (Some(ours), Some(Some(other))) => {
-            let interval = if is_proportion(&claim.field) {
-                proportions(&ours, &other)
-            } else {
-                percent_less_interval(&ours, &other).or_else(|| all_gone(&ours, &other))
-            };
-            (percent_less(&ours, &other), interval, ours.count.min(other.count))
+            let count = ours.count.min(other.count);
+            if is_proportion(&claim.field) {
+                let (less, interval) = points_less(&ours, &other);
+                return (Some(less), interval, count);
+            }
+            let interval = percent_less_interval(&ours, &other).or_else(|| all_gone(&ours, &other));
+            (percent_less(&ours, &other), interval, count)
         }
         _ => (None, None, 0),
     }
@@ -231,18 +236,11 @@ fn all_gone(ours: &Summary, other: &Summary) -> Option<Interval> {
     (is_nothing && other.mean > 0.0).then_some(Interval { low: 100.0, high: 100.0 })
 }
 
-/// The ratio of two proportions lies between those of their intervals' ends (wider than it need be).
-fn proportions(ours: &Summary, other: &Summary) -> Option<Interval> {
-    let (ours, other) = (ours.proportion_interval()?, other.proportion_interval()?);
-    let less = |a: f64, b: f64| if b > 0.0 { 100.0 * (1.0 - a / b) } else { f64::NEG_INFINITY };
-    Some(Interval { low: less(ours.high, other.low), high: less(ours.low, other.high) })
-}
-
 /// A claim held against rows that were measured under these parameters; `parameter` is the name of the experiment's own.
 pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parameter: Option<&str>) -> Verdict {
     let mut cells = Vec::new();
     for sides in claim.cells(rows) {
-        let (ours, interval, count) = measured(claim, &sides);
+        let (ours, mut interval, mut count) = measured(claim, &sides);
         let mut reason = sight::blindness(claim, &sides, parameters, parameter);
         let agreement = match (ours, interval) {
             _ if reason.is_some() => Agreement::Void,
@@ -250,12 +248,20 @@ pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parame
                 reason = Some("there is nothing of it to compare with".to_owned());
                 Agreement::Void
             }
+            (Some(ours), _) if is_counted(&claim.field) => {
+                (interval, count) = (None, 1);
+                judged_cell(claim, ours, Interval { low: ours, high: ours })
+            }
             _ if count < 2 => {
                 reason = Some("measured once".to_owned());
                 Agreement::NotJudged
             }
             _ if parameters.quick && is_time(&claim.field) => {
                 reason = Some("a quick run's times say nothing".to_owned());
+                Agreement::NotJudged
+            }
+            _ if is_undeclared(claim, parameters) => {
+                reason = Some("neither the paper's size nor a declared scale".to_owned());
                 Agreement::NotJudged
             }
             (Some(ours), Some(interval)) => judged_cell(claim, ours, interval),
@@ -280,6 +286,13 @@ pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parame
     verdict
 }
 
+/// Whether a claim is about what goes by sizes and clocks, and only the sizes were smaller. Memory is held against bounds of the full
+/// size ([`sight`]), which clocks are nothing to.
+fn is_undeclared(claim: &Claim, parameters: &Parameters) -> bool {
+    let goes_by_scale = goes_by_scale(&claim.field) && !is_most_memory(&claim.field);
+    goes_by_scale && parameters.scale < 1.0 && !parameters.is_declared()
+}
+
 /// The worst of what was judged. "Up to" is also a claim about the strongest cell: where all fall short of it, ours is weaker.
 fn in_all(claim: &Claim, cells: &[CellVerdict]) -> Agreement {
     let Some(worst) = cells.iter().map(|cell| cell.agreement).filter(|one| one.is_judged()).max() else {
@@ -302,7 +315,11 @@ impl CellVerdict {
             if verdict.is_comparison { change(value, 0) } else { amount(&verdict.field, value) }
         };
         let bare = |value: f64| number(value).trim_end_matches(" %").to_owned();
-        let mut text = number(self.ours);
+        let mut text = if verdict.is_comparison && is_proportion(&verdict.field) {
+            format!("{} points", bare(self.ours))
+        } else {
+            number(self.ours)
+        };
         if let Some(Interval { low, high }) = self.interval {
             // Less is negative: the ends change places.
             let (first, last) = if verdict.is_comparison { (high, low) } else { (low, high) };
@@ -418,7 +435,7 @@ mod tests {
     fn a_cost_is_judged_the_other_way_round() {
         let cost = "between seconds vma journal -9.8 -3.3";
         assert_eq!(judged(cost, 106.0), Agreement::Agrees);
-        assert_eq!(judged(cost, 126.0), Agreement::Stronger);
+        assert_eq!(judged(cost, 126.0), Agreement::CostsMore);
         assert_eq!(judged(cost, 80.0), Agreement::Reversed);
         assert_eq!(judged("at-least seconds vma journal -10", 70.0), Agreement::Agrees);
         assert_eq!(judged("at-least seconds vma journal -10", 130.0), Agreement::Beyond);
@@ -464,8 +481,45 @@ mod tests {
         let rows = [row(Mode::Vma, 1, "seconds", &[30.0, 90.0]), row(Mode::Journal, 1, "seconds", &[100.0, 101.0])];
         let claim: Claim = "about seconds vma journal 40".parse().unwrap();
         assert_eq!(judge(&claim, &rows, &full(), None).agreement, Agreement::Unclear);
+        // None, the paper's, or the opposite: it may be any.
+        let rows = [
+            row(Mode::Vma, 1, "seconds", &[61.0, 90.0, 119.0]),
+            row(Mode::Journal, 1, "seconds", &[99.0, 100.0, 101.0]),
+        ];
+        let around: Claim = "about seconds vma journal 30.3".parse().unwrap();
+        assert_eq!(judge(&around, &rows, &full(), None).agreement, Agreement::Unclear);
         let quick = Parameters { quick: true, ..full() };
         assert_eq!(judge(&claim, &rows, &quick, None).agreement, Agreement::NotJudged);
+    }
+
+    #[test]
+    fn sizes_without_their_clocks_are_not_judged() {
+        let rows = [
+            row(Mode::Vma, 1, "seconds", &[59.5, 60.0, 60.5]),
+            row(Mode::Journal, 1, "seconds", &[99.5, 100.0, 100.5]),
+        ];
+        let claim: Claim = "about seconds vma journal 40".parse().unwrap();
+        let of =
+            |scale: f64, clocks: f64| judge(&claim, &rows, &Parameters { scale, clocks, ..full() }, None).agreement;
+        assert_eq!(of(0.1, 1.0), Agreement::NotJudged);
+        assert_eq!((of(0.1, 0.2), of(1.0, 1.0)), (Agreement::Agrees, Agreement::Agrees));
+        let bound = |value: f64| {
+            let rows = [row(Mode::Vma, 1, "pool_bytes_max", &[value, value + 1.0])];
+            let claim: Claim = "value-at-most pool_bytes_max vma 100000".parse().unwrap();
+            judge(&claim, &rows, &Parameters { scale: 0.1, ..full() }, None).agreement
+        };
+        assert_eq!((bound(50_000.0), bound(3_200_000.0)), (Agreement::Void, Agreement::Beyond));
+        let pages = [row(Mode::Vma, 1, "protect_us", &[14.0, 14.2, 14.4])];
+        let claim: Claim = "value-about protect_us vma 14.2".parse().unwrap();
+        assert_eq!(judge(&claim, &pages, &Parameters { scale: 0.1, ..full() }, None).agreement, Agreement::Agrees);
+    }
+
+    #[test]
+    fn what_is_counted_needs_no_second_count() {
+        let rows = [row(Mode::Vma, 1, "lines", &[15_148.0, 15_148.0, 15_148.0])];
+        let verdict = judge(&"value-at-most lines vma 600".parse().unwrap(), &rows, &full(), None);
+        let cell = &verdict.cells[0];
+        assert_eq!((cell.agreement, cell.count, cell.interval), (Agreement::Beyond, 1, None));
     }
 
     #[test]
@@ -487,6 +541,17 @@ mod tests {
             judge(&"less corrupted_runs vma ordered".parse().unwrap(), &rows, &full(), None).agreement,
             Agreement::Agrees
         );
+        // A referee found these two void: 100 of 120 against none.
+        let mut many = [1.0; 120];
+        many[..20].fill(0.0);
+        let rows = [row(Mode::Vma, 1, "corrupted_runs", &many), row(Mode::Ordered, 1, "corrupted_runs", &[0.0; 120])];
+        let verdict = judge(&"less corrupted_runs vma ordered".parse().unwrap(), &rows, &full(), None);
+        assert_eq!(verdict.agreement, Agreement::Reversed);
+        assert!(verdict.sentence.contains("+83 points (+75 to +89), n = 120"), "{}", verdict.sentence);
+        let none = [0.0; 120];
+        let rows = [row(Mode::Vma, 1, "corrupted_runs", &none), row(Mode::Ordered, 1, "corrupted_runs", &none)];
+        let verdict = judge(&"less corrupted_runs vma ordered".parse().unwrap(), &rows, &full(), None);
+        assert_eq!(verdict.agreement, Agreement::Unclear, "three in a hundred may be missed by both");
         let rows = [row(Mode::Vma, 1, "corrupted_runs", &[1.0; 120]), row(Mode::Ordered, 1, "corrupted_runs", &once)];
         assert_eq!(
             judge(&"less corrupted_runs vma ordered".parse().unwrap(), &rows, &full(), None).agreement,

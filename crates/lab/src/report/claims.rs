@@ -20,7 +20,7 @@ pub(super) fn every_claim(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
         ("only-all", "all"),
         ("only-good", "agrees"),
         ("only-middle", "stronger or weaker"),
-        ("only-bad", "absent, reversed, outside"),
+        ("only-bad", "absent, costs more, reversed, outside"),
         ("only-open", "not judged, unclear, void"),
     ];
     html! {

@@ -23,7 +23,7 @@ pub(super) fn first_screen(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
                 }
                 p.soft {
                     "A diamond is the paper's number, a dot ours with its interval of 95 %, an arrow a number beyond the axis. Left is less. "
-                    b.good { "As the paper says" } "; " b.middle { "in its direction, by another amount" } "; " b.bad { "absent, reversed, outside" } "; "
+                    b.good { "As the paper says" } "; " b.middle { "in its direction, by another amount" } "; " b.bad { "absent, at a higher cost, reversed, outside" } "; "
                     b.open { "not judged or void" } " (hollow: measured once)."
                 }
             }
@@ -68,7 +68,7 @@ pub(super) fn tone(agreement: Agreement) -> Tone {
     match agreement {
         Agreement::Agrees => Tone::Good,
         Agreement::Stronger | Agreement::Weaker => Tone::Middle,
-        Agreement::Absent | Agreement::Reversed | Agreement::Beyond => Tone::Bad,
+        Agreement::Absent | Agreement::CostsMore | Agreement::Reversed | Agreement::Beyond => Tone::Bad,
         Agreement::Unclear | Agreement::NotJudged | Agreement::Void | Agreement::Missing => Tone::Open,
     }
 }
