@@ -39,8 +39,8 @@ pub struct WorkerArgs {
 /// How long a worker may read nothing of what it is told.
 const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 
-/// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description; the words of the
-/// line to the supervisor; and how that keeps all of it where it outlives the supervisor itself. Another number where any of that is
+/// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description, the notes beside a region
+/// of NVM and the copy of a shipped log; the words of the line to the supervisor; and how that keeps all of it where it outlives the supervisor itself. Another number where any of that is
 /// understood in another way.
 const STATE_FORMAT: u32 = 4;
 

@@ -30,7 +30,7 @@ fn serve(directory: &Path) -> (Daemon, PathBuf) {
     std::fs::create_dir(&shm).unwrap();
     let config = directory.join("amberlog.toml");
     let text = format!(
-        "shm = {shm:?}\nrun = {:?}\n[metrics]\nlisten = [{:?}, \"127.0.0.1:0\"]\n[[vm]]\nname = \"db\"\ndisks = [{image:?}]\n\
+        "shm = {shm:?}\nrun = {:?}\n[metrics]\nlisten = [{:?}, \"127.0.0.1:0\"]\n[[vm]]\nname = \"db\"\ndisks = [{image:?}]\ncpus = \"0\"\n\
          [[vm]]\nname = \"gone\"\ndisks = [\"/nonexistent/image\"]\n",
         directory.join("run"),
         directory.join("metrics.sock"),
@@ -45,6 +45,16 @@ fn serve(directory: &Path) -> (Daemon, PathBuf) {
         .spawn()
         .unwrap();
     (Daemon(daemon), log)
+}
+
+/// On which processors the threads of a process may run.
+fn processors(pid: &Value) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_u64().unwrap())).unwrap();
+    let list = |task: std::io::Result<std::fs::DirEntry>| {
+        let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+        Some(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned())
+    };
+    tasks.filter_map(list).collect()
 }
 
 /// Lines of the log, each an object.
@@ -98,6 +108,15 @@ fn a_daemon_says_how_it_is_to_prometheus_and_to_programs() {
         (state(0)? == "waiting" && state(1)? == "failed").then_some(answer)
     });
     assert_is_status(&answer);
+    // The threads that work for a guest are bound as configured, and nothing else is.
+    let mine = std::fs::read_to_string("/proc/self/status").unwrap();
+    if !mine.contains("Cpus_allowed_list:\t0\n") {
+        let bound = |pid: &Value| processors(pid).into_iter().filter(|list| list == "0").count();
+        let (db, gone) = (&answer["vms"][0], &answer["vms"][1]);
+        let all = processors(&db["worker_pid"]).len();
+        assert!((2..all).contains(&bound(&db["worker_pid"])), "{:?}", processors(&db["worker_pid"]));
+        assert_eq!((bound(&gone["worker_pid"]), bound(&db["supervisor_pid"])), (0, 0));
+    }
     let text = get(UnixStream::connect(directory.path().join("metrics.sock")).unwrap(), "*/*");
     assert_is_metrics(&text);
     assert!(text.contains("amberlog_vm_state{vm=\"db\",state=\"waiting\"} 1\n"), "{text}");

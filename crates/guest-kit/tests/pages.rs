@@ -196,6 +196,103 @@ fn sentences_that_are_explained_are_still_said() {
     assert!(sentences.len() > 500, "{}", sentences.len());
 }
 
+/// Crates whose words no operator reads: experiments, simulators, and what tests are made of.
+const NOBODY_READS: [&str; 9] = [
+    "lab",
+    "guest-kit",
+    "ssd-sim",
+    "io-trace",
+    "charts",
+    "crash-explorer",
+    "test-frontend",
+    "test-storage",
+    "journal-server",
+];
+
+/// What says in a sentence that a person is to do something.
+const ASKS: [&str; 15] = [
+    "mend ",
+    "end its VMM",
+    "end the VM",
+    "end that VM",
+    "end it,",
+    "end that process",
+    "run 'amberlog",
+    "ask again",
+    "try again",
+    "remove it",
+    "stop it",
+    "shut it down",
+    "; install",
+    "put it back",
+    "report it",
+];
+
+/// The part of a source that is not its tests.
+fn product(source: &str) -> &str {
+    source.split("#[cfg(test)]\nmod tests").next().unwrap()
+}
+
+/// Whether enough of a text stays the same to be looked for: four words besides the names that log lines begin with. What goes on with
+/// another sentence is found by that one.
+fn can_be_looked_for(text: &str) -> bool {
+    let words = text
+        .trim_start_matches("vm …: ")
+        .trim_start_matches("disk …: ")
+        .split(|c: char| !c.is_alphabetic() && c != '\'');
+    !text.starts_with([',', ';']) && words.filter(|word| word.len() > 1).count() >= 4
+}
+
+/// The sentences of a source that a person has to find on docs/troubleshooting.md: what it logs as a warning or an error, and what asks
+/// for something to be done.
+fn for_people(source: &str) -> BTreeSet<String> {
+    let source = product(source);
+    let logged = ["log::error!(", "log::warn!("].into_iter().flat_map(|call| {
+        source.split(call).skip(1).filter_map(|rest| {
+            let statement = rest.split(";\n").next().unwrap();
+            texts(statement).into_iter().next()
+        })
+    });
+    let asks = |text: &String| ASKS.iter().any(|ask| text.contains(ask));
+    let all = logged.chain(texts(source).into_iter().filter(asks));
+    all.filter(|text| can_be_looked_for(text)).collect()
+}
+
+#[test]
+fn what_a_source_says_to_people_is_seen() {
+    let source = "log::warn!(\n    \"disk {}: nobody has it any more\",\n    x\n);\nbail!(\"{y} is full: mend that, and reload\");\n\
+                  log::error!(\"vm {}: {error}\");\nlog::info!(\"all of this is as ever\");\n\
+                  #[cfg(test)]\nmod tests {\n    log::warn!(\"only a test says this here\");\n}\n";
+    let said: Vec<_> = for_people(source).into_iter().collect();
+    assert_eq!(said, ["disk …: nobody has it any more", "… is full: mend that, and reload"]);
+}
+
+/// The other way round: what asks for a person is explained.
+#[test]
+fn sentences_for_people_are_explained() {
+    let page = read(&root().join("docs/troubleshooting.md"));
+    let sentences = quoted(&page);
+    let mut sources = Vec::new();
+    files(&root().join("crates"), &[".rs"], &mut sources);
+    let (mut missing, mut count) = (Vec::new(), 0);
+    for path in &sources {
+        let parts: Vec<_> = path.components().map(|part| part.as_os_str().to_str().unwrap()).collect();
+        let at = parts.iter().rposition(|part| *part == "crates").unwrap();
+        let is_product = parts[at + 2] == "src" && !parts.contains(&"tests") && !path.ends_with("tests.rs");
+        if !is_product || NOBODY_READS.contains(&parts[at + 1]) {
+            continue;
+        }
+        for said in for_people(&read(path)) {
+            count += 1;
+            if !sentences.iter().any(|sentence| said.contains(sentence)) {
+                missing.push(format!("{}: {said}", parts[at + 1..].join("/")));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/troubleshooting.md has no row for {missing:#?}");
+    assert!(count > 150, "{count}");
+}
+
 /// The variables that a source reads: ours wherever they are named, others where they are asked for.
 fn variables(source: &str) -> BTreeSet<String> {
     let is_part = |c: &char| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '_';

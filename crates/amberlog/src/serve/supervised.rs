@@ -70,9 +70,12 @@ impl Wish {
 pub fn cannot_go_on(status: &Value) -> Option<String> {
     let disks = status["disks"].as_array()?;
     let name = |disk: &Value| disk["name"].as_str().unwrap_or_default().to_owned();
-    disks.iter().find(|disk| disk["placement"] == "nvm").map(|disk| {
-        let placement = disk["placement"].as_str().unwrap_or_default();
-        format!("disk {} has placement {placement}, with which workers are not replaced yet", name(disk))
+    disks.iter().find(|disk| disk["nvm"]["can_be_followed"] == false).map(|disk| {
+        format!(
+            "what another worker has to know of the journal on NVM of disk {} is not noted (the log says why): unmount its file system, or end \
+             its VMM",
+            name(disk)
+        )
     })
 }
 
@@ -643,5 +646,21 @@ impl Supervised {
     /// What the configuration says of it that is not so yet: `changed` or `removed`.
     pub fn pending(&self) -> Option<String> {
         self.status()["pending"].as_str().map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_none_could_follow_is_not_ended() {
+        let with = |nvm: Value| {
+            let disk = json!({"name": "db", "placement": "nvm", "nvm": nvm});
+            cannot_go_on(&json!({"disks": [{"name": "a", "placement": "retain"}, disk]}))
+        };
+        assert_eq!(with(json!({"can_be_followed": true})), None);
+        let why = with(json!({"can_be_followed": false})).expect("a reason");
+        assert!(why.contains("of disk db is not noted"), "{why}");
     }
 }

@@ -515,8 +515,7 @@ fn a_daemon_goes_on_with_the_guests_of_a_worker_that_died() {
 }
 
 /// Two builds take turns: each is put in the place of the other one, which is then upgraded to it, while its guest commits.
-#[test]
-fn a_guest_goes_on_over_many_upgrades() {
+fn upgraded_again_and_again(options: &str, mode: &str) {
     use std::os::unix::fs::MetadataExt;
     let bench = Bench::new();
     let image = bench.path("image");
@@ -537,13 +536,13 @@ fn a_guest_goes_on_over_many_upgrades() {
         std::fs::rename(&new, &program).unwrap();
     };
     install(&builds[0]);
-    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let config = write_config(&bench, &[("one", format!("{}{options}", image.display()))]);
     let mut command = std::process::Command::new(&program);
     command.env("AMBERLOG_SHIM", amberlog().with_file_name("libamberlog_vmm_shim.so"));
     let daemon = Daemon::start_by(command, &bench, &config);
     let layout = overwritten(9);
     let writer = record_writer("/mnt/a", "a", &layout, "--forever");
-    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let script = format!("mount -t ext4 -o data={mode} /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
     let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
     guest.wait_acknowledged("a", 10, LIMIT).unwrap();
     let upgrades = rounds(6);
@@ -646,4 +645,19 @@ fn nor_out_of_a_region_that_others_pass() {
     let region = regions.path().join("region");
     let options = format!(",placement=nvm={},nvm-size=8,nvm-checkpoint=2,nvm-append-home=0", region.display());
     is_owed_until_storage_answers("silent-nvm", &options, true);
+}
+
+#[test]
+fn a_guest_goes_on_over_many_upgrades() {
+    upgraded_again_and_again("", "journal");
+}
+
+/// What the region and the notes beside it say is enough for another build, too.
+#[test]
+fn a_guest_with_its_journal_on_nvm_goes_on_over_many_upgrades() {
+    for (mode, more) in [("journal", "nvm-size=8,nvm-checkpoint=2,nvm-append-home=0"), ("ordered", "nvm-size=16")] {
+        let regions = tempfile::tempdir_in("/dev/shm").unwrap();
+        let region = regions.path().join("region");
+        upgraded_again_and_again(&format!(",placement=nvm={},{more}", region.display()), mode);
+    }
 }

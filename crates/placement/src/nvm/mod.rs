@@ -406,7 +406,12 @@ impl NvmDisk {
             State::Idle(_) | State::Failed => None,
         };
         let live: Vec<_> = self.states().filter_map(live).collect();
-        self.counters.report(self, &live)
+        let is_noted = |state: MutexGuard<'_, State>| match &*state {
+            State::Held(captured) => captured.notes.are_there(),
+            State::Idle(_) | State::Failed => true,
+        };
+        let can_be_followed = self.states().all(is_noted);
+        NvmReport { can_be_followed, ..self.counters.report(self, &live) }
     }
 
     /// What must hold between requests, for tests.

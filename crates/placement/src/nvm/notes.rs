@@ -427,6 +427,11 @@ impl Notes {
         }
     }
 
+    /// Whether there are any: without, no other worker goes on with the log.
+    pub fn are_there(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// The name of their file.
     pub fn name(&self) -> &str {
         &self.name

@@ -32,6 +32,8 @@ pub struct NvmReport {
     pub region: String,
     /// What it survives: `persistent`, `synced` or `emulated`.
     pub durability: &'static str,
+    /// Whether another worker could go on with what is open in it, for all that is noted.
+    pub can_be_followed: bool,
     /// Bytes stored to it.
     pub bytes_to_nvm: u64,
     /// Of those, contents written as a difference over an old version.
@@ -108,6 +110,7 @@ impl NvmCounters {
             path: disk.options.path.display().to_string(),
             region: disk.options.shown_regions(),
             durability: disk.durability().name(),
+            can_be_followed: true,
             bytes_to_nvm: sum(0),
             delta_bytes: sum(1),
             bytes_committed: sum(2),

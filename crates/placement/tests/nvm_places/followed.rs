@@ -63,6 +63,22 @@ fn each_of_two_logs_goes_on_in_its_own_region() {
     }
 }
 
+/// Whoever is about to end a worker asks first.
+#[test]
+fn it_is_said_whether_another_worker_could_go_on() {
+    let said = |rig: &Rig| rig.journals.report("vm").disks[0].nvm.as_ref().expect("regions").can_be_followed;
+    let mut rig = Rig::new(1);
+    assert!(said(&rig), "nothing is open");
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    assert!(said(&rig));
+    let mut rig = Rig::new(1);
+    std::fs::remove_dir_all(rig.journals.directory().path()).expect("removed");
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    assert!(rig.log(0).is_open() && !said(&rig), "nothing can be noted");
+}
+
 /// What was not noted, or is not of this opening, is not guessed; everything is as it was.
 #[test]
 fn a_log_without_its_notes_is_refused() {

@@ -104,7 +104,9 @@ fn notes_are_read_as_they_were_written() {
     assert_eq!(read()[0].notes, every);
     forget_all_but(&directory(), &[notes.name().to_owned()]);
     assert_eq!(read().len(), 1);
+    assert!(notes.are_there());
     notes.give_up("this is a test");
+    assert!(!notes.are_there());
     notes.note(&every[1]);
     assert!(read().is_empty(), "nobody is to believe them");
 }
