@@ -10,7 +10,7 @@
 #   make bench    the figures of docs/results/benchmarks.md
 #   make crash    the long crash rounds, upgrades, many VMs
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
-#   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P
+#   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P KILLS=N
 #   make mutants  seeded faults that some test must catch
 #   make install  what was built for release, below PREFIX (/usr/local)          PREFIX=DIR DESTDIR=DIR
 #   make packages-deb       Debian packages, in build/packages
@@ -95,7 +95,8 @@ variety: packages
 	@$(PHASE) "release build" cargo build --release --workspace
 	@$(PHASE) "a variety of guests" cargo run --release --quiet -p guest-kit --bin variety -- \
 		$(if $(CASES),--cases '$(CASES)') $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(PLACEMENT),--placement $(PLACEMENT))
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(PLACEMENT),--placement $(PLACEMENT)) \
+		$(if $(KILLS),--worker-kills $(KILLS))
 
 mutants: packages
 	@$(PHASE) "mutants" cargo run --release --quiet -p crash-explorer --bin mutants

@@ -11,7 +11,7 @@ packages="
     chromium
     e2fsprogs busybox-static postmark fio sqlite3
     xfsprogs btrfs-progs f2fs-tools
-    fdisk util-linux procps dmsetup
+    fdisk util-linux procps dmsetup kexec-tools
     gcc libc6-dev
     zstd xz-utils
     ca-certificates

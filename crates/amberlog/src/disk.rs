@@ -2,10 +2,11 @@
 
 use crate::exit;
 use crate::serve::ask::{Daemon, print};
-use crate::vm::{Bounds, size};
+use crate::vm::{Bounds, qemu, size};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ enum DiskCommand {
         vm: String,
         /// The disk, as it is written in the configuration: IMAGE[,name=NAME][,placement=PLACEMENT]...
         disk: String,
+        /// The QEMU that runs the VM: asked for its version, since not every one understands the same words.
+        #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+        qemu: OsString,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -84,7 +88,7 @@ struct ThrottleArgs {
 pub fn run(args: &DiskArgs) -> ExitCode {
     let result = match &args.command {
         DiskCommand::List { vm, daemon } => list(daemon, vm),
-        DiskCommand::Add { vm, disk, daemon } => add(daemon, vm, disk),
+        DiskCommand::Add { vm, disk, qemu, daemon } => add(daemon, vm, disk, qemu),
         DiskCommand::Remove { vm, disk, daemon } => remove(daemon, vm, disk),
         DiskCommand::Resize { vm, disk, size, daemon } => resize(daemon, vm, disk, size),
         DiskCommand::Throttle(args) => throttle(args),
@@ -119,21 +123,22 @@ fn list(daemon: &Daemon, vm: &str) -> anyhow::Result<()> {
 /// How long a disk that comes or goes may take: what it is owed is brought home.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(180);
 
-fn add(daemon: &Daemon, vm: &str, disk: &str) -> anyhow::Result<()> {
+fn add(daemon: &Daemon, vm: &str, disk: &str, qemu: &OsStr) -> anyhow::Result<()> {
     let answer = daemon.ask(&json!({"command": "disk-add", "vm": vm, "disk": disk}), CHANGE_PATIENCE)?;
     let name = answer["added"][0].as_str().unwrap_or_default().to_owned();
     let entry = entry(daemon, vm)?;
     let disks = entry["disks"].as_array().into_iter().flatten();
     let index = disks.enumerate().find(|(_, disk)| disk["name"] == name.as_str()).map(|(index, _)| index);
     let socket = index.and_then(|index| entry["sockets"][index].as_str()).unwrap_or_default();
-    Ok(print(&plug_in(vm, &name, socket))?)
+    Ok(print(&plug_in(vm, &name, socket, qemu::Version::of(qemu)))?)
 }
 
 /// How the VMM plugs a disk in.
-fn plug_in(vm: &str, name: &str, socket: &str) -> String {
+fn plug_in(vm: &str, name: &str, socket: &str, version: Option<qemu::Version>) -> String {
+    let (reconnect, value) = qemu::reconnect_property(version);
     let id = format!("amberlog-{name}");
     let address = json!({"type": "unix", "data": {"path": socket}});
-    let backend = json!({"type": "socket", "data": {"addr": address, "server": false, "reconnect": 1}});
+    let backend = json!({"type": "socket", "data": {"addr": address, "server": false, (reconnect): value}});
     let connect = json!({"execute": "chardev-add", "arguments": {"id": id, "backend": backend}});
     let device = json!({"driver": "vhost-user-blk-pci", "id": format!("{id}-device"), "chardev": id});
     let plug = json!({"execute": "device_add", "arguments": device});

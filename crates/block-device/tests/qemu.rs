@@ -19,8 +19,9 @@ fn spec(name: &str, script: &str, sockets: &[&Path]) -> GuestSpec {
     spec.memory_mib = 320;
     let mut add = |words: &[&str]| spec.qemu_arguments.extend(words.iter().map(std::ffi::OsString::from));
     add(&["-object", "memory-backend-memfd,id=ram,size=320M,share=on", "-machine", "memory-backend=ram"]);
+    let reconnect = guest_kit::program::reconnect_property().expect("QEMU is installed");
     for (index, socket) in sockets.iter().enumerate() {
-        add(&["-chardev", &format!("socket,id=disk{index},path={},reconnect=1", socket.display())]);
+        add(&["-chardev", &format!("socket,id=disk{index},path={},{reconnect}", socket.display())]);
         add(&["-device", &format!("vhost-user-blk-pci,chardev=disk{index},num-queues=2")]);
     }
     spec

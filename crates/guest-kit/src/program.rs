@@ -28,6 +28,16 @@ pub fn command(name: &str) -> Result<Command> {
     Ok(command)
 }
 
+/// What has a socket of QEMU's connected again a second after it was closed: not every version understands the same words.
+pub fn reconnect_property() -> Result<&'static str> {
+    let output = run(command("qemu-system-x86_64")?.arg("--version"), &[0])?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut numbers = said.split_once(" version ").map_or("", |(_, version)| version).split('.');
+    let mut number = || numbers.next()?.parse::<u32>().ok();
+    let version = number().zip(number());
+    Ok(if version.is_some_and(|version| version >= (9, 2)) { "reconnect-ms=1000" } else { "reconnect=1" })
+}
+
 /// Runs a command to its end; exit codes in `accepted` are fine, any other is an error.
 pub fn run(command: &mut Command, accepted: &[i32]) -> Result<Output> {
     let output = command.output().map_err(|error| Error::Program {

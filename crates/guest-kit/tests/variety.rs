@@ -24,7 +24,7 @@ fn what_is_asked_for_wrongly_is_a_sentence() {
     assert!(list.status.success() && names.contains("again/abort\n") && names.contains("random/*\n"), "{names}");
     for (words, expected) in [
         (&["--cases", "nothing-of-the-kind"][..], "--list names them"),
-        (&["--placement", "moon"], "it must be one of retain, copy, storage"),
+        (&["--placement", "moon"], "it must be one of retain, copy, storage, nvm, durable, durable-0"),
         (&["--round", "3"], "--round is not an option"),
     ] {
         let output = variety(words);

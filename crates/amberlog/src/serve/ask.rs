@@ -3,10 +3,12 @@
 //! One line of JSON each way. The daemon answers `{"schema":1,...}`, or `{"schema":1,"error":SENTENCE}`.
 
 use crate::exit;
+use crate::vm::qemu;
 use crate::vm::watched::Watched;
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -185,6 +187,9 @@ pub struct ArgumentsArgs {
     /// Have QEMU connect again when a daemon has left it to the next one (amberlog detach).
     #[arg(long)]
     reconnect: bool,
+    /// The QEMU that they are for: asked for its version, since not every one understands the same words.
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    qemu: OsString,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -383,7 +388,17 @@ pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
         let question = json!({
             "command": "arguments", "vm": args.vm, "memory_mib": args.memory, "reconnect": args.reconnect,
         });
-        let answer = args.daemon.ask(&question, PATIENCE)?;
+        let mut answer = args.daemon.ask(&question, PATIENCE)?;
+        let version = args.reconnect.then(|| qemu::Version::of(&args.qemu)).flatten();
+        if args.reconnect && version.is_none() {
+            log::warn!(
+                "{} does not say its version: 'reconnect=1' is printed, which new versions of QEMU refuse; name yours with --qemu",
+                args.qemu.display()
+            );
+        }
+        for word in answer["arguments"].as_array_mut().into_iter().flatten() {
+            *word = Value::from(qemu::in_words_of(version, word.as_str().unwrap_or_default()));
+        }
         if args.json {
             return Ok(print(&format!("{answer}\n"))?);
         }
@@ -391,7 +406,7 @@ pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
         for (name, value) in answer["environment"].as_object().into_iter().flatten() {
             words.push(format!("{name}={}", shell_word(value.as_str().unwrap_or_default())));
         }
-        words.push("qemu-system-x86_64".to_owned());
+        words.push(shell_word(&args.qemu.to_string_lossy()));
         for word in answer["arguments"].as_array().into_iter().flatten() {
             words.push(shell_word(word.as_str().unwrap_or_default()));
         }

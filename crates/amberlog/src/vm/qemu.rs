@@ -8,6 +8,7 @@ mod command_line;
 mod disks;
 mod memory;
 mod properties;
+mod version;
 
 use anyhow::Context;
 use command_line::CommandLine;
@@ -17,6 +18,7 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+pub use version::{Version, reconnect_property};
 
 /// A disk as the VMM is told of it.
 #[derive(Clone, Debug)]
@@ -244,10 +246,22 @@ pub fn arguments_for_strangers(
     words.remove(0);
     if reconnect {
         for word in words.iter_mut().filter(|word| word.to_string_lossy().starts_with("socket,")) {
-            word.push(",reconnect=1");
+            word.push(RECONNECT);
         }
     }
     Ok(words)
+}
+
+/// As QEMU understands it up to 10.0.
+const RECONNECT: &str = ",reconnect=1";
+
+/// The same word as a QEMU of this version understands it.
+pub fn in_words_of(version: Option<Version>, word: &str) -> String {
+    let (name, value) = reconnect_property(version);
+    match word.strip_suffix(RECONNECT) {
+        Some(socket) if word.starts_with("socket,") => format!("{socket},{name}={value}"),
+        _ => word.to_owned(),
+    }
 }
 
 /// The VMM's command line with shared memory and disks added.

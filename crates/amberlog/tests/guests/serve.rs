@@ -482,7 +482,7 @@ fn a_guest_without_the_library_is_left_alone_while_it_lives() {
     spec.environment.clear();
     for word in &mut spec.qemu_arguments {
         if word.to_string_lossy().starts_with("socket,") {
-            word.push(",reconnect=1");
+            word.push(format!(",{}", guest_kit::program::reconnect_property().unwrap()));
         }
     }
     let mut guest = Guest::start(spec).unwrap();

@@ -59,6 +59,8 @@ pub struct Case {
     pub has_backup: bool,
     /// The disk is full now and then.
     pub is_full: bool,
+    /// Ends by starting another kernel out of the running one, without a word to QEMU.
+    pub by_kexec: bool,
     /// What the guest needs beside the usual.
     pub programs: &'static [&'static str],
     /// In `--quick`.
@@ -80,6 +82,7 @@ impl Case {
             memory_mib: 256,
             has_backup: false,
             is_full: false,
+            by_kexec: false,
             programs: &[],
             is_quick: false,
         }
@@ -87,6 +90,15 @@ impl Case {
 
     fn steps(name: &str, steps: &'static str) -> Self {
         Self { steps, ..Self::new(name) }
+    }
+
+    /// The placement itself, or what stands in for one that this case cannot have: `nvm` and durability by age are for internal
+    /// journals.
+    pub fn placement_for(&self, placement: &'static str) -> &'static str {
+        match placement {
+            "nvm" | "durable" | "durable-0" if self.external_mib.is_some() => "retain",
+            placement => placement,
+        }
     }
 
     fn quick(mut self) -> Self {
@@ -108,7 +120,7 @@ impl Case {
             all[usize::try_from(random.below(all.len() as u64)).unwrap_or(0)].clone()
         };
         let of = pick(&["feature/", "journal/"]);
-        let at = pick(&["partition/", "machine/"]);
+        let at = pick(&["partition/", "machine/q35", "machine/pc", "machine/microvm"]);
         let with = pick(&["online/"]);
         let layout = if with.layout == Layout::Roomy { Layout::Roomy } else { at.layout };
         let kernel = if of.kernel == Wanted::Native { at.kernel } else { of.kernel };
@@ -120,6 +132,7 @@ impl Case {
             machine: at.machine,
             programs: with.programs,
             is_full: with.is_full,
+            by_kexec: false,
             memory_mib: with.memory_mib.min(of.memory_mib),
             modes: if with.modes.len() == 1 { with.modes } else { of.modes },
             is_quick: false,
@@ -153,6 +166,8 @@ pub fn all() -> Vec<Case> {
     for (name, machine) in [("machine/q35", "q35"), ("machine/pc", "pc"), ("machine/microvm", "microvm,pcie=on")] {
         cases.push(Case { machine, ..Case::new(name) });
     }
+    let kexec = Case { programs: &["kexec"], memory_mib: 1024, by_kexec: true, ..Case::new("machine/kexec") };
+    cases.push(Case { modes: ALL_MODES, ..kexec.stock() });
     for (name, kernel) in [
         ("kernel/stock", Wanted::Stock),
         ("kernel/bookworm-backports", Wanted::Suite("bookworm-backports")),

@@ -1,9 +1,11 @@
 //! A variety of guests, each of which works, is killed, and is judged: kinds of file systems, journals, partitions and machines,
 //! what can be done to a file system while it is mounted, mounts without a reset between, kernels.
 //!
-//! `variety [--cases PATTERN,…] [--rounds N] [--seed N] [--minutes N] [--placement P] [--end qemu|both|reset]
+//! `variety [--cases PATTERN,…] [--rounds N] [--seed N] [--minutes N] [--placement P] [--end qemu|both|reset] [--worker-kills N]
 //! [--control first|failed|always] [--json FILE] [--keep DIR] [--quick] [--list]`
 //!
+//! `--placement` is `retain`, `copy`, `storage`, `nvm` (a region in host memory), `durable` (`retain` with `durable-within=1`) or `durable-0`; unsaid, it is drawn.
+//! With `--worker-kills` the process that serves the guest is killed up to so many times, at random moments, while the guest goes through its steps.
 //! A case is tried under amberlog and, in its first round and whenever something is found, on QEMU's own disk: what fails there
 //! too is not amberlog's, and what cannot be mounted there cannot be tried here. A pattern is a part of a name, or its beginning
 //! if it ends with `*`; `random` draws file system, place and steps from the seed. `--quick` is a few cases, without controls
@@ -13,6 +15,7 @@
 
 mod case;
 mod disk;
+mod killer;
 mod table;
 mod trial;
 
@@ -25,7 +28,7 @@ use std::time::{Duration, Instant};
 use table::{Run, Table, Verdict};
 use trial::{End, Outcome, Server, Trial};
 
-const PLACEMENTS: [&str; 3] = ["retain", "copy", "storage"];
+const PLACEMENTS: [&str; 6] = ["retain", "copy", "storage", "nvm", "durable", "durable-0"];
 
 /// When a case is tried on QEMU's own disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,7 @@ struct Request {
     limit: Option<Duration>,
     placement: Option<&'static str>,
     end: Option<End>,
+    worker_kills: u64,
     control: Control,
     json: Option<PathBuf>,
     keep: Option<PathBuf>,
@@ -70,6 +74,7 @@ impl Request {
             placement: one_of("placement", options.text("placement"), &PLACEMENTS)?,
             end: one_of("end", options.text("end"), &["qemu", "both", "reset"])?
                 .and_then(|name| [End::Qemu, End::Both, End::Reset].into_iter().find(|end| end.name() == name)),
+            worker_kills: options.number("worker-kills", 0, 0..=1_000_000)?,
             control: match one_of("control", options.text("control"), &["first", "failed", "always"])? {
                 Some("always") => Control::Always,
                 Some("failed") => Control::Failed,
@@ -171,11 +176,12 @@ fn run_case(request: &Request, case: &Case, seed: u64, is_first: bool) -> Run {
     let started = Instant::now();
     let placement = request.placement.unwrap_or_else(|| {
         // What is held is what this is about.
-        let drawn = guest_tools::random::Random::of(seed, case.name.len() as u64).below(6);
-        PLACEMENTS[usize::try_from(drawn.saturating_sub(3)).unwrap_or(0)]
+        let drawn = guest_tools::random::Random::of(seed, case.name.len() as u64).below(10);
+        PLACEMENTS[usize::try_from(drawn.saturating_sub(4)).unwrap_or(0)]
     });
+    let placement = case.placement_for(placement);
     let keep = request.keep.as_deref();
-    let trial = Trial::new(case, seed, Server::Amberlog(placement), request.end);
+    let trial = Trial::new(case, seed, Server::Amberlog(placement), request.end).killing_workers(request.worker_kills);
     let control = || Trial::new(case, seed, Server::Qemu, request.end).run(keep);
     let wants_control = request.control == Control::Always || (request.control == Control::First && is_first);
     let first = wants_control.then(control);
@@ -200,6 +206,7 @@ fn run_case(request: &Request, case: &Case, seed: u64, is_first: bool) -> Run {
         verdict,
         details,
         acknowledged: outcome.acknowledged,
+        worker_kills: outcome.worker_kills,
         seconds: started.elapsed().as_secs_f64(),
     }
 }

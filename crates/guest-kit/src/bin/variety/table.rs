@@ -67,6 +67,7 @@ pub struct Run {
     pub verdict: Verdict,
     pub details: Vec<String>,
     pub acknowledged: u64,
+    pub worker_kills: u64,
     pub seconds: f64,
 }
 
@@ -75,8 +76,12 @@ impl Run {
     pub fn line(&self) -> String {
         let Self { case, seed, placement, mode, end, acknowledged, seconds, .. } = self;
         let what = self.verdict.name();
+        let kills = match self.worker_kills {
+            0 => String::new(),
+            kills => format!("{kills} workers killed, "),
+        };
         format!(
-            "{what}: {case}, seed {seed}, {placement}, data={mode}, {end}: {acknowledged} acknowledged; {seconds:.0} s"
+            "{what}: {case}, seed {seed}, {placement}, data={mode}, {end}: {kills}{acknowledged} acknowledged; {seconds:.0} s"
         )
     }
 }
@@ -112,7 +117,7 @@ impl Table {
             json!({
                 "case": run.case, "seed": run.seed, "placement": run.placement, "mode": run.mode, "end": run.end,
                 "verdict": run.verdict.name(), "details": run.details, "acknowledged": run.acknowledged,
-                "seconds": run.seconds,
+                "worker_kills": run.worker_kills, "seconds": run.seconds,
             })
         });
         let counts = Verdict::ALL.iter().map(|(verdict, name)| {
@@ -139,10 +144,15 @@ impl fmt::Display for Table {
         let count = |verdict| self.runs.iter().filter(|run| run.verdict == verdict).count();
         let counts = Verdict::ALL.map(|(verdict, name)| format!("{} {name}", count(verdict)));
         writeln!(f, "\n{} runs: {}; {acknowledged} acknowledged groups", self.runs.len(), counts.join(", "))?;
+        let kills: u64 = self.runs.iter().map(|run| run.worker_kills).sum();
+        if kills > 0 {
+            writeln!(f, "workers killed under their guests: {kills}")?;
+        }
         for run in self.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Ok | Verdict::Cannot)) {
             let (case, seed, placement, end) = (&run.case, run.seed, run.placement, run.end);
             let case = if case.starts_with("random/") { "random/" } else { case };
-            writeln!(f, "again: variety --cases {case} --seed {seed} --placement {placement} --end {end}")?;
+            let kills = if run.worker_kills > 0 { " --worker-kills N" } else { "" };
+            writeln!(f, "again: variety --cases {case} --seed {seed} --placement {placement} --end {end}{kills}")?;
         }
         Ok(())
     }

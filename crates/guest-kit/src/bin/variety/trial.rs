@@ -3,6 +3,7 @@
 
 use crate::case::{Case, Wanted};
 use crate::disk::Disks;
+use crate::killer::Killer;
 use guest_kit::image::copy_image;
 use guest_kit::workload::Mode;
 use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Kernel, Reported, Result, judge, program};
@@ -17,6 +18,15 @@ const LIMIT: Duration = Duration::from_secs(300);
 const LIBRARY: &str = include_str!("library.sh");
 /// How many operations further than at the last step every worker gets before the end.
 const OPERATIONS_BEFORE_END: u64 = 40;
+/// Of amberlog's log, where something was found.
+const LINES_SHOWN: usize = 16;
+
+/// What this guest was started with becomes what the next kernel is started with.
+const LOAD_KERNEL: &str = "(cd / && find . -xdev -path ./tmp -prune -o -path ./mnt -prune -o -print | cpio -o -H newc >/tmp/next.cpio) 2>/dev/null
+            kexec -l /run/host/kernel --initrd=/tmp/next.cpio --reuse-cmdline >/tmp/out 2>&1 || cannot kexec: $(said /tmp/out)
+            rm /tmp/next.cpio";
+/// Nothing is written back or unmounted.
+const START_KERNEL: &str = "read -r word </dev/ttyS1; kexec -e || bad damaged kexec";
 
 /// How the guest ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +37,8 @@ pub enum End {
     Both,
     /// The machine is reset, the same case's kernel mounts again, and then QEMU is killed.
     Reset,
+    /// The same with a kernel that the running one starts, which resets the devices itself.
+    Kexec,
 }
 
 impl End {
@@ -36,6 +48,7 @@ impl End {
             Self::Qemu => "qemu",
             Self::Both => "both",
             Self::Reset => "reset",
+            Self::Kexec => "kexec",
         }
     }
 }
@@ -79,6 +92,8 @@ pub struct Outcome {
     pub failure: Option<String>,
     /// Sync points that were acknowledged.
     pub acknowledged: u64,
+    /// How often the process that serves the guest was killed, and another one went on.
+    pub worker_kills: u64,
 }
 
 impl Outcome {
@@ -96,6 +111,7 @@ pub struct Trial<'a> {
     pub end: End,
     cache: Cache,
     moment: Duration,
+    worker_kills: u64,
 }
 
 /// A worker whose work has to be there: its name, its seed, and the last operation that it was told is durable.
@@ -115,7 +131,14 @@ impl<'a> Trial<'a> {
         let cache = pick(&mut random, &[Cache::Writeback, Cache::None]);
         let drawn = pick(&mut random, &[End::Qemu, End::Qemu, End::Both, End::Reset]);
         let moment = Duration::from_millis(random.below(1200));
-        Self { case, seed, server, mode, end: end.unwrap_or(drawn), cache, moment }
+        let end = if case.by_kexec { End::Kexec } else { end.unwrap_or(drawn) };
+        Self { case, seed, server, mode, end, cache, moment, worker_kills: 0 }
+    }
+
+    /// The same, with the process that serves the guest killed so many times at most.
+    pub fn killing_workers(mut self, kills: u64) -> Self {
+        self.worker_kills = kills;
+        self
     }
 
     /// Runs it.
@@ -130,6 +153,7 @@ impl<'a> Trial<'a> {
     fn attempt(&self, outcome: &mut Outcome, keep: Option<&Path>) -> Result<()> {
         let directory = directory_in(&std::env::temp_dir())?;
         let area = directory_in(Path::new("/dev/shm"))?;
+        let regions = directory_in(Path::new("/dev/shm"))?;
         let kernel = match kernel(self.case.kernel) {
             Ok(kernel) => kernel,
             Err(error) => {
@@ -139,7 +163,7 @@ impl<'a> Trial<'a> {
         };
         let disks = Disks::make(self.case, directory.path())?;
         let backup = self.case.has_backup.then(|| self.backup(directory.path(), kernel.as_ref())).transpose()?;
-        let streams = self.work(&disks, backup.as_ref(), area.path(), kernel.as_ref(), outcome)?;
+        let streams = self.work(&disks, backup.as_ref(), (area.path(), regions.path()), kernel.as_ref(), outcome)?;
         if outcome.faults.is_empty() && outcome.cannot.is_none() {
             self.judge(&disks, &streams, kernel.as_ref(), outcome)?;
         }
@@ -215,11 +239,15 @@ impl<'a> Trial<'a> {
             settle
             {}
             settle 16
+            {}
             streams=; while read -r name seed; do streams=\"$streams $name:$seed\"; done </tmp/started
             mark working $streams
+            {}
             wait",
             self.settings(device),
             self.case.steps,
+            if self.case.by_kexec { LOAD_KERNEL } else { "" },
+            if self.case.by_kexec { START_KERNEL } else { "" },
         )
     }
 
@@ -229,9 +257,16 @@ impl<'a> Trial<'a> {
         std::fs::create_dir(&directory).map_err(|source| at("create", &directory, source))?;
         let disks = Disks::make(self.case, &directory)?;
         let plain = Case { steps: "", has_backup: false, ..self.case.clone() };
-        let trial = Trial { case: &plain, seed: self.seed + 500, server: Server::Qemu, end: End::Qemu, ..*self };
+        let trial = Trial {
+            case: &plain,
+            seed: self.seed + 500,
+            server: Server::Qemu,
+            end: End::Qemu,
+            worker_kills: 0,
+            ..*self
+        };
         let mut outcome = Outcome::default();
-        let streams = trial.work(&disks, None, &directory, kernel, &mut outcome)?;
+        let streams = trial.work(&disks, None, (&directory, &directory), kernel, &mut outcome)?;
         if let Some(reason) = outcome.cannot.or(outcome.faults.pop().map(|(_, text)| text)) {
             return Err(Error::Assets(format!("no backup can be made: {reason}")));
         }
@@ -243,11 +278,16 @@ impl<'a> Trial<'a> {
         &self,
         disks: &Disks,
         backup: Option<&(PathBuf, Vec<Stream>)>,
-        area: &Path,
+        (area, regions): (&Path, &Path),
         kernel: Option<&Kernel>,
         outcome: &mut Outcome,
     ) -> Result<Vec<Stream>> {
         let mut spec = self.spec(&self.case.name, self.script(disks.device, backup), kernel);
+        if self.case.by_kexec {
+            let kernel = kernel.cloned().map_or_else(|| Kernel::stock().cloned(), Ok)?;
+            let content = std::fs::read(&kernel.image).map_err(|source| at("read", &kernel.image, source))?;
+            spec.files.push(("kernel".to_owned(), content));
+        }
         spec.reboots = self.end == End::Reset;
         let image = &disks.file_system.image;
         let journal = disks.file_system.external_journal.as_ref();
@@ -258,9 +298,12 @@ impl<'a> Trial<'a> {
             }
             Server::Amberlog(placement) => {
                 let mut disk = OsString::from(image);
-                disk.push(format!(",placement={placement}"));
+                disk.push(format!(",placement={}", option_of(placement, &regions.join("region"))));
                 let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
                 words.extend(["--shm".into(), area.into(), "--disk".into(), disk]);
+                if self.worker_kills > 0 {
+                    words.extend(["--deaths-max".into(), "1000000".into()]);
+                }
                 if let Some(journal) = journal {
                     words.extend(["--journal-disk".into(), journal.into()]);
                 }
@@ -271,6 +314,12 @@ impl<'a> Trial<'a> {
             }
         };
         let mut guest = Guest::start(spec)?;
+        // Before its steps nobody is killed: how a guest boots is the same in all cases.
+        let is_begun = |reported: &Reported| {
+            reported.acknowledged.len() >= 2 || reported.exit_code.is_some() || !reported.marks.is_empty()
+        };
+        guest.await_report("its workers did not begin", LIMIT, |reported| is_begun(reported).then_some(()))?;
+        let killer = (self.worker_kills > 0).then(|| Killer::start(guest.process_id(), self.worker_kills, self.seed));
         let told = guest.await_report("its steps did not end", LIMIT, |reported| {
             let ended = reported.exit_code.map(|code| format!("bad damaged the script ended with {code}"));
             let told = |mark: &&String| ["cannot ", "bad ", "working "].iter().any(|word| mark.starts_with(word));
@@ -297,6 +346,14 @@ impl<'a> Trial<'a> {
             guest.wait_acknowledged(&stream.name, last + OPERATIONS_BEFORE_END, LIMIT)?;
         }
         std::thread::sleep(self.moment);
+        if let Some(killer) = killer {
+            outcome.worker_kills = killer.stop();
+            // Nothing of what the guest does to itself is an error of its disk.
+            let console = guest.console();
+            for line in console.lines().filter(|line| line.contains("I/O error, dev ")) {
+                outcome.fault(Kind::Damaged, format!("the guest noticed that a worker died: {line}"));
+            }
+        }
         self.end(&mut guest, area, outcome)?;
         let reported = guest.final_report();
         let known = backup.map_or(&[][..], |(_, streams)| &streams[..]);
@@ -313,6 +370,11 @@ impl<'a> Trial<'a> {
         for line in stderr.lines().filter(|line| line.contains("ERROR") || line.contains("panicked")) {
             outcome.fault(Kind::Damaged, format!("amberlog says: {line}"));
         }
+        if !outcome.faults.is_empty() {
+            let last: Vec<&str> = stderr.lines().rev().take(LINES_SHOWN).collect();
+            let last: Vec<&str> = last.into_iter().rev().collect();
+            outcome.fault(Kind::Damaged, format!("its last words:\n        {}", last.join("\n        ")));
+        }
         guest.forgive();
         Ok(streams)
     }
@@ -326,14 +388,17 @@ impl<'a> Trial<'a> {
                     outcome.fault(Kind::Damaged, error.to_string());
                 }
             }
-            (End::Reset, _) => {
-                guest.qmp()?.system_reset()?;
+            (End::Reset | End::Kexec, _) => {
+                match self.end {
+                    End::Kexec => guest.tell("kexec")?,
+                    _ => guest.qmp()?.system_reset()?,
+                }
                 let told = guest.await_report("it did not come back", LIMIT, |reported| {
                     let after = reported.marks.iter().skip_while(|mark| !mark.starts_with("working "));
                     after.skip(1).find(|mark| *mark == "back again" || mark.starts_with("cannot ")).cloned()
                 })?;
                 if told != "back again" {
-                    outcome.fault(Kind::Damaged, format!("after a reset: {told}"));
+                    outcome.fault(Kind::Damaged, format!("after a {}: {told}", self.end.name()));
                 }
                 guest.kill_qemu()?;
             }
@@ -412,6 +477,16 @@ impl<'a> Trial<'a> {
 
 fn acknowledged(reported: &Reported, stream: &str) -> Option<u64> {
     reported.acknowledged.get(stream)?.last
+}
+
+/// The placement as an option of a disk.
+fn option_of(placement: &str, region: &Path) -> String {
+    match placement {
+        "nvm" => format!("nvm={},nvm-size=64", region.display()),
+        "durable" => "retain,durable-within=1".to_owned(),
+        "durable-0" => "retain,durable-within=0".to_owned(),
+        placement => placement.to_owned(),
+    }
 }
 
 /// The kernel, or none where the machine's own choice will do.
