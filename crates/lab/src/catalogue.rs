@@ -335,7 +335,8 @@ impl Experiment {
         let memory = self.memory_mib.filter(|_| !of_run.quick).map_or(0, |mib| (f64::from(mib) * scale) as u32);
         // Records are not scaled: what counts is what is written until the crash.
         let clocks = if self.kind == Kind::Integrity { 1.0 } else { of_run.clocks };
-        Parameters { scale, file_system, clocks, guest_mib: of_run.guest_mib.max(memory), ..of_run.clone() }
+        let guest_mib = of_run.guest_mib.max(memory);
+        Parameters { scale, file_system, clocks, guest_mib, memory_mib: self.memory_mib, ..of_run.clone() }
     }
 
     /// Its own scale in a run at this one: the papers' sizes are the papers', however large.

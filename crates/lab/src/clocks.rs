@@ -13,7 +13,8 @@ const COMMIT_SECONDS: f64 = 5.0;
 /// The kernel's flusher, in hundredths of a second: when a page is old, and how often it looks.
 const DIRTY_EXPIRE_CS: f64 = 3000.0;
 const DIRTY_WRITEBACK_CS: f64 = 500.0;
-/// The papers' guests: their memory, in MiB, and the parts of it that may be dirty, in per cent, as kernels have them.
+/// The papers' guests: their memory, in MiB, where an experiment says nothing else, and the parts of it that may be dirty, in per cent,
+/// as kernels have them.
 const PAPERS_GUEST_MIB: f64 = 128.0;
 const DIRTY_BACKGROUND_PERCENT: f64 = 10.0;
 const DIRTY_PERCENT: f64 = 20.0;
@@ -78,9 +79,10 @@ pub fn guest_lines(parameters: &Parameters) -> String {
     if !parameters.is_declared() {
         return String::new();
     }
-    let bytes = |percent: f64| (PAPERS_GUEST_MIB * parameters.scale * percent / 100.0 * 1_048_576.0) as u64;
+    let papers_mib = parameters.memory_mib.map_or(PAPERS_GUEST_MIB, f64::from);
+    let bytes = |percent: f64| (papers_mib * parameters.scale * percent / 100.0 * 1_048_576.0) as u64;
     let cs = |full: f64| (full * parameters.clocks).round().max(1.0) as u64;
-    let available = (PAPERS_GUEST_MIB * parameters.scale).max(AVAILABLE_MIB_MIN) as u64;
+    let available = (papers_mib * parameters.scale).max(AVAILABLE_MIB_MIN) as u64;
     // What the guest has more than it should is taken by a file in its memory, which no pressure moves (and no tmpfs bounds).
     format!(
         "echo {expire} >/proc/sys/vm/dirty_expire_centisecs
@@ -124,6 +126,9 @@ mod tests {
         let lines = guest_lines(&tenth);
         assert!(lines.contains("echo 600 >/proc/sys/vm/dirty_expire_centisecs") && lines.contains("count="), "{lines}");
         assert!(tenth.scale_in_words().contains("0.2 of their clocks"));
+        // A machine of 8 GB, as NJS's: a tenth of it.
+        let large = guest_lines(&Parameters { memory_mib: Some(8192), ..tenth.clone() });
+        assert!(large.contains("-gt 819 ") && large.contains("echo 171798691 >/proc/sys/vm/dirty_bytes"), "{large}");
         assert!(Parameters { clocks: 1.0, ..tenth }.scale_in_words().contains("not scaled"));
     }
 }

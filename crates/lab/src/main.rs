@@ -304,6 +304,7 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         file_system: args.file_system,
         seed: args.seed,
         clocks,
+        memory_mib: None,
         platform,
     };
     eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);

@@ -34,6 +34,9 @@ pub struct Parameters {
     /// Results of earlier versions have them as they are, whatever their sizes.
     #[serde(default = "unscaled")]
     pub clocks: f64,
+    /// Memory of the paper's machine, in MiB, where the experiment says so: of that a declared scale is a part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
     /// What guests ran on: accelerator and kernel. Results of earlier versions are of emulated guests.
     #[serde(default = "emulated")]
     pub platform: String,
@@ -69,6 +72,7 @@ impl Parameters {
             file_system: "ext3".to_owned(),
             seed: 1,
             clocks: 1.0,
+            memory_mib: None,
             platform: emulated(),
         }
     }
