@@ -43,6 +43,9 @@ pub enum Mode {
     /// NJS-no-DC: as `nvm`, the guest's checkpoints not delayed.
     #[serde(rename = "nvm-no-dc")]
     NvmNoDelayedCheckpoint,
+    /// As `nvm`, many appends logged where that takes less time, and sent home in the background.
+    #[serde(rename = "nvm-auto")]
+    NvmByCost,
     /// NJS-all-journal: as `nvm`, appends logged too.
     #[serde(rename = "nvm-all-journal")]
     NvmLogEverything,
@@ -69,7 +72,7 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
@@ -85,6 +88,7 @@ impl Mode {
         Self::Njs,
         Self::NvmNoByteLevel,
         Self::NvmNoDelayedCheckpoint,
+        Self::NvmByCost,
         Self::NvmLogEverything,
         Self::NoJournal,
         Self::Ramdisk,
@@ -113,6 +117,7 @@ impl Mode {
             Self::Nvm => "nvm",
             Self::NvmNoByteLevel => "nvm-no-bj",
             Self::NvmNoDelayedCheckpoint => "nvm-no-dc",
+            Self::NvmByCost => "nvm-auto",
             Self::NvmLogEverything => "nvm-all-journal",
             Self::NoJournal => "nojournal",
             Self::Ramdisk => "ramdisk",
@@ -143,9 +148,12 @@ impl Mode {
             Self::Vma | Self::VmaOrdered | Self::VmaWriteback => "retain",
             Self::Bound | Self::BoundWriteback | Self::BoundOrdered => "discard",
             Self::Copy => "copy",
-            Self::Nvm | Self::Njs | Self::NvmNoByteLevel | Self::NvmNoDelayedCheckpoint | Self::NvmLogEverything => {
-                "nvm"
-            }
+            Self::Nvm
+            | Self::Njs
+            | Self::NvmNoByteLevel
+            | Self::NvmNoDelayedCheckpoint
+            | Self::NvmByCost
+            | Self::NvmLogEverything => "nvm",
             Self::RemoteWriteback | Self::RemoteOrdered | Self::RemoteJournal => "remote",
         }
     }
@@ -157,6 +165,7 @@ impl Mode {
             Self::Njs => Some(",nvm-append-home=0,nvm-early-runs=0"),
             Self::NvmNoByteLevel => Some(",nvm-byte-level=off"),
             Self::NvmNoDelayedCheckpoint => Some(",nvm-delayed-checkpoint=off"),
+            Self::NvmByCost => Some(",nvm-append-home=auto"),
             Self::NvmLogEverything => Some(",nvm-log-everything"),
             _ => None,
         }
@@ -196,6 +205,7 @@ impl Mode {
             | Self::Njs
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
+            | Self::NvmByCost
             | Self::NvmLogEverything
             | Self::RemoteJournal => "data=journal",
         }

@@ -9,8 +9,8 @@ use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SuperblockEdit};
 use nvm_journal::medium::{Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use placement::{
-    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, Log, NvmDisk, NvmOptions, PlacementKind,
-    recover_image,
+    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, Log, ManyAppends, NvmDisk, NvmOptions,
+    PlacementKind, recover_image,
 };
 use recovery::{Access, Disk};
 use std::collections::BTreeMap;
@@ -196,6 +196,8 @@ impl Rig {
         let (hook, each_step) = (Hook::default(), EachStep::default());
         let mut options = NvmOptions::new(&region);
         options.create_bytes = 32 << 20;
+        options.many_appends = ManyAppends::Home;
+        options.checkpoint_patience = Duration::ZERO;
         change(&mut options);
         options.region = RegionChoice { index: 0, count: 2 };
         options.more_regions = (1..regions).map(|index| RegionChoice { index, count: 2 }).collect();

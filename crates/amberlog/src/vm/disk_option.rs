@@ -3,7 +3,7 @@
 use super::model::ModelChoice;
 use command_line::remote_options::RemoteName;
 use nvm_journal::medium::{DelayModel, RegionChoice};
-use placement::{HotPages, NvmOptions, PlacementKind};
+use placement::{HotPages, ManyAppends, NvmOptions, PlacementKind};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -147,7 +147,12 @@ fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Resul
         }
         "nvm-byte-level" => options.byte_level = switch(key, value)?,
         "nvm-delayed-checkpoint" => options.delayed_checkpoint = switch(key, value)?,
-        "nvm-append-home" => options.append_home_bytes_min = number(key, value, 0)?.saturating_mul(1 << 10),
+        "nvm-append-home" => {
+            options.many_appends = if value == Some("auto") { ManyAppends::ByCost } else { ManyAppends::Home };
+            if options.many_appends == ManyAppends::Home {
+                options.append_home_bytes_min = number(key, value, 0)?.saturating_mul(1 << 10);
+            }
+        }
         "nvm-early-runs" => options.early_run_bytes = number(key, value, 0)?.saturating_mul(1 << 10),
         "nvm-log-everything" => options.log_everything = switch(key, value)?,
         _ => return Ok(false),

@@ -20,7 +20,7 @@ use guest_kit::{Reported, judge as judged_by};
 use guest_tools::random::Random;
 use judge::Judge;
 use nvm_journal::medium::{CrashImages, OpenOptions, SimulatedMedium};
-use placement::{NvmDisk, NvmOptions};
+use placement::{ManyAppends, NvmDisk, NvmOptions};
 use recovery::{Access, Disk};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -97,6 +97,8 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let base = directory.path().join("base");
     recording.write_base(0, &base)?;
     let mut options = options(&mut random);
+    // Of a sequence of its own. (By their cost would be by a clock.)
+    options.many_appends = [ManyAppends::Home, ManyAppends::Logged][Random::of(seed, 0x6c6f67).below(2) as usize];
     // Every tail that moves waits for a mark, or hardly any.
     options.mark_age = std::time::Duration::from_secs(seed % 2);
     let region_bytes = region_bytes(&base, &mut random)?;

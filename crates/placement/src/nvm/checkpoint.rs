@@ -1,25 +1,31 @@
 //! Delayed checkpointing (the paper's section III-E): the latest versions go home in large runs, largest first, and leave
 //! the region when they are durable there.
 //!
-//! They leave it slice by slice, each behind a flush of its own, while the next is being written: a commit that waits for
-//! room waits for a slice, and the disk is not idle meanwhile. (The paper's file system is "frozen" until all of it is home.)
-//! For the same reason long runs begin to go home when the region is half full: they are data, written once. What is changed
+//! What is written home leaves when any flush of the disk has ended that began after that write had: a commit's for its appends, the
+//! guest's, or one of the checkpoint's own. Such a flush covers it, whoever asked ([`Work::durable`] is the number of the last write
+//! home that one has covered, and a flush that fails covers nothing and ends the checkpoint). The checkpoint asks for one itself
+//! only where room is wanted, or nobody else has for a while. More is written meanwhile, so that the disk is not idle. (The paper's
+//! file system is "frozen" until all of it is home.)
+//! To have room in time long runs begin to go home when the region is half full: they are data, written once. What is changed
 //! again and again is scattered, and stays until there is need for its place.
 
-use super::State;
 use super::captured::{AtHome, Captured, Held, HomeState, Written};
 use super::inflight::Writer;
 use super::keeper::{Errand, Work};
 use super::notes::Note;
 use super::report::NvmCounters;
+use super::{ManyAppends, State};
 use crate::keeper::{Side, Steps};
 use std::cmp::Reverse;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that go home in one piece at most.
 const RUN_BYTES: u64 = 256 << 10;
+/// Room is wanted where less than one of so many parts of the region is left.
+const ROOM_PARTS: u32 = 8;
 /// Pieces on their way at a time.
 const RUNS_MAX: usize = 16;
 
@@ -29,10 +35,16 @@ pub(super) struct Checkpoint {
     /// What is left, the largest run last.
     runs: Vec<Range<u64>>,
     writing: usize,
-    /// Blocks that are at home, and which version of them.
-    written: Vec<Written>,
-    /// Those that a flush is under way for; more is written meanwhile, which it need not cover.
-    flushing: Option<Vec<Written>>,
+    /// Blocks that are at home, and which version of them; each with the number of the end of its write, ascending.
+    written: VecDeque<(u64, Written)>,
+    /// Since when the first of them waits for a flush.
+    waiting_since: Instant,
+    /// Since when a flush of its own is under way.
+    flushing: Option<Instant>,
+    /// There may be more that can go home.
+    is_of_some: bool,
+    /// Somebody waits for its end.
+    is_urgent: bool,
     has_failed: bool,
 }
 
@@ -40,6 +52,23 @@ impl Checkpoint {
     /// Nothing goes home that is not on its way.
     pub fn end_soon(&mut self) {
         self.runs.clear();
+        self.is_urgent = true;
+    }
+
+    /// Whether something that it wrote home waits for a flush.
+    pub fn has_written(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// All of it is at home, durably or not.
+    fn is_through(&self) -> bool {
+        self.runs.is_empty() && self.writing == 0
+    }
+
+    /// After which time it flushes the disk itself, if nobody else does.
+    pub fn flush_due_in(&self, patience: Duration) -> Option<Duration> {
+        let is_waiting = self.is_through() && self.has_written() && self.flushing.is_none();
+        is_waiting.then(|| patience.saturating_sub(self.waiting_since.elapsed()))
     }
 
     /// What it has written may not be on storage, and no later flush says so.
@@ -54,39 +83,83 @@ impl Work {
         self.begin_checkpoint_of(captured, 1, steps)
     }
 
+    /// Whether anything may be sent home now that is not on its way.
+    fn may_begin(&self) -> bool {
+        // Where home is, is what is in doubt with a log that is distrusted.
+        let is_home_in_doubt = self.is_distrusted && self.closing.is_none() && self.commit.is_none();
+        !self.checkpoint_failed && !is_home_in_doubt
+    }
+
     /// The same for runs of at least `run_blocks_min` blocks.
     fn begin_checkpoint_of(&mut self, captured: &mut Captured, run_blocks_min: u64, steps: &mut Steps) -> bool {
-        if self.checkpoint.is_some() || self.checkpoint_failed {
-            return false;
-        }
-        if self.is_distrusted && self.closing.is_none() && self.commit.is_none() {
-            // Where home is, is what is in doubt.
+        if self.checkpoint.is_some() || !self.may_begin() {
             return false;
         }
         let mut blocks: Vec<u64> =
             captured.journal.homes().filter(|block| self.may_go_home(captured, *block)).collect();
-        if blocks.is_empty() {
-            return false;
-        }
-        blocks.sort_unstable();
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        let longest = (RUN_BYTES / captured.block_bytes()).max(1);
-        for block in blocks {
-            match runs.last_mut() {
-                Some(run) if run.end == block && run.end - run.start < longest => run.end += 1,
-                _ => runs.push(block..block + 1),
-            }
-        }
+        let mut runs = runs_of(captured, &mut blocks);
         runs.retain(|run| run.end - run.start >= run_blocks_min);
         if runs.is_empty() {
             return false;
         }
-        // Taken from the end: the largest first, equal ones from the disk's beginning on.
-        runs.sort_by_key(|run| (run.end - run.start, Reverse(run.start)));
-        NvmCounters::add(&self.nvm.counters.checkpoints, 1);
-        self.checkpoint = Some(Checkpoint { runs, writing: 0, written: Vec::new(), flushing: None, has_failed: false });
+        self.checkpoint_of(runs, run_blocks_min > 1);
         self.drive_checkpoint(captured, steps);
         true
+    }
+
+    fn checkpoint_of(&mut self, runs: Vec<Range<u64>>, is_of_some: bool) {
+        NvmCounters::add(&self.nvm.counters.checkpoints, 1);
+        self.checkpoint = Some(Checkpoint {
+            runs,
+            writing: 0,
+            written: VecDeque::new(),
+            waiting_since: Instant::now(),
+            flushing: None,
+            is_of_some,
+            is_urgent: false,
+            has_failed: false,
+        });
+    }
+
+    /// Has a checkpoint of some blocks that is going on take all the others, too, as one of everything would: but for those that are on
+    /// their way, or home and waiting for a flush.
+    fn widen_checkpoint(&mut self, captured: &mut Captured, steps: &mut Steps) {
+        let is_of_some = |checkpoint: &&Checkpoint| checkpoint.is_of_some && !checkpoint.has_failed;
+        let Some(checkpoint) = self.checkpoint.as_ref().filter(is_of_some) else { return };
+        let known: HashSet<u64> = checkpoint
+            .written
+            .iter()
+            .filter(|(_, written)| captured.is_at_home(written))
+            .map(|(_, written)| written.block)
+            .collect();
+        let is_left = |block: &u64| !known.contains(block) && self.may_go_home(captured, *block);
+        let mut blocks: Vec<u64> = captured.journal.homes().filter(is_left).collect();
+        let runs = runs_of(captured, &mut blocks);
+        if let Some(checkpoint) = &mut self.checkpoint {
+            (checkpoint.runs, checkpoint.is_of_some) = (runs, false);
+        }
+        self.drive_checkpoint(captured, steps);
+    }
+
+    /// Appends that were logged go home in the background: with the checkpoint that is going on, or as one of their own.
+    fn send_soon(&mut self, captured: &mut Captured, steps: &mut Steps) {
+        if self.soon.is_empty() {
+            return;
+        }
+        let mut blocks = std::mem::take(&mut self.soon);
+        if !self.may_begin() || self.leaving.is_some() || self.closing.is_some() {
+            // They go with all the rest.
+            return;
+        }
+        blocks.retain(|block| captured.journal.contains(*block));
+        let mut runs = runs_of(captured, &mut blocks);
+        match &mut self.checkpoint {
+            Some(checkpoint) if checkpoint.has_failed => return,
+            Some(checkpoint) => checkpoint.runs.append(&mut runs),
+            None if runs.is_empty() => return,
+            None => self.checkpoint_of(runs, true),
+        }
+        self.drive_checkpoint(captured, steps);
     }
 
     /// Whether a block's version belongs home now: the guest has put nothing else there, and nothing is on its way.
@@ -122,22 +195,22 @@ impl Work {
                 }
             }
         }
-        let slice = u64::from(captured.journal.geometry().blocks / self.nvm.options.checkpoint_slices.max(1));
-        let slice = slice.max(self.nvm.options.checkpoint_slice_bytes_min / captured.block_bytes()) as usize;
-        let Some(checkpoint) = &mut self.checkpoint else { return };
+        let Some(checkpoint) = &self.checkpoint else { return };
         if checkpoint.flushing.is_some() {
             return;
         }
-        if checkpoint.writing == 0 && (checkpoint.has_failed || checkpoint.written.is_empty()) {
+        if checkpoint.writing == 0 && (checkpoint.has_failed || (checkpoint.is_through() && !checkpoint.has_written()))
+        {
             self.checkpoint_failed |= checkpoint.has_failed;
             self.checkpoint = None;
             return;
         }
-        let is_slice = checkpoint.writing == 0 || checkpoint.written.len() >= slice;
-        if checkpoint.has_failed || !is_slice {
+        if checkpoint.has_failed || !checkpoint.has_written() || !self.is_flush_due(captured, checkpoint) {
             return;
         }
-        checkpoint.flushing = Some(std::mem::take(&mut checkpoint.written));
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.flushing = Some(Instant::now());
+        }
         let mark = self.begin_mark(captured).unwrap_or_else(|error| {
             // What is in the region stays there.
             log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
@@ -147,6 +220,30 @@ impl Work {
             0
         });
         self.flush_for(Errand::CheckpointFlush(mark), steps);
+    }
+
+    /// Whether a checkpoint needs a flush of its own now. Each has a disk with an arm empty its cache, so that it is put off for as long
+    /// as nobody needs what it frees: another one that comes meanwhile serves as well.
+    fn is_flush_due(&self, captured: &Captured, checkpoint: &Checkpoint) -> bool {
+        let options = &self.nvm.options;
+        let blocks = captured.journal.geometry().blocks;
+        let missing = self.room_missing(captured);
+        // Who logs appends needs room for the next ones.
+        let parts = if options.many_appends == ManyAppends::Home { ROOM_PARTS } else { 2 };
+        let is_room_wanted = missing > 0 || captured.journal.room() < blocks / parts;
+        if checkpoint.is_through() {
+            let is_waited_for = checkpoint.is_urgent
+                || self.closing.is_some()
+                || self.leaving.is_some()
+                || self.is_distrusted
+                || captured.log.is_emptying();
+            return is_room_wanted
+                || is_waited_for
+                || checkpoint.waiting_since.elapsed() >= options.checkpoint_patience;
+        }
+        let slice = u64::from(blocks / options.checkpoint_slices.max(1));
+        let slice = slice.max(options.checkpoint_slice_bytes_min / captured.block_bytes());
+        is_room_wanted && checkpoint.written.len() as u64 >= slice.max(u64::from(missing))
     }
 
     fn send_home(
@@ -173,10 +270,15 @@ impl Work {
         if !is_ok {
             log::error!("disk {}: a checkpoint of the NVM region failed; its blocks stay there", self.name());
         }
+        self.ended += 1;
+        let ended = self.ended;
         if let Some(checkpoint) = &mut self.checkpoint {
             checkpoint.writing -= 1;
             if is_ok {
-                checkpoint.written.extend(versions);
+                if checkpoint.written.is_empty() {
+                    checkpoint.waiting_since = Instant::now();
+                }
+                checkpoint.written.extend(versions.into_iter().map(|written| (ended, written)));
             } else {
                 checkpoint.has_failed = true;
             }
@@ -184,19 +286,34 @@ impl Work {
         self.drive_checkpoint(captured, steps);
     }
 
-    /// What a checkpoint wrote is durable, and so is the mark with this number: it leaves the region.
+    /// A flush of the checkpoint's own has ended.
     pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, mark: u64, is_ok: bool, steps: &mut Steps) {
         let Some(checkpoint) = &mut self.checkpoint else { return };
-        let Some(flushed) = checkpoint.flushing.take() else { return };
+        let Some(since) = checkpoint.flushing.take() else { return };
+        NvmCounters::add_since(&self.nvm.counters.checkpoint_flush_us, since);
         if !is_ok || checkpoint.has_failed {
             checkpoint.has_failed = true;
         } else if let Err(error) = self.end_mark(captured, mark) {
             log::error!("disk {}: {error}", self.name());
             captured.has_failed = true;
         } else {
-            self.release_home(captured, &flushed);
+            self.release_durable(captured);
         }
         self.drive_checkpoint(captured, steps);
+    }
+
+    /// A flush of the disk has ended, and well, whoever's it was, and the region was told of the mark that went with it: what a
+    /// checkpoint had written home when it began leaves the region.
+    pub(super) fn release_durable(&mut self, captured: &mut Captured) {
+        let durable = self.durable;
+        let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| !checkpoint.has_failed) else { return };
+        let covered = checkpoint.written.partition_point(|(ended, _)| *ended <= durable);
+        if covered == 0 {
+            return;
+        }
+        let covered: Vec<Written> = checkpoint.written.drain(..covered).map(|(_, written)| written).collect();
+        checkpoint.waiting_since = Instant::now();
+        self.release_home(captured, &covered);
     }
 
     /// Takes blocks out of the region whose versions, these, are durable at home.
@@ -264,8 +381,10 @@ impl Work {
                 self.collect(captured);
             }
         }
+        self.send_soon(captured, steps);
         if captured.journal.is_filled() {
             self.begin_checkpoint(captured, steps);
+            self.widen_checkpoint(captured, steps);
         }
         let is_time = self.checkpointed.elapsed() >= self.nvm.options.checkpoint_interval;
         if self.checkpoint.is_none() && (is_time || self.nvm.checkpoints_asked() != self.checkpoints_asked) {
@@ -317,4 +436,19 @@ impl Work {
             NvmCounters::add(&self.nvm.counters.checkpoints_of_runs, 1);
         }
     }
+}
+
+/// Blocks as runs that go home in one piece each; taken from the end: the largest first, equal ones from the disk's beginning on.
+fn runs_of(captured: &Captured, blocks: &mut [u64]) -> Vec<Range<u64>> {
+    blocks.sort_unstable();
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    let longest = (RUN_BYTES / captured.block_bytes()).max(1);
+    for block in blocks {
+        match runs.last_mut() {
+            Some(run) if run.end == *block && run.end - run.start < longest => run.end += 1,
+            _ => runs.push(*block..*block + 1),
+        }
+    }
+    runs.sort_by_key(|run| (run.end - run.start, Reverse(run.start)));
+    runs
 }

@@ -1,18 +1,19 @@
 //! Committing a transaction (the paper's section III-C): appends straight home, everything else to the region, then the
 //! pointer. A few appends are not worth a flush of the disk and go to the region too.
 
-use super::State;
 use super::captured::{AtHome, Captured, Held, HomeState};
 use super::inflight::Writer;
 use super::keeper::{Errand, Work};
 use super::log_stream::Transaction;
 use super::notes::{self, Note};
 use super::report::NvmCounters;
+use super::{ManyAppends, State};
 use crate::disk::DiskCounters;
 use crate::keeper::{Side, Steps};
 use block_route::Status;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes of appends that go home in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
@@ -36,13 +37,45 @@ pub(super) struct Commit {
     puts: BTreeMap<u64, Arc<[u8]>>,
     appends: BTreeMap<u64, Arc<[u8]>>,
     revokes: Vec<u64>,
+    /// Of the puts, appends that go home in the background once they count.
+    logged: Vec<u64>,
     stage: Stage,
+    /// When that began.
+    since: Instant,
+    /// When its appends began to go home, if it has any.
+    went_home: Option<Instant>,
     /// A flush has failed since something of it went home: that may not be on storage, and no later flush says so.
     is_in_doubt: bool,
     has_failed: bool,
 }
 
 impl Commit {
+    /// Goes on to the next stage.
+    fn enter(&mut self, stage: Stage, counters: &NvmCounters) {
+        let waited = match self.stage {
+            Stage::Room => &counters.commit_room_us,
+            Stage::Appends(_) => &counters.commit_appends_us,
+            Stage::Flush => &counters.commit_flush_us,
+        };
+        NvmCounters::add_since(waited, self.since);
+        (self.stage, self.since) = (stage, Instant::now());
+    }
+
+    /// Where the region cannot make room, appends that were to be logged go home after all. False when there are none. (They are appends
+    /// still: no other transaction has counted since they were found to be.)
+    fn send_logged_home(&mut self) -> bool {
+        let logged = std::mem::take(&mut self.logged);
+        let contents = logged.iter().filter_map(|block| self.puts.remove_entry(block));
+        self.appends.extend(contents);
+        !logged.is_empty()
+    }
+
+    /// How many headers of the region it takes.
+    fn needed(&self, captured: &Captured) -> u32 {
+        let revokes = self.revokes.iter().filter(|block| captured.journal.contains(**block)).count();
+        (self.puts.len() + revokes) as u32
+    }
+
     /// A flush of the disk has failed.
     pub fn flush_failed(&mut self) {
         self.is_in_doubt = true;
@@ -96,15 +129,53 @@ impl Work {
             };
         }
         let bytes = appends.len() as u64 * captured.block_bytes();
-        let blocks = puts.len() + appends.len() + transaction.revokes.len();
-        self.early.expect(bytes >= self.nvm.options.append_home_bytes_min && bytes > 0);
-        if bytes < self.nvm.options.append_home_bytes_min && blocks as u32 <= captured.journal.room() {
+        let blocks = (puts.len() + appends.len() + transaction.revokes.len()) as u32;
+        let are_many = bytes >= self.nvm.options.append_home_bytes_min && bytes > 0;
+        // Of one that found no room the next may.
+        let is_cheaper = self.is_log_cheaper(bytes);
+        self.early.expect(are_many && !is_cheaper);
+        // What is home already, or on its way, would be written twice.
+        let is_logged =
+            are_many && is_cheaper && !self.early.has_sent() && self.has_place_for_appends(captured, blocks);
+        let mut logged = Vec::new();
+        if is_logged {
+            self.cost.logged();
+            NvmCounters::add(&self.nvm.counters.appends_logged, appends.len() as u64);
+            logged.extend(appends.keys().copied());
+        }
+        if is_logged || (!are_many && blocks <= captured.journal.room()) {
             puts.append(&mut appends);
         }
         let revokes = transaction.revokes;
         self.early.retain(|block| appends.contains_key(block));
-        let (sequence, stage) = (transaction.sequence, Stage::Room);
-        Commit { sequence, puts, appends, revokes, stage, is_in_doubt: false, has_failed: false }
+        let (sequence, stage, since) = (transaction.sequence, Stage::Room, Instant::now());
+        Commit {
+            sequence,
+            puts,
+            appends,
+            revokes,
+            logged,
+            stage,
+            since,
+            went_home: None,
+            is_in_doubt: false,
+            has_failed: false,
+        }
+    }
+
+    /// Whether so many bytes of appends take less time in the region.
+    fn is_log_cheaper(&self, bytes: u64) -> bool {
+        match self.nvm.options.many_appends {
+            ManyAppends::Home => false,
+            ManyAppends::ByCost => self.cost.is_log_cheaper(bytes),
+            ManyAppends::Logged => true,
+        }
+    }
+
+    /// Whether the region is large enough for so many blocks, and for the next as many beside them. Where it is full of what is on its
+    /// way home the commit waits for that: going home as well would have the disk flush twice.
+    fn has_place_for_appends(&self, captured: &Captured, blocks: u32) -> bool {
+        u64::from(blocks) * 2 <= u64::from(captured.journal.geometry().blocks)
     }
 
     /// Whether a block that a transaction writes is an append: free before it, and nothing else is going on with it. False in
@@ -120,14 +191,19 @@ impl Work {
         captured.was_free(self.home.file.for_reading(), block)
     }
 
+    /// How many more headers the region needs for the commit that waits for room; 0 when none does.
+    pub(super) fn room_missing(&self, captured: &Captured) -> u32 {
+        let waiting = self.commit.as_ref().filter(|commit| commit.stage == Stage::Room);
+        waiting.map_or(0, |commit| commit.needed(captured).saturating_sub(captured.journal.room()))
+    }
+
     /// Begins the commit that is there, if the region has room for it.
     pub(super) fn begin_commit(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let Some(commit) = &self.commit else { return };
         if commit.stage != Stage::Room {
             return;
         }
-        let revokes = commit.revokes.iter().filter(|block| captured.journal.contains(**block)).count();
-        let needed = (commit.puts.len() + revokes) as u32;
+        let needed = commit.needed(captured);
         let journal = &mut captured.journal;
         if journal.room() < needed && journal.reclaimable() > 0 && journal.collect().is_err() {
             captured.has_failed = true;
@@ -136,7 +212,14 @@ impl Work {
             let is_hopeless = needed > captured.journal.geometry().blocks
                 || (self.checkpoint.is_none() && !self.begin_checkpoint(captured, steps) && self.in_flight.is_empty());
             if !is_hopeless {
+                // Whose flush makes the room may have been waiting for a reason.
+                self.drive_checkpoint(captured, steps);
                 return;
+            }
+            if let Some(commit) = &mut self.commit
+                && commit.send_logged_home()
+            {
+                return self.begin_commit(captured, steps);
             }
             log::error!(
                 "disk {}: transaction {} has {needed} blocks, and the NVM region has room for {}; make it larger",
@@ -154,9 +237,12 @@ impl Work {
         let rest = commit.appends.iter().filter(|(block, _)| !self.early.contains(**block));
         let rest: Vec<_> = rest.map(|(block, content)| (*block, Arc::clone(content))).collect();
         let left = self.write_appends(captured, &rest, &Errand::Append, steps) + self.early.writing();
-        commit.stage = Stage::Appends(left);
+        commit.enter(Stage::Appends(left), &self.nvm.counters);
+        commit.went_home = (!commit.appends.is_empty()).then_some(commit.since);
         commit.has_failed = self.early.has_failed();
+        let began = Instant::now();
         let stored = store(captured, &commit);
+        self.cost.stored(commit.puts.len() as u64 * captured.block_bytes(), began.elapsed());
         if let Err(error) = stored {
             log::error!("disk {}: {error}", self.name());
             captured.has_failed = true;
@@ -219,7 +305,7 @@ impl Work {
             self.end_commit(captured);
             return;
         }
-        commit.stage = Stage::Flush;
+        commit.enter(Stage::Flush, &self.nvm.counters);
         // What went home may lie where something was freed that an older copy of the region still refers to.
         match self.begin_mark(captured) {
             Ok(mark) => self.flush_for(Errand::CommitFlush(mark), steps),
@@ -244,6 +330,9 @@ impl Work {
             commit.has_failed |= !is_told;
             self.end_commit(captured);
         }
+        if is_told {
+            self.release_durable(captured);
+        }
     }
 
     /// Another flush has failed since the appends began to go home, and this one says nothing of them: they go once more.
@@ -258,13 +347,19 @@ impl Work {
             return self.end_commit(captured);
         }
         commit.is_in_doubt = false;
-        commit.stage = Stage::Appends(self.write_appends(captured, &appends, &Errand::Append, steps));
+        let left = self.write_appends(captured, &appends, &Errand::Append, steps);
+        commit.enter(Stage::Appends(left), &self.nvm.counters);
         self.commit = Some(commit);
     }
 
     /// Moves the pointer over the transaction, or gives it up.
     fn end_commit(&mut self, captured: &mut Captured) {
-        let Some(commit) = self.commit.take() else { return };
+        let Some(mut commit) = self.commit.take() else { return };
+        // Counts what the last stage took.
+        commit.enter(commit.stage, &self.nvm.counters);
+        if let Some(began) = commit.went_home.filter(|_| !commit.has_failed) {
+            self.cost.went_home(began.elapsed());
+        }
         self.early.forget();
         if !commit.has_failed {
             captured.notes.note(&noted(captured, &commit));
@@ -304,6 +399,7 @@ impl Work {
             captured.at_home.remove(block);
             captured.allocation.changed(*block, Some(content));
         }
+        self.soon.append(&mut commit.logged);
         for (block, content) in &commit.appends {
             let known = AtHome { sequence: commit.sequence, digest: Some(self.nvm.digest(content)) };
             captured.at_home.insert(*block, known);
@@ -337,4 +433,32 @@ fn store(captured: &mut Captured, commit: &Commit) -> Result<(), nvm_journal::Er
         captured.journal.revoke(*block)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_region_has_no_room_for_goes_home_and_nothing_else_does() {
+        let content = |byte: u8| -> Arc<[u8]> { Arc::from([byte; 8]) };
+        let mut commit = Commit {
+            sequence: 7,
+            puts: (1..5).map(|block| (block, content(block as u8))).collect(),
+            appends: BTreeMap::new(),
+            revokes: Vec::new(),
+            logged: vec![2, 4],
+            stage: Stage::Room,
+            since: Instant::now(),
+            went_home: None,
+            is_in_doubt: false,
+            has_failed: false,
+        };
+        assert!(commit.send_logged_home());
+        assert_eq!(commit.puts.keys().copied().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(commit.appends.into_iter().collect::<Vec<_>>(), [(2, content(2)), (4, content(4))]);
+        assert!(commit.logged.is_empty(), "they do not go home once more when they are there");
+        commit.appends = BTreeMap::new();
+        assert!(!commit.send_logged_home(), "nobody tries it for ever");
+    }
 }

@@ -9,6 +9,7 @@
 //!
 //! Failure story: an early write that fails fails the transaction that it belongs to; if that never comes, nothing was lost.
 
+use super::ManyAppends;
 use super::State;
 use super::captured::Captured;
 use super::keeper::{Errand, Work};
@@ -68,6 +69,11 @@ impl Early {
         self.sent.get(&block).is_some_and(|sent| Arc::ptr_eq(sent, content) || sent == content)
     }
 
+    /// Whether any of it went home.
+    pub fn has_sent(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
     pub fn contains(&self, block: u64) -> bool {
         self.sent.contains_key(&block)
     }
@@ -108,6 +114,7 @@ impl Work {
             || self.leaving.is_some()
             || captured.has_failed
             || self.nvm.options.log_everything
+            || (self.nvm.options.many_appends != ManyAppends::Home && !self.early.is_expected)
         {
             return;
         }

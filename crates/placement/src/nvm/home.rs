@@ -137,6 +137,7 @@ impl Work {
         if captured.journal.room() == 0 {
             // A log that goes to its own place takes it along from where it is: until then it stays.
             if self.is_distrusted || self.checkpoint.is_some() || self.begin_checkpoint(captured, steps) {
+                self.drive_checkpoint(captured, steps);
                 return Ok(None);
             }
             log::warn!("disk {}: block {block} is overwritten, and the NVM region has no room for it", self.name());
@@ -302,10 +303,10 @@ impl Work {
             self.settled.extend(same);
         }
         // One that has failed is over as well: its guest was told so, and no flush makes it better.
-        self.overwritten += 1;
+        self.ended += 1;
         for block in blocks.clone().filter(|block| !self.in_flight.touches(*block)) {
             if let Some(held) = captured.homes.get_mut(&block) {
-                held.overwritten = Some(self.overwritten);
+                held.overwritten = Some(self.ended);
             }
         }
         // A whole block that was put together of a part is asked for again if that is still on its way.

@@ -11,12 +11,14 @@
 use super::captured::{Captured, Written};
 use super::checkpoint::Checkpoint;
 use super::commit::Commit;
+use super::cost::AppendCost;
 use super::early::Early;
 use super::foreign::{Foreign, give_up_mark, last_written};
 use super::inflight::{InFlight, Writer};
 use super::leaving::{Leaving, Left};
 use super::log_stream::{Tail, TailMove};
 use super::notes::Note;
+use super::report::NvmCounters;
 use super::superblock::Closing;
 use super::{NvmDisk, State, TakenUp, ToSettle};
 use crate::disk::{Disk, DiskCounters};
@@ -116,6 +118,9 @@ pub(super) struct Work {
     pub(super) in_flight: InFlight,
     pub(super) commit: Option<Commit>,
     pub(super) early: Early,
+    pub(super) cost: AppendCost,
+    /// Appends that were logged, and are to go home in the background.
+    pub(super) soon: Vec<u64>,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) checkpoint_failed: bool,
     /// When everything was last sent home because of the options' interval.
@@ -148,8 +153,8 @@ pub(super) struct Work {
     flushing: HashMap<RequestId, (Vec<Written>, u64)>,
     /// Somebody was told to wait until [`Step::Retry`].
     pub(super) is_waited_for: bool,
-    /// How many writes past the journal have ended, …
-    pub(super) overwritten: u64,
+    /// How many writes to homes have ended, the guest's and ours, …
+    pub(super) ended: u64,
     /// … how many of them had when each flush began that is under way: ours, …
     pub(super) own_flushes: HashMap<u64, u64>,
     /// … and the guest's; …
@@ -173,6 +178,8 @@ impl Work {
             in_flight: InFlight::default(),
             commit: None,
             early: Early::default(),
+            cost: AppendCost::default(),
+            soon: Vec::new(),
             checkpoint: None,
             checkpoint_failed: false,
             checkpointed: Instant::now(),
@@ -190,7 +197,7 @@ impl Work {
             settled: Vec::new(),
             flushing: HashMap::new(),
             is_waited_for: false,
-            overwritten: 0,
+            ended: 0,
             own_flushes: HashMap::new(),
             guest_flushes: HashMap::new(),
             durable: 0,
@@ -237,8 +244,16 @@ impl Work {
 
     /// Flushes the disk.
     pub(super) fn flush_for(&mut self, errand: Errand, steps: &mut Steps) {
+        let counters = &self.nvm.counters;
+        match errand {
+            Errand::CommitFlush(_) => NvmCounters::add(&counters.flushes_of_commits, 1),
+            Errand::CheckpointFlush(_) => NvmCounters::add(&counters.flushes_of_checkpoints, 1),
+            Errand::TailFlush { .. } => NvmCounters::add(&counters.flushes_of_tails, 1),
+            Errand::LateFlush { .. } => NvmCounters::add(&counters.flushes_of_overwrites, 1),
+            _ => {}
+        }
         let number = self.number(errand);
-        self.own_flushes.insert(number, self.overwritten);
+        self.own_flushes.insert(number, self.ended);
         steps.push(Side::Home, Step::Flush { task: Task::Own(number) });
     }
 
@@ -347,6 +362,7 @@ impl Work {
         self.commit = None;
         self.early.forget();
         self.checkpoint = None;
+        self.soon.clear();
         self.leaving = None;
         self.is_distrusted = false;
         self.watch.forget();
@@ -500,10 +516,12 @@ impl Work {
         }
     }
 
-    /// The guest's flush begins: what it wrote home as the region has it leaves the region when it has ended.
+    /// The guest's flush begins: what it wrote home as the region has it leaves the region when it has ended, and what a checkpoint
+    /// wrote.
     fn flush_begins(&mut self, captured: &mut Captured, request: RequestId) {
-        self.guest_flushes.insert(request, self.overwritten);
-        if self.settled.is_empty() {
+        self.guest_flushes.insert(request, self.ended);
+        let has_written = self.checkpoint.as_ref().is_some_and(Checkpoint::has_written);
+        if self.settled.is_empty() && !has_written {
             return;
         }
         let settled = std::mem::take(&mut self.settled);
@@ -548,7 +566,10 @@ impl Work {
         }
         let Some((settled, mark)) = self.flushing.remove(&request).filter(|_| is_ok) else { return };
         match self.end_mark(captured, mark) {
-            Ok(()) => self.release_home(captured, &settled),
+            Ok(()) => {
+                self.release_home(captured, &settled);
+                self.release_durable(captured);
+            }
             Err(error) => log::error!("disk {}: {error}", self.name()),
         }
     }
@@ -782,9 +803,12 @@ impl Keeper for InRegion {
 
     fn due_in(&self, _log: &Log) -> Option<Duration> {
         let work = self.work();
-        // One that goes on is followed by the next when it has ended.
-        let may_begin = work.slot.is_some() && work.checkpoint.is_none();
-        may_begin.then(|| self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed()))
+        work.slot?;
+        match &work.checkpoint {
+            // One that goes on is followed by the next when it has ended.
+            Some(checkpoint) => checkpoint.flush_due_in(self.nvm.options.checkpoint_patience),
+            None => Some(self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed())),
+        }
     }
 
     fn has_own_in_flight(&self) -> bool {

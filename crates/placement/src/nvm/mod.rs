@@ -24,6 +24,8 @@
 mod captured;
 mod checkpoint;
 mod commit;
+mod cost;
+mod digest;
 mod distrusted;
 mod early;
 mod foreign;
@@ -52,13 +54,13 @@ pub(crate) use take_up::{TakenUp, ToSettle, forget_notes};
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
 use captured::Captured;
+use digest::Digests;
 use notes::Notes;
 use nvm_journal::medium::{DelayModel, Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, JournalOptions};
 use own_files::OwnDirectory;
 use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -67,6 +69,18 @@ use write_log::LoggedFile;
 
 /// A region, whichever memory it is in.
 pub type Region = Box<dyn Medium>;
+
+/// What becomes of appends that are too many to be logged without a thought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManyAppends {
+    /// They go home, and their transaction's commit waits until they are durable there (as in the paper).
+    Home,
+    /// They are logged where that takes less time, by what was measured lately, and the region has room; then they go home in the
+    /// background. Else as above.
+    ByCost,
+    /// They are logged wherever the region has room: for simulations, in which time means nothing.
+    Logged,
+}
 
 /// How a disk uses a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +104,8 @@ pub struct NvmOptions {
     /// Appends go straight home when a transaction has at least so many bytes of them. Fewer go to the region, which is over
     /// long before a disk has flushed what it was given (0: always home, as in the paper).
     pub append_home_bytes_min: u64,
+    /// What becomes of those.
+    pub many_appends: ManyAppends,
     /// Appends that are sent home before their transaction is complete are gathered to so many bytes.
     pub early_batch_bytes: u64,
     /// Everything goes home after this time at the latest.
@@ -101,10 +117,12 @@ pub struct NvmOptions {
     pub early_fill_percent: u32,
     /// … runs of at least so many bytes go home (0: nothing does before three fourths, as in the paper).
     pub early_run_bytes: u64,
-    /// A checkpoint lets go of its blocks in slices, so many of a full region …
+    /// Where a checkpoint flushes the disk itself, for want of room, it waits for so many parts of a full region to be at home …
     pub checkpoint_slices: u32,
     /// … but each of at least so many bytes: each costs a flush, and that a disk with an arm a turn of its platter.
     pub checkpoint_slice_bytes_min: u64,
+    /// How long what a checkpoint wrote waits for somebody else's flush where nobody needs the room.
+    pub checkpoint_patience: Duration,
 }
 
 impl NvmOptions {
@@ -121,6 +139,7 @@ impl NvmOptions {
             delayed_checkpoint: true,
             log_everything: false,
             append_home_bytes_min: 1 << 20,
+            many_appends: ManyAppends::Home,
             early_batch_bytes: 256 << 10,
             checkpoint_interval: Duration::from_secs(300),
             mark_age: Duration::from_secs(1),
@@ -128,6 +147,7 @@ impl NvmOptions {
             early_run_bytes: 64 << 10,
             checkpoint_slices: 4,
             checkpoint_slice_bytes_min: 1 << 20,
+            checkpoint_patience: Duration::from_secs(1),
         }
     }
 
@@ -195,8 +215,8 @@ pub struct NvmDisk {
     counters: NvmCounters,
     /// How often everything was asked to go home.
     checkpoints_asked: AtomicU64,
-    /// Two keys for what is known to be at home.
-    keys: [RandomState; 2],
+    /// What is at home is known by these.
+    digests: Digests,
     /// The VM's directory in tmpfs, where the next worker finds what it has to know.
     directory: Mutex<Option<Arc<OwnDirectory>>>,
 }
@@ -270,7 +290,7 @@ impl NvmDisk {
             slots: vec![Slot { offset: region_offset, state: Mutex::new(State::Idle(medium)) }],
             counters: NvmCounters::default(),
             checkpoints_asked: AtomicU64::new(0),
-            keys: [RandomState::new(), RandomState::new()],
+            digests: Digests::new(),
             directory: Mutex::default(),
         })
     }
@@ -396,7 +416,7 @@ impl NvmDisk {
 
     /// What a block's content is known by once it is at home: 128 bits under keys that no guest knows.
     fn digest(&self, content: &[u8]) -> [u64; 2] {
-        [self.keys[0].hash_one(content), self.keys[1].hash_one(content)]
+        self.digests.of(content)
     }
 
     /// What was done with the region, for a report.

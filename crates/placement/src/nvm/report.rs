@@ -4,6 +4,7 @@ use super::NvmDisk;
 use nvm_journal::JournalCounters;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Counters of one disk's region.
 #[derive(Debug, Default)]
@@ -11,6 +12,7 @@ pub(super) struct NvmCounters {
     pub appends_written_home: AtomicU64,
     pub append_bytes_written_home: AtomicU64,
     pub appends_sent_early: AtomicU64,
+    pub appends_logged: AtomicU64,
     pub writes_absorbed: AtomicU64,
     pub bytes_absorbed: AtomicU64,
     pub reads_answered: AtomicU64,
@@ -19,6 +21,14 @@ pub(super) struct NvmCounters {
     pub checkpoint_bytes: AtomicU64,
     pub blocks_dropped: AtomicU64,
     pub blocks_restored: AtomicU64,
+    pub flushes_of_commits: AtomicU64,
+    pub flushes_of_checkpoints: AtomicU64,
+    pub flushes_of_tails: AtomicU64,
+    pub flushes_of_overwrites: AtomicU64,
+    pub commit_room_us: AtomicU64,
+    pub commit_appends_us: AtomicU64,
+    pub commit_flush_us: AtomicU64,
+    pub checkpoint_flush_us: AtomicU64,
     /// Of logs that were closed since.
     closed: [AtomicU64; 9],
 }
@@ -52,6 +62,8 @@ pub struct NvmReport {
     pub append_bytes_written_home: u64,
     /// Those of them that were sent before their transaction was complete.
     pub appends_sent_early: u64,
+    /// Appended blocks that were logged because that took less time, and went home in the background.
+    pub appends_logged: u64,
     /// The guest's home writes of blocks that were acknowledged and not written.
     pub writes_absorbed: u64,
     /// Bytes of them.
@@ -70,6 +82,22 @@ pub struct NvmReport {
     pub blocks_dropped: u64,
     /// Blocks held again because their home was overwritten while the guest's log had them.
     pub blocks_restored: u64,
+    /// Flushes of the disk for the appends of a transaction that commits, …
+    pub flushes_of_commits: u64,
+    /// … for blocks of a checkpoint, so that they may leave the region, …
+    pub flushes_of_checkpoints: u64,
+    /// … for a tail of the guest's log that moves, …
+    pub flushes_of_tails: u64,
+    /// … and for what the guest overwrote past its journal.
+    pub flushes_of_overwrites: u64,
+    /// Microseconds that commits waited for room in the region, …
+    pub commit_room_us: u64,
+    /// … for their appends to be written, once they had room, …
+    pub commit_appends_us: u64,
+    /// … and for the flush of those.
+    pub commit_flush_us: u64,
+    /// Microseconds that flushes for checkpoints took.
+    pub checkpoint_flush_us: u64,
     /// Transactions published.
     pub transactions: u64,
     /// Fences.
@@ -93,6 +121,11 @@ fn values(counters: &JournalCounters) -> [u64; 9] {
 impl NvmCounters {
     pub fn add(counter: &AtomicU64, by: u64) {
         counter.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Adds the microseconds since `began`.
+    pub fn add_since(counter: &AtomicU64, began: Instant) {
+        Self::add(counter, u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX));
     }
 
     /// Keeps what a log that is closed has counted.
@@ -120,6 +153,7 @@ impl NvmCounters {
             appends_written_home: load(&self.appends_written_home),
             append_bytes_written_home: load(&self.append_bytes_written_home),
             appends_sent_early: load(&self.appends_sent_early),
+            appends_logged: load(&self.appends_logged),
             writes_absorbed: load(&self.writes_absorbed),
             bytes_absorbed: load(&self.bytes_absorbed),
             reads_answered: load(&self.reads_answered),
@@ -129,6 +163,14 @@ impl NvmCounters {
             checkpoint_bytes: load(&self.checkpoint_bytes),
             blocks_dropped: load(&self.blocks_dropped),
             blocks_restored: load(&self.blocks_restored),
+            flushes_of_commits: load(&self.flushes_of_commits),
+            flushes_of_checkpoints: load(&self.flushes_of_checkpoints),
+            flushes_of_tails: load(&self.flushes_of_tails),
+            flushes_of_overwrites: load(&self.flushes_of_overwrites),
+            commit_room_us: load(&self.commit_room_us),
+            commit_appends_us: load(&self.commit_appends_us),
+            commit_flush_us: load(&self.commit_flush_us),
+            checkpoint_flush_us: load(&self.checkpoint_flush_us),
             transactions: sum(7),
             fences: sum(8),
         }

@@ -226,7 +226,7 @@ impl Work {
 
     /// A flush at once, where somebody mounts or unmounts.
     fn make_overwrites_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let covered = self.overwritten;
+        let covered = self.ended;
         if let Err(error) = captured.log.home.file.sync_data() {
             self.flush_failed(captured);
             return Err(error);

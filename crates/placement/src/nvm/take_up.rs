@@ -224,7 +224,7 @@ impl Work {
     /// What is known beside the log.
     fn follows(&mut self, captured: &Captured, slot: usize) {
         self.slot = Some(slot);
-        self.overwritten = 1;
+        self.ended = 1;
         self.durable = 0;
         // What the process before heard of one, for whichever log of the disk, this log has not been told yet.
         self.failed_flushes = self.home.told_failures();

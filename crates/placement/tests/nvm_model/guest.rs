@@ -11,7 +11,9 @@ use guest_memory::{MemorySlice, MemoryTable, PageId, RegionDescriptor, VmMemory}
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
-use placement::{AreaDirectory, Change, DiskRoute, Journals, NvmDisk, NvmOptions, NvmReport, PlacementKind};
+use placement::{
+    AreaDirectory, Change, DiskRoute, Journals, ManyAppends, NvmDisk, NvmOptions, NvmReport, PlacementKind,
+};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -178,6 +180,10 @@ impl Guest {
         options.mark_age = Duration::from_secs(random.below(2));
         options.checkpoint_slices = [4, u32::MAX][random.below(2) as usize];
         options.checkpoint_slice_bytes_min = [BLOCK as u64, 4 * BLOCK as u64, 1 << 20][random.below(3) as usize];
+        // Of its own sequence, so that the work of each seed is what it was.
+        let mut of_flushes = Random::new(seed ^ 0x666c_7573_6865);
+        options.many_appends = [ManyAppends::Home, ManyAppends::Logged][of_flushes.below(2) as usize];
+        options.checkpoint_patience = Duration::from_secs(of_flushes.below(2));
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
@@ -274,6 +280,11 @@ impl Guest {
     /// What was done with the region.
     pub fn report(&self) -> NvmReport {
         self.nvm.report()
+    }
+
+    /// Whether appends go to the region wherever that has room.
+    pub fn logs_appends(&self) -> bool {
+        self.nvm.options.many_appends == ManyAppends::Logged
     }
 
     pub fn flush(&mut self) {

@@ -7,7 +7,9 @@ use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescripto
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
-use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, NvmDisk, NvmOptions, PlacementKind};
+use placement::{
+    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, ManyAppends, NvmDisk, NvmOptions, PlacementKind,
+};
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::ops::Range;
@@ -246,6 +248,8 @@ impl Guest {
             if let Some(region) = region_file {
                 let mut options = NvmOptions::new(region);
                 options.create_bytes = REGION_BYTES as u64;
+                // What is home leaves the region at once.
+                options.checkpoint_patience = std::time::Duration::ZERO;
                 return Arc::new(NvmDisk::open(options).expect("a region can be made"));
             }
             let mut options = NvmOptions::new("the simulated region");
@@ -253,6 +257,7 @@ impl Guest {
             options.delayed_checkpoint = random.below(6) != 0;
             options.checkpoint_slice_bytes_min = [1024, 1 << 20][random.below(2) as usize];
             options.mark_age = std::time::Duration::from_secs(seed % 2);
+            options.many_appends = [ManyAppends::Home, ManyAppends::Logged][(seed / 2 % 2) as usize];
             let medium = Box::new(SimulatedMedium::new(REGION_BYTES));
             Arc::new(NvmDisk::with_medium(options, 0, medium).expect("an empty region"))
         });
