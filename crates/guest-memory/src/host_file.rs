@@ -111,7 +111,24 @@ impl HostFile {
     pub fn give_back(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check(offset, len);
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        // The file's last page goes only as a whole.
+        let len = if offset + len == self.len { len.next_multiple_of(crate::PAGE_BYTES as u64) } else { len };
         Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+    }
+
+    /// Copies a range out without making room for what is not there, as looking at it in place would: a hole is zeros.
+    ///
+    /// # Errors
+    /// Those of reading, and when the file is shorter than it was.
+    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.check(offset, buffer.len() as u64);
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset)
+    }
+
+    /// Bytes that the file system of the file has room for; nothing where it does not say.
+    pub fn room_bytes(&self) -> Option<u64> {
+        let room = rustix::fs::fstatvfs(&self.file).ok()?;
+        (room.f_blocks > 0).then(|| room.f_bavail.saturating_mul(room.f_frsize))
     }
 
     /// Bytes that the file really takes.

@@ -305,7 +305,6 @@ impl JournalArea {
         let (_, jcb) = inner.log(id)?;
         Some(Adopted {
             is_open: jcb.is_open(),
-            // The words of a closed log are holes in the table: with a tmpfs that is full they must not be touched.
             is_empty: !jcb.is_open()
                 || (1..jcb.shape.log_blocks).all(|position| jcb.location(position) == Location::None),
             openings: jcb.table.opening(),
@@ -784,13 +783,13 @@ impl JournalArea {
     /// Why the home blocks of an open log are not all that its guest has committed, though the host has nothing left to write there.
     pub fn why_not_home(&self, id: LogId) -> Option<NotHome> {
         let mut inner = self.lock();
-        let jcb = inner.log(id).map(|(_, jcb)| jcb).filter(|jcb| jcb.is_open())?;
+        let (pages, jcb) = inner.log(id).filter(|(_, jcb)| jcb.is_open())?;
         if jcb.table.is_materialise() || jcb.contradiction.is_some() {
             Some(NotHome::Uninterpreted)
         } else if jcb.is_torn {
             Some(NotHome::Torn)
         } else {
-            Some(jcb.stored_or_unread()).filter(|blocks| *blocks > 0).map(NotHome::Stored)
+            Some(jcb.stored_or_unread(pages)).filter(|blocks| *blocks > 0).map(NotHome::Stored)
         }
     }
 

@@ -1,12 +1,12 @@
 //! `LOG_OP_MPROTECT`: protect a set of buffers, record their tuples, all or nothing (the paper's section 4.1), as the
 //! guest's log writes show it: blocks are held when they are written, and count when their commit block is accepted.
 
-use crate::jcb::{Holding, Partial, PendingTag, Transaction, VmJcb};
+use crate::jcb::{Holding, Partial, Transaction, VmJcb};
 use crate::location::Location;
 use crate::pages::Pages;
 use crate::table::Tail;
 use guest_memory::{MemorySlice, PageId};
-use jbd2::{Checksum, Commit, Descriptor, Kind, Revoke};
+use jbd2::{Checksum, Commit, Descriptor, Kind, Revoke, Tag};
 use std::collections::HashSet;
 
 /// One block that the guest writes into its log.
@@ -42,6 +42,9 @@ pub struct Outcome {
     /// Indices into the batch of blocks that no memory could be found for: they have to go to their own place on
     /// storage, and [`crate::JournalArea::stored`] has to be told when they are there.
     pub no_memory: Vec<usize>,
+    /// Indices of blocks for which there is not even room in the table, so that nobody would know of them: these writes must fail. The
+    /// guest's journal stops then without damage.
+    pub no_room: Vec<usize>,
     /// Transactions that this batch completed.
     pub committed: u32,
     /// The same one by one, for who asked for it ([`crate::JournalArea::tell_accepted`]).
@@ -79,6 +82,10 @@ impl VmJcb {
         let mut control: Vec<usize> = Vec::new();
         let mut seen_pages = std::collections::HashSet::new();
         for (index, write) in writes.iter().enumerate().filter(|(index, _)| !repeated.contains(index)) {
+            if !self.table.make_room(write.position) {
+                outcome.no_room.push(index);
+                continue;
+            }
             let mut head = [0; jbd2::HEADER_BYTES];
             write.content.copy_out(0, &mut head);
             if jbd2::peek(&head).is_some() {
@@ -120,6 +127,7 @@ impl VmJcb {
                 None => {
                     // Whatever was at this place before is not what the guest wrote now.
                     self.clear_position(pages, writes[index].position);
+                    self.table.promise(writes[index].position);
                     outcome.no_memory.push(index);
                 }
             }
@@ -133,6 +141,7 @@ impl VmJcb {
                 Some(location) => self.set_location(pages, position, location),
                 None => {
                     self.clear_position(pages, position);
+                    self.table.promise(position);
                     outcome.no_memory.push(index);
                 }
             }
@@ -191,7 +200,11 @@ impl VmJcb {
 
     /// A log block could not be held and was written to its own place on storage.
     pub(crate) fn stored(&mut self, pages: &mut Pages, position: u32) -> u32 {
-        self.set_location(pages, position, Location::Storage);
+        self.table.keep_promise(position);
+        // There is none where the log was closed meanwhile, and nobody counts on the block.
+        if self.table.make_room(position) {
+            self.set_location(pages, position, Location::Storage);
+        }
         self.accept(pages)
     }
 
@@ -228,14 +241,9 @@ impl VmJcb {
                         if !descriptor.checksum_ok() {
                             return accepted;
                         }
-                        let mut next = format.next(position);
-                        let mut count = 0;
-                        self.partial.make_room(descriptor.tags().count());
-                        for tag in descriptor.tags() {
-                            self.partial.tags.push(PendingTag::new(next, &tag));
-                            next = format.next(next);
-                            count += 1;
-                        }
+                        let count = descriptor.tags().count() as u64;
+                        let mut next = position;
+                        (0..=count).for_each(|_| next = format.next(next));
                         budget = budget.saturating_sub(count);
                         self.partial.position = next;
                         self.partial.blocks += 1 + count;
@@ -278,6 +286,48 @@ impl VmJcb {
         u64::from(self.distance(tail, self.cursor.position))
     }
 
+    /// Reads the tags of the transaction that is being read, as far as it was, out of its descriptors, in their order: log block and tag.
+    /// Stops where `see` says so. False then, and where the log does not read any more as it did.
+    pub(crate) fn pending_tags(&self, pages: &Pages, see: &mut dyn FnMut(u32, &Tag) -> bool) -> bool {
+        let mut block = vec![0; self.shape.block_bytes as usize];
+        let (mut position, mut blocks) = (self.cursor.position, 0);
+        while blocks < self.partial.blocks {
+            let Some((next, count)) = self.control_block(pages, position, &mut block, see) else { return false };
+            position = next;
+            blocks += count;
+        }
+        true
+    }
+
+    /// One step of this: the control block at a position. Gives the next one's, and how many log blocks that is further.
+    fn control_block(
+        &self,
+        pages: &Pages,
+        position: u32,
+        block: &mut [u8],
+        see: &mut dyn FnMut(u32, &Tag) -> bool,
+    ) -> Option<(u32, u64)> {
+        let format = self.format?;
+        let is_read = self.read_held(pages, position, block);
+        let header = jbd2::peek(block).filter(|header| is_read && header.sequence == self.cursor.sequence)?;
+        let mut next = format.next(position);
+        let mut count = 1;
+        match header.kind {
+            Kind::Descriptor => {
+                for tag in Descriptor::new(&format, block).tags() {
+                    if !see(next, &tag) {
+                        return None;
+                    }
+                    next = format.next(next);
+                    count += 1;
+                }
+                Some((next, count))
+            }
+            Kind::Revoke => Some((next, count)),
+            _ => None,
+        }
+    }
+
     /// Whether every block of the partial transaction is there and its commit block is right.
     fn is_complete(&mut self, pages: &Pages, commit: &[u8]) -> bool {
         let Some(format) = self.format else { return false };
@@ -287,7 +337,7 @@ impl VmJcb {
             Location::Home | Location::Gone => !self.is_rebuilding,
             Location::Guest(_) | Location::Block(_) | Location::Small(_) | Location::Storage => false,
         };
-        if self.partial.tags.iter().any(|tag| is_missing(self.location(tag.position))) {
+        if !self.pending_tags(pages, &mut |position, _| !is_missing(self.location(position))) {
             return false;
         }
         if format.checksum == Checksum::V1 {
@@ -304,7 +354,8 @@ impl VmJcb {
         let mut position = self.cursor.position;
         let end = self.partial.position.max(1);
         let mut budget = self.shape.log_blocks;
-        let data: std::collections::HashSet<u32> = self.partial.tags.iter().map(|tag| tag.position).collect();
+        let mut data = HashSet::new();
+        self.pending_tags(pages, &mut |position, _| data.insert(position));
         while position != end && budget > 0 {
             budget -= 1;
             if !self.read_held(pages, position, &mut block) {
@@ -327,29 +378,27 @@ impl VmJcb {
         let sequence = self.cursor.sequence;
         let first_position = self.cursor.position;
         let mut tags = Vec::new();
-        self.transactions.push_back(Transaction { sequence, first_position: self.cursor.position, owed: 0 });
-        self.cursor = Tail { position: next, sequence: sequence.wrapping_add(1) };
-        let mut block = vec![0; self.shape.block_bytes as usize];
-        for tag in &partial.tags {
-            let home = tag.block();
-            if !self.is_home(home) {
-                self.contradicts_tag(sequence, home);
-                continue;
+        let mut found: Vec<(u32, Tag)> = Vec::new();
+        let (mut block, mut data) =
+            (vec![0; self.shape.block_bytes as usize], vec![0; self.shape.block_bytes as usize]);
+        self.transactions.push_back(Transaction { sequence, first_position, owed: 0 });
+        let (mut position, mut blocks) = (first_position, 0);
+        while blocks < partial.blocks {
+            found.clear();
+            let mut see = |position, tag: &Tag| {
+                found.push((position, *tag));
+                true
+            };
+            let Some((next, count)) = self.control_block(pages, position, &mut block, &mut see) else { break };
+            for (position, tag) in &found {
+                self.commit_tag(pages, sequence, (*position, tag), &mut data, &mut tags);
             }
-            // What replay would skip is no version of anything: an older one stays the newest. It stays held, so that
-            // replay finds it as it was and skips it too.
-            if !self.data_checksum_ok(pages, sequence, tag, &mut block) {
-                log::warn!(
-                    "transaction {sequence}: log block {} is not a good version of block {home}; it is ignored",
-                    tag.position
-                );
-                continue;
-            }
-            self.commit_version(pages, tag.position, home, tag.is_escaped());
-            if self.tells_accepted {
-                tags.push((tag.position, home));
-            }
+            position = next;
+            blocks += count;
         }
+        // It was complete a moment ago, and nothing was written since.
+        assert_eq!(blocks, partial.blocks, "transaction {sequence} reads as it did when it was found complete");
+        self.cursor = Tail { position: next, sequence: sequence.wrapping_add(1) };
         for block in &partial.revokes {
             if let Some(position) = self.newest(*block) {
                 self.drop_version(pages, position);
@@ -363,9 +412,37 @@ impl VmJcb {
         }
     }
 
-    fn data_checksum_ok(&self, pages: &Pages, sequence: u32, tag: &PendingTag, block: &mut [u8]) -> bool {
+    /// Accepts one version. It has its place in `tags`, if anybody wants to know, unless replay would skip it.
+    fn commit_tag(
+        &mut self,
+        pages: &mut Pages,
+        sequence: u32,
+        (position, tag): (u32, &Tag),
+        data: &mut [u8],
+        tags: &mut Vec<(u32, u64)>,
+    ) {
+        let home = tag.block;
+        if !self.is_home(home) {
+            self.contradicts_tag(sequence, home);
+            return;
+        }
+        // What replay would skip is no version of anything: an older one stays the newest. It stays held, so that
+        // replay finds it as it was and skips it too.
+        if !self.data_checksum_ok(pages, sequence, position, tag, data) {
+            log::warn!(
+                "transaction {sequence}: log block {position} is not a good version of block {home}; it is ignored"
+            );
+            return;
+        }
+        self.commit_version(pages, position, home, tag.escaped);
+        if self.tells_accepted {
+            tags.push((position, home));
+        }
+    }
+
+    fn data_checksum_ok(&self, pages: &Pages, sequence: u32, position: u32, tag: &Tag, block: &mut [u8]) -> bool {
         let Some(format) = &self.format else { return false };
-        if !format.has_block_checksums() || !self.read_held(pages, tag.position, block) {
+        if !format.has_block_checksums() || !self.read_held(pages, position, block) {
             return true;
         }
         jbd2::data_checksum_ok(format, sequence, tag.checksum, block)

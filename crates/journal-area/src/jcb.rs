@@ -82,55 +82,15 @@ pub(crate) struct Transaction {
     pub owed: u32,
 }
 
-/// A tag whose transaction is not committed: 16 bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PendingTag {
-    /// The home block, and above it whether the version is escaped.
-    block_and_escaped: u64,
-    /// The log block.
-    pub position: u32,
-    /// The data block's checksum.
-    pub checksum: u32,
-}
-
-impl PendingTag {
-    const ESCAPED: u64 = 1 << 63;
-
-    pub fn new(position: u32, tag: &jbd2::Tag) -> Self {
-        // No file system has 2^63 blocks: what is cut off here is beyond its end before and after.
-        let block = tag.block.min(Self::ESCAPED - 1);
-        let escaped = if tag.escaped { Self::ESCAPED } else { 0 };
-        PendingTag { block_and_escaped: block | escaped, position, checksum: tag.checksum }
-    }
-
-    pub fn block(&self) -> u64 {
-        self.block_and_escaped & !Self::ESCAPED
-    }
-
-    pub fn is_escaped(&self) -> bool {
-        self.block_and_escaped & Self::ESCAPED != 0
-    }
-}
-
-/// A transaction whose commit block has not been seen, as far as it has been read.
+/// A transaction whose commit block has not been seen, as far as it has been read. Its tags are not kept: a transaction may fill a
+/// quarter of the log, and its descriptors, which say them, are held ([`VmJcb::pending_tags`]).
 #[derive(Debug, Default)]
 pub(crate) struct Partial {
     /// Next control block to look at; 0 means: start at the cursor.
     pub position: u32,
-    /// Its data blocks. A transaction may fill a quarter of the log, so these are small and take no more room than needed.
-    pub tags: Vec<PendingTag>,
     pub revokes: Vec<u64>,
     /// Log blocks from the cursor to `position`.
     pub blocks: u64,
-}
-
-impl Partial {
-    /// Room for `count` more tags, and little more: an eighth, so that many small descriptors are not many moves.
-    pub fn make_room(&mut self, count: usize) {
-        if self.tags.capacity() - self.tags.len() < count {
-            self.tags.reserve_exact(count.max(self.tags.len() / 8));
-        }
-    }
 }
 
 /// The control block of one log.
@@ -202,7 +162,7 @@ impl VmJcb {
             table,
             pool,
             format: None,
-            homes: Homes::default(),
+            homes: Homes::new(shape.log_blocks, shape.home_blocks),
             by_page: Chains::new(shape.log_blocks),
             by_block: Chains::new(shape.log_blocks),
             escaped: HashSet::new(),
@@ -301,12 +261,28 @@ impl VmJcb {
             Location::None | Location::Home | Location::Gone | Location::Storage => {}
         }
         if let Location::Guest(page) = new {
-            self.by_page.insert(self.page_hash(page), position);
+            self.enter_page(position, page);
         }
         let held = |location: Location| u64::from(location.is_held());
         self.counters.blocks_retained_now += held(new);
         self.counters.blocks_retained_now -= held(old);
         self.counters.blocks_retained_max = self.counters.blocks_retained_max.max(self.counters.blocks_retained_now);
+    }
+
+    fn enter_page(&mut self, position: u32, page: PageId) {
+        let hash = self.page_hash(page);
+        let (table, hasher) = (&self.table, &self.hasher);
+        self.by_page.insert(hash, position, |other| match table.load(other) {
+            Some(Location::Guest(page)) => hasher.hash_one(page.0),
+            // Who is not in a page is not in a chain of pages.
+            _ => 0,
+        });
+    }
+
+    fn enter_block(&mut self, position: u32, block: u64) {
+        let hash = self.block_hash(block);
+        let (homes, hasher) = (&self.homes, &self.hasher);
+        self.by_block.insert(hash, position, |other| homes.get(other).map_or(0, |block| hasher.hash_one(block)));
     }
 
     fn is_newest(&self, position: u32) -> bool {
@@ -375,7 +351,7 @@ impl VmJcb {
         if escaped {
             self.escaped.insert(position);
         }
-        self.by_block.insert(self.block_hash(block), position);
+        self.enter_block(position, block);
         if self.location(position).is_held() {
             self.owed_changes(position, 1);
         }
@@ -482,7 +458,9 @@ impl VmJcb {
 
     /// Opens the log's books for a log that begins at `tail`.
     pub(crate) fn open_books(&mut self, tail: Tail) -> std::io::Result<()> {
-        self.table.reserve()?;
+        if !self.table.make_room(0) || !self.table.make_room(tail.position) {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
         self.table.set_handed_over(None);
         self.forget_signs();
         self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
@@ -506,7 +484,7 @@ impl VmJcb {
             let location = self.location(position);
             held += u64::from(location.is_held());
             if let Location::Guest(page) = location {
-                self.by_page.insert(self.page_hash(page), position);
+                self.enter_page(position, page);
             }
         }
         self.counters.blocks_retained_now = held;
@@ -546,8 +524,8 @@ impl VmJcb {
 
     /// Forgets everything: the log is closed and owes nothing.
     pub(crate) fn close_books(&mut self, pages: &mut Pages) {
-        if !self.is_open() && self.homes.memory_bytes() == 0 {
-            // Closed already. Its table is all holes, which must not be touched: tmpfs may be full.
+        if !self.is_open() && !self.table.has_room() {
+            // Closed already.
             return;
         }
         self.table.set_tail(None);
@@ -558,15 +536,15 @@ impl VmJcb {
             }
         }
         self.table.clear();
-        self.homes = Homes::default();
-        self.escaped.clear();
-        self.overwritten.clear();
+        self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
+        self.escaped = HashSet::new();
+        self.overwritten = HashSet::new();
         self.absorbed.clear();
         self.is_read = false;
         self.set_torn(false);
         self.by_block.clear();
         self.by_page.clear();
-        self.transactions.clear();
+        self.transactions = VecDeque::new();
         self.partial = Partial::default();
         self.accepted.clear();
         self.format = None;
@@ -584,12 +562,17 @@ impl VmJcb {
     }
 
     /// The same, and what of a transaction that is not read to its end lies there: it may be committed.
-    pub(crate) fn stored_or_unread(&self) -> u64 {
-        let is_stored = |position: &u32| self.location(*position) == Location::Storage;
+    pub(crate) fn stored_or_unread(&self, pages: &Pages) -> u64 {
+        let is_stored = |position: u32| self.location(position) == Location::Storage;
         let next = if self.partial.position == 0 { self.cursor.position } else { self.partial.position };
-        let is_written = next != 0 && self.location(next) != Location::None;
-        let unread = std::iter::once(next).chain(self.partial.tags.iter().map(|tag| tag.position));
-        let unread = unread.filter(|position| is_written && is_stored(position)).count() as u64;
+        let mut unread = 0;
+        if next != 0 && self.location(next) != Location::None {
+            unread += u64::from(is_stored(next));
+            self.pending_tags(pages, &mut |position, _| {
+                unread += u64::from(is_stored(position));
+                true
+            });
+        }
         self.stored_versions() + unread
     }
 
@@ -615,7 +598,20 @@ impl VmJcb {
             + self.by_block.memory_bytes()
             + self.unexplained.memory_bytes()
             + (self.transactions.capacity() * size_of::<Transaction>()) as u64
-            + (self.partial.tags.capacity() * size_of::<PendingTag>()) as u64
+            + [&self.escaped, &self.overwritten, &self.written_over].map(set_bytes).iter().sum::<u64>()
+    }
+
+    /// Gives back what grew and is not needed any more: the guest's tail has moved.
+    pub(crate) fn give_back_unused(&mut self) {
+        self.table.give_back_unused(self.cursor.position);
+        if self.transactions.capacity() > 4 * self.transactions.len() + 64 {
+            self.transactions.shrink_to(2 * self.transactions.len());
+        }
+        for set in [&mut self.escaped, &mut self.overwritten, &mut self.written_over] {
+            if set.capacity() > 4 * set.len() + 64 {
+                set.shrink_to(2 * set.len());
+            }
+        }
     }
 
     pub(crate) fn note_memory(&mut self) {
@@ -625,6 +621,7 @@ impl VmJcb {
 
     /// Checks the invariants of the header; what is wrong, as a sentence. Costs time: for tests.
     pub(crate) fn check(&self) -> Result<(), String> {
+        self.table.check()?;
         let mut named = HashSet::new();
         let mut held = 0;
         for position in 0..self.shape.log_blocks {
@@ -660,4 +657,9 @@ impl VmJcb {
         }
         Ok(())
     }
+}
+
+/// Bytes of memory that a set takes: a number and a byte in each of its places, of which an eighth stays free.
+fn set_bytes(set: &HashSet<u32>) -> u64 {
+    (set.capacity() * 8 / 7 * (size_of::<u32>() + 1)) as u64
 }

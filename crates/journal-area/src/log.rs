@@ -56,7 +56,7 @@ impl FoundLog {
         if table.tail().is_some_and(|tail| tail.position >= table.log_blocks()) {
             return Err(damaged(0, "is said to be followed by a log that begins beyond its end".to_owned()));
         }
-        // The table of a closed log is all holes, which must not be touched: tmpfs may be full.
+        // What was named by a log that is closed is not there any more.
         let named = if table.tail().is_some() { table.log_blocks() } else { 0 };
         for position in 0..named {
             let location =

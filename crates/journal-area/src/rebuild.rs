@@ -73,6 +73,7 @@ impl VmJcb {
         if retained.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(damaged(0, "has a page that is named twice"));
         }
+        jcb.table.give_back_what_was_left();
         jcb.pool.go_on();
         pages.adopt(&retained);
         jcb.adopt_locations();

@@ -3,11 +3,22 @@
 //! A process that opens the file after its writer was killed sees every store up to some instant, in program order.
 //! So each change is one store of one word, ordered so that the table is right after every one of them: content first,
 //! then the word that names it, and a slot is only reused after no word names it.
+//!
+//! The words are in pieces of one page, of which only those have memory that the live part of the log is in, and the next. What
+//! has none is a hole in the file, which reads as zeros: [`Location::None`]. So a piece whose words are all that may become a hole,
+//! and a hole may get memory, between any two stores, and nobody who reads the file can tell. No hole is ever looked at in
+//! place, let alone stored to: that would take memory unasked, and end the process where there is none.
 
 use crate::location::Location;
+use crate::pieces::PIECE;
 use guest_memory::{Error as MemoryError, HostFile};
 use std::io;
 use std::path::Path;
+
+/// Bytes of a piece's words: one page of the file, which its header is, too.
+const PIECE_BYTES: u64 = 4 * PIECE as u64;
+/// With less room than this in tmpfs, a log takes what it can ever need of it at once, and keeps it until it is closed.
+const LITTLE_ROOM_BYTES: u64 = 16 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"AMBERLG1");
 const HEADER_BYTES: u64 = 4096;
@@ -95,9 +106,30 @@ pub struct Table {
     file: HostFile,
     block_bytes: u32,
     log_blocks: u32,
+    pieces: Vec<Piece>,
+    /// Of them those that have memory.
+    present: usize,
+    /// There was little room: nothing is given back until the log is closed.
+    keeps_all: bool,
+}
+
+/// What is known of a piece of the words.
+#[derive(Clone, Copy, Debug, Default)]
+struct Piece {
+    /// It has memory. What has none is all zeros.
+    is_present: bool,
+    /// Words that are not zero.
+    used: u16,
+    /// Words that will be stored, and must find memory then.
+    promised: u16,
 }
 
 impl Table {
+    fn with_file(file: HostFile, block_bytes: u32, log_blocks: u32) -> Self {
+        let pieces = vec![Piece::default(); (log_blocks as usize).div_ceil(PIECE)];
+        Table { file, block_bytes, log_blocks, pieces, present: 0, keeps_all: false }
+    }
+
     /// Makes the table of a log of `log_blocks` blocks of `block_bytes` each, closed and holding nothing.
     ///
     /// # Errors
@@ -109,7 +141,7 @@ impl Table {
         file.store_u32(OFFSET_BLOCK_BYTES, block_bytes);
         file.store_u32(OFFSET_LOG_BLOCKS, log_blocks);
         file.store_u64(OFFSET_MAGIC, MAGIC);
-        Ok(Table { file, block_bytes, log_blocks })
+        Ok(Table::with_file(file, block_bytes, log_blocks))
     }
 
     #[cfg(test)]
@@ -140,7 +172,27 @@ impl Table {
         if file.len() != HEADER_BYTES + u64::from(log_blocks) * 4 {
             return Err(refuse("its length does not fit its number of log blocks"));
         }
-        Ok(Table { file, block_bytes, log_blocks })
+        let mut table = Table::with_file(file, block_bytes, log_blocks);
+        let mut words = [0; PIECE_BYTES as usize];
+        for index in 0..table.pieces.len() {
+            let (offset, len) = table.range(index..index + 1);
+            let words = &mut words[..len as usize];
+            table.file.read_at(offset, words).map_err(|source| MemoryError::System {
+                what: format!("reading the journal table {}", path.display()),
+                source,
+            })?;
+            let used = words.chunks_exact(4).filter(|word| *word != [0; 4]).count() as u16;
+            // All zeros is as good as a hole, whether it is one or not.
+            table.pieces[index] = Piece { is_present: used > 0, used, promised: 0 };
+            table.present += usize::from(used > 0);
+        }
+        Ok(table)
+    }
+
+    /// Where the words of some pieces are in the file: offset and bytes.
+    fn range(&self, pieces: std::ops::Range<usize>) -> (u64, u64) {
+        let [first, end] = [pieces.start, pieces.end].map(|index| (index * PIECE).min(self.log_blocks as usize) as u64);
+        (HEADER_BYTES + first * 4, (end - first) * 4)
     }
 
     /// Bytes in a log block.
@@ -153,23 +205,116 @@ impl Table {
         self.log_blocks
     }
 
-    /// Makes sure that every word can be stored.
-    ///
-    /// # Errors
-    /// ENOSPC when tmpfs is full.
-    pub fn reserve(&self) -> io::Result<()> {
-        self.file.reserve(HEADER_BYTES, u64::from(self.log_blocks) * 4)
+    /// Makes sure that the word of `position` can be stored, and those of the next piece, too, if there is memory for it: when that
+    /// runs short, the log has gone on for a while before it has to do without. False when the word itself has no memory.
+    pub fn make_room(&mut self, position: u32) -> bool {
+        let index = position as usize / PIECE;
+        let next = if index + 1 < self.pieces.len() { index + 1 } else { 0 };
+        if position >= self.log_blocks {
+            return false;
+        }
+        if self.pieces[index].is_present && self.pieces[next].is_present {
+            return true;
+        }
+        if !self.keeps_all && self.file.room_bytes().is_some_and(|room| room < LITTLE_ROOM_BYTES) {
+            // Whoever takes the rest may leave nothing for the log's next piece.
+            let (offset, bytes) = self.range(0..self.pieces.len());
+            if self.file.reserve(offset, bytes).is_ok() {
+                self.keeps_all = true;
+                self.present = self.pieces.len();
+                self.pieces.iter_mut().for_each(|piece| piece.is_present = true);
+            }
+        }
+        let has_room = self.reserve(index);
+        _ = self.reserve(next);
+        has_room
+    }
+
+    fn reserve(&mut self, index: usize) -> bool {
+        if !self.pieces[index].is_present {
+            let (offset, bytes) = self.range(index..index + 1);
+            if self.file.reserve(offset, bytes).is_err() {
+                return false;
+            }
+            self.pieces[index].is_present = true;
+            self.present += 1;
+        }
+        true
+    }
+
+    /// The word of `position`, which has room, will be stored: its room stays.
+    pub fn promise(&mut self, position: u32) {
+        let piece = &mut self.pieces[position as usize / PIECE];
+        piece.promised = piece.promised.saturating_add(1);
+    }
+
+    /// It is about to be.
+    pub fn keep_promise(&mut self, position: u32) {
+        let piece = &mut self.pieces[position as usize / PIECE];
+        piece.promised = piece.promised.saturating_sub(1);
+    }
+
+    /// Gives back the memory of words that say nothing, but not of those around `position`, where the log goes on.
+    pub fn give_back_unused(&mut self, position: u32) {
+        if self.keeps_all {
+            return;
+        }
+        let here = position as usize / PIECE;
+        let next = if here + 1 < self.pieces.len() { here + 1 } else { 0 };
+        let is_unused = |(index, piece): (usize, &Piece)| {
+            piece.is_present && piece.used == 0 && piece.promised == 0 && index != here && index != next
+        };
+        let mut at = 0;
+        while at < self.pieces.len() {
+            let unused = self.pieces.iter().enumerate().skip(at).take_while(|entry| is_unused(*entry)).count();
+            if unused > 0 {
+                self.punch(at..at + unused);
+            }
+            at += unused + 1;
+        }
+    }
+
+    /// Gives the memory of pieces back whose words are all zeros.
+    fn punch(&mut self, pieces: std::ops::Range<usize>) {
+        // What cannot be given back is still there.
+        let (offset, bytes) = self.range(pieces.clone());
+        if self.file.give_back(offset, bytes).is_ok() {
+            for piece in &mut self.pieces[pieces] {
+                self.present -= usize::from(piece.is_present);
+                piece.is_present = false;
+            }
+        }
+    }
+
+    /// Another process has left the file: gives back what it made room for and did not use.
+    pub fn give_back_what_was_left(&mut self) {
+        let mut at = 0;
+        while at < self.pieces.len() {
+            let unused = self.pieces[at..].iter().take_while(|piece| !piece.is_present).count();
+            if unused > 0 {
+                self.punch(at..at + unused);
+            }
+            at += unused + 1;
+        }
+    }
+
+    /// Whether any word has memory.
+    pub fn has_room(&self) -> bool {
+        self.present > 0
     }
 
     /// Forgets every word and gives their memory back. The log must be closed.
-    pub fn clear(&self) {
+    pub fn clear(&mut self) {
         debug_assert!(self.tail().is_none());
-        // An older kernel or another file system may not punch holes: the words are zeroed one by one then.
-        if self.file.give_back(HEADER_BYTES, u64::from(self.log_blocks) * 4).is_err() && self.reserve().is_ok() {
-            for position in 0..self.log_blocks {
-                self.store(position, Location::None);
+        for index in (0..self.pieces.len()).filter(|index| self.pieces[*index].used > 0).collect::<Vec<_>>() {
+            for position in index * PIECE..((index + 1) * PIECE).min(self.log_blocks as usize) {
+                self.store(position as u32, Location::None);
             }
         }
+        self.keeps_all = false;
+        // What an older process left, too, of which it is not known.
+        self.punch(0..self.pieces.len());
+        self.pieces.iter_mut().for_each(|piece| piece.promised = 0);
     }
 
     /// Where the content of log block `position` is; nothing for a damaged word.
@@ -177,15 +322,33 @@ impl Table {
     /// # Panics
     /// If the log has no such block.
     pub fn load(&self, position: u32) -> Option<Location> {
-        Location::unpack(self.file.load_u32(self.word(position)))
+        let at = self.word(position);
+        if !self.pieces[position as usize / PIECE].is_present {
+            return Some(Location::None);
+        }
+        Location::unpack(self.file.load_u32(at))
     }
 
-    /// Stores where the content of log block `position` is. [`Table::reserve`] must have succeeded.
+    /// Stores where the content of log block `position` is. [`Table::make_room`] must have succeeded, unless that is nowhere.
     ///
     /// # Panics
-    /// If the log has no such block.
-    pub fn store(&self, position: u32, location: Location) {
-        self.file.store_u32(self.word(position), location.pack());
+    /// If the log has no such block, or the word no memory.
+    pub fn store(&mut self, position: u32, location: Location) {
+        self.store_word(position, location.pack());
+    }
+
+    fn store_word(&mut self, position: u32, word: u32) {
+        let at = self.word(position);
+        let piece = &mut self.pieces[position as usize / PIECE];
+        if !piece.is_present {
+            // A hole would take memory, or end the process where there is none.
+            assert!(word == 0, "log block {position} has no room in its table");
+            return;
+        }
+        let old = self.file.load_u32(at);
+        piece.used += u16::from(word != 0);
+        piece.used = piece.used.saturating_sub(u16::from(old != 0));
+        self.file.store_u32(at, word);
     }
 
     /// Says, in one step, that the guest was told that this block is at home, which it is not yet. The next [`Table::store`] of it says
@@ -193,8 +356,8 @@ impl Table {
     ///
     /// # Panics
     /// If the log has no such block.
-    pub fn store_absorbed(&self, position: u32, slot: u32) {
-        self.file.store_u32(self.word(position), Location::pack_absorbed(slot));
+    pub fn store_absorbed(&mut self, position: u32, slot: u32) {
+        self.store_word(position, Location::pack_absorbed(slot));
     }
 
     /// Whether that was said last.
@@ -202,7 +365,8 @@ impl Table {
     /// # Panics
     /// If the log has no such block.
     pub fn is_absorbed(&self, position: u32) -> bool {
-        Location::is_absorbed(self.file.load_u32(self.word(position)))
+        let at = self.word(position);
+        self.pieces[position as usize / PIECE].is_present && Location::is_absorbed(self.file.load_u32(at))
     }
 
     fn word(&self, position: u32) -> u64 {
@@ -362,9 +526,28 @@ impl Table {
         self.file.store_u64(OFFSET_FLAGS, FLAG_MATERIALISE | FLAG_DISTRUSTED);
     }
 
-    /// Bytes of memory that the table takes: all its words while the log is open.
+    /// Checks what is known of the pieces; what is wrong, as a sentence. Costs time: for tests.
+    pub fn check(&self) -> Result<(), String> {
+        let mut words = [0; PIECE_BYTES as usize];
+        for (index, piece) in self.pieces.iter().enumerate() {
+            let (offset, len) = self.range(index..index + 1);
+            self.file.read_at(offset, &mut words[..len as usize]).map_err(|error| error.to_string())?;
+            let used = words[..len as usize].chunks_exact(4).filter(|word| *word != [0; 4]).count();
+            if usize::from(piece.used) != used || used > 0 && !piece.is_present {
+                return Err(format!("piece {index} of the table is said to be {piece:?}, and has {used} words"));
+            }
+        }
+        let present = self.pieces.iter().filter(|piece| piece.is_present).count();
+        if present == self.present {
+            Ok(())
+        } else {
+            Err(format!("{present} pieces of the table, not {}", self.present))
+        }
+    }
+
+    /// Bytes of memory that the table takes: its header, and the pieces that have memory.
     pub fn memory_bytes(&self) -> u64 {
-        HEADER_BYTES + if self.tail().is_some() { u64::from(self.log_blocks) * 4 } else { 0 }
+        HEADER_BYTES + self.present as u64 * PIECE_BYTES + (self.pieces.capacity() * size_of::<Piece>()) as u64
     }
 }
 
@@ -378,13 +561,13 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("table");
         {
-            let table = Table::create(&path, 4096, 1024).expect("a new table");
+            let mut table = Table::create(&path, 4096, 1024).expect("a new table");
             assert_eq!(table.tail(), None);
-            table.reserve().expect("room");
+            assert!(table.make_room(7));
             table.store(7, Location::Guest(PageId(99)));
             table.set_tail(Some(Tail { position: 1, sequence: u32::MAX }));
         }
-        let table = Table::open(&path).expect("the same table");
+        let mut table = Table::open(&path).expect("the same table");
         assert_eq!(table.log_blocks(), 1024);
         assert_eq!(table.load(7), Some(Location::Guest(PageId(99))));
         assert_eq!(table.load(8), Some(Location::None));
@@ -404,6 +587,90 @@ mod tests {
         table.set_tail(None);
         table.clear();
         assert_eq!(table.load(7), Some(Location::None));
+    }
+
+    /// Bytes of the file that have memory, past the header.
+    fn allocated(table: &Table) -> u64 {
+        table.file.allocated_bytes() - HEADER_BYTES
+    }
+
+    #[test]
+    fn pieces_come_and_go_with_what_is_in_them() {
+        // Nowhere else do files have just the memory that they were given.
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        let mut table = Table::create(&path, 4096, 5000).expect("a new table");
+        assert_eq!(allocated(&table), 0);
+        table.set_tail(Some(Tail { position: 1000, sequence: 1 }));
+        assert!(table.make_room(1023));
+        assert_eq!(allocated(&table), 2 * PIECE_BYTES, "its own piece, and the next");
+        table.store(1023, Location::Gone);
+        assert!(table.make_room(1024));
+        table.store(1024, Location::Home);
+        assert_eq!((table.load(4999), allocated(&table)), (Some(Location::None), 3 * PIECE_BYTES));
+        // The last piece is followed by the first.
+        assert!(table.make_room(4999));
+        assert_eq!(allocated(&table), 4 * PIECE_BYTES);
+        table.give_back_unused(4999);
+        assert_eq!(allocated(&table), 3 * PIECE_BYTES, "those in use, and where the log goes on");
+        table.store(1023, Location::None);
+        table.give_back_unused(1024);
+        assert_eq!(allocated(&table), PIECE_BYTES, "what is in use alone");
+        assert_eq!(table.load(1024), Some(Location::Home));
+        table.store(4999, Location::None);
+        // What was promised finds its room.
+        assert!(table.make_room(4500));
+        table.promise(4500);
+        table.give_back_unused(1024);
+        table.keep_promise(4500);
+        table.store(4500, Location::Storage);
+        let mut again = Table::open(&path).expect("the same table");
+        again.give_back_what_was_left();
+        assert_eq!(allocated(&again), 2 * PIECE_BYTES);
+        for position in 0..5000 {
+            let expected = match position {
+                1024 => Location::Home,
+                4500 => Location::Storage,
+                _ => Location::None,
+            };
+            assert_eq!(again.load(position), Some(expected));
+        }
+        again.set_tail(None);
+        again.clear();
+        assert_eq!((allocated(&again), again.has_room()), (0, false));
+    }
+
+    #[test]
+    fn looking_at_a_table_takes_no_memory() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        drop(Table::create(&path, 4096, 50_000).expect("a new table"));
+        let mut table = Table::open(&path).expect("the same table");
+        for position in 0..50_000 {
+            assert_eq!((table.load(position), table.is_absorbed(position)), (Some(Location::None), false));
+            table.store(position, Location::None);
+        }
+        assert_eq!(allocated(&table), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "has no room in its table")]
+    fn a_word_without_memory_is_not_stored() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut table = Table::create(&directory.path().join("table"), 4096, 5000).expect("a new table");
+        table.store(3000, Location::Home);
+    }
+
+    #[test]
+    fn a_full_tmpfs_is_said() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut table = Table::create(&directory.path().join("table"), 4096, 5000).expect("a new table");
+        assert!(table.make_room(100));
+        guest_memory::simulated_room::set_full(true);
+        let room = [100, 2047, 2048].map(|position| table.make_room(position));
+        guest_memory::simulated_room::set_full(false);
+        assert_eq!(room, [true, true, false], "the next piece was made in time");
+        assert!(!table.make_room(5000), "not of this log");
     }
 
     #[test]

@@ -158,6 +158,7 @@ impl VmJcb {
         self.set_torn(false);
         self.cursor = tail;
         self.partial = crate::jcb::Partial::default();
+        self.give_back_unused();
     }
 
     /// Transactions from the `index`-th on do not count any more: the guest has written over one of them.
@@ -196,5 +197,6 @@ impl VmJcb {
             }
         }
         self.transactions.drain(..count);
+        self.give_back_unused();
     }
 }

@@ -23,7 +23,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
-const LOG_BLOCKS: u32 = 96;
+/// Blocks that a log runs over, from its first one on.
+const LOG_BLOCKS: u32 = 95;
+/// Where a log begins whose first blocks are in one piece of the tables, and whose last are in the next, the last one.
+const OVER_PIECES: u32 = 2000;
 const HOME_BLOCKS: u64 = 64;
 const PAGES: u32 = 96;
 const ABSORBED_MAX: usize = 4;
@@ -159,8 +162,8 @@ impl Left {
     }
 }
 
-fn shape() -> LogShape {
-    LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS }
+fn shape(first: u32) -> LogShape {
+    LogShape { block_bytes: BLOCK as u32, log_blocks: first + LOG_BLOCKS, home_blocks: HOME_BLOCKS }
 }
 
 /// The guest's memory as a process maps it.
@@ -181,7 +184,7 @@ fn map(directory: &Path) -> (Arc<VmMemory>, MemoryTable) {
 }
 
 impl Guest {
-    fn new(checksum: Checksum, holding: Holding) -> Self {
+    fn new(checksum: Checksum, holding: Holding, first: u32) -> Self {
         // As another case may have left it that failed.
         simulated_room::set_full(false);
         simulated_kill::set_look(None);
@@ -190,9 +193,10 @@ impl Guest {
         ram.set_len(u64::from(PAGES) * BLOCK as u64).expect("a length");
         let (memory, table) = map(directory.path());
         let area = JournalArea::new(&memory, u64::MAX);
-        let log = area.make_log(directory.path(), "log", shape(), holding, Vec::new()).expect("a log");
+        let log = area.make_log(directory.path(), "log", shape(first), holding, Vec::new()).expect("a log");
         let superblock = SuperblockBuilder {
-            maxlen: LOG_BLOCKS,
+            maxlen: first + LOG_BLOCKS,
+            first,
             uuid: [7; 16],
             features: Features { compat: 0, incompat: Features::REVOKE | Features::WIDE, ro_compat: 0 },
             sequence: u32::MAX - 5,
@@ -200,7 +204,7 @@ impl Guest {
         }
         .checksum(checksum);
         let (_, format) = Superblock::parse(&superblock.build()).expect("valid");
-        let builder = LogBuilder::new(format, 1, u32::MAX - 5);
+        let builder = LogBuilder::new(format, first, u32::MAX - 5);
         let disk: Disk = (0..HOME_BLOCKS).map(|block| (block, vec![block as u8; BLOCK].into())).collect();
         Guest {
             memory,
@@ -247,7 +251,7 @@ impl Guest {
         (self.memory, self.table) = map(&directory);
         self.memory.protect(&left.protected).expect("simulated");
         self.area = JournalArea::new(&self.memory, u64::MAX);
-        let adopted = self.area.adopt_log(&directory, "log", shape(), self.holding, Vec::new());
+        let adopted = self.area.adopt_log(&directory, "log", shape(self.superblock.first), self.holding, Vec::new());
         self.log = adopted.expect("what was left is understood");
         assert!(self.is_turning || self.area.is_open(self.log) == self.open);
         // Where there is no room the device waits with what it was asked for.
@@ -862,7 +866,8 @@ impl Guest {
     fn compare_shown(&self, disk: &Disk, cache: &Disk, expected: &Disk) {
         let mut outside = OnDisk(disk);
         let mut shown = HashMap::new();
-        for position in 0..LOG_BLOCKS {
+        let first = self.superblock.first;
+        for position in std::iter::once(0).chain(first..first + LOG_BLOCKS) {
             let mut block = vec![0; BLOCK];
             assert!(self.area.show(self.log, position, &mut block, &mut outside).expect("shown"));
             shown.insert(position, block);
@@ -1024,8 +1029,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-fn run(checksum: Checksum, holding: Holding, steps: &[Step]) {
-    let mut guest = Guest::new(checksum, holding);
+fn run(checksum: Checksum, holding: Holding, first: u32, steps: &[Step]) {
+    let mut guest = Guest::new(checksum, holding, first);
     for step in steps {
         match step {
             Step::Modify(blocks, fresh, escaped) => {
@@ -1079,17 +1084,17 @@ proptest! {
 
     #[test]
     fn held_equals_complete_v3(steps in steps()) {
-        run(Checksum::V3, Holding::Retain, &steps);
+        run(Checksum::V3, Holding::Retain, 1, &steps);
     }
 
     #[test]
     fn held_equals_complete_without_checksums(steps in steps()) {
-        run(Checksum::None, Holding::Retain, &steps);
+        run(Checksum::None, Holding::Retain, OVER_PIECES, &steps);
     }
 
     #[test]
     fn held_equals_complete_copied(steps in steps()) {
-        run(Checksum::V2, Holding::Copy, &steps);
+        run(Checksum::V2, Holding::Copy, OVER_PIECES, &steps);
     }
 }
 
@@ -1114,7 +1119,7 @@ fn a_block_that_the_host_writes_is_not_written_by_the_guest_meanwhile() {
             Step::BeginHome(1, 1),
         ];
         steps.extend(ends.map(|index| Step::EndHome { index, ok: true, late: false }));
-        run(Checksum::V3, Holding::Retain, &steps);
+        run(Checksum::V3, Holding::Retain, 1, &steps);
     }
 }
 
@@ -1131,7 +1136,7 @@ fn of_two_writes_of_one_block_the_last_one_stays() {
                     [Step::Modify(vec![2], false, false), Step::BeginHome(2, 1), commit.clone(), Step::BeginHome(2, 1)];
                 let ended = [end(ends[0]), end(ends[1]), Step::Full(true), Step::HostWrites(4)];
                 let after = [Step::Checkpoint(usize::MAX, leaves), Step::Full(false)];
-                run(Checksum::V3, holding, &[&begun[..], &ended, &after].concat());
+                run(Checksum::V3, holding, 1, &[&begun[..], &ended, &after].concat());
             }
         }
     }
@@ -1145,7 +1150,7 @@ fn what_changes_on_its_way_home_is_written_anew() {
     let end = Step::EndHome { index: 0, ok: true, late: true };
     for holding in [Holding::Retain, Holding::Copy] {
         let begun = [commit.clone(), Step::BeginHome(0, 1), modify.clone(), end.clone(), Step::HostWrites(1)];
-        run(Checksum::V3, holding, &[&begun[..], &[Step::BeginHome(1, 1)]].concat());
+        run(Checksum::V3, holding, 1, &[&begun[..], &[Step::BeginHome(1, 1)]].concat());
     }
 }
 
@@ -1157,11 +1162,11 @@ fn a_process_that_goes_on_knows_what_the_one_before_knew() {
         |blocks: Vec<u64>| Step::Commit { blocks, revokes: vec![], split: 8, escaped: false, end: End::Commit };
     let end = || Step::EndHome { index: 0, ok: true, late: false };
     for holding in [Holding::Retain, Holding::Copy] {
-        run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Discard(1, 1), end(), Step::Die, commit(vec![3])]);
+        run(Checksum::V3, holding, 1, &[commit(vec![1, 2]), Step::Discard(1, 1), end(), Step::Die, commit(vec![3])]);
         let past = [Step::Modify(vec![1], false, false), Step::BeginHome(1, 1), end()];
         let by_the_host = [Step::Die, Step::HostWrites(4), end(), end(), Step::Checkpoint(usize::MAX, true)];
-        run(Checksum::V3, holding, &[&[commit(vec![1, 2])][..], &past, &by_the_host].concat());
-        run(Checksum::V3, holding, &[commit(vec![1, 2]), Step::Die, Step::CommitAgain(vec![1, 2], 1)]);
+        run(Checksum::V3, holding, 1, &[&[commit(vec![1, 2])][..], &past, &by_the_host].concat());
+        run(Checksum::V3, holding, 1, &[commit(vec![1, 2]), Step::Die, Step::CommitAgain(vec![1, 2], 1)]);
     }
 }
 
@@ -1174,14 +1179,14 @@ fn what_was_absorbed_is_not_forgotten() {
     for holding in [Holding::Retain, Holding::Copy] {
         for dies in [Step::Die, Step::DieBefore(0), Step::DieBefore(1), Step::DieBefore(2)] {
             let absorbed = [commit(vec![1, 2]), dies, Step::Absorb(1, 2)];
-            run(Checksum::V3, holding, &[&absorbed[..], &[Step::Die, commit(vec![3])]].concat());
-            run(Checksum::V3, holding, &[&absorbed[..], &[Step::Checkpoint(1, true), commit(vec![3])]].concat());
-            run(Checksum::V3, holding, &[&absorbed[..], &[Step::AbsorbedWrites(1), Step::Die, end()]].concat());
+            run(Checksum::V3, holding, 1, &[&absorbed[..], &[Step::Die, commit(vec![3])]].concat());
+            run(Checksum::V3, holding, 1, &[&absorbed[..], &[Step::Checkpoint(1, true), commit(vec![3])]].concat());
+            run(Checksum::V3, holding, 1, &[&absorbed[..], &[Step::AbsorbedWrites(1), Step::Die, end()]].concat());
             // Something past the journal, and something newer.
             let past = [Step::Modify(vec![1], false, false), Step::BeginHome(1, 1), end(), Step::Die];
-            run(Checksum::V3, holding, &[&absorbed[..], &past].concat());
+            run(Checksum::V3, holding, 1, &[&absorbed[..], &past].concat());
             let newer = [Step::AbsorbedWrites(2), commit(vec![2]), end(), end(), Step::Absorb(2, 1)];
-            run(Checksum::V3, holding, &[&absorbed[..], &newer].concat());
+            run(Checksum::V3, holding, 1, &[&absorbed[..], &newer].concat());
         }
     }
 }

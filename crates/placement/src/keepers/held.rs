@@ -240,6 +240,14 @@ impl Keeper for Held {
                 self.store(log, write.position, requests[failed], buffer, steps);
             }
         }
+        if !outcome.no_room.is_empty() {
+            log::error!(
+                "there is no room in tmpfs for the table of disk {}'s journal: {} writes to it fail, and its guest ends its journal",
+                log.home.options.name,
+                outcome.no_room.len()
+            );
+            outcome.no_room.iter().for_each(|index| steps.fail(requests[*index]));
+        }
         if !outcome.accepted.is_empty() {
             self.aged_committed(log, outcome.accepted, &requests, steps);
         }

@@ -119,7 +119,7 @@ fn memory_figures(options: &Options, retain: &Run, memory: &Run) -> Vec<Figure> 
             Basis::Count,
         )
         .note(format!(
-            "{area} bytes, {blocks} blocks retained at most; most of it is fixed by the log's length: {:.1} bytes a log block",
+            "{area} bytes, {blocks} blocks retained at most; {:.1} bytes a log block",
             ratio(area, u64::from(options.journal_mib()) * (image::MIB / BLOCK_BYTES))
         )),
         Figure::new(

@@ -1,0 +1,208 @@
+//! How much memory the tables of a log of 128 MiB take: counted, at several fills and while a guest writes far more than the log is long.
+//! Counts are what they are on every machine.
+
+use guest_memory::{PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_room};
+use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+use jbd2::{Checksum, Superblock};
+use journal_area::{
+    Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Source, SuperblockEffect,
+};
+use std::sync::Arc;
+
+const BLOCK: usize = PAGE_BYTES;
+const LOG_BLOCKS: u32 = 32_768;
+/// A guest of 160 MiB.
+const PAGES: u32 = 40_960;
+/// A file system of 2 TiB: its block numbers take four bytes.
+const HOME_BLOCKS: u64 = 1 << 29;
+/// What is there as soon as a log is open, at most: the table's header, the first pieces of its words, one piece of each other table.
+const FIXED_BYTES: u64 = 28_000;
+
+/// Where a transaction begins, its number, and what it commits: home blocks in their pages.
+struct Live {
+    begins: (u32, u32),
+    blocks: Vec<(u64, PageId)>,
+}
+
+struct Rig {
+    memory: Arc<VmMemory>,
+    area: Arc<JournalArea>,
+    log: LogId,
+    superblock: SuperblockBuilder,
+    builder: LogBuilder,
+    live: Vec<Live>,
+    next: u64,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        // Where files have just the memory that they were given.
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let elsewhere = tempfile::tempdir().expect("a temporary directory");
+        let path = elsewhere.path().join("ram");
+        let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
+        let size = u64::from(PAGES) * BLOCK as u64;
+        ram.set_len(size).expect("a length");
+        let memory = VmMemory::new();
+        let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
+        memory.map(vec![region]).expect("mapped");
+        memory.simulate_protection();
+        let area = JournalArea::new(&memory, u64::MAX);
+        // They are all zeros.
+        area.set_hot_pages(HotPages::Never);
+        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS };
+        let log = area.make_log(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
+        let superblock =
+            SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
+                .checksum(Checksum::None);
+        let raw = superblock.build();
+        let (_, format) = Superblock::parse(&raw).expect("valid");
+        assert_eq!(area.superblock_written(log, &raw).expect("held"), SuperblockEffect::Opened);
+        let builder = LogBuilder::new(format, 1, 1);
+        Rig { memory, area, log, superblock, builder, live: Vec::new(), next: 0, directory }
+    }
+
+    /// Commits `count` blocks that were never committed before.
+    fn commit(&mut self, count: u32) {
+        let writes = self.writes(count);
+        let committed: u32 = writes.chunks(512).map(|batch| self.area.hold(self.log, batch).committed).sum();
+        assert_eq!(committed, 1);
+    }
+
+    /// The log writes of such a commit.
+    fn writes(&mut self, count: u32) -> Vec<LogWrite> {
+        let blocks: Vec<(u64, PageId)> = (self.next..self.next + u64::from(count))
+            // Far apart, as files are, and at the end of the file system.
+            .map(|number| (HOME_BLOCKS - 1 - number * 11, PageId((number % u64::from(PAGES)) as u32)))
+            .collect();
+        self.next += u64::from(count);
+        self.live.push(Live { begins: (self.builder.position, self.builder.sequence), blocks: blocks.clone() });
+        let transaction = Transaction {
+            blocks: blocks.iter().map(|(block, _)| (*block, vec![0; BLOCK])).collect(),
+            ..Transaction::default()
+        };
+        let mut pages = blocks.iter().map(|(_, page)| *page);
+        let mut writes = Vec::new();
+        let memory = Arc::clone(&self.memory);
+        self.builder.transaction(&transaction, &mut |position, block| {
+            let content = if jbd2::peek(block).is_some() {
+                Content::Bytes(block.to_vec())
+            } else {
+                Content::Page(memory.page(pages.next().expect("a page a block")).expect("a page"))
+            };
+            writes.push(LogWrite { position, content });
+        });
+        writes
+    }
+
+    /// Everything of the oldest transaction goes home, and the guest's tail passes it.
+    fn checkpoint(&mut self) {
+        for (block, page) in self.live.remove(0).blocks {
+            let payload = [self.memory.page(page)];
+            let HomeWrite::Go { operation, replaced } =
+                self.area.home_write_begins(self.log, block..block + 1, &payload)
+            else {
+                panic!("nothing is in the way")
+            };
+            assert!(!replaced.iter().any(|(_, source)| matches!(source, Source::Given)));
+            self.area.home_write_ended(self.log, operation, true);
+        }
+        let next = (self.builder.position, self.builder.sequence);
+        let (start, sequence) = self.live.first().map_or(next, |live| live.begins);
+        let block = SuperblockBuilder { start, sequence, ..self.superblock.clone() }.build();
+        assert_eq!(self.area.superblock_written(self.log, &block).expect("held"), SuperblockEffect::GoesOn);
+    }
+
+    fn tables_bytes_max(&self) -> u64 {
+        self.area.counters(self.log).area_bytes_max
+    }
+
+    /// Bytes that the file with the table really has.
+    fn table_file_bytes(&self) -> u64 {
+        let path = self.directory.path().join("log.table");
+        std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).expect("a file")) * 512
+    }
+}
+
+/// Tables and blocks held when so many percent of the log are filled.
+fn at_fill(percent: u32) -> (u64, u64) {
+    let mut rig = Rig::new();
+    let mut left = LOG_BLOCKS * percent / 100;
+    while left > 0 {
+        // A transaction takes a quarter of a log at most, and a little more than its blocks.
+        let part = left.min(LOG_BLOCKS / 5);
+        let count = part - part.div_ceil(200) - 2;
+        rig.commit(count);
+        left -= part;
+    }
+    rig.area.check().expect("the books are right");
+    let counters = rig.area.counters(rig.log);
+    // Control blocks are copied, and nothing else.
+    assert!(counters.pages_protected * 100 > counters.blocks_retained_max * 98, "in the guest's own pages");
+    (counters.area_bytes_max, counters.blocks_retained_max)
+}
+
+#[test]
+fn tables_grow_with_what_is_held() {
+    for (percent, limit) in [(1, 96.0), (10, 24.0), (50, 16.0), (100, 14.0)] {
+        let (bytes, blocks) = at_fill(percent);
+        let a_block = bytes as f64 / blocks as f64;
+        println!("{percent:3} % of the log: {bytes} bytes of tables, {blocks} blocks held, {a_block:.1} bytes a block");
+        assert!(a_block <= limit, "{a_block} bytes a block at {percent} %");
+        assert!(bytes <= FIXED_BYTES + 14 * blocks, "{bytes} bytes for {blocks} blocks at {percent} %");
+    }
+}
+
+#[test]
+fn tables_go_with_the_live_part_of_the_log() {
+    let mut rig = Rig::new();
+    let opened = rig.tables_bytes_max();
+    // Six times round the log, never more than a tenth of it live: tables as for a tenth.
+    for round in 0..120 {
+        rig.commit(1600);
+        if rig.live.len() > 1 {
+            rig.checkpoint();
+        }
+        if round % 30 == 0 {
+            rig.area.check().expect("the books are right");
+        }
+        assert!(rig.table_file_bytes() <= 9 * 4096, "{} bytes of the table in round {round}", rig.table_file_bytes());
+    }
+    let (bytes, held) = (rig.tables_bytes_max(), rig.area.counters(rig.log).blocks_retained_max);
+    println!("streaming: {bytes} bytes of tables at most, {held} blocks held at most");
+    assert!(bytes <= FIXED_BYTES + 20 * held, "{bytes} bytes for {held} blocks");
+    while !rig.live.is_empty() {
+        rig.checkpoint();
+    }
+    rig.area.check().expect("the books are right");
+    assert!(rig.table_file_bytes() <= 4 * 4096, "{} bytes of an empty log's table", rig.table_file_bytes());
+    rig.area.close(rig.log);
+    assert_eq!(rig.table_file_bytes(), 4096, "the header");
+    assert!(opened < FIXED_BYTES);
+}
+
+/// With a tmpfs that is full, a log goes on as far as its table has room, which is a piece further than it has come. Then its writes
+/// fail, and nothing of them counts.
+#[test]
+fn what_the_table_has_no_room_for_is_refused() {
+    let mut rig = Rig::new();
+    rig.commit(500);
+    simulated_room::set_full(true);
+    let mut refused = 0;
+    let writes = rig.writes(2500);
+    for batch in writes.chunks(512) {
+        let outcome = rig.area.hold(rig.log, batch);
+        refused += outcome.no_room.len();
+        assert_eq!(outcome.committed, 0);
+        assert!(outcome.no_room.iter().all(|index| batch[*index].position >= 2048), "there is room for two pieces");
+    }
+    simulated_room::set_full(false);
+    assert_eq!(refused, writes.iter().filter(|write| write.position >= 2048).count());
+    rig.area.check().expect("the books are right");
+    assert_eq!(rig.area.counters(rig.log).transactions, 1);
+    // The guest's kernel would have ended its journal. Whoever asks again finds room.
+    let committed: u32 = writes.chunks(512).map(|batch| rig.area.hold(rig.log, batch).committed).sum();
+    assert_eq!(committed, 1);
+    rig.area.check().expect("the books are right");
+}
