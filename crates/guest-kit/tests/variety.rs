@@ -16,6 +16,19 @@ fn a_variety_of_guests_keeps_what_was_acknowledged() {
     assert!(!summary.ends_with(" 0 acknowledged groups"), "the guests did nothing: {summary}");
 }
 
+/// Also where the VMM ends while the process that serves it has just died.
+#[test]
+fn so_it_does_while_those_who_serve_it_are_killed() {
+    let variety = Command::new(env!("CARGO_BIN_EXE_variety"))
+        .args(["--cases", "online/resize2fs,online/fstrim", "--seed", "100", "--placement", "durable", "--end", "qemu"])
+        .args(["--worker-kills", "30", "--control", "failed"])
+        .output()
+        .expect("variety starts");
+    let printed = String::from_utf8_lossy(&variety.stdout);
+    assert!(variety.status.success(), "{printed}\n{}", String::from_utf8_lossy(&variety.stderr));
+    assert!(printed.contains("2 runs: 2 ok,") && printed.contains("workers killed under their guests: "), "{printed}");
+}
+
 #[test]
 fn what_is_asked_for_wrongly_is_a_sentence() {
     let variety = |words: &[&str]| Command::new(env!("CARGO_BIN_EXE_variety")).args(words).output().expect("it starts");

@@ -339,7 +339,12 @@ impl Journals {
     fn books_of_aged(&self, log: &Log, opening: Opening) -> io::Result<Adopted> {
         let books = self.area.adopted(log.id).ok_or_else(|| refuse_aged(log, "it has gone"))?;
         if !books.is_open || !books.openings.is_some_and(|openings| openings.contains(&opening)) {
-            return Err(refuse_aged(log, "its mark on storage is that of another opening"));
+            let why = format!(
+                "its mark on storage is that of another opening ({opening:?}; the table of the {} log has {:?})",
+                if books.is_open { "open" } else { "closed" },
+                books.openings
+            );
+            return Err(refuse_aged(log, &why));
         }
         Ok(books)
     }

@@ -53,6 +53,8 @@ pub fn run(mut options: Options) -> Result<()> {
             patiently(&mut tries, || ledger.sync_all()).map_err(at("fsync", &ledger_path))?;
             if sync_all {
                 patiently(&mut tries, || Ok(rustix::fs::syncfs(&ledger)?)).map_err(at("sync", root))?;
+                // That says nothing of a journal which was given up meanwhile; this does.
+                patiently(&mut tries, || ledger.sync_all()).map_err(at("fsync", &ledger_path))?;
             }
             // Here first: who is told on the channel may look at the file.
             if let Some(note) = &note {
