@@ -243,6 +243,7 @@ fn a_tmpfs_too_small_for_the_guest_is_a_sentence() {
 /// says so, and when the storage is well again nothing is missing.
 #[test]
 fn failing_storage_is_told_to_the_guest_and_a_failed_recovery_keeps_all_that_is_owed() {
+    let _alone = alone_behind_fuse();
     let bench = Bench::new();
     let (held, plain) = (bench.path("held"), bench.path("plain"));
     let file_system = ExtRecipe::ext4(64, 8).make(&held).unwrap();

@@ -331,6 +331,7 @@ fn a_guest_does_not_notice_that_its_server_goes_and_comes() {
 #[test]
 #[ignore = "long: make crash"]
 fn a_host_that_is_lost_takes_nothing_along_that_was_acknowledged() {
+    let _alone = alone_behind_fuse();
     for (round, mode) in [Mode::Journal, Mode::Ordered].into_iter().enumerate().take(rounds(1) as usize) {
         let bench = Bench::new();
         let server = JournalServer::start(&bench.path("store"), "127.0.0.1:0", &[]);

@@ -9,8 +9,17 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
+
+/// For a test whose image is behind FUSE, to its end: the next one there has the same device and inode number, and what this one's VM
+/// is owed is found by these.
+pub fn alone_behind_fuse() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // Another one's failure is its own.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// For whatever has to happen: generous, because the machine may be doing many other things.
 pub const LIMIT: Duration = Duration::from_secs(180);

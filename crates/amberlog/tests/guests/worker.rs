@@ -102,6 +102,7 @@ fn nor_one_that_is_told_of_a_commit_when_it_is_durable() {
 /// is on storage is all there is: the journal in its own place, replayed by e2fsck.
 #[test]
 fn with_no_age_nothing_acknowledged_is_lost_to_a_power_cut_after_a_worker_has_died() {
+    let _alone = alone_behind_fuse();
     for (round, (mode, ext)) in (0..rounds(4)).zip(
         ["journal", "ordered"]
             .into_iter()
@@ -152,6 +153,7 @@ fn with_no_age_nothing_acknowledged_is_lost_to_a_power_cut_after_a_worker_has_di
 /// Storage fails just when a worker has died: what the next one cannot make durable is not acknowledged.
 #[test]
 fn with_no_age_nothing_is_acknowledged_that_the_next_worker_cannot_make_durable() {
+    let _alone = alone_behind_fuse();
     let bench = Bench::new();
     let image = bench.path("image");
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
@@ -593,6 +595,7 @@ impl Drop for Loop {
 /// Storage holds back one write for longer than a worker waits at the end of its VM, and others pass it. Nothing is brought home beside
 /// that: what is held back lands before what is newer, however late.
 fn is_owed_until_storage_answers(name: &str, options: &str, is_beside_it: bool) {
+    let _alone = alone_behind_fuse();
     let bench = Bench::new();
     let image = bench.path("image");
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
