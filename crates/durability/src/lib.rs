@@ -19,6 +19,12 @@
 //! * (e) what the guest's own log would not bring back any more, ours does not either: a write to a block with such a copy waits
 //!   until the log is empty.
 //!
+//! And one that spares a flush: with no age the guest's flush has to find durable what it has written home.
+//!
+//! * (f) *spared flushes*: a write to homes of which the durable log has copies, of each, need not be covered. A power cut with it or
+//!   without it comes to the same, since a replay writes over it; by (d) the copies stay until a flush has covered the write, and by (e)
+//!   the guest's own log would have written over it, too ([`Durability::write_ended`]).
+//!
 //! Pure: no I/O, no threads, no clock. Whoever runs it carries out [`Step`]s and says when they are done; operations of one list run
 //! in any order. Within one sequence number a block is tagged or revoked, never both (`jbd2::Compound` refuses it).
 //!

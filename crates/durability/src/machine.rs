@@ -291,6 +291,8 @@ pub struct Durability {
     flushed: u64,
     /// When the guest first asked for a flush of what is not flushed.
     flush_wanted: Option<Duration>,
+    /// How many writes a flush has to have covered for all to be durable that the guest may want to be: rule (f).
+    to_cover: u64,
     flush_answers: Vec<AnswerId>,
     is_flushing: bool,
     purposes: BTreeMap<OperationId, Purpose>,
@@ -342,6 +344,7 @@ impl Durability {
             ended: 0,
             flushed: 0,
             flush_wanted: None,
+            to_cover: 0,
             flush_answers: Vec::new(),
             is_flushing: false,
             purposes: BTreeMap::new(),
@@ -393,7 +396,7 @@ impl Durability {
         }
         machine.is_urgent = !owed.is_empty();
         // Writes that nobody told of may be anywhere.
-        machine.ended = 1;
+        (machine.ended, machine.to_cover) = (1, 1);
         Ok(machine)
     }
 
@@ -438,7 +441,7 @@ impl Durability {
         let rest = Transaction { sequence: last, blocks: Vec::new(), revokes: Vec::new(), freed: Freed::Unknown };
         machine.open.add(&rest, now, 0);
         // What was written before may be anywhere.
-        machine.ended = 1;
+        (machine.ended, machine.to_cover) = (1, 1);
         machine.open.ended = machine.ended;
         for FoundCopy { block, compound, position, escaped, said } in &found.copies {
             // What the guest's log does not have is left to nobody's replay but ours.
@@ -581,7 +584,7 @@ impl Durability {
         self.drive(now, view, steps);
     }
 
-    /// It has ended.
+    /// It has ended. Gives whether the guest's next flush has to cover it: rule (f).
     pub fn write_ended(
         &mut self,
         now: Duration,
@@ -589,9 +592,22 @@ impl Durability {
         is_good: bool,
         view: &mut dyn View,
         steps: &mut Vec<Step>,
-    ) {
+    ) -> bool {
         self.ended += 1;
-        let Some(flight) = self.flights.remove(&id) else { return };
+        let Some(flight) = self.flights.remove(&id) else {
+            self.to_cover = self.ended;
+            return true;
+        };
+        let touched = flight.asked.touched.clone();
+        // Whatever of it is at home, a replay writes over it for as long as the copies are in the log: until a flush has covered it, by
+        // rule (d). What the guest's own log would not write over has waited for an empty log, by rule (e).
+        let is_replayed = is_good
+            && self.phase != Phase::Failed
+            && !touched.is_empty()
+            && self.live.within(touched.clone()).count() as u64 == touched.end - touched.start;
+        if !is_replayed {
+            self.to_cover = self.ended;
+        }
         for (block, mark) in flight.marks {
             match mark {
                 Mark::Live(compound) if is_good => self.live.written(block, compound, self.ended),
@@ -606,11 +622,12 @@ impl Durability {
             }
         }
         self.drive(now, view, steps);
+        !is_replayed
     }
 
     /// The guest asks for a flush, or has no write cache and a write of its has ended.
     pub fn flush_asked(&mut self, now: Duration, answer: AnswerId, view: &mut dyn View, steps: &mut Vec<Step>) {
-        if self.flushed == self.ended || !(self.within.is_zero() || self.phase == Phase::Failed) {
+        if self.flushed >= self.to_cover || !(self.within.is_zero() || self.phase == Phase::Failed) {
             if self.flushed != self.ended {
                 self.flush_wanted.get_or_insert(now);
             }

@@ -192,6 +192,15 @@ impl Rig {
         self.plan(plan);
     }
 
+    /// The guest flushes: how many flushes storage sees for that.
+    fn flushes(&mut self) -> usize {
+        assert!(self.waiting.is_empty());
+        self.request(RequestKind::Flush, 0, &[]);
+        let flushes = self.waiting.iter().filter(|operation| operation.operation == Operation::Flush).count();
+        self.settle();
+        flushes
+    }
+
     /// Storage does what it was told, until nothing is left.
     fn settle(&mut self) {
         while !self.waiting.is_empty() {
@@ -559,6 +568,27 @@ fn with_no_age_a_commit_is_answered_when_it_is_durable() {
         rig.promise(rig.committed);
     }
     assert!(rig.judge() > 100);
+}
+
+#[test]
+fn with_no_age_a_flush_covers_what_no_replay_brings_back_and_nothing_else() {
+    let mut rig = Rig::new(Some(Duration::ZERO));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.flushes();
+    let homes = rig.homes;
+    rig.write_homes();
+    rig.settle();
+    assert_eq!(rig.flushes(), 0, "a replay brings it back");
+    rig.promise(rig.committed);
+    rig.write_home(homes[0], DIRECT);
+    rig.settle();
+    assert_eq!(rig.flushes(), 0, "a replay writes over it");
+    rig.write_home(BLOCKS - 1, DIRECT);
+    rig.settle();
+    assert_eq!(rig.flushes(), 1, "it is nowhere else");
+    assert!(rig.judge() > 20);
 }
 
 #[test]

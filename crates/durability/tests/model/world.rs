@@ -93,11 +93,18 @@ enum What {
     Discard,
 }
 
+/// What the guest has written when it asks for a flush, and may count on when that is answered: directly, and in place.
+#[derive(Clone, Debug, Default)]
+struct Flushed {
+    direct: u32,
+    in_place: HashMap<u64, u32>,
+}
+
 #[derive(Clone, Debug)]
 enum Asked {
     Commit,
     Tail(u32),
-    Flush,
+    Flush(Flushed),
     Now(u32),
     Close,
 }
@@ -186,6 +193,10 @@ pub struct World {
     stamps: u32,
     /// Of blocks written in place: the last stamp that has ended.
     ended_stamps: HashMap<u64, u32>,
+    /// Of the same: what a flush has promised.
+    in_place_floor: HashMap<u64, u32>,
+    /// What had ended when the log was opened.
+    unseen: Flushed,
     writes: BTreeMap<WriteId, GuestWrite>,
     /// What the guest has in memory of the block that is also written directly.
     direct_now: u32,
@@ -266,6 +277,8 @@ impl World {
             is_closing: false,
             stamps: 0,
             ended_stamps: HashMap::new(),
+            in_place_floor: HashMap::new(),
+            unseen: Flushed::default(),
             writes: BTreeMap::new(),
             direct_now: 0,
             direct_journaled: FIRST - 1,
@@ -504,7 +517,15 @@ impl World {
                     self.versions.remove(&version);
                 }
             }
-            Asked::Flush => {}
+            // With an age a flush promises that age, and no more.
+            Asked::Flush(written) if self.setting.within == 0 => {
+                self.direct_floor = self.direct_floor.max(written.direct);
+                for (block, stamp) in written.in_place {
+                    let floor = self.in_place_floor.entry(block).or_default();
+                    *floor = stamp.max(*floor);
+                }
+            }
+            Asked::Flush(_) => {}
             Asked::Now(through) => self.floor = self.floor.max(through),
             Asked::Close => {
                 self.is_closing = false;
@@ -579,7 +600,7 @@ impl World {
             70..73 => self.discard()?,
             73..75 => self.write_directly()?,
             75..78 if self.machine.is_some() => {
-                let answer = self.ask(Asked::Flush);
+                let answer = self.ask(Asked::Flush(self.written_beside_machine()));
                 self.with_machine(|machine, now, view, steps| machine.flush_asked(now, answer, view, steps))?;
             }
             78 if self.machine.is_some() => {
@@ -603,6 +624,14 @@ impl World {
         let answer = AnswerId(self.id());
         self.asked.insert(answer, what);
         answer
+    }
+
+    /// What came before a machine was there is not its matter.
+    fn written_beside_machine(&self) -> Flushed {
+        let direct = self.direct_ended.iter().map(|(_, stamp)| *stamp).filter(|stamp| *stamp > self.unseen.direct);
+        let mut in_place = self.ended_stamps.clone();
+        in_place.retain(|block, stamp| self.unseen.in_place.get(block) != Some(stamp));
+        Flushed { direct: direct.max().unwrap_or(0), in_place }
     }
 
     fn stamp(&mut self) -> u32 {
@@ -761,6 +790,7 @@ impl World {
             .build();
             raw.truncate(BLOCK);
             self.machine = Some(Durability::opened(&raw, Duration::from_millis(self.setting.within))?);
+            self.unseen = Flushed { direct: self.stamps, in_place: self.ended_stamps.clone() };
         }
         self.next_sequence += 1;
         let running = std::mem::take(&mut self.running);
@@ -1003,7 +1033,7 @@ impl World {
                 Asked::Tail(tail) => {
                     self.with_machine(|machine, now, view, steps| machine.tail_moves(now, tail, answer, view, steps))?
                 }
-                Asked::Flush => {
+                Asked::Flush(_) => {
                     self.with_machine(|machine, now, view, steps| machine.flush_asked(now, answer, view, steps))?
                 }
                 Asked::Close => {
@@ -1069,6 +1099,13 @@ impl World {
         let directs = &self.directs;
         let written_directly = |stamp: u32| directs.contains(&stamp) && stamp > state.direct;
         judge::compare(&image, state, sequence, &written_directly)?;
+        for (block, floor) in &self.in_place_floor {
+            let is_older = |part: &[u8]| crate::guest::told(part).0 < *floor;
+            let is_in_place = matches!(state.uses[(block - DATA) as usize], Use::InPlace(..));
+            if is_in_place && judge::block(&image, *block).chunks(SECTOR).any(is_older) {
+                return Err(format!("block {block} is older than {floor}, which a flush has promised"));
+            }
+        }
         let direct = crate::guest::told(judge::block(&image, DIRECT)).0;
         if direct < self.direct_floor {
             return Err(format!("what was written directly came back as {direct}, older than {}", self.direct_floor));

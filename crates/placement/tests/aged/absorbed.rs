@@ -8,7 +8,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 impl Rig {
     /// The last transaction goes home, all of it.
-    fn write_homes(&mut self) {
+    pub(super) fn write_homes(&mut self) {
         let last = self.committed;
         self.homes.into_iter().for_each(|block| self.write_home(block, last));
     }

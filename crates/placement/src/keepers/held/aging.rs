@@ -787,14 +787,14 @@ impl Held {
         let mut state = self.state();
         let mut is_covered = true;
         if let Some(aging) = &mut state.aging {
-            if let Some(id) = aging.flights.remove(&operation) {
-                aging.call(self, log, steps, |machine, now, view, said| {
-                    machine.write_ended(now, id, is_ok, view, said);
-                });
-            }
-            // With no age the guest is told when it is durable, and that is the route's to see to.
-            is_covered = !aging.within.is_zero();
-            if is_covered {
+            let is_spared = aging.flights.remove(&operation).is_some_and(|id| {
+                !aging
+                    .call(self, log, steps, |machine, now, view, said| machine.write_ended(now, id, is_ok, view, said))
+            });
+            // With no age the guest is told when it is durable, and that is the route's to see to, but for what a replay brings back.
+            let is_aged = !aging.within.is_zero();
+            is_covered = is_aged || (is_spared && aging.ending.is_none());
+            if is_aged {
                 let answer = aging.ask(Asked::Nobody);
                 aging.call(self, log, steps, |machine, now, view, said| machine.flush_asked(now, answer, view, said));
             }
