@@ -246,8 +246,8 @@ impl<'r> Simulation<'r> {
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
         let milliseconds = Arc::new(AtomicU64::new(0));
         journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(&milliseconds)));
-        let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen];
-        journals.area.set_hot_pages(rules[(seed % 3) as usize]);
+        let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen, HotPages::Scattered { room_mib: 1 }];
+        journals.area.set_hot_pages(rules[(seed % 4) as usize]);
         journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
         let mut routes: Vec<DiskRoute> =
             (0..images.len()).map(|disk| DiskRoute::new(Arc::clone(&journals), disk)).collect();

@@ -98,6 +98,15 @@ impl VmJcb {
                 _ => copied.push(index),
             }
         }
+        let could_be: Vec<PageId> = retained.iter().map(|(_, page)| *page).collect();
+        let scattered = pages.scattered(could_be, (self.pool.used_bytes(), block_bytes as u64));
+        retained.retain(|(index, page)| {
+            let is_scattered = scattered.contains(page);
+            if is_scattered {
+                copied.push(*index);
+            }
+            !is_scattered
+        });
         // Protect first: from here on the guest cannot change what is about to count.
         let before = (pages.pages_protected, pages.protect_calls);
         let list: Vec<PageId> = retained.iter().map(|(_, page)| *page).collect();

@@ -30,7 +30,16 @@ pub enum HotPages {
     /// written to again anyway.
     #[default]
     Foreseen,
+    /// These, and what lies in short runs of neighbouring pages, as long as a log's copies take less than this: to protect a run costs
+    /// the same however short it is, some fifty copies of a block.
+    Scattered {
+        /// In mebibytes.
+        room_mib: u32,
+    },
 }
+
+/// A run of so many neighbouring pages is long.
+const RUN_PAGES_MIN: usize = 16;
 
 /// The pages of one VM.
 pub struct Pages {
@@ -111,8 +120,23 @@ impl Pages {
         match self.rule {
             HotPages::Never => true,
             HotPages::Faulted => !self.is_hot(page),
-            HotPages::Foreseen => !self.is_hot(page) && !ends_in_zeros(block),
+            HotPages::Foreseen | HotPages::Scattered { .. } => !self.is_hot(page) && !ends_in_zeros(block),
         }
+    }
+
+    /// Of pages that could be retained, those that are rather copied: in short runs, and no more of them than there is room for beside
+    /// the bytes that a log's copies take already.
+    pub fn scattered(&self, mut pages: Vec<PageId>, (copied_bytes, block_bytes): (u64, u64)) -> HashSet<PageId> {
+        let HotPages::Scattered { room_mib } = self.rule else { return HashSet::new() };
+        let room = ((u64::from(room_mib) << 20).saturating_sub(copied_bytes) / block_bytes) as usize;
+        pages.sort_unstable();
+        let mut scattered = HashSet::new();
+        for run in pages.chunk_by(|one, next| one.0 + 1 == next.0) {
+            if run.len() < RUN_PAGES_MIN && scattered.len() + run.len() <= room {
+                scattered.extend(run);
+            }
+        }
+        scattered
     }
 
     fn is_hot(&self, page: PageId) -> bool {

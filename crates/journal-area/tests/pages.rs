@@ -10,7 +10,7 @@ use journal_area::{
 use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
-const PAGES: u32 = 16;
+const PAGES: u32 = 32;
 const LOG_BLOCKS: u32 = 64;
 
 struct Rig {
@@ -164,6 +164,25 @@ fn the_last_block_of_a_file_is_copied() {
         let mut block = vec![0; BLOCK];
         rig.area.look(rig.log, |held| held.read(positions[1], &mut block).expect("held"));
         assert!(block == [[2; BLOCK - 8].as_slice(), &[0; 8]].concat());
+    }
+}
+
+/// What lies alone is copied while there is room, and long runs are protected.
+#[test]
+fn short_runs_of_pages_are_copied_as_far_as_there_is_room() {
+    for (room_mib, alone_is_retained) in [(1, false), (0, true)] {
+        let mut rig = Rig::new();
+        rig.area.set_hot_pages(HotPages::Scattered { room_mib });
+        let run: Vec<PageId> = (1..17).map(PageId).collect();
+        let alone = PageId(30);
+        run.iter().chain([&alone]).for_each(|page| rig.fill(*page, 7));
+        let blocks: Vec<(u64, PageId)> = (100..).zip(run.iter().copied().chain([alone])).collect();
+        let positions = rig.commit(&blocks);
+        assert!(run.iter().all(|page| rig.memory.is_retained(*page)), "a call for all of them");
+        assert_eq!(rig.memory.is_retained(alone), alone_is_retained, "room for {room_mib} MiB");
+        run.iter().chain([&alone]).for_each(|page| rig.fill(*page, 8));
+        rig.area.check().expect("the books are right");
+        assert!(positions.iter().all(|position| rig.holds(*position, 7)));
     }
 }
 

@@ -106,13 +106,20 @@ fn format(key: &str, value: Option<&str>) -> Result<bool, String> {
     }
 }
 
+/// A log's copies, of single pages that could be protected, take no more than this by themselves.
+const SCATTERED_MIB: u32 = 16;
+
 /// `hot-pages=RULE`.
 fn hot_pages(text: &str) -> Result<HotPages, String> {
     match text {
         "never" => Ok(HotPages::Never),
         "faulted" => Ok(HotPages::Faulted),
         "foreseen" => Ok(HotPages::Foreseen),
-        other => Err(format!("hot-pages is never, faulted or foreseen, not '{other}'")),
+        "scattered" => Ok(HotPages::Scattered { room_mib: SCATTERED_MIB }),
+        other => match other.strip_prefix("scattered:").map(str::parse) {
+            Some(Ok(room_mib)) => Ok(HotPages::Scattered { room_mib }),
+            _ => Err(format!("hot-pages is never, faulted, foreseen, scattered or scattered:MIB, not '{other}'")),
+        },
     }
 }
 

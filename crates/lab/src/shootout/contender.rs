@@ -40,7 +40,7 @@ pub(super) struct Contender {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 24] = [
+const ALL: [(&str, FileSystem, &str, Served); 28] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -58,9 +58,13 @@ const ALL: [(&str, FileSystem, &str, Served); 24] = [
     ("retain-ordered", EXT4, "data=ordered", Served::Amberlog("retain")),
     ("retain-5", EXT4, "data=journal", Served::Amberlog("retain,durable-within=5")),
     ("retain-0", EXT4, "data=journal", Served::Amberlog("retain,durable-within=0")),
+    ("retain-0-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=0")),
     ("retain-5-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=5")),
     ("retain-never-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=never")),
     ("retain-faulted-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=faulted")),
+    ("retain-scattered-8", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=scattered:8")),
+    ("retain-scattered-16", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=scattered:16")),
+    ("retain-scattered-32", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=scattered:32")),
     ("copy", EXT4, "data=journal", Served::Amberlog("copy")),
     ("nvm", EXT4, "data=journal", Served::Amberlog("nvm")),
     ("remote", EXT4, "data=journal", Served::Amberlog("remote")),
