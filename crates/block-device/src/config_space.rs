@@ -26,6 +26,8 @@ const ZEROES_SECTORS_MAX: u32 = (REQUEST_BYTES_MAX / SECTOR_BYTES) as u32;
 const ZEROES_RANGES_MAX: u32 = 1;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// VHOST_F_LOG_ALL: every page that is written is to be marked in the VMM's log.
+pub(crate) const LOG_ALL: u64 = 1 << 26;
 
 /// Bytes of `struct virtio_blk_config` up to and with the write-zeroes fields.
 const CONFIG_BYTES: usize = 60;

@@ -314,6 +314,9 @@ impl Control {
         *channel.lock().expect("no panic under this lock") = None;
         stop_rings(mailbox, config.drain_timeout);
         mailbox.ask(|worker| worker.forget_front_end());
+        if let Some(gate) = &config.gate {
+            gate.gone();
+        }
         observer.disconnected(peer);
     }
 }

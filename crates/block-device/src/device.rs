@@ -5,6 +5,7 @@ use crate::control::{Control, Entrance};
 use crate::counters::{Counters, CountersSnapshot};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::gate::Gate;
 use crate::image::Image;
 use crate::request::ID_BYTES;
 use crate::session::BackendChannel;
@@ -43,6 +44,9 @@ pub struct DeviceConfig {
     /// Whether the guest is told of a write cache, and so flushes. Where it is not, every change is flushed for it before it
     /// is answered ([`block_route::Route::flush_after`]), which costs nothing where nothing has to be.
     pub write_cache: bool,
+    /// Where a VMM is told that it can have its guest moved elsewhere while it runs, who knows whether a guest may use the disk. What is
+    /// written to guest memory is then marked in the VMM's log, and a ring is never given back with requests in flight.
+    pub gate: Option<Arc<dyn Gate>>,
     /// How long stopping waits for requests that storage does not answer.
     pub drain_timeout: Duration,
     /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
@@ -71,6 +75,7 @@ impl DeviceConfig {
             queues: QUEUES_MAX,
             segments_max: 126,
             write_cache: true,
+            gate: None,
             drain_timeout: Duration::from_secs(30),
             polling_max: Duration::from_micros(32),
             sandbox: None,
@@ -289,6 +294,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
             drain_timeout,
             polling_max: config.polling_max,
             write_cache: config.write_cache,
+            gate: config.gate.clone(),
             throttle: config.throttle.clone(),
         };
         // The engine belongs to the thread that makes it, so that the worker thread says whether it could.

@@ -71,7 +71,7 @@ impl Probe {
     /// Starts a ring; nothing if it cannot be one.
     pub fn new(table: &Arc<MemoryTable>, setup: &Setup) -> Option<Self> {
         let [descriptors, available, used] = setup.addresses;
-        let addresses = RingAddresses { descriptors, available, used };
+        let addresses = RingAddresses { descriptors, available, used, used_log: None };
         let ring = Ring { size: setup.size, addresses, base: setup.base, ..Ring::default() };
         let ring = RunningRing::new(0, &ring, table, setup.event_index, None).ok()?;
         let is_writable = !setup.read_only;

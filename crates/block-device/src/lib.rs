@@ -9,6 +9,7 @@
 //! * [`Image`]: the file or block device behind the disk: opened, locked, measured.
 //! * [`Device`], [`DeviceHandle`]: start, ask, stop.
 //! * [`Observer`]: what the owner of a device wants to be told.
+//! * [`Gate`]: whether a guest may use the disk, where it can be moved to another host.
 //!
 //! What it must never do: trust anything that a guest wrote (rings, descriptors, headers), write to guest memory without
 //! [`MemoryTable::prepare_write`](guest_memory::MemoryTable::prepare_write), acknowledge what storage has refused, or
@@ -32,6 +33,7 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gate;
 mod image;
 mod inflight;
 mod log_limit;
@@ -46,5 +48,6 @@ pub use control::{Entrance, listen};
 pub use counters::{Counters, CountersSnapshot};
 pub use device::{Device, DeviceConfig, DeviceHandle, Observer, Peer};
 pub use error::Error;
+pub use gate::{Begin, Gate};
 pub use image::{CacheMode, DirectAlignment, Image, ImageKind, ImageOptions, SECTOR_BYTES, unlock as unlock_image};
 pub use image_file::await_idle;

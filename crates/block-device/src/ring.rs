@@ -3,7 +3,7 @@
 use crate::chain::{ChainError, one_slice};
 use crate::config_space::QUEUE_SIZE_MAX;
 use crate::inflight::{InflightQueue, InflightRegion};
-use guest_memory::{MemorySlice, MemoryTable, PageId};
+use guest_memory::{DirtyLog, MemorySlice, MemoryTable, PageId};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ pub(crate) struct RingAddresses {
     pub(crate) descriptors: u64,
     pub(crate) available: u64,
     pub(crate) used: u64,
+    /// Where in the guest's memory the VMM wants it marked that the used ring was written.
+    pub(crate) used_log: Option<u64>,
 }
 
 /// Why a ring cannot be used (any more).
@@ -69,7 +71,8 @@ pub(crate) struct Ring {
 #[derive(Debug)]
 pub(crate) struct StopWaiter {
     pub(crate) reply: std::sync::mpsc::SyncSender<VhostUserVringState>,
-    pub(crate) deadline: std::time::Instant,
+    /// When it is answered whatever is in flight; never.
+    pub(crate) deadline: Option<std::time::Instant>,
 }
 
 /// A started ring.
@@ -106,7 +109,7 @@ impl RunningRing {
         if ring.size == 0 || ring.size > QUEUE_SIZE_MAX || !ring.size.is_power_of_two() {
             return Err(RingError::Size(u32::from(ring.size)));
         }
-        let RingAddresses { descriptors, available, used } = ring.addresses;
+        let RingAddresses { descriptors, available, used, .. } = ring.addresses;
         let guest = |address| table.user_to_guest(address).ok_or(RingError::Addresses);
         let (descriptors, available, used) = (guest(descriptors)?, guest(available)?, guest(used)?);
         let mut queue = Queue::new(QUEUE_SIZE_MAX).map_err(RingError::Shape)?;
@@ -187,6 +190,12 @@ impl RunningRing {
     /// Asks for the pages that are written here, in case they were retained before the guest made a ring of them.
     pub(crate) fn prepare_writes(&self) -> Result<(), guest_memory::Error> {
         self.parts.iter().try_for_each(|part| self.table.prepare_write(part))
+    }
+
+    /// Marks what of the ring is written here: the used ring. False when the log has no bit for it.
+    pub(crate) fn mark_used(&self, log: &DirtyLog, used_log: Option<u64>) -> bool {
+        let used = &self.parts[2];
+        self.table.mark_written(used, log) & used_log.is_none_or(|at| log.mark(at, used.len() as u64))
     }
 
     /// Where the driver's next available entry is: the answer to GET_VRING_BASE.

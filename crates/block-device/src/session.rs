@@ -1,12 +1,12 @@
 //! One connection of a VMM: its vhost-user messages, passed on to the worker.
 
-use crate::config_space::{self, PROTOCOL_FEATURES};
+use crate::config_space::{self, LOG_ALL, PROTOCOL_FEATURES};
 use crate::device::DeviceConfig;
 use crate::inflight::{InflightRegion, Shape};
 use crate::ring::RingAddresses;
 use crate::worker::{Mailbox, Worker};
 use block_route::Route;
-use guest_memory::{RegionDescriptor, VmMemory};
+use guest_memory::{DirtyLog, RegionDescriptor, VmMemory};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub(crate) fn stop_rings<R: Route + ?Sized>(mailbox: &Mailbox<R>, drain_timeout:
     let mut answers = Vec::with_capacity(rings.len());
     for index in rings {
         let (reply, answer) = sync_channel(1);
-        mailbox.ask(move |worker| worker.stop_ring(u32::from(index), reply));
+        mailbox.ask(move |worker| worker.stop_ring(u32::from(index), reply, false));
         answers.push(answer);
     }
     for answer in answers {
@@ -128,7 +128,12 @@ impl<R: Route + ?Sized> Session<R> {
         })
     }
 
-    fn supported_protocol_features() -> VhostUserProtocolFeatures {
+    fn supported_protocol_features(&self) -> VhostUserProtocolFeatures {
+        let log = if self.config.gate.is_some() {
+            VhostUserProtocolFeatures::LOG_SHMFD
+        } else {
+            VhostUserProtocolFeatures::empty()
+        };
         // Never STATUS: vhost 0.18 does not answer its messages and QEMU 7.2 then reconnects for ever.
         VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
@@ -137,6 +142,7 @@ impl<R: Route + ?Sized> Session<R> {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::REPLY_ACK
+            | log
     }
 }
 
@@ -159,7 +165,8 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(config_space::features(&self.config.image, self.config.write_cache))
+        let log = if self.config.gate.is_some() { LOG_ALL } else { 0 };
+        Ok(config_space::features(&self.config.image, self.config.write_cache) | log)
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
@@ -195,13 +202,14 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptors: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
-        let addresses = RingAddresses { descriptors, available, used };
+        let used_log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        let addresses = RingAddresses { descriptors, available, used, used_log };
         self.tell(move |worker| worker.set_ring_addresses(index, addresses))
     }
 
@@ -211,8 +219,17 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let (reply, answer) = sync_channel(1);
-        self.tell(move |worker| worker.stop_ring(index, reply))?;
-        answer.recv().map_err(|_| refused("the device is being stopped"))
+        // Where the guest goes on elsewhere, nobody there does again what is in flight here: it is waited for, however long.
+        let gate = self.config.gate.clone();
+        let is_patient = gate.is_some();
+        self.tell(move |worker| worker.stop_ring(index, reply, is_patient))?;
+        let state = answer.recv().map_err(|_| refused("the device is being stopped"))?;
+        if let Some(gate) = gate
+            && let Some(positions) = self.tell(|worker| Ok(worker.take_stopped_positions()))?
+        {
+            gate.stopped(&positions);
+        }
+        Ok(state)
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
@@ -228,12 +245,12 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(Self::supported_protocol_features())
+        Ok(self.supported_protocol_features())
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         let features = VhostUserProtocolFeatures::from_bits_retain(features);
-        if !Self::supported_protocol_features().contains(features) {
+        if !self.supported_protocol_features().contains(features) {
             return Err(refused(format!("the protocol features {:#x} were not offered", features.bits())));
         }
         self.protocol_features = features;
@@ -349,7 +366,14 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
         Err(refused("a disk has no shared memory regions"))
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        Err(refused("dirty logging is not offered"))
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        if self.config.gate.is_none() {
+            return Err(refused("dirty logging is not offered"));
+        }
+        let log = DirtyLog::open(file, log.mmap_size, log.mmap_offset).map_err(Error::ReqHandlerError)?;
+        self.tell(move |worker| {
+            worker.set_log(log);
+            Ok(())
+        })
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::chain::StatusPlace;
 use block_route::{RequestId, Status};
-use guest_memory::RegionSet;
+use guest_memory::{MemorySlice, RegionSet};
 use std::time::Instant;
 
 /// What a chain asks for, as far as it matters to how long it may take.
@@ -37,6 +37,8 @@ pub(crate) struct ChainState {
     pub(crate) is_commit: bool,
     /// When it was taken from its ring.
     pub(crate) taken: Instant,
+    /// What of the guest's memory it may have written when it is done, beside its status; empty where no VMM can ask for that.
+    pub(crate) written: Vec<MemorySlice>,
     parts_left: u32,
     status: Status,
 }
@@ -101,6 +103,7 @@ impl Tracker {
             kind,
             is_commit: false,
             taken,
+            written: Vec::new(),
             parts_left: 0,
             status: Status::Ok,
         };
@@ -111,6 +114,11 @@ impl Tracker {
             self.chains.push(Some(state));
             (self.chains.len() - 1) as u32
         }
+    }
+
+    /// What a chain writes of the guest's memory.
+    pub(crate) fn note_written(&mut self, chain: u32, slices: &[MemorySlice]) {
+        self.chains[chain as usize].as_mut().expect("the chain is in flight").written.extend_from_slice(slices);
     }
 
     /// The table of guest memory changes: says of every chain in flight where its regions are now, if they still are.

@@ -28,6 +28,9 @@ pub const GOODBYE: u32 = u32::MAX;
 /// GET_INFLIGHT_FD, GET_MAX_MEM_SLOTS, GET_STATUS, GET_SHARED_OBJECT, CHECK_DEVICE_STATE, GET_SHMEM_CONFIG.
 const ANSWERED: [u32; 11] = [1, 11, 15, 17, 24, 31, 36, 40, 41, 43, 44];
 
+/// Where the VMM wants pages marked that are written: the VMM waits for the answer, so that it can let go of an earlier log.
+pub(crate) const SET_LOG_BASE: u32 = 6;
+
 /// One message.
 #[derive(Debug)]
 pub struct Message {
@@ -49,12 +52,13 @@ impl Message {
 
     /// Whether an answer follows.
     pub fn is_answered(&self) -> bool {
-        self.flags & NEED_REPLY != 0 || ANSWERED.contains(&self.code)
+        self.flags & NEED_REPLY != 0 || self.is_question()
     }
 
     /// Whether it is answered by its own kind, and not only because somebody wants to know that it was understood.
     pub fn is_question(&self) -> bool {
-        ANSWERED.contains(&self.code)
+        // A log in shared memory is answered, any other would not be.
+        ANSWERED.contains(&self.code) || (self.code == SET_LOG_BASE && !self.descriptors.is_empty())
     }
 
     /// Whether no more descriptors came along than such a message has.

@@ -3,7 +3,7 @@
 //! Only what has been taken in counts: a message that is to be answered is noted with its answer. The order in which it is told
 //! again is that in which QEMU tells a back-end that it connects to again.
 
-use crate::message::Message;
+use crate::message::{Message, SET_LOG_BASE};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,8 +30,12 @@ const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
 /// Of the device as a whole, in the order in which it is told again; rings come after.
-const OF_DEVICE: [u32; 6] =
-    [SET_OWNER, SET_PROTOCOL_FEATURES, SET_BACKEND_REQ_FD, SET_FEATURES, SET_INFLIGHT_FD, SET_MEM_TABLE];
+/// The log is there before the features say that it is wanted, and before a ring is started: whoever is told marks at once what a dead worker
+/// may have written and not marked.
+const OF_DEVICE: [u32; 7] =
+    [SET_OWNER, SET_PROTOCOL_FEATURES, SET_BACKEND_REQ_FD, SET_LOG_BASE, SET_FEATURES, SET_INFLIGHT_FD, SET_MEM_TABLE];
+/// VHOST_F_LOG_ALL, of the features.
+const LOG_ALL: u32 = 1 << 26;
 /// Of a ring, likewise: the kick descriptor starts it.
 const OF_RING: [u32; 7] =
     [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_ERR, SET_VRING_CALL, SET_VRING_KICK, SET_VRING_ENABLE];
@@ -77,6 +81,13 @@ impl Record {
                 self.regions.clear();
                 self.device.insert(code, Arc::clone(message));
             }
+            SET_FEATURES => {
+                if message.word(0) & LOG_ALL == 0 {
+                    // The VMM has let go of it.
+                    self.device.remove(&SET_LOG_BASE);
+                }
+                self.device.insert(code, Arc::clone(message));
+            }
             _ if OF_DEVICE.contains(&code) => {
                 self.device.insert(code, Arc::clone(message));
             }
@@ -100,6 +111,7 @@ impl Record {
             RESET_OWNER | RESET_DEVICE => {
                 self.device.remove(&SET_FEATURES);
                 self.device.remove(&SET_INFLIGHT_FD);
+                self.device.remove(&SET_LOG_BASE);
                 self.rings.clear();
                 self.is_fresh = true;
             }
@@ -218,6 +230,30 @@ mod tests {
         record.began();
         let going_on = [vec![3, 1, 15, 16, 1, 2, 32, 5], ring.clone(), ring].concat();
         assert_eq!(codes(&record), going_on);
+    }
+
+    /// What dies amid a migration is followed by who marks pages in the same log, and none in one that the VMM has let go of.
+    #[test]
+    fn a_log_of_written_pages_is_told_again_while_it_is_wanted() {
+        let mut record = Record::default();
+        say(&mut record, SET_PROTOCOL_FEATURES, &[7, 0]);
+        start(&mut record);
+        record.began();
+        let descriptor = std::fs::File::open("/dev/null").expect("opened").into();
+        let log = Message { descriptors: vec![descriptor], ..Message::new(SET_LOG_BASE, words(&[4096, 0, 0, 0])) };
+        assert!(log.is_question() && log.is_answered());
+        // It is answered with what was said, which is no refusal.
+        record.note(&Arc::new(log), Some(&Message::new(SET_LOG_BASE, words(&[4096, 0, 0, 0]))));
+        say(&mut record, SET_FEATURES, &[LOG_ALL | 1, 0]);
+        let ring = OF_RING.to_vec();
+        let logging = [vec![1, 15, 16, 6, 1, 2, 32, 5], ring.clone(), ring.clone()].concat();
+        assert_eq!(codes(&record), logging);
+        let again = Record::of(&record.items(), false).expect("understood");
+        assert_eq!(codes(&again), logging);
+        assert_eq!(again.told_again()[3].descriptors.len(), 1);
+        say(&mut record, SET_FEATURES, &[1, 0]);
+        let without = [vec![1, 15, 16, 1, 2, 32, 5], ring.clone(), ring].concat();
+        assert_eq!(codes(&record), without);
     }
 
     #[test]

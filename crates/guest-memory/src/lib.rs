@@ -16,6 +16,7 @@
 //! [`VmMemory::protection`] says so and callers copy instead. When this process dies, the VMM's own descriptor of the
 //! userfaultfd keeps the pages protected and their writers waiting.
 
+mod dirty_log;
 mod error;
 mod handover;
 mod host_file;
@@ -25,6 +26,7 @@ mod region_set;
 mod slice;
 mod userfault;
 
+pub use dirty_log::DirtyLog;
 pub use error::Error;
 pub use handover::{HandoverSocket, SHIM_SOCKET_VARIABLE};
 pub use host_file::HostFile;

@@ -1,5 +1,6 @@
 //! The RAM of one VM: backing files mapped once, and what each device was told of them.
 
+use crate::dirty_log::DirtyLog;
 use crate::error::Error;
 use crate::protect::{CopyOnWrite, Protection, ProtectionChannel};
 use crate::region_set::RegionSet;
@@ -548,6 +549,32 @@ impl MemoryTable {
         self.prepare_read(slice)
     }
 
+    /// Marks the pages of a slice in a VMM's log, wherever in the guest's memory they are: to be called when they have been written.
+    /// False when the log has no bit for one of them. What is not a guest's needs no mark.
+    #[must_use]
+    pub fn mark_written(&self, slice: &MemorySlice, log: &DirtyLog) -> bool {
+        let pages = slice.pages();
+        if pages.is_empty() {
+            return true;
+        }
+        let mut is_known = false;
+        let mut is_marked = true;
+        for region in &self.regions {
+            let file = &region.ram_file;
+            if pages.start < file.first_page || pages.start - file.first_page >= file.page_count {
+                continue;
+            }
+            let from = u64::from(pages.start - file.first_page) * PAGE_BYTES as u64 + slice.page_offset() as u64;
+            let to = from + slice.len() as u64;
+            let (first, end) = (from.max(region.file_offset), to.min(region.file_offset + region.size));
+            if first < end {
+                is_known = true;
+                is_marked &= log.mark(region.gpa + (first - region.file_offset), end - first);
+            }
+        }
+        is_known && is_marked
+    }
+
     /// Must be called before this process reads guest memory that its guest may never have touched.
     ///
     /// # Errors
@@ -628,5 +655,43 @@ mod tests {
         assert!(before.carried_over(told, &replaced).is_none(), "other memory, equally large");
         let gone = memory.map(vec![region(0, first)]).expect("mapped");
         assert!(before.carried_over(told, &gone).is_none());
+    }
+
+    /// Where the guest has a page, and everywhere else where it has it: not where the page's file has it.
+    #[test]
+    fn a_page_is_marked_at_each_of_its_addresses() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let marks = File::from(rustix::fs::memfd_create("log", flags).expect("made"));
+        marks.set_len(4096).expect("its length");
+        rustix::fs::fcntl_add_seals(&marks, rustix::fs::SealFlags::SHRINK).expect("sealed");
+        let log = DirtyLog::open(marks.try_clone().expect("a descriptor"), 4096, 0).expect("opened");
+        let files = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
+        files.iter().for_each(|file| file.set_len(8 * PAGE_BYTES as u64).expect("room"));
+        let page = PAGE_BYTES as u64;
+        let region = |gpa: u64, pages: u64, file: &File, from: u64| RegionDescriptor {
+            gpa: gpa * page,
+            size: pages * page,
+            user_addr: (1 << 40) + gpa * page,
+            file: file.try_clone().expect("a descriptor"),
+            file_offset: from * page,
+        };
+        // The first file is seen twice, the second in part.
+        let [first, second] = &files;
+        let all = vec![region(16, 8, first, 0), region(64, 4, first, 2), region(128, 4, second, 4)];
+        let table = VmMemory::new().map(all).expect("mapped");
+        let marked = |gpa: u64, len: usize| {
+            let mut slices = Vec::new();
+            table.slices(gpa, len, &mut slices).expect("inside");
+            let is_marked = slices.iter().fold(true, |all, slice| all & table.mark_written(slice, &log));
+            let mut bytes = vec![0; 4096];
+            std::os::unix::fs::FileExt::read_exact_at(&marks, &mut bytes, 0).expect("read");
+            std::os::unix::fs::FileExt::write_all_at(&marks, &vec![0; 4096], 0).expect("written");
+            let pages: Vec<usize> = (0..4096 * 8).filter(|page| bytes[page / 8] & (1 << (page % 8)) != 0).collect();
+            (is_marked, pages)
+        };
+        assert_eq!(marked(16 * page + 4095, 1), (true, vec![16]));
+        assert_eq!(marked(17 * page + 4095, 2), (true, vec![17, 18, 64]));
+        assert_eq!(marked(64 * page, 3 * PAGE_BYTES), (true, vec![18, 19, 20, 64, 65, 66]));
+        assert_eq!(marked(130 * page + 10, 100), (true, vec![130]));
     }
 }

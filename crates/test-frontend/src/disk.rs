@@ -80,6 +80,11 @@ impl TestDisk {
         self.indirect = indirect;
     }
 
+    /// Where the status bytes of requests are that are not in flight.
+    pub fn each_status(&self, look: impl Fn(u64)) {
+        self.slots.iter().flatten().for_each(|slot| look(slot + STATUS_AT));
+    }
+
     /// Requests without an answer.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()

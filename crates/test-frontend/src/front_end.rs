@@ -3,19 +3,27 @@
 use crate::Result;
 use crate::queue::{DriverQueue, QueueOptions};
 use crate::ram::GuestRam;
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostBackend, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VringConfigData};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 /// Nothing takes longer than this, or the test has failed.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// VHOST_F_LOG_ALL.
+const LOG_ALL: u64 = 1 << 26;
+/// VHOST_VRING_F_LOG.
+const RING_LOG: u32 = 1;
 const EVENT_INDEX: u64 = 1 << 29;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -48,6 +56,44 @@ pub struct Inflight {
     pub file: File,
 }
 
+/// Where the device marks the pages that it writes, as a VMM has it that moves its guest.
+#[derive(Debug)]
+pub struct PageLog {
+    file: File,
+    memory: MmapRegion,
+    bytes: usize,
+}
+
+impl PageLog {
+    fn new(pages: u64) -> Result<Arc<Self>> {
+        let bytes = pages.div_ceil(64).max(1) * 8;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("page-log", flags)?);
+        file.set_len(bytes)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        let bytes = usize::try_from(bytes)?;
+        let memory = MmapRegion::from_file(FileOffset::new(file.try_clone()?, 0), bytes)?;
+        Ok(Arc::new(PageLog { file, memory, bytes }))
+    }
+
+    /// Takes the marks off: the numbers of the pages that had one.
+    ///
+    /// # Panics
+    /// Never: the log has as many bytes as it says.
+    pub fn take(&self) -> Vec<u64> {
+        let mut pages = Vec::new();
+        for at in 0..self.bytes / 8 {
+            let word: &AtomicU64 = self.memory.get_atomic_ref(at * 8).expect("inside the log");
+            let mut marks = if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::SeqCst) };
+            while marks != 0 {
+                pages.push(at as u64 * 64 + u64::from(marks.trailing_zeros()));
+                marks &= marks - 1;
+            }
+        }
+        pages
+    }
+}
+
 /// A connection to a device, with the rings of the guest.
 pub struct FrontEnd {
     /// For messages that have no method here.
@@ -64,6 +110,7 @@ pub struct FrontEnd {
     /// The used indices when the loss of the connection was noticed.
     used_at_loss: Option<Vec<u16>>,
     channel: Option<UnixStream>,
+    log: Option<Arc<PageLog>>,
 }
 
 fn connect(path: &Path, queues: u16) -> Result<Frontend> {
@@ -96,6 +143,7 @@ impl FrontEnd {
             inflight: None,
             used_at_loss: None,
             channel: None,
+            log: None,
         };
         front_end.handshake()?;
         let queue =
@@ -108,7 +156,7 @@ impl FrontEnd {
 
     fn handshake(&mut self) -> Result<()> {
         let offered = self.messages.get_features()?;
-        self.features = offered & !self.options.features_refused;
+        self.features = offered & !self.options.features_refused & !LOG_ALL;
         if offered & PROTOCOL_FEATURES != 0 {
             let offered = self.messages.get_protocol_features()?;
             let wanted = VhostUserProtocolFeatures::CONFIG
@@ -117,7 +165,8 @@ impl FrontEnd {
                 | VhostUserProtocolFeatures::BACKEND_REQ
                 | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
                 | VhostUserProtocolFeatures::RESET_DEVICE
-                | VhostUserProtocolFeatures::REPLY_ACK;
+                | VhostUserProtocolFeatures::REPLY_ACK
+                | VhostUserProtocolFeatures::LOG_SHMFD;
             let wanted =
                 if self.options.inflight { wanted } else { wanted - VhostUserProtocolFeatures::INFLIGHT_SHMFD };
             let agreed = offered & wanted;
@@ -164,7 +213,8 @@ impl FrontEnd {
         if let Some(inflight) = &self.inflight {
             self.messages.set_inflight_fd(&inflight.description, inflight.file.as_raw_fd())?;
         }
-        self.messages.set_features(self.features)?;
+        self.say_log()?;
+        self.messages.set_features(self.features | if self.log.is_some() { LOG_ALL } else { 0 })?;
         let regions = self.ram.regions()?;
         if self.options.memory_slots {
             for region in &regions {
@@ -184,22 +234,64 @@ impl FrontEnd {
 
     fn start_queue(&mut self, index: usize, base: u16) -> Result<()> {
         let queue = &self.queues[index];
-        let layout = queue.layout();
         self.messages.set_vring_num(index, queue.options().size)?;
         self.messages.set_vring_base(index, base)?;
-        let config = VringConfigData {
-            queue_max_size: queue.options().size,
-            queue_size: queue.options().size,
-            flags: 0,
-            desc_table_addr: self.ram.user_address(layout.descriptors),
-            used_ring_addr: self.ram.user_address(layout.used),
-            avail_ring_addr: self.ram.user_address(layout.available),
-            log_addr: None,
-        };
-        self.messages.set_vring_addr(index, &config)?;
+        self.say_addresses(index)?;
+        let queue = &self.queues[index];
         self.messages.set_vring_call(index, &queue.call)?;
         self.messages.set_vring_kick(index, &queue.kick)?;
         Ok(())
+    }
+
+    fn say_addresses(&mut self, index: usize) -> Result<()> {
+        let queue = &self.queues[index];
+        let layout = queue.layout();
+        let config = VringConfigData {
+            queue_max_size: queue.options().size,
+            queue_size: queue.options().size,
+            flags: if self.log.is_some() { RING_LOG } else { 0 },
+            desc_table_addr: self.ram.user_address(layout.descriptors),
+            used_ring_addr: self.ram.user_address(layout.used),
+            avail_ring_addr: self.ram.user_address(layout.available),
+            log_addr: self.log.is_some().then_some(layout.used),
+        };
+        Ok(self.messages.set_vring_addr(index, &config)?)
+    }
+
+    fn say_log(&mut self) -> Result<()> {
+        if let Some(log) = &self.log {
+            let region = VhostUserDirtyLogRegion {
+                mmap_size: log.bytes as u64,
+                mmap_offset: 0,
+                mmap_handle: log.file.as_raw_fd(),
+            };
+            self.messages.set_log_base(0, Some(region))?;
+        }
+        Ok(())
+    }
+
+    /// Has a running device mark the pages that it writes, as a VMM does that begins to move its guest; over a reconnection, too.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn start_logging(&mut self) -> Result<Arc<PageLog>> {
+        let end = self.ram.regions()?.iter().map(|region| region.guest_phys_addr + region.memory_size).max();
+        let log = PageLog::new(end.unwrap_or_default().div_ceil(4096))?;
+        self.log = Some(Arc::clone(&log));
+        self.say_log()?;
+        self.messages.set_features(self.features | LOG_ALL)?;
+        (0..self.queues.len()).try_for_each(|index| self.say_addresses(index))?;
+        Ok(log)
+    }
+
+    /// The end of that.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn stop_logging(&mut self) -> Result<()> {
+        self.log = None;
+        self.messages.set_features(self.features)?;
+        (0..self.queues.len()).try_for_each(|index| self.say_addresses(index))
     }
 
     /// Stops the device as a VMM does for a pause or a reset. Returns the positions in the available rings.

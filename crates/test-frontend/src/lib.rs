@@ -21,7 +21,7 @@ mod queue;
 mod ram;
 
 pub use disk::{Answer, STATUS_IO_ERROR, STATUS_OK, STATUS_UNANSWERED, STATUS_UNSUPPORTED, TestDisk, Transfer};
-pub use front_end::{ANSWER_TIMEOUT, FrontEnd, FrontEndOptions, Inflight};
+pub use front_end::{ANSWER_TIMEOUT, FrontEnd, FrontEndOptions, Inflight, PageLog};
 pub use histogram::Histogram;
 pub use load::{LoadOptions, LoadResult, Pattern, run_load};
 pub use queue::{Descriptor, DriverQueue, QueueLayout, QueueOptions, descriptor_flags};

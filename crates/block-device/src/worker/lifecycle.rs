@@ -1,8 +1,9 @@
 //! What the VMM's messages do to the worker: rings configured, started, stopped; the route told.
 
 use super::{Worker, ring_token};
-use crate::config_space::{PROTOCOL_FEATURES, QUEUE_SIZE_MAX, bit};
+use crate::config_space::{LOG_ALL, PROTOCOL_FEATURES, QUEUE_SIZE_MAX, bit};
 use crate::counters::add;
+use crate::gate::Begin;
 use crate::inflight::InflightRegion;
 use crate::ring::{Ring, RingAddresses, RingError, RunningRing, StopWaiter};
 use block_route::{Route, Start};
@@ -28,12 +29,20 @@ impl<R: Route + ?Sized> Worker<R> {
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
         // A guest that began under another process may have been told of a write cache that this one would not tell of:
         // its flushes are done as they are.
-        let offered = self.offered_features() | bit(VIRTIO_BLK_F_FLUSH);
+        let log = if self.gate.is_some() { LOG_ALL } else { 0 };
+        let offered = self.offered_features() | bit(VIRTIO_BLK_F_FLUSH) | log;
         if features & !offered != 0 {
             return Err(format!("the features {features:#x} were not offered (those were {offered:#x})"));
         }
         self.features = features;
+        if features & LOG_ALL == 0 {
+            self.log = None;
+        }
+        if let Some(gate) = &self.gate {
+            gate.logging(features & LOG_ALL != 0);
+        }
         self.refresh_lists();
+        self.mark_all_used();
         Ok(())
     }
 
@@ -91,7 +100,12 @@ impl<R: Route + ?Sized> Worker<R> {
             let same = (known.descriptors, known.available, known.used)
                 == (addresses.descriptors, addresses.available, addresses.used);
             // QEMU repeats the addresses when it turns dirty logging on and off; they do not change.
-            return if same { Ok(()) } else { Err(format!("queue {index} is running and cannot be moved")) };
+            if !same {
+                return Err(format!("queue {index} is running and cannot be moved"));
+            }
+            ring.addresses = addresses;
+            self.mark_used(index as u16);
+            return Ok(());
         }
         ring.addresses = addresses;
         Ok(())
@@ -135,6 +149,9 @@ impl<R: Route + ?Sized> Worker<R> {
     fn start_ring(&mut self, index: u16, kick: File) -> Result<(), RingError> {
         let Some(table) = self.table.clone() else { return Err(RingError::Addresses) };
         let event_index = self.features & bit(VIRTIO_RING_F_EVENT_IDX) != 0;
+        if self.running.is_empty() {
+            self.stopped_positions.clear();
+        }
         let ring = &mut self.rings[usize::from(index)];
         let mut running = RunningRing::new(index, ring, &table, event_index, self.region.as_ref())?;
         if self.origin == Some(Start::Resumed) || (self.origin.is_none() && ring.base != 0) {
@@ -153,6 +170,7 @@ impl<R: Route + ?Sized> Worker<R> {
         self.tell_ring_pages();
         self.prepare_rings();
         self.refresh_lists();
+        self.mark_used(index);
         Ok(())
     }
 
@@ -188,8 +206,13 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     /// Stops taking requests from a ring, and answers when those in flight are done or the time is over.
-    pub(crate) fn stop_ring(&mut self, index: u32, reply: SyncSender<VhostUserVringState>) -> Result<(), Refusal> {
-        let deadline = Instant::now() + self.drain_timeout;
+    pub(crate) fn stop_ring(
+        &mut self,
+        index: u32,
+        reply: SyncSender<VhostUserVringState>,
+        is_patient: bool,
+    ) -> Result<(), Refusal> {
+        let deadline = (!is_patient).then(|| Instant::now() + self.drain_timeout);
         let ring = self.ring(index)?;
         if ring.running.is_none() {
             let _ = reply.send(VhostUserVringState::new(index, u32::from(ring.base)));
@@ -212,7 +235,7 @@ impl<R: Route + ?Sized> Worker<R> {
         for index in 0..self.rings.len() as u16 {
             let ring = &mut self.rings[usize::from(index)];
             let Some(waiter) = &ring.stop_waiter else { continue };
-            if ring.in_flight > 0 && Instant::now() < waiter.deadline {
+            if ring.in_flight > 0 && waiter.deadline.is_none_or(|deadline| Instant::now() < deadline) {
                 continue;
             }
             if ring.in_flight > 0 {
@@ -231,6 +254,7 @@ impl<R: Route + ?Sized> Worker<R> {
             ring.base = running.next_available();
             ring.kick = None;
             let state = VhostUserVringState::new(u32::from(index), u32::from(ring.base));
+            self.stopped_positions.push((index, ring.base));
             self.engine.unwatch(ring_token(index, ring.epoch));
             self.refresh_lists();
             self.tell_ring_pages();
@@ -241,7 +265,18 @@ impl<R: Route + ?Sized> Worker<R> {
         }
     }
 
+    /// Where all rings were stopped, when none is running any more; once.
+    pub(crate) fn take_stopped_positions(&mut self) -> Option<Vec<(u16, u16)>> {
+        if !self.running.is_empty() || self.stopped_positions.is_empty() {
+            return None;
+        }
+        let mut positions = std::mem::take(&mut self.stopped_positions);
+        positions.sort_unstable();
+        Some(positions)
+    }
+
     fn device_stopped(&mut self) {
+        self.is_kept_waiting = false;
         self.origin = None;
         if std::mem::take(&mut self.started) {
             self.route.stopped();
@@ -263,6 +298,20 @@ impl<R: Route + ?Sized> Worker<R> {
             let fresh = self.running.iter().all(|index| self.rings[usize::from(*index)].base == 0);
             if fresh { Start::Fresh } else { Start::Resumed }
         });
+        let start = match self.ask_gate(start) {
+            Begin::Yes(start) => start,
+            Begin::Wait => {
+                self.is_kept_waiting = true;
+                return false;
+            }
+            Begin::No(sentence) => {
+                log::error!("disk {} fails every request: {sentence}", self.name);
+                self.observer.fault(&sentence);
+                (self.is_kept_waiting, self.refused, self.started) = (false, true, true);
+                return true;
+            }
+        };
+        self.is_kept_waiting = false;
         log::debug!("disk {}: starts, {start:?}", self.name);
         self.refused = match self.route.started(start, &table) {
             Ok(()) => {
@@ -276,6 +325,20 @@ impl<R: Route + ?Sized> Worker<R> {
         };
         self.started = true;
         true
+    }
+
+    fn ask_gate(&mut self, start: Start) -> Begin {
+        let Some(gate) = self.gate.clone() else { return Begin::Yes(start) };
+        let position = |index: &u16| (*index, self.rings[usize::from(*index)].base);
+        let positions: Vec<(u16, u16)> = self.running.iter().map(position).collect();
+        let begin = gate.begins(&positions, start);
+        if begin == Begin::Yes(Start::Resumed) && self.origin != Some(Start::Resumed) {
+            // It has come from elsewhere, and an interrupt may have been lost on the way.
+            for ring in &mut self.rings {
+                ring.running.iter_mut().for_each(RunningRing::tell_anyway);
+            }
+        }
+        begin
     }
 
     /// A ring said something impossible: it is left alone until its next start; others go on.
@@ -326,6 +389,7 @@ impl<R: Route + ?Sized> Worker<R> {
         }
         self.refresh_lists();
         self.features = 0;
+        self.log = None;
         self.region = None;
         self.origin = None;
     }

@@ -4,6 +4,7 @@
 //! descriptor beside the disk operations.
 
 mod lifecycle;
+mod logging;
 mod mailbox;
 mod pass;
 mod patience;
@@ -16,6 +17,7 @@ use crate::config_space::{self, bit};
 use crate::counters::Counters;
 use crate::device::Observer;
 use crate::engine::{Engine, Event};
+use crate::gate::Gate;
 use crate::image::Image;
 use crate::inflight::InflightRegion;
 use crate::log_limit::LogLimit;
@@ -23,7 +25,7 @@ use crate::request::{ID_BYTES, Limits, Range};
 use crate::ring::Ring;
 use crate::tracker::Tracker;
 use block_route::{Plan, Route, Start};
-use guest_memory::MemoryTable;
+use guest_memory::{DirtyLog, MemoryTable};
 use mailbox::MailboxReceiver;
 use patience::Patient;
 use std::collections::VecDeque;
@@ -40,6 +42,8 @@ const TOKEN_ROUTE: u32 = u32::MAX - 1;
 const TOKEN_RING_BITS: u32 = 8;
 /// While somebody waits for rings to become idle, their deadlines are looked at this often.
 const STOP_CHECK: Duration = Duration::from_millis(50);
+/// A gate that has a guest wait is asked again this often: the guest stands still meanwhile.
+const GATE_CHECK: Duration = Duration::from_millis(2);
 
 /// Completions handled before the guest is told: it then goes on while the next ones are handled here.
 const EVENTS_MAX: usize = 8;
@@ -56,6 +60,7 @@ pub(crate) struct WorkerParts<R: Route + ?Sized> {
     pub(crate) drain_timeout: Duration,
     pub(crate) polling_max: Duration,
     pub(crate) write_cache: bool,
+    pub(crate) gate: Option<Arc<dyn Gate>>,
     pub(crate) throttle: Option<Throttle>,
 }
 
@@ -104,6 +109,14 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     polling: Polling,
     /// Whether the guest is told of a write cache.
     write_cache: bool,
+    /// Who knows whether the guest may use the disk, where it can be moved elsewhere; a VMM may ask then for what [`Worker::log`] is.
+    gate: Option<Arc<dyn Gate>>,
+    /// The gate is asked again soon.
+    is_kept_waiting: bool,
+    /// Where rings were stopped, while others are running.
+    stopped_positions: Vec<(u16, u16)>,
+    /// Where the VMM wants each page marked that is written here, and what its guest has not written itself.
+    log: Option<DirtyLog>,
     throttle: Option<Throttle>,
     /// Until when nothing is taken from the rings.
     held_until: Option<Instant>,
@@ -126,6 +139,7 @@ impl<R: Route + ?Sized> Worker<R> {
             drain_timeout,
             polling_max,
             write_cache,
+            gate,
             throttle,
         } = parts;
         Worker {
@@ -159,6 +173,10 @@ impl<R: Route + ?Sized> Worker<R> {
             missed_memory: false,
             polling: Polling::new(polling_max),
             write_cache,
+            gate,
+            is_kept_waiting: false,
+            stopped_positions: Vec::new(),
+            log: None,
             throttle,
             held_until: None,
             stopping: 0,
@@ -284,7 +302,10 @@ impl<R: Route + ?Sized> Worker<R> {
             for position in 0..self.active.len() {
                 let index = self.active[position];
                 let Some(running) = &mut self.rings[usize::from(index)].running else { continue };
-                match running.listen() {
+                let listened = running.listen();
+                // It may have been written in the used ring that kicks are wanted.
+                self.mark_used(index);
+                match listened {
                     Ok(found) => more |= found,
                     Err(error) => {
                         self.break_ring(index, &error);
@@ -300,7 +321,8 @@ impl<R: Route + ?Sized> Worker<R> {
             return;
         }
         let waits = self.stopping > 0 || self.quit_deadline.is_some() || self.has_patient();
-        let timeout = [waits.then_some(STOP_CHECK), debt].into_iter().flatten().min();
+        let asks = self.is_kept_waiting.then_some(GATE_CHECK);
+        let timeout = [waits.then_some(STOP_CHECK), asks, debt].into_iter().flatten().min();
         self.engine.enter(true, timeout);
         if guest_alone {
             self.polling.waited(idle_since.elapsed());

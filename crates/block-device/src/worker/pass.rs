@@ -70,6 +70,7 @@ impl<R: Route + ?Sized> Worker<R> {
             let Some(running) = ring.running.as_mut().filter(|_| !ring.broken) else { return Ok(()) };
             let Some((head, again)) = running.pop()? else { return Ok(()) };
             running.hush()?;
+            self.mark_used(index);
             if again {
                 add(&self.counters.resubmitted_requests, 1);
             }
@@ -110,13 +111,15 @@ impl<R: Route + ?Sized> Worker<R> {
         let ask = parse(&mut self.chain, limits, &mut self.ranges);
         let ask = if self.refused { Ask::Finish(Status::IoError) } else { ask };
         match ask {
-            Ask::Finish(status) => self.answer((index, epoch), head, &status_place.byte, status, 0),
+            Ask::Finish(status) => self.answer((index, epoch), head, &status_place.byte, status, 0, &[]),
             Ask::Identity => {
                 let (status, written) = match self.write_identity(index) {
                     Some(written) => (Status::Ok, written),
                     None => (Status::IoError, 0),
                 };
-                self.answer((index, epoch), head, &status_place.byte, status, written);
+                let buffers = std::mem::take(&mut self.chain.writable);
+                self.answer((index, epoch), head, &status_place.byte, status, written, &buffers);
+                self.chain.writable = buffers;
             }
             Ask::Read { offset, len } => {
                 add(&self.counters.read_requests, 1);
@@ -160,6 +163,9 @@ impl<R: Route + ?Sized> Worker<R> {
         let places = (status_place, self.chain.regions);
         let since = (chain_kind, self.pass_began);
         let chain = self.tracker.add_chain(ring, head, places, readback_len, flush_after, since);
+        if self.gate.is_some() && kind == RequestKind::Read {
+            self.tracker.note_written(chain, &self.chain.writable);
+        }
         let id = self.tracker.add_part(chain);
         let segments: &[MemorySlice] = match kind {
             RequestKind::Read => &self.chain.writable,
@@ -222,6 +228,7 @@ impl<R: Route + ?Sized> Worker<R> {
         status_byte: &MemorySlice,
         status: Status,
         readback_len: u32,
+        buffers: &[MemorySlice],
     ) {
         let (code, written) = match status {
             Status::Ok => (VIRTIO_BLK_S_OK, readback_len),
@@ -244,10 +251,15 @@ impl<R: Route + ?Sized> Worker<R> {
             .table
             .prepare_write(status_byte)
             .and_then(|()| if ring.is_in_the_way { running.prepare_writes() } else { Ok(()) });
-        let pushed = prepared.map_err(|error| RingError::NoRoom(head, error)).and_then(|()| {
+        let is_prepared = prepared.map_err(|error| RingError::NoRoom(head, error)).map(|()| {
             status_byte.copy_in(0, &[code as u8]);
-            running.push_used(head, written.saturating_add(1))
         });
+        // Before anybody can see that it is done.
+        self.mark_written(index, status_byte, buffers);
+        let running = self.rings[usize::from(index)].running.as_mut();
+        let pushed = is_prepared
+            .and_then(|()| running.map_or(Ok(()), |running| running.push_used(head, written.saturating_add(1))));
+        self.mark_used(index);
         if let Err(error) = pushed {
             self.break_ring(index, &error);
         }
@@ -257,14 +269,14 @@ impl<R: Route + ?Sized> Worker<R> {
     pub(super) fn answer_chain(&mut self, state: &ChainState, status: Status) {
         let ring = (state.ring, state.ring_epoch);
         if state.regions.is_some() {
-            return self.answer(ring, state.head, &state.status_place.byte, status, state.readback_len);
+            return self.answer(ring, state.head, &state.status_place.byte, status, state.readback_len, &state.written);
         }
         // Memory of it was taken away meanwhile: what was read went to where the guest does not look any more, and so
         // would the status.
         let address = state.status_place.address;
         let running = self.rings[usize::from(state.ring)].running.as_ref();
         match running.and_then(|running| running.table.byte(address)) {
-            Some(byte) => self.answer(ring, state.head, &byte, Status::IoError, 0),
+            Some(byte) => self.answer(ring, state.head, &byte, Status::IoError, 0, &state.written),
             None => {
                 let ring = &mut self.rings[usize::from(state.ring)];
                 if ring.running.is_some() && ring.epoch == state.ring_epoch {
