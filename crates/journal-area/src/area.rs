@@ -436,6 +436,12 @@ impl JournalArea {
         effect
     }
 
+    /// Whether the open log would end if its guest wrote this superblock, because it is another log's or none: whoever keeps something
+    /// beside the log has to end that first.
+    pub fn is_superblock_foreign(&self, id: LogId, block: &[u8]) -> bool {
+        self.lock().log(id).is_none_or(|(_, jcb)| jcb.is_superblock_foreign(block))
+    }
+
     /// `LOG_OP_MPROTECT`: holds a batch of log writes of one pass and accepts the transactions it completes. On return
     /// every retained page is protected, so the requests may complete.
     pub fn hold(&self, id: LogId, writes: &[LogWrite]) -> Outcome {

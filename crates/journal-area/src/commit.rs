@@ -72,7 +72,7 @@ impl VmJcb {
     /// Holds a batch of log writes, then accepts what is complete. Every page is protected on return.
     pub(crate) fn hold(&mut self, pages: &mut Pages, writes: &[LogWrite]) -> Outcome {
         let block_bytes = self.shape.block_bytes as usize;
-        self.is_read = false;
+        self.table.set_read(false);
         let repeated = self.written_over(pages, writes);
         let may_retain = self.holding == Holding::Retain && !self.table.is_materialise() && pages.can_protect();
         let mut outcome = Outcome::default();

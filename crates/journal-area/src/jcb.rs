@@ -114,8 +114,6 @@ pub struct VmJcb {
     pub(crate) cursor: Tail,
     pub(crate) partial: Partial,
     pub(crate) in_flight: InFlight,
-    /// The guest has read the log's superblock, and written nothing into the log since.
-    pub(crate) is_read: bool,
     /// Somebody has written over the live log: what is in it is not to be brought home but by a replay.
     pub(crate) is_torn: bool,
     /// Versions over which the guest has written something else at home, past its own journal. Only a replay may bring
@@ -171,7 +169,6 @@ impl VmJcb {
             cursor: Tail { position: 0, sequence: 0 },
             partial: Partial::default(),
             in_flight: InFlight::default(),
-            is_read: false,
             is_torn: false,
             overwritten: HashSet::new(),
             absorbed: BTreeSet::new(),
@@ -540,7 +537,7 @@ impl VmJcb {
         self.escaped = HashSet::new();
         self.overwritten = HashSet::new();
         self.absorbed.clear();
-        self.is_read = false;
+        self.table.set_read(false);
         self.set_torn(false);
         self.by_block.clear();
         self.by_page.clear();

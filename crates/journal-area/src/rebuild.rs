@@ -88,6 +88,7 @@ impl VmJcb {
         jcb.is_rebuilding = true;
         jcb.accept(pages);
         jcb.is_rebuilding = false;
+        jcb.forget_passed(pages);
         jcb.forget_discarded();
         jcb.counters.transactions = 0;
         jcb.counters.blocks_committed = 0;
@@ -95,5 +96,16 @@ impl VmJcb {
         jcb.counters.released_revoked = 0;
         jcb.note_memory();
         Ok(jcb)
+    }
+
+    /// Only versions that count can be at home or gone. What was let go, and was to be forgotten when the earlier process died, would stand
+    /// in the way of what the guest writes there next: a replay that comes to it says that the log is not whole.
+    fn forget_passed(&mut self, pages: &mut Pages) {
+        for position in 1..self.shape.log_blocks {
+            let is_let_go = matches!(self.location(position), Location::Home | Location::Gone);
+            if is_let_go && self.live_index(position).is_none() {
+                self.set_location(pages, position, Location::None);
+            }
+        }
     }
 }

@@ -45,7 +45,10 @@ impl VmJcb {
         buffer: &mut [u8],
         outside: &mut dyn Outside,
     ) -> io::Result<()> {
-        self.is_read |= position == 0;
+        if position == 0 {
+            // Whoever goes on under a kernel that replays it has to know (`VmJcb::is_replayed`).
+            self.table.set_read(true);
+        }
         match self.location(position) {
             location if location.is_held() => {
                 if !self.read_held(pages, position, buffer) {

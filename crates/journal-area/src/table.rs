@@ -34,6 +34,7 @@ const FLAG_MARKED: u64 = 8;
 const FLAG_FOREIGN: u64 = 16;
 const FLAG_RECOVERING: u64 = 32;
 const FLAG_CLOSING: u64 = 64;
+const FLAG_READ: u64 = 128;
 const OFFSET_HANDED_OVER: u64 = 32;
 /// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
 /// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
@@ -472,6 +473,16 @@ impl Table {
     /// Says so, or that the log is whole again.
     pub fn set_torn(&self, is_torn: bool) {
         self.set_flag(FLAG_TORN, is_torn);
+    }
+
+    /// Whether the guest has read the log's superblock, and written nothing into the log since: a kernel may be replaying it.
+    pub fn is_read(&self) -> bool {
+        self.flags() & FLAG_READ != 0
+    }
+
+    /// Says so, before it is read; or that it is written into again.
+    pub fn set_read(&self, is_read: bool) {
+        self.set_flag(FLAG_READ, is_read);
     }
 
     /// Whether the open log is being recovered: storage may say already that no log is needed.

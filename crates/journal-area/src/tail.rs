@@ -74,6 +74,13 @@ impl VmJcb {
         }
     }
 
+    /// Whether `block`, written to log block 0, would be taken for a superblock that is not the open log's, or for none.
+    pub(crate) fn is_superblock_foreign(&self, block: &[u8]) -> bool {
+        let Ok((superblock, format)) = self.judge(block) else { return true };
+        let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        self.is_open() && !superblock.is_empty() && self.is_other(tail, format)
+    }
+
     /// What the superblock says; no format where its features are not known. A sentence where it is none of this log.
     fn judge(&self, block: &[u8]) -> Result<(Superblock, Option<Format>), String> {
         let superblock = Superblock::decode(block).map_err(|error| error.to_string())?;
@@ -112,7 +119,7 @@ impl VmJcb {
     /// Whether the guest has just replayed the log that it was shown: a kernel begins a new one then, and leaves out one
     /// sequence number, so that nothing that lies in the log is taken for a part of it.
     fn is_replayed(&self, tail: Tail) -> bool {
-        self.is_read && tail.sequence == self.cursor.sequence.wrapping_add(1)
+        self.table.is_read() && tail.sequence == self.cursor.sequence.wrapping_add(1)
     }
 
     /// Whether the superblock that says this is not that of the open log.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 const BLOCK: usize = PAGE_BYTES;
 /// Blocks that a log runs over, from its first one on.
-const LOG_BLOCKS: u32 = 95;
+const LOG_BLOCKS: u32 = 55;
 /// Where a log begins whose first blocks are in one piece of the tables, and whose last are in the next, the last one.
 const OVER_PIECES: u32 = 2000;
 const HOME_BLOCKS: u64 = 64;
@@ -807,6 +807,36 @@ impl Guest {
         }
     }
 
+    /// The guest's journal has stopped, and it mounts again without a reset: it reads its log, writes all of it home, and begins a new one
+    /// behind, leaving out a number. Killed before any of the area's stores, or where it dies by itself.
+    fn mount_again(&mut self, dies_when_read: bool, dies_when_home: bool) {
+        self.end_all();
+        if !self.open {
+            return;
+        }
+        let disk = self.disk.clone();
+        let mut superblock = vec![0; BLOCK];
+        let is_shown = self.step(|guest| guest.area.show(guest.log, 0, &mut superblock, &mut OnDisk(&disk)));
+        assert!(is_shown.expect("shown"));
+        if dies_when_read {
+            self.die(None);
+        }
+        // What it has in its cache is what it replays; changes that were not committed are gone.
+        let mut replayed = Disk::new();
+        replay(&mut CompleteLog(&self.complete), &mut replayed);
+        for block in replayed.into_keys().filter(|block| self.cache.contains_key(block)).collect::<Vec<_>>() {
+            self.write_committed_home(block);
+        }
+        if dies_when_home {
+            self.die(None);
+        }
+        let (first, sequence) = (self.superblock.first, self.builder.sequence.wrapping_add(1));
+        self.live.clear();
+        assert_eq!(self.write_superblock(first, sequence), SuperblockEffect::GoesOn);
+        (self.builder.position, self.builder.sequence) = (first, sequence);
+        assert_eq!(self.area.owed(self.log).blocks, 0, "it has replayed all");
+    }
+
     /// Writes the newest committed version of a block home, as jbd2's checkpoint does.
     fn write_committed_home(&mut self, block: u64) {
         let mut newest = Disk::new();
@@ -991,6 +1021,8 @@ enum Step {
     Full(bool),
     /// Of the oldest so many transactions; whether what the guest has written home itself stays as it is there.
     Checkpoint(usize, bool),
+    /// The guest mounts again without a reset; whether the process dies when it has read the log, and when all is home.
+    MountAgain(bool, bool),
     Crash(Vec<u64>, End),
 }
 
@@ -1021,6 +1053,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<bool>().prop_map(Step::Full),
         2 => (prop_oneof![1 => 1..4usize, 1 => Just(usize::MAX)], any::<bool>())
             .prop_map(|(count, leaves)| Step::Checkpoint(count, leaves)),
+        1 => (prop::bool::weighted(0.3), prop::bool::weighted(0.3))
+            .prop_map(|(when_read, when_home)| Step::MountAgain(when_read, when_home)),
     ];
     let crash = prop_oneof![Just(End::NoCommit), Just(End::Damaged)];
     (prop::collection::vec(step, 1..60), prop::option::of((blocks(), crash))).prop_map(|(mut steps, crash)| {
@@ -1057,6 +1091,7 @@ fn run(checksum: Checksum, holding: Holding, first: u32, steps: &[Step]) {
             Step::Scribble(page) => guest.scribble(PageId(*page), 100, b"wild"),
             Step::Full(is_full) => guest.is_full = *is_full,
             Step::Checkpoint(count, leaves) => guest.checkpoint(*count, *leaves),
+            Step::MountAgain(when_read, when_home) => guest.mount_again(*when_read, *when_home),
             Step::Crash(blocks, end) => {
                 blocks.iter().for_each(|block| guest.modify(*block, false, false));
                 guest.commit(blocks, &[], 3, *end);
@@ -1167,6 +1202,31 @@ fn a_process_that_goes_on_knows_what_the_one_before_knew() {
         let by_the_host = [Step::Die, Step::HostWrites(4), end(), end(), Step::Checkpoint(usize::MAX, true)];
         run(Checksum::V3, holding, 1, &[&[commit(vec![1, 2])][..], &past, &by_the_host].concat());
         run(Checksum::V3, holding, 1, &[commit(vec![1, 2]), Step::Die, Step::CommitAgain(vec![1, 2], 1)]);
+    }
+}
+
+/// A kernel that replays its log, and is served by another process when it begins the next one, is not taken for somebody who writes another
+/// journal over its own.
+#[test]
+fn a_log_that_is_replayed_under_two_processes_goes_on() {
+    let commit =
+        |blocks: Vec<u64>| Step::Commit { blocks, revokes: vec![], split: 8, escaped: false, end: End::Commit };
+    for holding in [Holding::Retain, Holding::Copy] {
+        for (when_read, when_home) in [(false, false), (true, false), (false, true), (true, true)] {
+            let again = Step::MountAgain(when_read, when_home);
+            run(Checksum::V3, holding, 1, &[commit(vec![1, 2]), again.clone(), commit(vec![2])]);
+            run(Checksum::V3, holding, 1, &[commit(vec![1, 2]), again.clone(), again.clone(), commit(vec![2]), again]);
+        }
+        for store in 0..12 {
+            let steps = [commit(vec![1, 2]), Step::DieBefore(store), Step::MountAgain(false, false), commit(vec![2])];
+            run(Checksum::V3, holding, 1, &steps);
+        }
+        // A log that has gone round: where the next one begins lie blocks that were let go.
+        for blocks in 2..6 {
+            let mut steps = vec![commit((0..blocks).collect()); LOG_BLOCKS as usize / (blocks as usize + 2) + 2];
+            steps.extend([Step::MountAgain(false, false), commit(vec![2])]);
+            run(Checksum::V3, holding, 1, &steps);
+        }
     }
 }
 

@@ -285,27 +285,66 @@ impl Guest {
                 self.wake();
             }
             7 if is_quiet && self.asked.is_empty() && self.random.below(4) == 0 => self.move_tail(),
+            8 if is_quiet && self.asked.is_empty() && self.random.below(4) == 0 => self.mount_again(),
             _ => self.one(),
         }
     }
 
     /// All is home, and the guest's log begins behind it.
     fn move_tail(&mut self) {
-        let last = self.rig.committed;
-        if last == 0 {
-            return;
+        if self.rig.committed > 0 {
+            self.bring_home();
+            self.begin_log(self.rig.builder.position, self.rig.builder.sequence);
         }
+    }
+
+    fn bring_home(&mut self) {
         for block in self.rig.homes {
-            let (offset, content) = (block * BLOCK, content(last));
+            let (offset, content) = (block * BLOCK, content(self.rig.committed));
             self.ask(Asked { kind: RequestKind::Write, offset, content, commits: None });
         }
         self.settle();
         self.wake();
         self.settle();
+    }
+
+    fn begin_log(&mut self, start: u32, sequence: u32) {
         let mut block = self.rig.superblock.clone();
-        let (start, sequence) = (self.rig.builder.position, self.rig.builder.sequence);
         jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
         self.ask(Asked { kind: RequestKind::Write, offset: self.rig.log_at[0], content: block, commits: None });
+    }
+
+    /// The guest's journal has stopped, and it mounts again without a reset: it reads its log, brings all of it home, and begins a new one
+    /// behind, leaving out a number. Its worker may die at each point.
+    fn mount_again(&mut self) {
+        if self.rig.committed == 0 {
+            return;
+        }
+        let content = vec![0; BLOCK as usize];
+        self.ask(Asked { kind: RequestKind::Read, offset: self.rig.log_at[0], content, commits: None });
+        self.settle();
+        self.may_die();
+        self.bring_home();
+        self.flush();
+        self.settle();
+        self.may_die();
+        let (format, sequence) = (self.rig.builder.format, self.rig.builder.sequence.wrapping_add(1));
+        self.rig.builder = LogBuilder::new(format, format.first, sequence);
+        self.begin_log(format.first, sequence);
+        (0..self.random.below(6)).for_each(|_| self.one());
+        self.may_die();
+        // A kernel commits nothing before its new log begins.
+        self.settle();
+        self.wake();
+        self.settle();
+    }
+
+    fn may_die(&mut self) {
+        if self.random.below(3) == 0 {
+            self.die().expect("another one goes on");
+            self.ask_again();
+            self.settle();
+        }
     }
 }
 
@@ -476,6 +515,61 @@ fn with_no_age_nobody_goes_on_where_storage_is_not_what_it_was() {
     guest.within = Some(AGE);
     guest.die().expect("with an age another one goes on, and begins anew");
     assert!(!is_aged(&guest.rig));
+}
+
+/// A kernel that mounts again without a reset replays its log and begins another behind it; who has died meanwhile changes nothing for it.
+#[test]
+fn a_guest_that_mounts_again_is_followed() {
+    for within in [AGE, Duration::ZERO] {
+        for seed in 0..24 {
+            let mut guest = Guest::new(seed, Some(within));
+            for _ in 0..3 {
+                guest.commit();
+                guest.settle();
+                guest.mount_again();
+                guest.settle();
+                assert!(is_aged(&guest.rig), "seed {seed}: {:?}", said(&guest.rig));
+            }
+            guest.commit();
+            guest.settle();
+            guest.rig.clock.fetch_add(5000, Ordering::AcqRel);
+            guest.wake();
+            guest.settle();
+            assert!(guest.asked.is_empty() && guest.failed.is_empty(), "seed {seed}");
+            guest.rig.promise(guest.rig.committed);
+            guest.rig.judge();
+        }
+    }
+}
+
+/// Another log is written over the guest's: what was made durable beside it ends first, and whoever goes on then finds nothing that
+/// contradicts itself.
+#[test]
+fn what_is_durable_ends_before_a_log_that_is_written_over() {
+    for within in [AGE, Duration::ZERO] {
+        for steps in 0..16 {
+            let mut guest = Guest::new(steps, Some(within));
+            for _ in 0..3 {
+                guest.commit();
+                guest.settle();
+            }
+            let (position, sequence) = (guest.rig.builder.position, guest.rig.builder.sequence);
+            guest.begin_log(position, sequence.wrapping_add(1000));
+            (0..steps).for_each(|_| guest.one());
+            guest.die().unwrap_or_else(|error| panic!("{steps} steps: {error}"));
+            guest.ask_again();
+            guest.settle();
+            guest.wake();
+            guest.settle();
+            assert!(guest.asked.is_empty() && guest.failed.is_empty(), "{steps} steps");
+            assert_eq!(
+                said(&guest.rig).sequence,
+                sequence.wrapping_add(1000),
+                "{steps} steps: storage has what was written"
+            );
+            guest.die().unwrap_or_else(|error| panic!("{steps} steps, and again: {error}"));
+        }
+    }
 }
 
 /// The guest closes its log, and the worker dies at each step of that: the guest, which was not answered, closes it once more.

@@ -474,6 +474,11 @@ impl Held {
         self.state.lock().expect("no panic under this lock")
     }
 
+    /// Whether the log is made durable by age.
+    pub(super) fn is_aging(&self) -> bool {
+        self.state().aging.is_some()
+    }
+
     /// Whether steps of the machine are under way.
     pub(super) fn has_operations(&self) -> bool {
         self.state().aging.as_ref().is_some_and(|aging| !aging.operations.is_empty())
@@ -525,6 +530,8 @@ impl Held {
             let tail = self.area.tail(self.id);
             said.is_empty() || tail.is_some_and(|tail| !sequence::is_after(tail.sequence, said.sequence))
         });
+        // Where the area is about to end the log, what is made durable beside it has to have ended before.
+        let is_log = is_log.filter(|_| !self.area.is_superblock_foreign(self.id, &content));
         match is_log {
             _ if aging.ending.is_some() => aging.later.push((request, content)),
             Some(said) if numbers::may_meet(said.sequence, Some(aging.next_number())) && said.is_empty() => {
