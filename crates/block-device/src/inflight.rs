@@ -36,6 +36,7 @@ fn queue_bytes(queue_size: u16) -> usize {
 pub(crate) struct InflightRegion {
     memory: MmapRegion<()>,
     queues: u16,
+    /// Descriptors that each queue has place for.
     queue_size: u16,
 }
 
@@ -51,11 +52,14 @@ pub(crate) struct Shape {
 impl InflightRegion {
     /// Makes a fresh one, all zeros. Returns the memory file for the VMM, sealed against being cut.
     ///
+    /// Each queue has place for the largest ring there is, whatever the VMM asks for: QEMU asks for its `queue-size=` of 128, and QEMU 10.0
+    /// then lets a guest have rings of 1,024. A ring without a place could not be gone on with by another process.
+    ///
     /// # Errors
     /// More or larger queues than there can be; no memory.
     pub(crate) fn create(queues: u16, queue_size: u16) -> io::Result<(File, u64)> {
         check_counts(queues, queue_size)?;
-        let size = (queue_bytes(queue_size) * usize::from(queues)) as u64;
+        let size = (queue_bytes(QUEUE_SIZE_MAX) * usize::from(queues)) as u64;
         let file =
             File::from(rustix::fs::memfd_create("amberlog-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(size)?;
@@ -70,7 +74,10 @@ impl InflightRegion {
     pub(crate) fn open(file: File, shape: Shape) -> io::Result<Arc<Self>> {
         let refuse = |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, reason.to_owned()));
         check_counts(shape.queues, shape.queue_size)?;
-        let needed = queue_bytes(shape.queue_size) * usize::from(shape.queues);
+        // Its size says which layout it has: an earlier amberlog made it as small as the VMM had asked for, and its VMM has that one still.
+        let roomy = queue_bytes(QUEUE_SIZE_MAX) * usize::from(shape.queues);
+        let queue_size = if shape.mmap_size >= roomy as u64 { QUEUE_SIZE_MAX } else { shape.queue_size };
+        let needed = queue_bytes(queue_size) * usize::from(shape.queues);
         let end = shape.mmap_offset.checked_add(needed as u64);
         if shape.mmap_size < needed as u64 || end.is_none_or(|end| end > file.metadata().map_or(0, |m| m.size())) {
             return refuse("the in-flight region is smaller than its queues");
@@ -80,7 +87,7 @@ impl InflightRegion {
         }
         let memory = MmapRegion::from_file(FileOffset::new(file, shape.mmap_offset), needed)
             .map_err(|e| io::Error::other(format!("mapping the in-flight region failed: {e}")))?;
-        Ok(Arc::new(InflightRegion { memory, queues: shape.queues, queue_size: shape.queue_size }))
+        Ok(Arc::new(InflightRegion { memory, queues: shape.queues, queue_size }))
     }
 
     /// The part of one queue, if the region has it.
@@ -254,6 +261,34 @@ mod tests {
         assert!(queue.recover(9).is_empty());
     }
 
+    /// QEMU 10.0 asks for 128 descriptors and has rings of 1,024.
+    #[test]
+    fn a_ring_that_is_larger_than_the_vmm_said_has_its_place() {
+        let (file, shape) = region(2, 8);
+        let open = || InflightRegion::open(file.try_clone().expect("duplicated"), shape).expect("opens");
+        for index in [0, 1] {
+            let mut queue = open().queue(index, QUEUE_SIZE_MAX).expect("has it");
+            queue.recover(index);
+            queue.taken(QUEUE_SIZE_MAX - 1);
+        }
+        for index in [0, 1] {
+            let mut queue = open().queue(index, QUEUE_SIZE_MAX).expect("has it");
+            assert!(queue.is_in_use());
+            assert_eq!(queue.recover(index), [QUEUE_SIZE_MAX - 1]);
+        }
+    }
+
+    /// What an earlier amberlog made is laid out as the VMM said, and has no place for more.
+    #[test]
+    fn a_region_of_an_earlier_amberlog_is_understood() {
+        let mmap_size = (2 * queue_bytes(128)) as u64;
+        let (file, _) = region(2, 128);
+        let shape = Shape { mmap_size, mmap_offset: 0, queues: 2, queue_size: 128 };
+        let region = InflightRegion::open(file, shape).expect("opens");
+        assert!(region.queue(0, 256).is_none());
+        assert_eq!(region.queue(1, 128).expect("has it").base, queue_bytes(128));
+    }
+
     #[test]
     fn regions_beyond_the_bounds_are_refused() {
         InflightRegion::create(0, 8).expect_err("no queue");
@@ -263,7 +298,7 @@ mod tests {
         let open = |shape| InflightRegion::open(file.try_clone().expect("duplicated"), shape);
         open(Shape { mmap_offset: 4096, ..shape }).expect_err("beyond the file");
         open(Shape { mmap_offset: u64::MAX - 8, ..shape }).expect_err("wraps");
-        open(Shape { queue_size: 64, ..shape }).expect_err("larger than told");
+        open(Shape { mmap_size: 63, ..shape }).expect_err("larger than told");
         let unsealed = tempfile::tempfile().expect("a file");
         unsealed.set_len(1 << 20).expect("its length");
         InflightRegion::open(unsealed, shape).expect_err("could be cut under us");

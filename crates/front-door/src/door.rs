@@ -438,7 +438,7 @@ impl Guest {
 
     fn go_on(&mut self, admit: &dyn Admission) -> io::Result<()> {
         if self.notes.record().is_positionless() {
-            let refusal = "it has no in-flight region, so no other worker knows where its rings are";
+            let refusal = "it has no in-flight region with a place for each of its rings, so no other worker knows where those are";
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, refusal));
         }
         let (ours, theirs) = UnixStream::pair()?;

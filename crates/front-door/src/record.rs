@@ -157,9 +157,18 @@ impl Record {
         self.is_fresh
     }
 
-    /// Whether a ring was started and there is no in-flight region, which alone says how far it has got.
+    /// Whether a ring was started and has no place in an in-flight region, which alone says how far it has got. A VMM may have a region
+    /// for smaller rings than its guest has chosen.
     pub fn is_positionless(&self) -> bool {
-        !self.device.contains_key(&SET_INFLIGHT_FD) && self.rings.keys().any(|(_, code)| *code == SET_VRING_KICK)
+        let place = self.device.get(&SET_INFLIGHT_FD).map_or(0, |region| {
+            let bytes = u64::from(region.word(0)) | u64::from(region.word(4)) << 32;
+            bytes / u64::from(region.word(16) & 0xffff).max(1)
+        });
+        self.rings.keys().filter(|(_, code)| *code == SET_VRING_KICK).any(|(ring, _)| {
+            let size = self.rings.get(&(*ring, SET_VRING_NUM)).map_or(0, |message| message.word(4));
+            // A header, and what is known of each descriptor.
+            place < 16 + 16 * u64::from(size)
+        })
     }
 
     /// What another worker has to be told, in order. Answers to it are nobody's.
@@ -207,7 +216,7 @@ mod tests {
 
     fn start(record: &mut Record) {
         record.note(&Arc::new(Message::new(GET_INFLIGHT_FD, words(&[0; 6]))), Some(&Message::new(31, words(&[0; 6]))));
-        say(record, SET_INFLIGHT_FD, &[0; 6]);
+        say(record, SET_INFLIGHT_FD, &[2 * 2112, 0, 0, 0, 128 << 16 | 2, 0]);
         say(record, SET_FEATURES, &[1, 0]);
         say(record, SET_MEM_TABLE, &[1, 0]);
         for ring in [0, 1] {
@@ -230,6 +239,20 @@ mod tests {
         record.began();
         let going_on = [vec![3, 1, 15, 16, 1, 2, 32, 5], ring.clone(), ring].concat();
         assert_eq!(codes(&record), going_on);
+    }
+
+    /// QEMU 10.0 has a region for rings of 128 descriptors, and lets its guest have rings of 1,024.
+    #[test]
+    fn a_ring_without_a_place_in_the_region_has_no_position() {
+        let mut record = Record::default();
+        start(&mut record);
+        assert!(!record.is_positionless());
+        say(&mut record, SET_VRING_NUM, &[1, 1024]);
+        assert!(record.is_positionless());
+        say(&mut record, SET_INFLIGHT_FD, &[2 * 16448, 0, 0, 0, 128 << 16 | 2, 0]);
+        assert!(!record.is_positionless());
+        say(&mut record, SET_INFLIGHT_FD, &[0; 6]);
+        assert!(record.is_positionless());
     }
 
     /// What dies amid a migration is followed by who marks pages in the same log, and none in one that the VMM has let go of.

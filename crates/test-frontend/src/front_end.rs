@@ -24,6 +24,8 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const LOG_ALL: u64 = 1 << 26;
 /// VHOST_VRING_F_LOG.
 const RING_LOG: u32 = 1;
+/// Descriptors of each queue that an in-flight region is asked for.
+const INFLIGHT_QUEUE_SIZE: u16 = 128;
 const EVENT_INDEX: u64 = 1 << 29;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -198,7 +200,8 @@ impl FrontEnd {
     pub fn start(&mut self) -> Result<()> {
         self.messages.set_features(self.features)?;
         if self.options.inflight {
-            let wanted = VhostUserInflight::new(0, 0, self.options.queues, self.options.queue_size);
+            // As QEMU, which asks for its `queue-size=` whatever size the rings of its guest have by then.
+            let wanted = VhostUserInflight::new(0, 0, self.options.queues, INFLIGHT_QUEUE_SIZE);
             let (description, file) = self.messages.get_inflight_fd(&wanted)?;
             self.inflight = Some(Inflight { description, file });
         }
