@@ -128,6 +128,9 @@ pub trait Observer: Send + Sync {
     /// are written here without asking. Told before a ring is written to for the first time.
     fn ring_pages(&self, _pages: &[PageId]) {}
 
+    /// Whether another process could go on with the rings that are started now, were this one to die.
+    fn can_be_followed(&self, _can: bool) {}
+
     /// The route has let the driver in ([`Route::started`]): what began the device anew is done with.
     fn began(&self) {}
 

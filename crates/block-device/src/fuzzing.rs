@@ -4,7 +4,7 @@
 use crate::chain::Chain;
 use crate::config_space::SEGMENTS_MAX;
 use crate::request::{Limits, Range, parse};
-use crate::ring::{Ring, RingAddresses, RunningRing};
+use crate::ring::{Ring, RingAddresses, RunningRing, Whose};
 use block_route::RequestKind;
 use guest_memory::{MemorySlice, MemoryTable};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Probe {
         let [descriptors, available, used] = setup.addresses;
         let addresses = RingAddresses { descriptors, available, used, used_log: None };
         let ring = Ring { size: setup.size, addresses, base: setup.base, ..Ring::default() };
-        let ring = RunningRing::new(0, &ring, table, setup.event_index, None).ok()?;
+        let ring = RunningRing::new(0, &ring, table, setup.event_index, None, Whose::Known).ok()?;
         let is_writable = !setup.read_only;
         let limits = Limits {
             size_bytes: setup.disk_bytes,

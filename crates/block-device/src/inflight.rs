@@ -31,12 +31,25 @@ fn queue_bytes(queue_size: u16) -> usize {
     (QUEUE_HEADER_BYTES + STATE_BYTES * usize::from(queue_size)).next_multiple_of(QUEUE_ALIGNMENT_BYTES)
 }
 
+/// What the states of the descriptors take that a queue may have beyond `queue_size`.
+fn further_bytes(queue_size: u16) -> usize {
+    STATE_BYTES * usize::from(QUEUE_SIZE_MAX - queue_size)
+}
+
+/// A region with place for rings of any size.
+fn roomy_bytes(queues: u16, queue_size: u16) -> usize {
+    (queue_bytes(queue_size) + further_bytes(queue_size)) * usize::from(queues)
+}
+
 /// A region for all queues of a device.
 #[derive(Debug)]
 pub(crate) struct InflightRegion {
     memory: MmapRegion<()>,
     queues: u16,
+    /// Descriptors of each queue that the VMM asked for: the layout of the first part.
     queue_size: u16,
+    /// There is a second part, with the further descriptors of each queue.
+    is_roomy: bool,
 }
 
 /// What the VMM says of a region (vhost-user's inflight description).
@@ -51,11 +64,15 @@ pub(crate) struct Shape {
 impl InflightRegion {
     /// Makes a fresh one, all zeros. Returns the memory file for the VMM, sealed against being cut.
     ///
+    /// Each queue has place for the largest ring there is, whatever the VMM asks for: QEMU asks for its `queue-size=` of 128, and QEMU 10.0
+    /// then lets a guest have rings of 1,024. A ring without a place could not be gone on with by another process. What is beyond that
+    /// which was asked for follows behind it, so that the part that the specification describes is as it says, whoever reads it.
+    ///
     /// # Errors
     /// More or larger queues than there can be; no memory.
     pub(crate) fn create(queues: u16, queue_size: u16) -> io::Result<(File, u64)> {
         check_counts(queues, queue_size)?;
-        let size = (queue_bytes(queue_size) * usize::from(queues)) as u64;
+        let size = roomy_bytes(queues, queue_size) as u64;
         let file =
             File::from(rustix::fs::memfd_create("amberlog-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(size)?;
@@ -70,7 +87,11 @@ impl InflightRegion {
     pub(crate) fn open(file: File, shape: Shape) -> io::Result<Arc<Self>> {
         let refuse = |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, reason.to_owned()));
         check_counts(shape.queues, shape.queue_size)?;
-        let needed = queue_bytes(shape.queue_size) * usize::from(shape.queues);
+        // An earlier amberlog made it as small as the VMM had asked for, and its VMM has that one still.
+        let (asked, roomy) =
+            (queue_bytes(shape.queue_size) * usize::from(shape.queues), roomy_bytes(shape.queues, shape.queue_size));
+        let is_roomy = shape.mmap_size >= roomy as u64;
+        let needed = if is_roomy { roomy } else { asked };
         let end = shape.mmap_offset.checked_add(needed as u64);
         if shape.mmap_size < needed as u64 || end.is_none_or(|end| end > file.metadata().map_or(0, |m| m.size())) {
             return refuse("the in-flight region is smaller than its queues");
@@ -80,14 +101,17 @@ impl InflightRegion {
         }
         let memory = MmapRegion::from_file(FileOffset::new(file, shape.mmap_offset), needed)
             .map_err(|e| io::Error::other(format!("mapping the in-flight region failed: {e}")))?;
-        Ok(Arc::new(InflightRegion { memory, queues: shape.queues, queue_size: shape.queue_size }))
+        Ok(Arc::new(InflightRegion { memory, queues: shape.queues, queue_size: shape.queue_size, is_roomy }))
     }
 
     /// The part of one queue, if the region has it.
     pub(crate) fn queue(self: &Arc<Self>, index: u16, size: u16) -> Option<InflightQueue> {
-        (index < self.queues && size <= self.queue_size).then(|| InflightQueue {
+        let has_place = index < self.queues && (size <= self.queue_size || self.is_roomy && size <= QUEUE_SIZE_MAX);
+        has_place.then(|| InflightQueue {
             region: Arc::clone(self),
             base: queue_bytes(self.queue_size) * usize::from(index),
+            further: queue_bytes(self.queue_size) * usize::from(self.queues)
+                + further_bytes(self.queue_size) * usize::from(index),
             size,
             counter: 0,
         })
@@ -109,6 +133,8 @@ fn check_counts(queues: u16, queue_size: u16) -> io::Result<()> {
 pub(crate) struct InflightQueue {
     region: Arc<InflightRegion>,
     base: usize,
+    /// Where its descriptors are that the VMM did not ask for.
+    further: usize,
     size: u16,
     /// Order of submission, for the next descriptor.
     counter: u64,
@@ -121,7 +147,10 @@ impl InflightQueue {
 
     fn state_at(&self, head: u16) -> usize {
         debug_assert!(head < self.size);
-        self.base + QUEUE_HEADER_BYTES + STATE_BYTES * usize::from(head)
+        match head.checked_sub(self.region.queue_size) {
+            None => self.base + QUEUE_HEADER_BYTES + STATE_BYTES * usize::from(head),
+            Some(further) => self.further + STATE_BYTES * usize::from(further),
+        }
     }
 
     fn inflight(&self, head: u16) -> &AtomicU8 {
@@ -254,6 +283,58 @@ mod tests {
         assert!(queue.recover(9).is_empty());
     }
 
+    /// QEMU 10.0 asks for 128 descriptors and has rings of 1,024.
+    #[test]
+    fn a_ring_that_is_larger_than_the_vmm_said_has_its_place() {
+        for asked in [1, 8, 127, 128, 1023, QUEUE_SIZE_MAX] {
+            let (file, shape) = region(2, asked);
+            let open = || InflightRegion::open(file.try_clone().expect("duplicated"), shape).expect("opens");
+            let heads = |index| {
+                let mut heads = [0, asked - 1, asked.min(QUEUE_SIZE_MAX - 1), 700 + index, QUEUE_SIZE_MAX - 1].to_vec();
+                heads.sort_unstable();
+                heads.dedup();
+                heads
+            };
+            for index in [0, 1] {
+                let mut queue = open().queue(index, QUEUE_SIZE_MAX).expect("has it");
+                assert!(queue.recover(index).is_empty(), "the other queue is in the way");
+                heads(index).into_iter().for_each(|head| queue.taken(head));
+            }
+            for index in [0, 1] {
+                let mut queue = open().queue(index, QUEUE_SIZE_MAX).expect("has it");
+                assert!(queue.is_in_use());
+                assert_eq!(queue.recover(index), heads(index));
+            }
+            assert!(open().queue(2, 1).is_none());
+        }
+    }
+
+    /// Whoever knows the specification alone, as an earlier amberlog does, finds the first part of it.
+    #[test]
+    fn what_was_asked_for_is_where_the_specification_has_it() {
+        let (file, shape) = region(2, 8);
+        let mut queue =
+            InflightRegion::open(file.try_clone().expect("duplicated"), shape).expect("opens").queue(1, 1024);
+        let queue = queue.as_mut().expect("has it");
+        queue.recover(0);
+        queue.taken(3);
+        queue.taken(900);
+        let asked = Shape { mmap_size: 2 * queue_bytes(8) as u64, ..shape };
+        assert_eq!(queue_of(&file, asked, 1).recover(0), [3]);
+    }
+
+    /// What an earlier amberlog made is laid out as the VMM said, and has no place for more.
+    #[test]
+    fn a_region_of_an_earlier_amberlog_is_understood() {
+        let (file, shape) = region(2, 128);
+        for missing in [roomy_bytes(2, 128) - 2 * queue_bytes(128), 1] {
+            let shape = Shape { mmap_size: (roomy_bytes(2, 128) - missing) as u64, ..shape };
+            let region = InflightRegion::open(file.try_clone().expect("duplicated"), shape).expect("opens");
+            assert!(region.queue(0, 256).is_none());
+            assert_eq!(region.queue(1, 128).expect("has it").base, queue_bytes(128));
+        }
+    }
+
     #[test]
     fn regions_beyond_the_bounds_are_refused() {
         InflightRegion::create(0, 8).expect_err("no queue");
@@ -263,7 +344,7 @@ mod tests {
         let open = |shape| InflightRegion::open(file.try_clone().expect("duplicated"), shape);
         open(Shape { mmap_offset: 4096, ..shape }).expect_err("beyond the file");
         open(Shape { mmap_offset: u64::MAX - 8, ..shape }).expect_err("wraps");
-        open(Shape { queue_size: 64, ..shape }).expect_err("larger than told");
+        open(Shape { mmap_size: 63, ..shape }).expect_err("larger than told");
         let unsealed = tempfile::tempfile().expect("a file");
         unsealed.set_len(1 << 20).expect("its length");
         InflightRegion::open(unsealed, shape).expect_err("could be cut under us");

@@ -34,6 +34,11 @@ pub(crate) enum RingError {
     Available(virtio_queue::Error),
     #[error("the used ring cannot be written: {0}")]
     Used(virtio_queue::Error),
+    #[error(
+        "it has no place in the in-flight region, and {0} of its requests are not answered: nobody knows which of them an earlier process \
+         has done; reset the guest"
+    )]
+    Placeless(u16),
     #[error("the guest made descriptor {0} available, which is beyond the ring or still in flight")]
     Head(u16),
     #[error("descriptor chain {0} cannot be answered: {1}")]
@@ -48,6 +53,8 @@ pub(crate) struct Ring {
     pub(crate) size: u16,
     pub(crate) addresses: RingAddresses,
     pub(crate) base: u16,
+    /// Where this process has stopped it, with nothing in flight.
+    pub(crate) stopped_at: Option<u16>,
     pub(crate) kick: Option<File>,
     pub(crate) call: Option<File>,
     pub(crate) err: Option<File>,
@@ -73,6 +80,15 @@ pub(crate) struct StopWaiter {
     pub(crate) reply: std::sync::mpsc::SyncSender<VhostUserVringState>,
     /// When it is answered whatever is in flight; never.
     pub(crate) deadline: Option<std::time::Instant>,
+}
+
+/// Who has had a ring before it is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// Nobody, or this process, or one that has given it back: its base is where it stands.
+    Known,
+    /// A process that may have died with requests in flight.
+    AnEarlierOnes,
 }
 
 /// A started ring.
@@ -105,6 +121,7 @@ impl RunningRing {
         table: &Arc<MemoryTable>,
         event_index: bool,
         region: Option<&Arc<InflightRegion>>,
+        whose: Whose,
     ) -> Result<Self, RingError> {
         if ring.size == 0 || ring.size > QUEUE_SIZE_MAX || !ring.size.is_power_of_two() {
             return Err(RingError::Size(u32::from(ring.size)));
@@ -137,14 +154,17 @@ impl RunningRing {
             tell_guest: false,
             tell_anyway: false,
         };
-        running.take_position(ring.base)?;
+        running.take_position(ring.base, whose)?;
         Ok(running)
     }
 
     /// Finds out where the ring stands: from the base the VMM named, or, when the in-flight region was in use before, from the
     /// used ring and the number of requests in flight. After a disconnection the VMM's base is the used index as it was at that
     /// moment, and requests may have been answered since: they must not be done again.
-    fn take_position(&mut self, base: u16) -> Result<(), RingError> {
+    ///
+    /// A ring of an earlier process that has no place in a region stands where the used ring does if every request was answered. If not, no
+    /// place is the right one: what is begun too early is done twice, what is begun too late never.
+    fn take_position(&mut self, base: u16, whose: Whose) -> Result<(), RingError> {
         let memory = self.table.guest_memory();
         let used_index = self.queue.used_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Used)?.0;
         self.queue.set_next_used(used_index);
@@ -156,6 +176,13 @@ impl RunningRing {
                 self.queue.set_next_avail(used_index.wrapping_add(heads.len() as u16));
                 self.resubmit = heads.into();
             }
+        } else if whose == Whose::AnEarlierOnes {
+            let available =
+                self.queue.avail_idx(memory, std::sync::atomic::Ordering::Acquire).map_err(RingError::Available)?.0;
+            if available != used_index {
+                return Err(RingError::Placeless(available.wrapping_sub(used_index)));
+            }
+            self.queue.set_next_avail(used_index);
         }
         Ok(())
     }
@@ -201,6 +228,11 @@ impl RunningRing {
     /// Where the driver's next available entry is: the answer to GET_VRING_BASE.
     pub(crate) fn next_available(&self) -> u16 {
         self.queue.next_avail()
+    }
+
+    /// Whether the in-flight region says what is in flight, so that another process can go on with it.
+    pub(crate) fn has_place(&self) -> bool {
+        self.inflight.is_some()
     }
 
     /// How many requests wait to be done again.

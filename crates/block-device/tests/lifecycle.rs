@@ -188,6 +188,107 @@ fn a_device_that_died_does_its_requests_again_in_order() {
     second.stop().unwrap();
 }
 
+/// As under QEMU 10.0, with a region of an amberlog that gave it what it had asked for.
+fn beyond_the_region() -> FrontEndOptions {
+    FrontEndOptions { queue_size: 256, narrow_inflight: true, ..FrontEndOptions::default() }
+}
+
+#[test]
+fn a_ring_beyond_its_region_is_gone_on_with_where_all_is_answered() {
+    let place = Place::new(8 * MIB);
+    let image = open(&place.image(), CacheMode::Auto);
+    let (first, _) = start(&place, Arc::clone(&image), |_, _| {});
+    let mut disk = disk(&place, beyond_the_region());
+    for sector in 0..300u64 {
+        assert_eq!(disk.write(sector * 512, &[1; 512]).unwrap(), STATUS_OK);
+    }
+    first.stop().unwrap();
+    let (second, journal) = start(&place, image, |_, _| {});
+    disk.front_end.reconnect().unwrap();
+    // When it answers this it has started the ring, with nothing in it that is not answered.
+    disk.front_end.config(0, 8).unwrap();
+    assert_eq!(disk.write(0, &[2; 512]).unwrap(), STATUS_OK);
+    assert_eq!(journal.starts(), [Start::Resumed]);
+    assert_eq!(second.handle().counters().resubmitted_requests, 0);
+    // A pause, with a request that was not taken: this process knows where it has stopped.
+    let bases = disk.front_end.stop().unwrap();
+    assert_eq!(bases, [301]);
+    let address = disk.front_end.ram.take(4096, 4096);
+    disk.front_end.ram.write(address, &[3; 512]);
+    disk.submit(0, 8, &Transfer::Write(vec![(address, 512)])).unwrap();
+    disk.front_end.start_with_bases(&bases).unwrap();
+    disk.kick(0).unwrap();
+    assert_eq!(disk.wait_all(0).unwrap().len(), 1);
+    assert_eq!(disk.read(8 * 512, 512).unwrap(), (STATUS_OK, vec![3; 512]));
+    second.stop().unwrap();
+}
+
+#[test]
+fn a_ring_beyond_its_region_with_requests_in_flight_is_refused() {
+    let place = Place::new(8 * MIB);
+    let image = open(&place.image(), CacheMode::Auto);
+    let (first, _) = start(&place, Arc::clone(&image), |config, route| {
+        config.drain_timeout = Duration::from_millis(200);
+        route.hold_writes = true;
+    });
+    let mut disk = disk(&place, beyond_the_region());
+    let address = disk.front_end.ram.take(4096, 4096);
+    disk.front_end.ram.write(address, &[1; 4096]);
+    for sector in [8, 16] {
+        disk.submit(0, sector, &Transfer::Write(vec![(address, 4096)])).unwrap();
+    }
+    // One after them that is answered: neither the first two nor the last two are those in flight.
+    disk.submit(0, 0, &Transfer::Read(vec![(address, 512)])).unwrap();
+    disk.kick(0).unwrap();
+    eventually("the answer to the read", || disk.answers(0).unwrap().len() == 1);
+    first.stop().expect("stops though requests are held");
+    let before = std::fs::read(place.image()).unwrap();
+    let (second, journal) = start(&place, Arc::clone(&image), |_, _| {});
+    assert!(disk.front_end.reconnect().is_err() || disk.front_end.config(0, 8).is_err(), "it is let in");
+    assert_eq!(journal.starts(), []);
+    let counters = second.handle().counters();
+    assert_eq!((counters.resubmitted_requests, disk.answers(0).unwrap().len()), (0, 0));
+    assert_eq!(std::fs::read(place.image()).unwrap(), before);
+    // The guest is reset, and has a region that is large enough.
+    drop(disk);
+    let mut disk = self::disk(&place, FrontEndOptions { narrow_inflight: false, ..beyond_the_region() });
+    assert_eq!(disk.write(0, &[2; 512]).unwrap(), STATUS_OK);
+    second.stop().unwrap();
+}
+
+/// The head that is in flight is beyond what the VMM asked its region for.
+#[test]
+fn a_ring_of_any_size_is_gone_on_with_in_a_region_of_this_amberlog() {
+    for queue_size in [64, 128, 256, 1024] {
+        let place = Place::new(8 * MIB);
+        let image = open(&place.image(), CacheMode::Auto);
+        let (first, _) = start(&place, Arc::clone(&image), |config, route| {
+            config.drain_timeout = Duration::from_millis(200);
+            route.hold_writes = true;
+        });
+        let mut disk = disk(&place, FrontEndOptions { queue_size, ..FrontEndOptions::default() });
+        let address = disk.front_end.ram.take(4096, 4096);
+        disk.front_end.ram.write(address, &[1; 4096]);
+        // Each takes three descriptors.
+        let requests = u64::from(queue_size) / 3;
+        for sector in 0..requests {
+            disk.submit(0, sector * 8, &Transfer::Write(vec![(address, 4096)])).unwrap();
+        }
+        disk.kick(0).unwrap();
+        eventually("all requests", || {
+            let taken = first.handle().with_route(|route, _| route.held.len()).unwrap();
+            taken as u64 == requests
+        });
+        first.stop().expect("stops though requests are held");
+        let (second, _) = start(&place, image, |_, _| {});
+        disk.front_end.reconnect().unwrap();
+        assert_eq!(disk.wait_all(0).unwrap().len() as u64, requests);
+        assert_eq!(second.handle().counters().resubmitted_requests, requests);
+        assert_eq!(disk.write(0, &[2; 512]).unwrap(), STATUS_OK);
+        second.stop().unwrap();
+    }
+}
+
 #[test]
 fn a_route_is_asked_things_between_passes() {
     let place = Place::new(MIB);

@@ -111,7 +111,8 @@ const DATA_BYTES: u64 = 4 * MIB;
 impl Driver {
     fn new(place: &Place, queues: u16, seed: u64) -> Self {
         let ram = GuestRam::new(RAM_BYTES).unwrap();
-        let options = FrontEndOptions { queues, ..FrontEndOptions::default() };
+        // Rings that are larger than what the in-flight region is asked for, as under QEMU 10.0.
+        let options = FrontEndOptions { queues, queue_size: 256, ..FrontEndOptions::default() };
         let mut front_end = FrontEnd::connect(&place.socket(), ram, options).unwrap();
         front_end.start().unwrap();
         let disk = TestDisk::new(front_end);

@@ -24,6 +24,8 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const LOG_ALL: u64 = 1 << 26;
 /// VHOST_VRING_F_LOG.
 const RING_LOG: u32 = 1;
+/// Descriptors of each queue that an in-flight region is asked for.
+const INFLIGHT_QUEUE_SIZE: u16 = 128;
 const EVENT_INDEX: u64 = 1 << 29;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -38,13 +40,22 @@ pub struct FrontEndOptions {
     pub features_refused: u64,
     /// Use the in-flight region, if it is offered.
     pub inflight: bool,
+    /// The in-flight region has no more than it was asked for, as one of amberlog 0.1.
+    pub narrow_inflight: bool,
     /// Add memory region by region instead of as a table.
     pub memory_slots: bool,
 }
 
 impl Default for FrontEndOptions {
     fn default() -> Self {
-        FrontEndOptions { queues: 1, queue_size: 128, features_refused: 0, inflight: true, memory_slots: false }
+        FrontEndOptions {
+            queues: 1,
+            queue_size: 128,
+            features_refused: 0,
+            inflight: true,
+            narrow_inflight: false,
+            memory_slots: false,
+        }
     }
 }
 
@@ -198,8 +209,13 @@ impl FrontEnd {
     pub fn start(&mut self) -> Result<()> {
         self.messages.set_features(self.features)?;
         if self.options.inflight {
-            let wanted = VhostUserInflight::new(0, 0, self.options.queues, self.options.queue_size);
-            let (description, file) = self.messages.get_inflight_fd(&wanted)?;
+            // As QEMU, which asks for its `queue-size=` whatever size the rings of its guest have by then.
+            let wanted = VhostUserInflight::new(0, 0, self.options.queues, INFLIGHT_QUEUE_SIZE);
+            let (mut description, file) = self.messages.get_inflight_fd(&wanted)?;
+            if self.options.narrow_inflight {
+                let of_queue = (16 + 16 * u64::from(INFLIGHT_QUEUE_SIZE)).next_multiple_of(64);
+                description.mmap_size = of_queue * u64::from(self.options.queues);
+            }
             self.inflight = Some(Inflight { description, file });
         }
         self.start_with_bases(&vec![0; self.queues.len()])

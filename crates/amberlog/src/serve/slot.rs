@@ -572,6 +572,7 @@ impl Slot {
         if let Some(live) = live {
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
+                entry["disks"][index]["rings_can_be_followed"] = json!(!rings.are_placeless);
                 let wished = live.journals.disk(index).durable_within();
                 entry["disks"][index]["durable_within_wished_s"] = json!(wished.map(|within| within.as_secs()));
             }

@@ -70,6 +70,13 @@ impl Wish {
 pub fn cannot_go_on(status: &Value) -> Option<String> {
     let disks = status["disks"].as_array()?;
     let name = |disk: &Value| disk["name"].as_str().unwrap_or_default().to_owned();
+    if let Some(disk) = disks.iter().find(|disk| disk["rings_can_be_followed"] == false) {
+        return Some(format!(
+            "its VMM has no place for what is in flight on disk {} (its in-flight region is of an earlier amberlog, or there is none), so that \
+             another worker may not know how far the guest's rings have got: reset the guest, which gives it one, or end its VMM",
+            name(disk)
+        ));
+    }
     disks.iter().find(|disk| disk["nvm"]["can_be_followed"] == false).map(|disk| {
         format!(
             "what another worker has to know of the journal on NVM of disk {} is not noted (the log says why): unmount its file system, or end \
@@ -662,5 +669,12 @@ mod tests {
         assert_eq!(with(json!({"can_be_followed": true})), None);
         let why = with(json!({"can_be_followed": false})).expect("a reason");
         assert!(why.contains("of disk db is not noted"), "{why}");
+        let rings = |can: bool| {
+            let disk = json!({"name": "db", "rings_started": true, "rings_can_be_followed": can});
+            cannot_go_on(&json!({"disks": [{"name": "a", "rings_can_be_followed": true}, disk]}))
+        };
+        assert_eq!(rings(true), None);
+        let why = rings(false).expect("a reason");
+        assert!(why.contains("no place for what is in flight on disk db"), "{why}");
     }
 }

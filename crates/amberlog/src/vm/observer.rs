@@ -47,6 +47,8 @@ pub struct Rings {
     pub are_started: bool,
     /// A driver has used them since the VMM connected.
     pub were_started: bool,
+    /// Another worker could not go on with them, were this one to end.
+    pub are_placeless: bool,
 }
 
 impl Rings {
@@ -246,6 +248,10 @@ impl Observer for DiskObserver {
         self.vm.ring_pages(self.disk, pages);
     }
 
+    fn can_be_followed(&self, can: bool) {
+        self.vm.rings.lock().expect("no panic under this lock")[self.disk].are_placeless = !can;
+    }
+
     fn began(&self) {
         let _ = self.vm.line.say(&Said::Began { disk: self.door }, &[]);
         // Whoever comes next must not take its driver for one that starts anew.
@@ -303,7 +309,9 @@ mod tests {
 
     #[test]
     fn rings_that_a_driver_has_left_are_paused() {
-        let rings = |are_started, were_started| Rings { is_connected: true, are_started, were_started }.are_paused();
+        let rings = |are_started, were_started| {
+            Rings { is_connected: true, are_started, were_started, ..Rings::default() }.are_paused()
+        };
         assert!(rings(false, true));
         assert!(!rings(true, true), "the guest runs");
         assert!(!rings(false, false), "no driver has used them yet");

@@ -5,7 +5,7 @@ use crate::config_space::{LOG_ALL, PROTOCOL_FEATURES, QUEUE_SIZE_MAX, bit};
 use crate::counters::add;
 use crate::gate::Begin;
 use crate::inflight::InflightRegion;
-use crate::ring::{Ring, RingAddresses, RingError, RunningRing, StopWaiter};
+use crate::ring::{Ring, RingAddresses, RingError, RunningRing, StopWaiter, Whose};
 use block_route::{Route, Start};
 use guest_memory::{MemoryTable, PageId};
 use std::fs::File;
@@ -153,7 +153,9 @@ impl<R: Route + ?Sized> Worker<R> {
             self.stopped_positions.clear();
         }
         let ring = &mut self.rings[usize::from(index)];
-        let mut running = RunningRing::new(index, ring, &table, event_index, self.region.as_ref())?;
+        let is_followed = self.region.is_some() && self.origin == Some(Start::Resumed);
+        let whose = if is_followed && ring.stopped_at != Some(ring.base) { Whose::AnEarlierOnes } else { Whose::Known };
+        let mut running = RunningRing::new(index, ring, &table, event_index, self.region.as_ref(), whose)?;
         if self.origin == Some(Start::Resumed) || (self.origin.is_none() && ring.base != 0) {
             running.tell_anyway();
         }
@@ -203,6 +205,8 @@ impl<R: Route + ?Sized> Worker<R> {
         pages.sort_unstable();
         pages.dedup();
         self.observer.ring_pages(&pages);
+        let mut running = self.rings.iter().filter_map(|ring| ring.running.as_ref());
+        self.observer.can_be_followed(running.all(RunningRing::has_place));
     }
 
     /// Stops taking requests from a ring, and answers when those in flight are done or the time is over.
@@ -252,6 +256,7 @@ impl<R: Route + ?Sized> Worker<R> {
             self.stopping -= 1;
             let running = ring.running.take().expect("only a running ring is waited for");
             ring.base = running.next_available();
+            ring.stopped_at = (ring.in_flight == 0).then_some(ring.base);
             ring.kick = None;
             let state = VhostUserVringState::new(u32::from(index), u32::from(ring.base));
             self.stopped_positions.push((index, ring.base));
