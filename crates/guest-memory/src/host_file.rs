@@ -92,6 +92,10 @@ impl HostFile {
         if self.is_simulated_full() {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
+        #[cfg(feature = "simulate")]
+        if simulated_room::fails_now() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
         Ok(rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, offset, len)?)
     }
 
@@ -198,8 +202,30 @@ impl HostFile {
 pub mod simulated_room {
     use std::cell::Cell;
 
+    use std::ops::Range;
+
     thread_local! {
         static FULL: Cell<bool> = const { Cell::new(false) };
+        static FAILING: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+        static ASKED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Of the reservations of this thread from now on, counted from 0, these fail, as with a real tmpfs that somebody else fills: what was
+    /// reserved before stays.
+    pub fn fail_reservations(which: Range<u64>) {
+        FAILING.set((which.start, which.end));
+        ASKED.set(0);
+    }
+
+    /// How many reservations this thread has asked for since.
+    pub fn reservations() -> u64 {
+        ASKED.get()
+    }
+
+    pub(super) fn fails_now() -> bool {
+        let (number, (start, end)) = (ASKED.get(), FAILING.get());
+        ASKED.set(number + 1);
+        (start..end).contains(&number)
     }
 
     /// From now on this thread finds no room in a [`HostFile`](super::HostFile), or does again.

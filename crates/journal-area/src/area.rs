@@ -422,7 +422,8 @@ impl JournalArea {
     /// The guest writes its log's superblock.
     ///
     /// # Errors
-    /// When there is no memory to hold it: the write must fail, then the guest's journal stops without damage.
+    /// When there is no memory to hold it: a log that it opens is not to be held then, and has to be closed here ([`JournalArea::close`]).
+    /// In an open one that can only be where another process goes on, with features or an error that the superblock did not say before.
     pub fn superblock_written(&self, id: LogId, block: &[u8]) -> Result<SuperblockEffect, Error> {
         let mut inner = self.lock();
         let Some((pages, jcb)) = inner.log(id) else { return Ok(SuperblockEffect::NotALog) };
@@ -582,10 +583,24 @@ impl JournalArea {
         }
     }
 
+    /// The committed version of `block`, which `content` is, has to be in its own place in the log on storage, because there is no memory
+    /// to hold it. Gives its log block and transaction, and makes `content` what the log has there. Nothing where none is only at home.
+    pub fn place_of_version(&self, id: LogId, block: u64, content: &mut [u8]) -> Option<(u32, u32)> {
+        self.lock().log(id).and_then(|(_, jcb)| jcb.place_of_version(block, content))
+    }
+
+    /// It has been written there.
+    pub fn restored_in_place(&self, id: LogId, block: u64, place: (u32, u32)) {
+        if let Some((pages, jcb)) = self.lock().log(id) {
+            jcb.restored_in_place(pages, block, place);
+        }
+    }
+
     /// Holds the committed version of `block` again, which `content` is: its home block is about to be overwritten.
     ///
     /// # Errors
-    /// When there is no memory for it: the write must fail.
+    /// When there is no memory for it: it has to be in the log's own place on storage before the write goes on
+    /// ([`JournalArea::place_of_version`]).
     pub fn restore(&self, id: LogId, block: u64, content: &[u8]) -> Result<(), Error> {
         let mut inner = self.lock();
         let Some((pages, jcb)) = inner.log(id) else { return Ok(()) };
@@ -724,6 +739,36 @@ impl JournalArea {
         let taken = bytes.min(inner.budget_bytes);
         inner.budget_bytes -= taken;
         taken
+    }
+
+    /// A retained page of a log that somebody waits to write to, since there is no memory to copy it to: its log block, and what is in it.
+    pub fn starved(&self, id: LogId) -> Option<(u32, PageId, Vec<u8>)> {
+        let mut inner = self.lock();
+        inner.feed_starved();
+        let starved = inner.starved.clone();
+        let (pages, jcb) = inner.log(id).filter(|(_, jcb)| !jcb.is_taken)?;
+        starved.into_iter().find_map(|page| {
+            let position = jcb.position_of_page(page)?;
+            let mut content = vec![0; jcb.shape.block_bytes as usize];
+            jcb.read_held(pages, position, &mut content).then_some((position, page, content))
+        })
+    }
+
+    /// That has been written to its own place in the log on storage: if the log has just this there still, the page is let go. Says whether
+    /// it is.
+    pub fn starved_is_stored(&self, id: LogId, (position, page, content): &(u32, PageId, Vec<u8>)) -> bool {
+        let mut inner = self.lock();
+        let Some((pages, jcb)) = inner.log(id) else { return false };
+        let mut held = vec![0; content.len()];
+        let is_there = !jcb.is_taken
+            && jcb.location(*position) == Location::Guest(*page)
+            && jcb.read_held(pages, *position, &mut held)
+            && held == *content;
+        if is_there {
+            jcb.set_location(pages, *position, Location::Storage);
+        }
+        inner.feed_starved();
+        is_there
     }
 
     /// Gives back what was reserved.

@@ -42,8 +42,8 @@ pub struct Outcome {
     /// Indices into the batch of blocks that no memory could be found for: they have to go to their own place on
     /// storage, and [`crate::JournalArea::stored`] has to be told when they are there.
     pub no_memory: Vec<usize>,
-    /// Indices of blocks for which there is not even room in the table, so that nobody would know of them: these writes must fail. The
-    /// guest's journal stops then without damage.
+    /// Indices of blocks that nobody could be told of, wherever they were: these writes must fail. They are not of this log; or an earlier
+    /// build made its table, and there is not even room in that. The guest's journal stops then without damage.
     pub no_room: Vec<usize>,
     /// Transactions that this batch completed.
     pub committed: u32,
@@ -80,11 +80,16 @@ impl VmJcb {
         let mut retained: Vec<(usize, PageId)> = Vec::new();
         let mut copied: Vec<usize> = Vec::new();
         let mut control: Vec<usize> = Vec::new();
-        let mut seen_pages = std::collections::HashSet::new();
+        // What cannot be held, since nothing could name it.
+        let mut wordless: HashSet<usize> = HashSet::new();
+        let mut seen_pages = HashSet::new();
         for (index, write) in writes.iter().enumerate().filter(|(index, _)| !repeated.contains(index)) {
             if !self.table.make_room(write.position) {
-                outcome.no_room.push(index);
-                continue;
+                if !self.table.can_say_stored(write.position) {
+                    outcome.no_room.push(index);
+                    continue;
+                }
+                wordless.insert(index);
             }
             let mut head = [0; jbd2::HEADER_BYTES];
             write.content.copy_out(0, &mut head);
@@ -95,6 +100,7 @@ impl VmJcb {
             match &write.content {
                 Content::Page(slice)
                     if may_retain
+                        && !wordless.contains(&index)
                         && slice.is_whole_page()
                         && slice.len() == block_bytes
                         && pages.should_retain(slice)
@@ -119,7 +125,8 @@ impl VmJcb {
         self.counters.protect_calls += pages.protect_calls - before.1;
         for index in copied {
             writes[index].content.copy_out(0, &mut block);
-            match self.pool.insert_block(&block) {
+            let slot = if wordless.contains(&index) { None } else { self.pool.insert_block(&block) };
+            match slot {
                 Some(slot) => {
                     self.set_location(pages, writes[index].position, Location::Block(slot));
                     self.counters.pages_copied += 1;
@@ -137,7 +144,8 @@ impl VmJcb {
             writes[index].content.copy_out(0, &mut block);
             let position = writes[index].position;
             self.rewind_if_read(position);
-            match self.insert_control(&block) {
+            let location = if wordless.contains(&index) { None } else { self.insert_control(&block) };
+            match location {
                 Some(location) => self.set_location(pages, position, location),
                 None => {
                     self.clear_position(pages, position);
@@ -201,8 +209,8 @@ impl VmJcb {
     /// A log block could not be held and was written to its own place on storage.
     pub(crate) fn stored(&mut self, pages: &mut Pages, position: u32) -> u32 {
         self.table.keep_promise(position);
-        // There is none where the log was closed meanwhile, and nobody counts on the block.
-        if self.table.make_room(position) {
+        // Not where the log was closed meanwhile, and nobody counts on the block.
+        if self.table.make_room(position) || self.table.can_say_stored(position) {
             self.set_location(pages, position, Location::Storage);
         }
         self.accept(pages)

@@ -185,6 +185,9 @@ impl VmJcb {
         if self.location(position) != Location::Home {
             return true;
         }
+        if !self.table.make_room(position) {
+            return false;
+        }
         let slot = if self.is_escaped(position) {
             // Held as it was in the log, so that its checksum there still fits.
             let mut logged = content.to_vec();
@@ -196,6 +199,27 @@ impl VmJcb {
         let Some(slot) = slot else { return false };
         self.set_location(pages, position, Location::Block(slot));
         true
+    }
+
+    /// Where the log has the committed version of `block` that is only at home, for who brings it there because there is no memory for
+    /// it: its log block and its transaction. It is in `content` as it belongs home, and after that as the log has it.
+    pub(crate) fn place_of_version(&self, block: u64, content: &mut [u8]) -> Option<(u32, u32)> {
+        let position = self.newest(block).filter(|position| self.location(*position) == Location::Home)?;
+        let sequence = self.sequence_of(position)?;
+        if self.is_escaped(position) {
+            content[..4].fill(0);
+        }
+        Some((position, sequence))
+    }
+
+    /// It is there, if it is the same still.
+    pub(crate) fn restored_in_place(&mut self, pages: &mut Pages, block: u64, (position, sequence): (u32, u32)) {
+        if self.newest(block) == Some(position)
+            && self.location(position) == Location::Home
+            && self.sequence_of(position) == Some(sequence)
+        {
+            self.set_location(pages, position, Location::Storage);
+        }
     }
 
     /// The guest no longer cares for what is in `blocks`.

@@ -125,6 +125,9 @@ pub struct VmJcb {
     pins: HashMap<u32, u32>,
     /// Pinned slots that nobody names any more.
     zombies: Vec<u32>,
+    /// A block slot for the next superblock, so that the guest can write it while there is no memory. It and the one that is in use
+    /// take turns while the log is open.
+    superblock_spare: Option<u32>,
     pub(crate) counters: Counters,
     /// Owed versions whose home block was written, with something else, since they were committed.
     pub(crate) written_over: HashSet<u32>,
@@ -174,6 +177,7 @@ impl VmJcb {
             absorbed: BTreeSet::new(),
             pins: HashMap::new(),
             zombies: Vec::new(),
+            superblock_spare: None,
             counters: Counters::default(),
             written_over: HashSet::new(),
             unexplained: Unexplained::default(),
@@ -253,6 +257,9 @@ impl VmJcb {
         }
         match old {
             Location::Guest(page) => pages.release(page),
+            Location::Block(slot) if position == 0 && self.superblock_spare.is_none() && new.is_held() => {
+                self.superblock_spare = Some(slot);
+            }
             Location::Block(slot) => self.give_block_slot(slot),
             Location::Small(slot) => self.pool.give_small(slot),
             Location::None | Location::Home | Location::Gone | Location::Storage => {}
@@ -284,6 +291,36 @@ impl VmJcb {
 
     fn is_newest(&self, position: u32) -> bool {
         self.homes.get(position).is_some_and(|block| self.newest(block) == Some(position))
+    }
+
+    /// Holds the log's superblock, in place of the one before. False where there is no memory for it, or none for the next one in a log
+    /// that is not open yet.
+    pub(crate) fn hold_superblock(&mut self, pages: &mut Pages, block: &[u8]) -> bool {
+        let slot = self.superblock_spare.take().or_else(|| self.pool.take_block());
+        let Some(slot) = slot else { return self.differs_in_tail_alone(pages, block) };
+        self.pool.fill_block(slot, block);
+        self.set_location(pages, 0, Location::Block(slot));
+        self.keep_spare();
+        self.superblock_spare.is_some() || self.is_open()
+    }
+
+    /// Takes a slot for the next superblock, if there is none.
+    pub(crate) fn keep_spare(&mut self) {
+        if self.superblock_spare.is_none() {
+            self.superblock_spare = self.pool.take_block();
+        }
+    }
+
+    /// Whether the superblock that is held says the same, but for where the log begins: that is the table's to say, and whoever reads the
+    /// superblock reads it with that.
+    fn differs_in_tail_alone(&self, pages: &Pages, block: &[u8]) -> bool {
+        let mut held = vec![0; self.shape.block_bytes as usize];
+        let (Ok(said), true) = (jbd2::Superblock::decode(block), self.read_held(pages, 0, &mut held)) else {
+            return false;
+        };
+        let Ok(mut edit) = jbd2::SuperblockEdit::new(&mut held) else { return false };
+        edit.start(said.start).sequence(said.sequence).seal();
+        self.is_open() && held == block
     }
 
     fn give_block_slot(&mut self, slot: u32) {
@@ -455,7 +492,8 @@ impl VmJcb {
 
     /// Opens the log's books for a log that begins at `tail`.
     pub(crate) fn open_books(&mut self, tail: Tail) -> std::io::Result<()> {
-        if !self.table.make_room(0) || !self.table.make_room(tail.position) {
+        // The superblock is held as long as the log is open. Other blocks need not be.
+        if !self.table.make_room(0) || !self.table.make_map() {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
         self.table.set_handed_over(None);
@@ -531,6 +569,9 @@ impl VmJcb {
             if self.location(position) != Location::None {
                 self.set_location(pages, position, Location::None);
             }
+        }
+        if let Some(slot) = self.superblock_spare.take() {
+            self.pool.give_block(slot);
         }
         self.table.clear();
         self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);

@@ -77,7 +77,15 @@ impl Slab {
             }
             if !self.reserved[chunk] {
                 let base = self.base + chunk as u64 * self.chunk_bytes();
-                file.reserve(base, self.chunk_bytes()).ok()?;
+                if file.reserve(base, self.chunk_bytes()).is_err() {
+                    // There may be free slots in others, which have memory.
+                    let has_free =
+                        |chunk: &u32| self.reserved[*chunk as usize] && self.used[*chunk as usize] != u64::MAX;
+                    let other = self.candidates.iter().rposition(has_free)?;
+                    let last = self.candidates.len() - 1;
+                    self.candidates.swap(other, last);
+                    continue;
+                }
                 self.reserved[chunk] = true;
                 self.chunks_reserved += 1;
                 self.empty_reserved += 1;
@@ -204,10 +212,20 @@ impl Pool {
 
     /// Copies a block in. Nothing when there is no memory for it.
     pub fn insert_block(&mut self, block: &[u8]) -> Option<u32> {
-        debug_assert_eq!(block.len(), self.block_bytes);
-        let slot = self.blocks.take(&self.file)?;
-        self.file.slice(self.blocks.offset(slot), self.block_bytes).copy_in(0, block);
+        let slot = self.take_block()?;
+        self.fill_block(slot, block);
         Some(slot)
+    }
+
+    /// Takes a block slot with whatever is in it. Nothing when there is no memory for it.
+    pub fn take_block(&mut self) -> Option<u32> {
+        self.blocks.take(&self.file)
+    }
+
+    /// Copies a block into a slot that was taken, and that no table word names.
+    pub fn fill_block(&mut self, slot: u32, block: &[u8]) {
+        debug_assert_eq!(block.len(), self.block_bytes);
+        self.file.slice(self.blocks.offset(slot), self.block_bytes).copy_in(0, block);
     }
 
     /// Copies a control block in without its zeros. Nothing when it does not fit, or there is no memory for it.
@@ -335,6 +353,19 @@ mod tests {
             assert!(count <= 128, "more slots than twice the log");
         }
         assert_eq!(count, 128);
+    }
+
+    #[test]
+    fn free_slots_are_found_where_no_more_memory_is() {
+        let (_directory, mut pool) = pool(256);
+        let slots: Vec<u32> = (0..256).map(|_| pool.insert_block(&[1; 1024]).expect("room")).collect();
+        // All of the last chunks go back to the host, and one slot of the first.
+        slots[64..].iter().chain(&slots[..1]).for_each(|slot| pool.give_block(*slot));
+        guest_memory::simulated_room::fail_reservations(0..u64::MAX);
+        let again: Vec<u32> = std::iter::from_fn(|| pool.insert_block(&[2; 1024])).collect();
+        guest_memory::simulated_room::fail_reservations(0..0);
+        assert!(again.contains(&slots[0]), "{again:?}");
+        assert_eq!(again.len(), 1 + SPARE_CHUNKS * 64);
     }
 
     #[test]

@@ -75,6 +75,7 @@ impl VmJcb {
         }
         jcb.table.give_back_what_was_left();
         jcb.pool.go_on();
+        jcb.keep_spare();
         pages.adopt(&retained);
         jcb.adopt_locations();
         jcb.reopen_books(tail);

@@ -8,6 +8,11 @@
 //! has none is a hole in the file, which reads as zeros: [`Location::None`]. So a piece whose words are all that may become a hole,
 //! and a hole may get memory, between any two stores, and nobody who reads the file can tell. No hole is ever looked at in
 //! place, let alone stored to: that would take memory unasked, and end the process where there is none.
+//!
+//! Memory for a piece may be refused at any time: somebody else can fill the tmpfs. So what is to be said of a log block that has no
+//! memory of its own is said by two bits of a *map*, which lies behind the words and has its memory for as long as the log is
+//! open. It says of a block that has no word that it is in its own place on storage, at home, or gone. A word goes before the map:
+//! what changes from the one to the other is stored in the new place first.
 
 use crate::location::Location;
 use crate::pieces::PIECE;
@@ -17,6 +22,8 @@ use std::path::Path;
 
 /// Bytes of a piece's words: one page of the file, which its header is, too.
 const PIECE_BYTES: u64 = 4 * PIECE as u64;
+/// Log blocks that a word of the map speaks of, with two bits each.
+const MAPPED_PER_WORD: u32 = 16;
 /// With less room than this in tmpfs, a log takes what it can ever need of it at once, and keeps it until it is closed.
 const LITTLE_ROOM_BYTES: u64 = 16 << 20;
 
@@ -112,6 +119,10 @@ pub struct Table {
     present: usize,
     /// There was little room: nothing is given back until the log is closed.
     keeps_all: bool,
+    /// The map has memory, so that every log block can be spoken of that is not held.
+    has_map: bool,
+    /// Log blocks of which the map says something.
+    mapped: u32,
 }
 
 /// What is known of a piece of the words.
@@ -128,7 +139,30 @@ struct Piece {
 impl Table {
     fn with_file(file: HostFile, block_bytes: u32, log_blocks: u32) -> Self {
         let pieces = vec![Piece::default(); (log_blocks as usize).div_ceil(PIECE)];
-        Table { file, block_bytes, log_blocks, pieces, present: 0, keeps_all: false }
+        Table { file, block_bytes, log_blocks, pieces, present: 0, keeps_all: false, has_map: false, mapped: 0 }
+    }
+
+    /// Length of the file of a log of so many blocks: header, words in whole pages, map.
+    fn file_bytes(log_blocks: u32) -> u64 {
+        Self::map_offset(log_blocks) + Self::map_bytes(log_blocks)
+    }
+
+    fn map_offset(log_blocks: u32) -> u64 {
+        HEADER_BYTES + u64::from(log_blocks).div_ceil(PIECE as u64) * PIECE_BYTES
+    }
+
+    fn map_bytes(log_blocks: u32) -> u64 {
+        u64::from(log_blocks.div_ceil(MAPPED_PER_WORD)) * 4
+    }
+
+    /// Length of the file as builds before the map made it.
+    fn file_bytes_without_map(log_blocks: u32) -> u64 {
+        HEADER_BYTES + u64::from(log_blocks) * 4
+    }
+
+    /// Whether the file has a map at all: those of earlier builds have none.
+    fn is_with_map(&self) -> bool {
+        self.file.len() == Self::file_bytes(self.log_blocks)
     }
 
     /// Makes the table of a log of `log_blocks` blocks of `block_bytes` each, closed and holding nothing.
@@ -136,7 +170,7 @@ impl Table {
     /// # Errors
     /// When the file cannot be made or there is no room for its header.
     pub fn create(path: &Path, block_bytes: u32, log_blocks: u32) -> Result<Self, MemoryError> {
-        let file = HostFile::create(path, HEADER_BYTES + u64::from(log_blocks) * 4)?;
+        let file = HostFile::create(path, Self::file_bytes(log_blocks))?;
         file.reserve(0, HEADER_BYTES)
             .map_err(|e| MemoryError::System { what: format!("reserving room for {}", path.display()), source: e })?;
         file.store_u32(OFFSET_BLOCK_BYTES, block_bytes);
@@ -170,7 +204,7 @@ impl Table {
         if log_blocks > LOG_BLOCKS_MAX {
             return Err(refuse("its number of log blocks is impossible"));
         }
-        if file.len() != HEADER_BYTES + u64::from(log_blocks) * 4 {
+        if ![Self::file_bytes(log_blocks), Self::file_bytes_without_map(log_blocks)].contains(&file.len()) {
             return Err(refuse("its length does not fit its number of log blocks"));
         }
         let mut table = Table::with_file(file, block_bytes, log_blocks);
@@ -187,12 +221,85 @@ impl Table {
             table.pieces[index] = Piece { is_present: used > 0, used, promised: 0 };
             table.present += usize::from(used > 0);
         }
+        if table.is_with_map() {
+            table.mapped = table.count_mapped().map_err(|source| MemoryError::System {
+                what: format!("reading the journal table {}", path.display()),
+                source,
+            })?;
+            // It got its memory before the log was open, and before it said anything.
+            table.has_map = table.tail().is_some() || table.mapped > 0;
+        }
         Ok(table)
+    }
+
+    /// Log blocks of which the map says something, read without giving it memory.
+    fn count_mapped(&self) -> io::Result<u32> {
+        let mut bytes = vec![0; Self::map_bytes(self.log_blocks) as usize];
+        self.file.read_at(Self::map_offset(self.log_blocks), &mut bytes)?;
+        let words = bytes.chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+        Ok(words.map(|word| ((word | word >> 1) & 0x5555_5555).count_ones()).sum())
+    }
+
+    /// Makes sure that a block that is not held can be spoken of, whatever becomes of tmpfs until the log is closed. False where there
+    /// is no memory for that. Before the log opens, or a process goes on with it.
+    pub fn make_map(&mut self) -> bool {
+        if !self.has_map && self.is_with_map() {
+            let reserved = self.file.reserve(Self::map_offset(self.log_blocks), Self::map_bytes(self.log_blocks));
+            self.has_map = reserved.is_ok();
+        }
+        self.has_map
+    }
+
+    /// Whether a block for whose word there is no memory can be said to be in its own place on storage all the same.
+    pub fn can_say_stored(&self, position: u32) -> bool {
+        position < self.log_blocks && (self.has_map || self.pieces[position as usize / PIECE].is_present)
+    }
+
+    /// What the map says of a log block: nothing, in its place, at home or gone, as kinds of words.
+    fn mapped(&self, position: u32) -> Location {
+        if self.mapped == 0 {
+            return Location::None;
+        }
+        let (at, shift) = self.map_word(position);
+        match self.file.load_u32(at) >> shift & 3 {
+            1 => Location::Storage,
+            2 => Location::Home,
+            3 => Location::Gone,
+            _ => Location::None,
+        }
+    }
+
+    fn store_mapped(&mut self, position: u32, location: Location) {
+        let bits = match location {
+            Location::None => 0,
+            Location::Storage => 1,
+            Location::Home => 2,
+            Location::Gone => 3,
+            // What is held has to be named.
+            held => panic!("log block {position} has no room in its table for {held:?}"),
+        };
+        let old = self.mapped(position);
+        if old == location {
+            return;
+        }
+        assert!(self.has_map, "log block {position} has no room in its table");
+        let (at, shift) = self.map_word(position);
+        let word = self.file.load_u32(at) & !(3 << shift) | bits << shift;
+        self.mapped += u32::from(location != Location::None);
+        self.mapped -= u32::from(old != Location::None);
+        self.file.store_u32(at, word);
+    }
+
+    /// The word of the map that speaks of a log block, and its lowest bit there.
+    fn map_word(&self, position: u32) -> (u64, u32) {
+        let at = Self::map_offset(self.log_blocks) + u64::from(position / MAPPED_PER_WORD) * 4;
+        (at, position % MAPPED_PER_WORD * 2)
     }
 
     /// Where the words of some pieces are in the file: offset and bytes.
     fn range(&self, pieces: std::ops::Range<usize>) -> (u64, u64) {
-        let [first, end] = [pieces.start, pieces.end].map(|index| (index * PIECE).min(self.log_blocks as usize) as u64);
+        let words = (Self::map_offset(self.log_blocks).min(self.file.len()) - HEADER_BYTES) / 4;
+        let [first, end] = [pieces.start, pieces.end].map(|index| ((index * PIECE) as u64).min(words));
         (HEADER_BYTES + first * 4, (end - first) * 4)
     }
 
@@ -219,16 +326,21 @@ impl Table {
         }
         if !self.keeps_all && self.file.room_bytes().is_some_and(|room| room < LITTLE_ROOM_BYTES) {
             // Whoever takes the rest may leave nothing for the log's next piece.
-            let (offset, bytes) = self.range(0..self.pieces.len());
-            if self.file.reserve(offset, bytes).is_ok() {
-                self.keeps_all = true;
-                self.present = self.pieces.len();
-                self.pieces.iter_mut().for_each(|piece| piece.is_present = true);
-            }
+            self.keep_all();
         }
         let has_room = self.reserve(index);
         _ = self.reserve(next);
         has_room
+    }
+
+    /// Gives every word memory, until the log is closed, if there is any.
+    fn keep_all(&mut self) {
+        let (offset, bytes) = self.range(0..self.pieces.len());
+        if self.file.reserve(offset, bytes).is_ok() {
+            self.keeps_all = true;
+            self.present = self.pieces.len();
+            self.pieces.iter_mut().for_each(|piece| piece.is_present = true);
+        }
     }
 
     fn reserve(&mut self, index: usize) -> bool {
@@ -287,8 +399,12 @@ impl Table {
         }
     }
 
-    /// Another process has left the file: gives back what it made room for and did not use.
+    /// Another process has left the file: gives back what it made room for and did not use. Not where the file has no map: there
+    /// everything is kept, and made, since nothing else can speak of a block when tmpfs is full.
     pub fn give_back_what_was_left(&mut self) {
+        if !self.is_with_map() {
+            return self.keep_all();
+        }
         let mut at = 0;
         while at < self.pieces.len() {
             let unused = self.pieces[at..].iter().take_while(|piece| !piece.is_present).count();
@@ -299,9 +415,9 @@ impl Table {
         }
     }
 
-    /// Whether any word has memory.
+    /// Whether any word has memory, or the map.
     pub fn has_room(&self) -> bool {
-        self.present > 0
+        self.present > 0 || self.has_map
     }
 
     /// Forgets every word and gives their memory back. The log must be closed.
@@ -316,6 +432,22 @@ impl Table {
         // What an older process left, too, of which it is not known.
         self.punch(0..self.pieces.len());
         self.pieces.iter_mut().for_each(|piece| piece.promised = 0);
+        self.clear_map();
+    }
+
+    fn clear_map(&mut self) {
+        if !self.is_with_map() {
+            return;
+        }
+        if self.mapped > 0 {
+            for index in 0..self.log_blocks.div_ceil(MAPPED_PER_WORD) {
+                self.file.store_u32(self.map_word(index * MAPPED_PER_WORD).0, 0);
+            }
+            self.mapped = 0;
+        }
+        // What cannot be given back is zeros, and is there still.
+        let map = (Self::map_offset(self.log_blocks), Self::map_bytes(self.log_blocks));
+        self.has_map &= self.file.give_back(map.0, map.1).is_err();
     }
 
     /// Where the content of log block `position` is; nothing for a damaged word.
@@ -324,18 +456,30 @@ impl Table {
     /// If the log has no such block.
     pub fn load(&self, position: u32) -> Option<Location> {
         let at = self.word(position);
-        if !self.pieces[position as usize / PIECE].is_present {
-            return Some(Location::None);
+        let is_present = self.pieces[position as usize / PIECE].is_present;
+        match if is_present { self.file.load_u32(at) } else { 0 } {
+            0 => Some(self.mapped(position)),
+            word => Location::unpack(word),
         }
-        Location::unpack(self.file.load_u32(at))
     }
 
-    /// Stores where the content of log block `position` is. [`Table::make_room`] must have succeeded, unless that is nowhere.
+    /// Stores where the content of log block `position` is. [`Table::make_room`] must have succeeded, unless the block is not held:
+    /// then [`Table::can_say_stored`] is enough.
     ///
     /// # Panics
-    /// If the log has no such block, or the word no memory.
+    /// If the log has no such block, or that has no memory.
     pub fn store(&mut self, position: u32, location: Location) {
-        self.store_word(position, location.pack());
+        self.assert_is_of_log(position);
+        if location == Location::None {
+            // A word says more than the map, so it goes last.
+            self.store_mapped(position, location);
+            self.store_word(position, 0);
+        } else if self.pieces[position as usize / PIECE].is_present {
+            self.store_word(position, location.pack());
+            self.store_mapped(position, Location::None);
+        } else {
+            self.store_mapped(position, location);
+        }
     }
 
     fn store_word(&mut self, position: u32, word: u32) {
@@ -371,8 +515,12 @@ impl Table {
     }
 
     fn word(&self, position: u32) -> u64 {
-        assert!(position < self.log_blocks, "log block {position} of {}", self.log_blocks);
+        self.assert_is_of_log(position);
         HEADER_BYTES + u64::from(position) * 4
+    }
+
+    fn assert_is_of_log(&self, position: u32) {
+        assert!(position < self.log_blocks, "log block {position} of {}", self.log_blocks);
     }
 
     /// Where the live log begins; nothing when it is closed.
@@ -549,16 +697,23 @@ impl Table {
             }
         }
         let present = self.pieces.iter().filter(|piece| piece.is_present).count();
-        if present == self.present {
-            Ok(())
-        } else {
-            Err(format!("{present} pieces of the table, not {}", self.present))
+        if present != self.present {
+            return Err(format!("{present} pieces of the table, not {}", self.present));
         }
+        let mapped = if self.is_with_map() { self.count_mapped().map_err(|error| error.to_string())? } else { 0 };
+        if mapped != self.mapped || mapped > 0 && !self.has_map {
+            return Err(format!("the table's map says something of {mapped} log blocks, not of {}", self.mapped));
+        }
+        if self.tail().is_some() && self.is_with_map() && !self.has_map {
+            return Err("the log is open, and its table's map has no memory".to_owned());
+        }
+        Ok(())
     }
 
-    /// Bytes of memory that the table takes: its header, and the pieces that have memory.
+    /// Bytes of memory that the table takes: its header, the pieces that have memory, and the map.
     pub fn memory_bytes(&self) -> u64 {
-        HEADER_BYTES + self.present as u64 * PIECE_BYTES + (self.pieces.capacity() * size_of::<Piece>()) as u64
+        let map = if self.has_map { Self::map_bytes(self.log_blocks).next_multiple_of(PIECE_BYTES) } else { 0 };
+        HEADER_BYTES + self.present as u64 * PIECE_BYTES + map + (self.pieces.capacity() * size_of::<Piece>()) as u64
     }
 }
 
@@ -682,6 +837,64 @@ mod tests {
         guest_memory::simulated_room::set_full(false);
         assert_eq!(room, [true, true, false], "the next piece was made in time");
         assert!(!table.make_room(5000), "not of this log");
+    }
+
+    #[test]
+    fn what_has_no_room_is_spoken_of_all_the_same() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        let mut table = Table::create(&path, 4096, 5000).expect("a new table");
+        assert!(!table.can_say_stored(3000), "a closed log takes no memory");
+        assert!(table.make_map() && table.make_room(0));
+        table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+        let before = allocated(&table);
+        for (position, location) in
+            [(3000, Location::Storage), (3001, Location::Gone), (3002, Location::Home), (3003, Location::Storage)]
+        {
+            table.store(position, location);
+            assert_eq!(table.load(position), Some(location));
+        }
+        table.store(3003, Location::None);
+        assert_eq!(allocated(&table), before);
+        table.check().expect("as it is said to be");
+        // With room it has a word of its own, and that counts.
+        assert!(table.make_room(3000));
+        table.store(3000, Location::Block(7));
+        table.check().expect("as it is said to be");
+        let mut again = Table::open(&path).expect("the same table");
+        for position in 0..5000 {
+            let expected = match position {
+                3000 => Location::Block(7),
+                3001 => Location::Gone,
+                3002 => Location::Home,
+                _ => Location::None,
+            };
+            assert_eq!((again.load(position), table.load(position)), (Some(expected), Some(expected)));
+        }
+        again.check().expect("as it was left");
+        again.set_tail(None);
+        again.clear();
+        assert_eq!((allocated(&again), again.load(3001)), (0, Some(Location::None)));
+        assert!(!again.can_say_stored(5000), "not of this log");
+    }
+
+    /// Tables of earlier builds have no map. Whoever goes on with one gives all of its words memory.
+    #[test]
+    fn a_table_without_a_map_is_whole_in_memory() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        drop(Table::create(&path, 4096, 5000).expect("a new table"));
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        file.set_len(Table::file_bytes_without_map(5000)).expect("as it was");
+        let mut table = Table::open(&path).expect("an earlier build's table");
+        table.give_back_what_was_left();
+        assert!(!table.make_map() && table.can_say_stored(4999));
+        assert_eq!(allocated(&table), 5 * PIECE_BYTES);
+        table.store(4999, Location::Storage);
+        assert_eq!(Table::open(&path).expect("the same table").load(4999), Some(Location::Storage));
+        table.check().expect("as it is said to be");
+        table.clear();
+        assert_eq!(allocated(&table), 0);
     }
 
     #[test]

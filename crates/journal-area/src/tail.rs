@@ -63,7 +63,9 @@ impl VmJcb {
             );
             return Ok(SuperblockEffect::Foreign);
         }
-        self.hold_superblock(pages, block)?;
+        if !self.hold_superblock(pages, block) {
+            return Err(Error::NoMemory { what: "superblock" });
+        }
         self.format = format;
         if was_open {
             self.tail_moved(pages, tail);
@@ -99,12 +101,6 @@ impl VmJcb {
             return Err(format!("its log begins at block {}, outside the log", superblock.start));
         }
         Ok((superblock, format))
-    }
-
-    fn hold_superblock(&mut self, pages: &mut Pages, block: &[u8]) -> Result<(), Error> {
-        let slot = self.pool.insert_block(block).ok_or(Error::NoMemory { what: "superblock" })?;
-        self.set_location(pages, 0, Location::Block(slot));
-        Ok(())
     }
 
     /// The number of the transaction that begins there, if the log can begin there now: one of those that are live, or the

@@ -441,7 +441,8 @@ impl AreaDirectory {
         &self.lock
     }
 
-    /// Writes the description anew, in one step.
+    /// Writes the description anew, in one step; not where it says the same already: a worker that follows one that died has nothing else to
+    /// say as a rule, and there may be no room to say it in.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -460,6 +461,10 @@ impl AreaDirectory {
         let disks = Some(self.disks.lock().expect("no panic under this lock").clone());
         let description = Description { schema: 1, ram, images, logs, wishes, disks };
         let text = serde_json::to_vec_pretty(&description).map_err(io::Error::other)?;
+        let said = self.directory.read(DESCRIPTION, DESCRIPTION_BYTES_MAX).ok().flatten();
+        if said.is_some_and(|said| said == text) {
+            return Ok(());
+        }
         Ok(self.directory.write(DESCRIPTION, &text)?)
     }
 
@@ -658,6 +663,21 @@ mod tests {
         assert_eq!(again.description().expect("read").expect("there").ram[0].path, PathBuf::from("/ram"));
         again.remove();
         assert_eq!(AreaDirectory::find(&registry, &image).expect("examined"), None);
+    }
+
+    #[test]
+    fn what_is_described_already_needs_no_room() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let directory = AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("made");
+        let inode = || std::fs::metadata(directory.path().join(DESCRIPTION)).expect("a file").ino();
+        let describe = |page| directory.describe(&[(PathBuf::from("/ram"), page)], Vec::new(), Vec::new());
+        describe(0).expect("described");
+        let first = inode();
+        // Where no other file can be made.
+        std::fs::create_dir(directory.path().join("area.json.new")).expect("in the way");
+        describe(0).expect("it is described");
+        assert_eq!(inode(), first);
+        describe(1).expect_err("something else has to be written");
     }
 
     #[test]

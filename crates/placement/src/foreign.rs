@@ -14,7 +14,7 @@ use crate::stored;
 use block_route::segments;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
-use journal_area::{HeldLog, SuperblockEffect};
+use journal_area::{Error, HeldLog, SuperblockEffect};
 use std::io;
 use std::ops::Range;
 
@@ -36,7 +36,10 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
     if goes_on && !is_there && !was_written {
         return Ok(false);
     }
-    log::info!(
+    // Once, and not each time its tail moves.
+    let level = if log.is_brought() { log::Level::Debug } else { log::Level::Info };
+    log::log!(
+        level,
         "disk {}: the journal of the file system at byte {} has something in it that did not come through here; it \
          stays on storage until it is next empty",
         log.home.options.name,
@@ -64,7 +67,10 @@ impl Held {
         if is_open && Superblock::decode(block).is_ok_and(|superblock| superblock.is_empty()) {
             self.spill(log, |held, position| !held.is_live(position) && !held.is_materialise())?;
         }
-        let effect = self.area.superblock_written(self.id, block).map_err(io::Error::other)?;
+        let effect = self.area.superblock_written(self.id, block).map_err(|error| match error {
+            Error::NoMemory { .. } => io::Error::new(io::ErrorKind::OutOfMemory, error),
+            _ => io::Error::other(error),
+        })?;
         if matches!(effect, SuperblockEffect::Foreign | SuperblockEffect::NotALog) {
             if is_open {
                 self.spill(log, |_, _| true)?;

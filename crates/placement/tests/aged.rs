@@ -8,6 +8,8 @@
 mod absorbed;
 #[path = "aged/followed.rs"]
 mod followed;
+#[path = "aged/room.rs"]
+mod room;
 
 use block_route::{
     Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
@@ -17,7 +19,7 @@ use guest_tools::random::Random;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
 use journal_area::{Doubt, LogWrite};
-use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
+use placement::{AreaDirectory, Description, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -79,19 +81,27 @@ impl Rig {
 
     /// The file system is in a partition that begins at this byte of the disk, if that is not 0.
     fn at(start: u64, within: Option<Duration>) -> Self {
+        Self::with_log(start, within, 4)
+    }
+
+    /// And its log has so many MiB.
+    fn with_log(start: u64, within: Option<Duration>, log_mib: u64) -> Self {
+        let blocks = BLOCKS + (log_mib - 4) * 512;
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         let file = File::options().create_new(true).read(true).write(true).open(&image).expect("made");
-        file.set_len(start + BLOCKS * BLOCK).expect("a length");
+        file.set_len(start + blocks * BLOCK).expect("a length");
         let made = Command::new("mke2fs")
-            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-E"])
+            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J"])
+            .arg(format!("size={log_mib}"))
+            .arg("-E")
             .arg(format!("offset={start}"))
             .arg(&image)
-            .arg(format!("{}k", BLOCKS * BLOCK / 1024))
+            .arg(format!("{}k", blocks * BLOCK / 1024))
             .output();
         assert!(made.expect("e2fsprogs are installed").status.success());
         if start > 0 {
-            let [first, sectors] = [start, BLOCKS * BLOCK].map(|bytes| (bytes / SECTOR as u64) as u32);
+            let [first, sectors] = [start, blocks * BLOCK].map(|bytes| (bytes / SECTOR as u64) as u32);
             let table = [&[0, 0, 0, 0, 0x83, 0, 0, 0][..], &first.to_le_bytes(), &sectors.to_le_bytes()].concat();
             file.write_all_at(&table, 446).and_then(|()| file.write_all_at(&[0x55, 0xaa], 510)).expect("written");
         }
@@ -162,6 +172,45 @@ impl Rig {
             fails: false,
             directory,
         }
+    }
+
+    /// The worker is dead, with nothing under way: another one goes on.
+    fn follow(&mut self, within: Option<Duration>) -> std::io::Result<()> {
+        let directory = self.journals.directory();
+        let lock = directory.lock_file().try_clone().expect("a descriptor");
+        let (path, registry) = (directory.path().to_owned(), self.directory.path().join("registry"));
+        let (directory, description): (AreaDirectory, Description) =
+            AreaDirectory::adopt(&path, &registry, lock).expect("it is there");
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: self.image.clone(),
+            placement: PlacementKind::Copy,
+            honour_flush: false,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: within,
+            write_log: Some(Arc::clone(&self.log)),
+        };
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let memory = VmMemory::new();
+        memory.simulate_protection();
+        let journals = Journals::resume(&memory, directory, &description, options)?;
+        journals.disk(0).simulate_clock(Arc::clone(&self.clock));
+        journals.go_on()?;
+        let ram = File::options().read(true).write(true).open(path.join("ram")).expect("it is there");
+        let region = RegionDescriptor {
+            gpa: 0,
+            size: u64::from(PAGES) * BLOCK,
+            user_addr: 0x7000_0000,
+            file: ram,
+            file_offset: 0,
+        };
+        let table = Arc::new(memory.map(vec![region]).expect("mapped"));
+        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
+        route.started(Start::Resumed, &table).expect("it goes on");
+        (self.memory, self.journals, self.route) = (memory, journals, route);
+        Ok(())
     }
 
     fn plan(&mut self, plan: Plan) {
@@ -259,8 +308,13 @@ impl Rig {
 
     /// The guest's log begins so many blocks before its end.
     fn begin_before_the_end(&mut self, blocks: u32) {
+        let (_, format) = Superblock::parse(&self.superblock).expect("a journal");
+        self.begin_at(format.last - blocks);
+    }
+
+    fn begin_at(&mut self, position: u32) {
         let (parsed, format) = Superblock::parse(&self.superblock).expect("a journal");
-        self.builder = LogBuilder::new(format, format.last - blocks, parsed.sequence + 1);
+        self.builder = LogBuilder::new(format, position, parsed.sequence + 1);
     }
 
     fn open(&mut self) {
@@ -280,11 +334,11 @@ impl Rig {
 
     /// The next transaction, in its log blocks.
     fn transaction(&mut self) -> Vec<(u32, Vec<u8>)> {
-        self.transaction_with(None)
+        self.transaction_with([])
     }
 
-    /// The same, with one more block.
-    fn transaction_with(&mut self, more: Option<u64>) -> Vec<(u32, Vec<u8>)> {
+    /// The same, with more blocks.
+    fn transaction_with(&mut self, more: impl IntoIterator<Item = u64>) -> Vec<(u32, Vec<u8>)> {
         self.committed += 1;
         let blocks = self.homes.into_iter().chain(more).map(|block| (block, content(self.committed))).collect();
         let mut log = Vec::new();
@@ -293,10 +347,16 @@ impl Rig {
         log
     }
 
+    fn request_log(&mut self, log: &[(u32, Vec<u8>)]) {
+        for (position, block) in log {
+            self.request(RequestKind::Write, self.log_at[*position as usize], block);
+        }
+    }
+
     fn write_log(&mut self, log: &[(u32, Vec<u8>)], is_room: impl Fn(&[u8]) -> bool) {
         for (position, block) in log {
             simulated_room::set_full(!is_room(block));
-            self.request(RequestKind::Write, self.log_at[*position as usize], block);
+            self.request_log(&[(*position, block.clone())]);
             simulated_room::set_full(false);
         }
     }

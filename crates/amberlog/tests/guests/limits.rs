@@ -1,11 +1,16 @@
 //! Little room: a small memory budget, many VMs at once, storage that is full or fails, a tmpfs that is too small.
 
 use crate::support::*;
+use crate::worker::kill_nine;
 use guest_kit::image::{ExtRecipe, FileSystem, MIB, create_sparse};
-use guest_kit::{AtEnd, Guest};
+use guest_kit::{AtEnd, Guest, worker_of};
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use test_storage::TestStorage;
 
 /// A tmpfs of a given size, for as long as this lives.
@@ -237,6 +242,117 @@ fn a_tmpfs_too_small_for_the_guest_is_a_sentence() {
     assert!(stderr.contains(&*small.0.to_string_lossy()) && stderr.contains("MiB"), "{stderr}");
     assert_clean(&file_system);
     assert!(Path::new(&small.0).read_dir().unwrap().next().is_none(), "nothing is left there");
+}
+
+/// Takes every byte of a tmpfs, and every one that is given back, until it is dropped.
+struct Filler(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
+
+impl Filler {
+    fn new(at: &Path) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut file = std::fs::File::create(at.join("filler")).unwrap();
+        let asked = Arc::clone(&is_over);
+        let mut fill = move || while file.write_all(&[1; 4096]).is_ok() {};
+        fill();
+        let thread = std::thread::spawn(move || {
+            while !asked.load(Ordering::Relaxed) {
+                fill();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Filler(is_over, Some(thread))
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        self.1.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+/// Gives the guest's memory, the largest file there, all of its room: what a guest has not touched yet it could not touch any more.
+fn allocate_memory(area: &Path) {
+    let directories = std::fs::read_dir(area).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    let files = directories.flat_map(|entry| std::fs::read_dir(entry.path()).unwrap().flatten());
+    let (bytes, path) =
+        files.map(|file| (file.metadata().unwrap().len(), file.path())).max().expect("a guest's memory");
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes).unwrap();
+}
+
+/// Somebody else fills the tmpfs under a running guest, and takes whatever is given back. The guest's log goes round several times, its
+/// worker dies and is followed, and its VMM is killed: it has seen no error, and what it was told is there.
+fn goes_on_in_a_full_tmpfs(name: &str, options: &str, mode: &str) {
+    let bench = Bench::new();
+    let Some(_small) = SmallMount::new(bench.area().to_path_buf(), 160) else { return };
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let records = [("a", appended(3)), ("b", overwritten(4)), ("c", overwritten(5))];
+    let [a, b, c] = records.each_ref().map(|(stream, layout)| (stream, layout));
+    let script = format!(
+        "mount -t ext4 -o data={mode} /dev/vda /mnt || fail mount
+         mkdir /mnt/a /mnt/b /mnt/c
+         {} &
+         {} &
+         mark written
+         while :; do
+             dd if=/dev/urandom of=/mnt/more bs=64k count=16 conv=fsync 2>/dev/null || fail more
+             rm /mnt/more
+         done &
+         {}",
+        record_writer("/mnt/a", a.0, a.1, "--forever"),
+        record_writer("/mnt/b", b.0, b.1, "--forever"),
+        record_writer("/mnt/c", c.0, c.1, "--forever"),
+    );
+    let mut spec = bench.spec(name, script, disk_with(&image, options));
+    spec.memory_mib = 128;
+    let mut guest = Guest::start(spec).unwrap();
+    guest.wait_mark("written", LIMIT).unwrap();
+    let go_on = |guest: &mut Guest, count: u64| {
+        for (stream, _) in &records {
+            let before = guest.acknowledged(stream).last.unwrap_or(0);
+            if let Err(error) = guest.wait_acknowledged(stream, before + count, LIMIT) {
+                panic!("{name}: {error}\n--- console\n{}--- amberlog's log\n{}", guest.console(), guest.stderr());
+            }
+        }
+    };
+    go_on(&mut guest, 10);
+    allocate_memory(bench.area());
+    let filler = Filler::new(bench.area());
+    go_on(&mut guest, 300);
+    kill_nine(worker_of(guest.process_id()).expect("a worker"));
+    go_on(&mut guest, 100);
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{name}: {console}");
+    guest.kill_qemu().unwrap();
+    let status = guest.wait_end(LIMIT).unwrap();
+    let stderr = guest.stderr();
+    println!("{name}:\n{stderr}");
+    assert_eq!(status.code(), Some(KILLED), "{stderr}");
+    // A page's writer may have had to wait for memory.
+    let mut errors = stderr.lines().filter(|line| line.contains("ERROR") && !line.contains("its writer waits"));
+    assert_eq!(errors.next(), None, "{stderr}");
+    drop(filler);
+    let reported = guest.final_report();
+    if journal_superblock(&image).start != 0 {
+        replay_left(&image);
+    }
+    assert_consistent(&file_system);
+    for (stream, layout) in &records {
+        assert_records(&file_system, &format!("/{stream}"), stream, layout, &reported);
+    }
+}
+
+#[test]
+fn a_guest_goes_on_while_somebody_fills_the_tmpfs() {
+    goes_on_in_a_full_tmpfs("full-retain", "", "journal");
+    goes_on_in_a_full_tmpfs("full-copy", ",placement=copy", "ordered");
+}
+
+#[test]
+fn and_one_whose_journal_is_durable_by_age() {
+    goes_on_in_a_full_tmpfs("full-durable", ",placement=retain,durable-within=1", "journal");
 }
 
 /// Storage whose flushes and writes fail with EIO: the guest is told at once, a recovery that fails keeps everything and

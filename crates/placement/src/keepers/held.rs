@@ -164,7 +164,20 @@ impl Keeper for Held {
             return Ok((SuperblockWritten::Brought, true));
         }
         self.clear_numbers(log, block)?;
-        match self.held_superblock_written(log, block)? {
+        let is_open = log.is_open();
+        let effect = match self.held_superblock_written(log, block) {
+            Err(error) if !is_open && error.kind() == io::ErrorKind::OutOfMemory => {
+                // Nothing is held of it yet. As with a log that was brought: it is in its own place, all of it, until it is next empty.
+                self.area.close(self.id);
+                log::warn!(
+                    "there is no room in tmpfs for the journal of disk {}: it stays on storage until it is next empty",
+                    log.home.options.name
+                );
+                return Ok((SuperblockWritten::Brought, true));
+            }
+            effect => effect?,
+        };
+        match effect {
             SuperblockEffect::Opened => {
                 let marked = self.begin_aging(log, block).and_then(|is_aged| match is_aged {
                     true => Ok(()),
@@ -363,6 +376,9 @@ impl Keeper for Held {
         let room = HOST_WRITES_MAX.saturating_sub(host_in_flight);
         let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
         let writes = self.area.host_writes(self.id, room, copied_only);
+        if writes.is_empty() && host_in_flight == 0 && pressure == Some(Pressure::Pages) {
+            self.store_starved(log, steps);
+        }
         self.inner().host_in_flight += writes.len();
         self.aged_host_writes(log, writes, steps);
     }

@@ -5,7 +5,6 @@
 //! whatever it was not answered. With a kill all that was sent is there, whether anybody heard of it or not, or was never sent.
 
 use super::*;
-use placement::Description;
 use std::collections::HashSet;
 
 /// What the guest has asked for and was not answered.
@@ -209,41 +208,7 @@ impl Guest {
                 self.carry_out(&operation);
             }
         }
-        let directory = self.rig.journals.directory();
-        let lock = directory.lock_file().try_clone().expect("a descriptor");
-        let (path, registry) = (directory.path().to_owned(), self.rig.directory.path().join("registry"));
-        let (directory, description): (AreaDirectory, Description) =
-            AreaDirectory::adopt(&path, &registry, lock).expect("it is there");
-        let options = DiskOptions {
-            name: "disk".to_owned(),
-            path: self.rig.image.clone(),
-            placement: PlacementKind::Copy,
-            honour_flush: false,
-            read_only: false,
-            nvm: None,
-            remote: None,
-            durable_within: self.within,
-            write_log: Some(Arc::clone(&self.rig.log)),
-        };
-        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
-        let memory = VmMemory::new();
-        memory.simulate_protection();
-        let journals = Journals::resume(&memory, directory, &description, options)?;
-        journals.disk(0).simulate_clock(Arc::clone(&self.rig.clock));
-        journals.go_on()?;
-        let ram = File::options().read(true).write(true).open(path.join("ram")).expect("it is there");
-        let region = RegionDescriptor {
-            gpa: 0,
-            size: u64::from(PAGES) * BLOCK,
-            user_addr: 0x7000_0000,
-            file: ram,
-            file_offset: 0,
-        };
-        let table = Arc::new(memory.map(vec![region]).expect("mapped"));
-        let mut route = DiskRoute::new(Arc::clone(&journals), 0);
-        route.started(Start::Resumed, &table).expect("it goes on");
-        (self.rig.memory, self.rig.journals, self.rig.route) = (memory, journals, route);
-        Ok(())
+        self.rig.follow(self.within)
     }
 
     /// The guest asks again, in any order; some time the worker is woken.

@@ -23,6 +23,7 @@
 use super::Held;
 use super::watched::{self, Watched};
 use crate::aged;
+use crate::disk::DiskCounters;
 use crate::followed;
 use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock, Task};
 use crate::log::Log;
@@ -570,11 +571,7 @@ impl Held {
         let Some(aging) = &mut state.aging else { return Some(unheld.2) };
         steps.push(Side::Journal, Step::Hold(unheld.1));
         aging.unheld.push(unheld);
-        if aging.ending.is_none() {
-            let why = "there is no memory for its blocks".to_owned();
-            aging.ending = Some(Ending { why, cause: Cause::Memory });
-            self.give_up(log, aging, steps);
-        }
+        self.lacks_memory(log, aging, steps);
         self.end_if_drained(log, &mut state, steps);
         None
     }
@@ -708,7 +705,7 @@ impl Held {
             }
             self.end(log, &mut state, steps)?;
         }
-        let Some(aging) = &mut state.aging else { return self.home_begins_in_area(log, change) };
+        let Some(aging) = &mut state.aging else { return self.home_begins_unaged(log, change) };
         let key = (change.request, change.range.start);
         let first_asked = self.first_asked(key);
         let id = match aging.guests.get(&key) {
@@ -750,7 +747,24 @@ impl Held {
                 id
             }
         };
-        let verdict = self.home_begins_in_area(log, change);
+        let verdict = match self.home_begins_in_area(log, change, false) {
+            Ok(None) => {
+                // Its place is not its own while compounds are there.
+                aging.guests.remove(&key);
+                aging.call(self, log, steps, |machine, now, view, said| {
+                    machine.write_ended(now, id, false, view, said);
+                });
+                self.lacks_memory(log, aging, steps);
+                self.end_if_drained(log, &mut state, steps);
+                return if state.aging.is_none() {
+                    self.home_begins_unaged(log, change)
+                } else {
+                    Ok(HomeVerdict::Wait)
+                };
+            }
+            Ok(Some(verdict)) => Ok(verdict),
+            Err(error) => Err(error),
+        };
         match &verdict {
             Ok(HomeVerdict::Go { operation, .. }) => {
                 aging.guests.remove(&key);
@@ -769,23 +783,84 @@ impl Held {
         verdict
     }
 
-    pub(super) fn home_begins_in_area(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+    fn home_begins_unaged(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
+        Ok(self.home_begins_in_area(log, change, true)?.unwrap_or(HomeVerdict::Wait))
+    }
+
+    /// Nothing where there is no memory to hold what is about to be overwritten, and its own place in the log is not its own.
+    fn home_begins_in_area(
+        &self,
+        log: &Log,
+        change: &HomeChange<'_>,
+        may_store: bool,
+    ) -> io::Result<Option<HomeVerdict>> {
         if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
             self.area.discarded(self.id, change.whole.clone());
         }
         loop {
             match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
-                HomeWrite::Go { operation, replaced } => return Ok(HomeVerdict::Go { operation, replaced }),
-                HomeWrite::Wait => return Ok(HomeVerdict::Wait),
+                HomeWrite::Go { operation, replaced } => return Ok(Some(HomeVerdict::Go { operation, replaced })),
+                HomeWrite::Wait => return Ok(Some(HomeVerdict::Wait)),
                 // About to be overwritten: read, and given back to the area.
                 HomeWrite::Restore(blocks) => {
                     let mut content = vec![0; log.place.block_bytes as usize];
                     for block in blocks {
                         log.read_home(block, &mut content)?;
-                        self.area.restore(self.id, block, &content).map_err(io::Error::other)?;
+                        if self.area.restore(self.id, block, &content).is_ok() {
+                            continue;
+                        }
+                        if !may_store {
+                            return Ok(None);
+                        }
+                        self.restore_in_place(log, block, &mut content)?;
                     }
                 }
             }
+        }
+    }
+
+    /// What is about to be overwritten at home goes to its own place in the log, since there is no memory to hold it.
+    fn restore_in_place(&self, log: &Log, block: u64, content: &mut [u8]) -> io::Result<()> {
+        let Some(place) = self.area.place_of_version(self.id, block, content) else { return Ok(()) };
+        let offset = log.offset_of(place.0).ok_or_else(|| io::Error::other("a log block is outside of its log"))?;
+        log.journal.file.write_all_at(content, offset)?;
+        log.journal.set_dirty();
+        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, content.len() as u64);
+        self.area.restored_in_place(self.id, block, place);
+        Ok(())
+    }
+
+    /// Somebody waits to write to a page of the guest's that is held, there is no memory to copy it to, and the host cannot write it home: it
+    /// is of a transaction that is not read to its end, say, as blocks of it are in their own places. So it goes to its own place, too.
+    pub(super) fn store_starved(&self, log: &Log, steps: &mut Steps) {
+        let mut state = self.state();
+        if let Some(aging) = &mut state.aging {
+            self.lacks_memory(log, aging, steps);
+            self.end_if_drained(log, &mut state, steps);
+        }
+        if state.aging.is_some() || state.is_engaging || state.is_leaving {
+            return;
+        }
+        while let Some(starved) = self.area.starved(self.id) {
+            let Some(offset) = log.offset_of(starved.0) else { return };
+            if let Err(error) = log.journal.file.write_all_at(&starved.2, offset) {
+                log::error!("disk {}: writing a journal block to its own place failed: {error}", log.home.options.name);
+                return;
+            }
+            log.journal.set_dirty();
+            DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, starved.2.len() as u64);
+            if !self.area.starved_is_stored(self.id, &starved) {
+                return;
+            }
+        }
+    }
+
+    /// There is no memory for what is to be held, so that it has to go where compounds are: they end.
+    fn lacks_memory(&self, log: &Log, aging: &mut Aging, steps: &mut Steps) {
+        if aging.ending.is_none() {
+            let why = "there is no memory for its blocks".to_owned();
+            aging.ending = Some(Ending { why, cause: Cause::Memory });
+            self.give_up(log, aging, steps);
         }
     }
 
