@@ -231,12 +231,16 @@ fn a_superblock_finds_its_room_while_there_is_none() {
     for _ in 0..5 {
         rig.commit(100);
     }
-    // Other blocks take all that the pool has.
     simulated_room::fail_reservations(0..u64::MAX);
-    let writes: Vec<LogWrite> =
-        (2000..2200).map(|position| LogWrite { position, content: Content::Bytes(vec![1; BLOCK]) }).collect();
-    assert!(!rig.area.hold(rig.log, &writes).no_memory.is_empty(), "the pool is full");
-    for errno in 0..5 {
+    for errno in 1..5 {
+        // Other blocks, for which the table has room, take all that the pool has, and what the tail has given back since.
+        let writes: Vec<LogWrite> = (600..800)
+            .map(|position| LogWrite {
+                position: position + 200 * errno as u32,
+                content: Content::Bytes(vec![1; BLOCK]),
+            })
+            .collect();
+        assert!(!rig.area.hold(rig.log, &writes).no_memory.is_empty(), "the pool is full");
         rig.superblock.errno = errno;
         rig.checkpoint();
         let held = rig.area.look(rig.log, |held| {
