@@ -126,7 +126,7 @@ impl Guest {
     /// A worker that begins with the copy that has this number, or goes on with it.
     fn worker(world: &Arc<World>, life: &Arc<Life>, number: u32, goes_on: bool) -> io::Result<RemoteLog> {
         let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
-        let medium = Arc::new(Observed { world: Arc::clone(world), life: Arc::clone(life) });
+        let medium = Arc::new(Observed { world: Arc::downgrade(world), life: Arc::clone(life) });
         let options = world.options(world.network.address);
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -235,6 +235,12 @@ impl Guest {
     /// The guest ends. A worker that has died does nothing about it.
     pub fn end(mut self) {
         self.stop_kills();
+    }
+
+    /// The guest ends, and its worker does nothing about it.
+    pub fn end_with_worker(self) {
+        self.life.kill();
+        std::mem::forget(self.log);
     }
 
     /// The worker is killed now.

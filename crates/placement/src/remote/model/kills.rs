@@ -247,7 +247,7 @@ fn a_worker_does_not_go_on_with_what_is_not_its_guests() {
         ];
         assert!(sentence.contains(expected[round as usize]), "{sentence}");
         assert!(guest.world.image_now() == before, "round {round}");
-        std::mem::forget(guest);
+        guest.end_with_worker();
     }
 }
 

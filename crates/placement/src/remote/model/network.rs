@@ -1,8 +1,10 @@
 //! The network between a client and its server, in the test's hands: a proxy that delays, swallows, resets, garbles, or is
 //! not there.
 
+use rustix::net;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,17 +42,19 @@ struct Shared {
 pub struct Network {
     shared: Arc<Mutex<Shared>>,
     pub address: SocketAddr,
+    /// Keeps the port where nobody listens: other tests look for free ones meanwhile.
+    _port: OwnedFd,
 }
 
 impl Network {
     pub fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
+        let (port, address) = keep_port().expect("a port");
+        let listener = TcpListener::bind(address).expect("the port that is kept");
         let shared = Shared { weather: Weather::Good, generation: 0, to: None, open: Vec::new(), ends: false };
         let shared = Arc::new(Mutex::new(shared));
         let of_thread = Arc::clone(&shared);
         std::thread::spawn(move || listen(listener, address, &of_thread));
-        Network { shared, address }
+        Network { shared, address, _port: port }
     }
 
     fn with<T>(&self, with: impl FnOnce(&mut Shared) -> T) -> T {
@@ -86,10 +90,19 @@ impl Drop for Network {
     }
 }
 
+/// A port that nobody else is given, and that a listener of ours can be bound to: a socket is bound to it and does not listen.
+fn keep_port() -> rustix::io::Result<(OwnedFd, SocketAddr)> {
+    let port = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None)?;
+    net::sockopt::set_socket_reuseaddr(&port, true)?;
+    net::bind(&port, &SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let address = SocketAddr::try_from(net::getsockname(&port)?)?;
+    Ok((port, address))
+}
+
 fn reset_all(shared: &mut Shared) {
     shared.generation += 1;
     for stream in shared.open.drain(..) {
-        let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        let _ = net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         let _ = stream.shutdown(Shutdown::Both);
     }
 }
@@ -120,7 +133,7 @@ fn listen(listener: TcpListener, address: SocketAddr, shared: &Arc<Mutex<Shared>
         let _ = near.set_nonblocking(false);
         let _ = near.set_nodelay(true);
         if matches!(weather, Weather::Narrow(_)) {
-            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&near, NARROW_BUFFER_BYTES);
+            let _ = net::sockopt::set_socket_recv_buffer_size(&near, NARROW_BUFFER_BYTES);
         }
         let Some(Ok(far)) = to.map(TcpStream::connect) else { continue };
         let _ = far.set_nodelay(true);

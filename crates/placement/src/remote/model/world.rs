@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 pub const BLOCK: usize = 1024;
@@ -421,20 +421,32 @@ fn serve_store(store: Store<Simulated>, change: impl FnOnce(&mut ServerOptions))
     Server::with_store(options, store).expect("a server")
 }
 
-/// Storage as a log's own thread and its guest's superblocks reach it.
+/// Storage as a log's own thread and its guest's superblocks reach it. A world ends with its guest: a worker that was killed is
+/// left as it is, and must not keep servers, networks and files for as long as the other tests run.
 pub struct Observed {
-    pub world: Arc<World>,
+    pub world: Weak<World>,
     pub life: Arc<Life>,
+}
+
+impl Observed {
+    fn world(&self) -> Arc<World> {
+        self.world.upgrade().unwrap_or_else(|| {
+            self.life.kill();
+            self.life.step();
+            unreachable!("a worker that is dead takes no step")
+        })
+    }
 }
 
 impl JournalStorage for Observed {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.life.step();
+        let world = self.world();
         let written = {
-            let mut known = self.world.known.lock().expect("no panic under this lock");
-            self.world.step(&mut known)?;
+            let mut known = world.known.lock().expect("no panic under this lock");
+            world.step(&mut known)?;
             let write = known.disk.write(offset, bytes);
-            let on_its_way = self.world.step(&mut known);
+            let on_its_way = world.step(&mut known);
             known.disk.ended(write);
             on_its_way
         };
@@ -444,11 +456,12 @@ impl JournalStorage for Observed {
 
     fn sync(&self) -> io::Result<()> {
         self.life.step();
+        let world = self.world();
         let synced = {
-            let mut known = self.world.known.lock().expect("no panic under this lock");
-            self.world.step(&mut known)?;
+            let mut known = world.known.lock().expect("no panic under this lock");
+            world.step(&mut known)?;
             known.disk.flush();
-            self.world.step(&mut known)
+            world.step(&mut known)
         };
         self.life.step();
         synced
@@ -458,7 +471,8 @@ impl JournalStorage for Observed {
         if self.life.is_dead() {
             self.life.step();
         }
-        let known = self.world.known.lock().expect("no panic under this lock");
+        let world = self.world();
+        let known = world.known.lock().expect("no panic under this lock");
         let content = known.disk.last(offset / BLOCK as u64);
         bytes.copy_from_slice(&content[offset as usize % BLOCK..][..bytes.len()]);
         Ok(())
