@@ -1,0 +1,142 @@
+//! What an earlier amberlog left when it and its guest were killed is finished by this one: commit 0e81c47 of this repository, version 0.1,
+//! served real guests (Linux 6.1 under QEMU 7.2) in each placement, and all of it was killed with SIGKILL while a guest wrote records.
+//! In `left`, an archive each: the image; `vm`, its directory in tmpfs, of whose guest memory the pages are kept that the journal's table
+//! names; how many records the guest had been told are there; and `recovered`, the image as 0e81c47's own recovery made it.
+//!
+//! A format that changes gets a new archive beside these; none of them is ever made anew.
+
+use guest_kit::evidence::{self, Order, RecordLayout};
+use guest_kit::image::FileSystem;
+use guest_kit::{Acknowledged, judge};
+use serde_json::Value;
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+struct Left {
+    images: tempfile::TempDir,
+    area: tempfile::TempDir,
+}
+
+impl Left {
+    fn new(name: &str) -> Self {
+        let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/left/{name}.tar.zst"));
+        let images = tempfile::tempdir().expect("a directory");
+        let area = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let tar = Command::new("tar").arg("--zstd").arg("-xf").arg(&archive).arg("-C").arg(images.path()).status();
+        assert!(tar.expect("tar and zstd are installed").success());
+        let left = Self { images, area };
+        let vm = left.area.path().join("vm-1-0");
+        let copied = Command::new("cp").args(["-r", "--sparse=always"]).arg(left.path("vm")).arg(&vm).status();
+        assert!(copied.expect("cp is installed").success());
+        left.describe(&vm);
+        left
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.images.path().join(name)
+    }
+
+    /// Names the image and the memory by the paths and numbers that they have here.
+    fn describe(&self, vm: &Path) {
+        let text = std::fs::read(vm.join("area.json")).expect("a description");
+        let mut description: Value = serde_json::from_slice(&text).expect("JSON");
+        let image = self.path("image");
+        let metadata = image.metadata().expect("the image");
+        let key = format!("file-{:x}-{:x}", metadata.st_dev(), metadata.st_ino());
+        for ram in description["ram"].as_array_mut().expect("memory") {
+            ram["path"] = vm.join("ram").to_str().into();
+        }
+        for log in description["logs"].as_array_mut().expect("logs") {
+            for (path_of, key_of) in [("home_image", "home_key"), ("journal_image", "journal_key")] {
+                log[path_of] = image.to_str().into();
+                log[key_of] = key.as_str().into();
+            }
+        }
+        std::fs::write(vm.join("area.json"), description.to_string()).expect("written");
+    }
+
+    fn recover(&self) -> Value {
+        let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+            .args(["recover", "--json", "--area"])
+            .arg(self.area.path())
+            .arg("--image")
+            .arg(self.path("image"))
+            .output()
+            .expect("amberlog starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert_eq!(self.area.path().read_dir().expect("it is there").count(), 0, "{stderr}");
+        serde_json::from_slice(&output.stdout).expect("it prints JSON")
+    }
+
+    /// Whether the image is what 0e81c47 made of it, byte for byte, its file system whole, and all records there.
+    fn assert_is_recovered(&self, name: &str) {
+        let [image, expected] = ["image", "recovered"].map(|file| std::fs::read(self.path(file)).expect("an image"));
+        let differing = image.chunks(512).zip(expected.chunks(512)).position(|(found, expected)| found != expected);
+        assert_eq!((differing, image.len()), (None, expected.len()), "{name}: the first sector that differs");
+    }
+
+    fn assert_records(&self, name: &str, may_lack: bool) {
+        let file_system = FileSystem::whole(self.path("image"));
+        let layout =
+            RecordLayout { seed: 3, order: Order::Overwrite { slots: 30 }, files: 2, ..RecordLayout::default() };
+        let count = std::fs::read_to_string(self.path("acknowledged")).expect("a number");
+        let count: u64 = count.trim().parse().expect("a number");
+        let acknowledged = Acknowledged { count, last: Some(count - 1), out_of_order: 0 };
+        let verdict = evidence::records(&file_system, "/a", &layout, acknowledged);
+        assert_eq!(verdict.is_ok_and(|verdict| verdict.is_good()), !may_lack, "{name}");
+    }
+}
+
+/// What is held goes home from there, and nothing else does.
+#[track_caller]
+fn held(name: &str) {
+    let left = Left::new(name);
+    left.assert_records(name, true);
+    let said = left.recover();
+    assert_eq!(said["status"], "recovered", "{said}");
+    left.assert_is_recovered(name);
+    left.assert_records(name, false);
+    let file_system = FileSystem::whole(left.path("image"));
+    assert!(judge::check(&file_system).expect("e2fsck runs").is_consistent(), "{name}");
+    assert_eq!(left.recover()["status"], "none", "{name}");
+}
+
+#[test]
+fn a_retained_journal_is_finished() {
+    held("retain-journal-4096");
+    held("retain-ordered-4096");
+}
+
+#[test]
+fn one_with_blocks_smaller_than_pages_is_finished() {
+    held("retain-journal-1024");
+}
+
+#[test]
+fn a_copied_journal_is_finished() {
+    held("copy-journal-4096");
+}
+
+/// It is all on storage, for its guest's kernel to replay.
+#[test]
+fn a_journal_on_storage_is_left_there() {
+    let name = "storage-journal-4096";
+    let left = Left::new(name);
+    assert_eq!(left.recover()["status"], "none");
+    left.assert_is_recovered(name);
+    let file_system = FileSystem::whole(left.path("image"));
+    assert!(judge::needs_recovery(&file_system).expect("dumpe2fs runs"));
+    judge::replay_with_e2fsck(&file_system).expect("e2fsck runs");
+    left.assert_records(name, false);
+}
+
+/// Nothing of it was kept, and nothing is claimed: the directory goes, and the image stays as it is.
+#[test]
+fn of_a_journal_that_was_dropped_nothing_is_made_up() {
+    let name = "discard-journal-4096";
+    let left = Left::new(name);
+    assert_eq!(left.recover()["status"], "none");
+    left.assert_is_recovered(name);
+}
