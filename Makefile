@@ -33,9 +33,10 @@ demo: packages
 
 # Tests run unoptimised enough to keep overflow checks and assertions, and find the programs they
 # start (amberlog, its shim) beside themselves: hence the build of the whole workspace first.
+# Tests with guests wait more than they compute: more of them at once than there are processors.
 test: packages lint nats-server
 	@$(PHASE) "build" cargo build --workspace
-	@$(PHASE) "tests" cargo test --workspace
+	@$(PHASE) "tests" env RUST_TEST_THREADS=$(or $(RUST_TEST_THREADS),4) cargo test --workspace
 
 lint:
 	@$(PHASE) "formatting" cargo fmt --all -- --check

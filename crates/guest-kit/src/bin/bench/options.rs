@@ -20,12 +20,14 @@ pub enum Stage {
     Remote,
     /// What a guest sees of the death of the process that serves it.
     Pause,
+    /// What a guest sees of its journals' going to storage and back.
+    Moved,
 }
 
 impl Stage {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 7] =
-        [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Pause, Self::Nvm, Self::Remote];
+    pub const ALL: [Self; 8] =
+        [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Pause, Self::Moved, Self::Nvm, Self::Remote];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -37,6 +39,7 @@ impl Stage {
             Self::Nvm => "nvm",
             Self::Remote => "remote",
             Self::Pause => "pause",
+            Self::Moved => "moved",
         }
     }
 }

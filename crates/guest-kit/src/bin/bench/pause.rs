@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::options::Options;
 use crate::{Outcome, sentence};
 use guest_kit::image::ExtRecipe;
-use guest_kit::{AtEnd, Guest, GuestSpec, Signal, program};
+use guest_kit::{AtEnd, Guest, GuestSpec, Reported, Signal, program};
 use guest_tools::random::Random;
 use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(180);
+pub(super) const LIMIT: Duration = Duration::from_secs(180);
 /// What a worker says when it serves a guest that was there before.
 const SAID: &str = "the guest of a dead worker goes on: ";
 
@@ -52,30 +52,18 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     spec.at_end = AtEnd::Stay;
     spec.memory_mib = 768;
     let mut guest = Guest::start(spec).map_err(sentence)?;
-    let gaps = |guest: &Guest| -> Vec<u64> {
-        let marks = guest.reported().marks;
-        marks.iter().filter_map(|mark| mark.strip_prefix("gap ")?.parse().ok()).collect()
-    };
-    let wait = |guest: &mut Guest, count: usize| {
-        guest
-            .await_report("more gaps", LIMIT, |reported| {
-                let of = reported.marks.iter().filter(|mark| mark.starts_with("gap ")).count();
-                (of >= count).then_some(())
-            })
-            .map_err(sentence)
-    };
-    wait(&mut guest, 20)?;
-    let usual = gaps(&guest).into_iter().skip(4).max().unwrap_or(0);
+    wait(&mut guest, "gap", 20)?;
+    let usual = gaps(&guest, "gap").into_iter().skip(4).max().unwrap_or(0);
     let mut random = Random::of(7, 1);
     let mut pauses = Vec::new();
     for _ in 0..kills {
         std::thread::sleep(Duration::from_millis(500 + random.below(500)));
         let worker = guest_kit::worker_of(guest.process_id()).ok_or("there is no worker")?;
-        let before = gaps(&guest).len();
+        let before = gaps(&guest, "gap").len();
         let pid = i32::try_from(worker).ok().and_then(Pid::from_raw).ok_or("a process has a number")?;
         kill_process(pid, Signal::KILL).map_err(sentence)?;
-        wait(&mut guest, before + 3)?;
-        pauses.push(gaps(&guest).into_iter().skip(before).take(3).max().unwrap_or(0));
+        wait(&mut guest, "gap", before + 3)?;
+        pauses.push(gaps(&guest, "gap").into_iter().skip(before).take(3).max().unwrap_or(0));
     }
     let said: Vec<String> =
         guest.stderr().lines().filter_map(|line| Some(line.split_once(SAID)?.1.to_owned())).collect();
@@ -99,6 +87,19 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
         figure("a worker's death: longest gap of 4 KB writes, p99", 0.99, 200.0),
     ];
     Ok((figures, json!({"pauses_us": pauses, "usual_us": usual, "journal_mib": journal_mib, "steps": said})))
+}
+
+/// The gaps that a guest has told of by this word, in microseconds.
+pub(super) fn gaps(guest: &Guest, mark: &str) -> Vec<u64> {
+    let marks = guest.reported().marks;
+    marks.iter().filter_map(|said| said.strip_prefix(mark)?.strip_prefix(' ')?.parse().ok()).collect()
+}
+
+/// Waits until it has told of so many.
+pub(super) fn wait(guest: &mut Guest, mark: &str, count: usize) -> Outcome<()> {
+    let is_of = |said: &&String| said.strip_prefix(mark).is_some_and(|rest| rest.starts_with(' '));
+    let is_enough = |reported: &Reported| (reported.marks.iter().filter(is_of).count() >= count).then_some(());
+    guest.await_report("more gaps", LIMIT, is_enough).map_err(sentence)
 }
 
 /// A time in ms at the beginning of a text, and what comes after it.
