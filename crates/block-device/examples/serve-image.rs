@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         (_, true) => CacheMode::Buffered,
         _ => CacheMode::Auto,
     };
-    let options = ImageOptions { read_only: has("readonly"), cache, is_raw: false };
+    let options = ImageOptions { read_only: has("readonly"), cache, is_raw: false, keep_time: false };
     let started = Image::open(Path::new(image), options).and_then(|image| {
         let config = DeviceConfig::new("vda", socket, Arc::new(image));
         Device::start(config, Box::new(PlainRoute), VmMemory::new(), Arc::new(()))

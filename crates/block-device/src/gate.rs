@@ -20,6 +20,10 @@ pub trait Gate: Debug + Send + Sync {
     /// A driver has started these rings at these positions. Called by the disk's thread before it takes anything; must not wait.
     fn begins(&self, positions: &[(u16, u16)], start: Start) -> Begin;
 
+    /// The VMM has stopped a ring there, with nothing of it in flight, and waits for its answer until this returns. Not called by the disk's
+    /// thread.
+    fn ring_stopped(&self, ring: u16, position: u16);
+
     /// The VMM has stopped the last ring. Nothing is in flight, and the VMM waits for its answer until this returns: not called by the
     /// disk's thread, which answers meanwhile.
     fn stopped(&self, positions: &[(u16, u16)]);

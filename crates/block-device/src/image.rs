@@ -45,6 +45,8 @@ pub struct ImageOptions {
     pub cache: CacheMode,
     /// It is a raw disk, whatever it looks like: not to be asked.
     pub is_raw: bool,
+    /// The time of its last change says something ([`image_file::Seal`]), and stays as it is until something is written.
+    pub keep_time: bool,
 }
 
 /// What an image is.
@@ -90,34 +92,49 @@ impl Image {
     /// [`Error::ImageInUse`] when another process has it; [`Error::OtherFormat`] when it is no raw disk; [`Error::Image`] when it is missing, neither a file nor a block
     /// device, not permitted, or cannot do direct I/O that was demanded.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, Error> {
-        let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
-        let metadata = std::fs::metadata(path).map_err(|e| refuse(explain_open(&e)))?;
-        let kind = if metadata.file_type().is_file() {
-            ImageKind::File
-        } else if metadata.file_type().is_block_device() {
-            ImageKind::BlockDevice
-        } else {
-            return Err(refuse("it is neither a regular file nor a block device".to_owned()));
-        };
-        // On a block device O_EXCL means: not mounted, not part of a RAID, not opened so by somebody else.
-        let exclusive = kind == ImageKind::BlockDevice && !options.read_only;
-        let mut attempt = 1;
-        let file = loop {
-            let opened = OpenOptions::new()
-                .read(true)
-                .write(!options.read_only)
-                .custom_flags(libc::O_CLOEXEC | if exclusive { libc::O_EXCL } else { 0 })
-                .open(path);
-            match opened {
-                Ok(file) => break file,
-                Err(error) if error.raw_os_error() != Some(libc::EBUSY) => return Err(refuse(explain_open(&error))),
-                Err(_) if attempt == LOCK_ATTEMPTS => return Err(Error::ImageInUse { path: path.to_owned() }),
-                Err(_) => std::thread::sleep(LOCK_PAUSE),
-            }
-            attempt += 1;
-        };
+        let (file, kind) = open_file(path, options)?;
         lock(&file, path, options.read_only)?;
-        Self::locked(LockedFile { file, is_ours: true.into() }, kind, path, options)
+        Self::locked(LockedFile { file, is_ours: true.into(), is_locked: true }, kind, path, options)
+    }
+
+    /// The same of an image that somebody else has now, and that will be this one's ([`Image::try_lock`]): until then nothing of it may be
+    /// written, or relied on. Whether it is a raw disk, whoever has it knows.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn open_unlocked(path: &Path, options: ImageOptions) -> Result<Self, Error> {
+        let (file, kind) = open_file(path, options)?;
+        let file = LockedFile { file, is_ours: true.into(), is_locked: false };
+        Self::locked(file, kind, path, ImageOptions { is_raw: true, ..options })
+    }
+
+    /// The same of one that another process has opened so, or given up since.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn adopt_unlocked(file: File, path: &Path, options: ImageOptions) -> Result<Self, Error> {
+        let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
+        let metadata = file.metadata().map_err(|e| refuse(e.to_string()))?;
+        let kind = if metadata.file_type().is_file() { ImageKind::File } else { ImageKind::BlockDevice };
+        Self::locked(
+            LockedFile { file, is_ours: false.into(), is_locked: false },
+            kind,
+            path,
+            ImageOptions { is_raw: true, ..options },
+        )
+    }
+
+    /// Takes the locks of an image that was opened without, or given up. False when somebody else has it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn try_lock(&self) -> Result<bool, Error> {
+        try_lock(&self.file.file, &self.path, self.read_only)
+    }
+
+    /// Gives the image up: it is anybody's from now on, whoever has a descriptor of this open file.
+    pub fn unlock(&self) {
+        unlock(&self.file.file);
     }
 
     /// The same of an image that another process has opened and locked so, and that goes on with it: `file` is its descriptor.
@@ -131,7 +148,12 @@ impl Image {
         let kind = if metadata.file_type().is_file() { ImageKind::File } else { ImageKind::BlockDevice };
         // The same locks of the same open file: this says that they are there.
         lock(&file, path, options.read_only)?;
-        Self::locked(LockedFile { file, is_ours: false.into() }, kind, path, ImageOptions { is_raw: true, ..options })
+        Self::locked(
+            LockedFile { file, is_ours: false.into(), is_locked: true },
+            kind,
+            path,
+            ImageOptions { is_raw: true, ..options },
+        )
     }
 
     /// From now on the locks go when this is dropped: nobody goes on with the image.
@@ -175,6 +197,7 @@ impl Image {
             return Err(refuse("its file system does not do direct I/O; allow it to be cached".to_owned()));
         }
         let worked = if options.read_only { None } else { open_worked(&file.file, path, direct.is_some()) };
+        let is_locked = file.is_locked;
         let image = Image {
             path: path.to_owned(),
             file,
@@ -190,7 +213,13 @@ impl Image {
             changes: OnceLock::new(),
         };
         let size_bytes = image.measure()?;
-        let discard = !options.read_only && probe_discard(&image.file.file, kind, size_bytes);
+        // Whose image is somebody else's leaves it alone: whoever has that may be sealing it. What turns out not to be possible is said then.
+        let discard = !options.read_only
+            && if is_locked {
+                probe_discard(&image.file.file, kind, size_bytes, options.keep_time)
+            } else {
+                kind == ImageKind::File
+            };
         Ok(Image { discard, ..image })
     }
 
@@ -306,12 +335,45 @@ impl Image {
     }
 }
 
+/// Opens an image; nothing is locked.
+fn open_file(path: &Path, options: ImageOptions) -> Result<(File, ImageKind), Error> {
+    let refuse = |reason: String| Error::Image { path: path.to_owned(), reason };
+    let metadata = std::fs::metadata(path).map_err(|e| refuse(explain_open(&e)))?;
+    let kind = if metadata.file_type().is_file() {
+        ImageKind::File
+    } else if metadata.file_type().is_block_device() {
+        ImageKind::BlockDevice
+    } else {
+        return Err(refuse("it is neither a regular file nor a block device".to_owned()));
+    };
+    // On a block device O_EXCL means: not mounted, not part of a RAID, not opened so by somebody else.
+    let exclusive = kind == ImageKind::BlockDevice && !options.read_only;
+    let mut attempt = 1;
+    let file = loop {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(libc::O_CLOEXEC | if exclusive { libc::O_EXCL } else { 0 })
+            .open(path);
+        match opened {
+            Ok(file) => break file,
+            Err(error) if error.raw_os_error() != Some(libc::EBUSY) => return Err(refuse(explain_open(&error))),
+            Err(_) if attempt == LOCK_ATTEMPTS => return Err(Error::ImageInUse { path: path.to_owned() }),
+            Err(_) => std::thread::sleep(LOCK_PAUSE),
+        }
+        attempt += 1;
+    };
+    Ok((file, kind))
+}
+
 /// A file whose locks go when it is dropped, at once: an io_uring that had it registered keeps it open for a while.
 #[derive(Debug)]
 struct LockedFile {
     file: File,
     /// Locks belong to the open file, which other processes may have, too: who goes on with an image and fails leaves them alone.
     is_ours: AtomicBool,
+    /// They were there when it was opened.
+    is_locked: bool,
 }
 
 impl Drop for LockedFile {
@@ -431,12 +493,21 @@ fn direct_read_works(file: &File, alignment: DirectAlignment) -> bool {
 }
 
 /// Whether a hole can be punched: tried beyond the end of a file, where there is nothing to lose.
-fn probe_discard(file: &File, kind: ImageKind, size_bytes: u64) -> bool {
+fn probe_discard(file: &File, kind: ImageKind, size_bytes: u64, keep_time: bool) -> bool {
     match kind {
         ImageKind::File => {
             let beyond = size_bytes.next_multiple_of(1 << 20);
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(file, mode, beyond, 4096).is_ok()
+            let changed = file.metadata().and_then(|metadata| metadata.modified());
+            let can = rustix::fs::fallocate(file, mode, beyond, 4096).is_ok();
+            // Some file systems take that for a change, which it is not.
+            if keep_time
+                && let Ok(changed) = changed
+                && let Err(error) = file.set_modified(changed)
+            {
+                log::debug!("the time of an image's last change cannot be set: {error}");
+            }
+            can
         }
         ImageKind::BlockDevice => {
             use std::os::unix::fs::MetadataExt;

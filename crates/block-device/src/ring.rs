@@ -74,6 +74,14 @@ pub(crate) struct Ring {
     pub(crate) stop_waiter: Option<StopWaiter>,
 }
 
+impl Ring {
+    /// It is not given back before what an earlier process had in flight was done.
+    pub(crate) fn is_owed_to(&self) -> bool {
+        let is_patient = self.stop_waiter.as_ref().is_some_and(|waiter| waiter.deadline.is_none());
+        is_patient && !self.broken && self.running.as_ref().is_some_and(|running| running.resubmissions() > 0)
+    }
+}
+
 /// The answer to GET_VRING_BASE that is still owed.
 #[derive(Debug)]
 pub(crate) struct StopWaiter {
@@ -105,6 +113,8 @@ pub(crate) struct RunningRing {
     heads: Box<[u64]>,
     /// Heads to be done again after a reconnection, before anything new is taken.
     resubmit: VecDeque<u16>,
+    /// Nothing new is taken.
+    is_ending: bool,
     /// The guest does not kick at the moment.
     quiet: bool,
     /// Something was put into the used ring since the guest was last told.
@@ -150,6 +160,7 @@ impl RunningRing {
             inflight: region.and_then(|region| region.queue(index, ring.size)),
             heads: vec![0; size.div_ceil(64)].into(),
             resubmit: VecDeque::new(),
+            is_ending: false,
             quiet: false,
             tell_guest: false,
             tell_anyway: false,
@@ -240,6 +251,11 @@ impl RunningRing {
         self.resubmit.len()
     }
 
+    /// Takes nothing but what an earlier process had taken, from here on.
+    pub(crate) fn take_nothing_new(&mut self) {
+        self.is_ending = true;
+    }
+
     fn mark_head(&mut self, head: u16) -> Result<(), RingError> {
         if head >= self.queue.size() {
             return Err(RingError::Head(head));
@@ -258,6 +274,9 @@ impl RunningRing {
         if let Some(head) = self.resubmit.pop_front() {
             self.mark_head(head)?;
             return Ok(Some((head, true)));
+        }
+        if self.is_ending {
+            return Ok(None);
         }
         let memory = self.table.guest_memory();
         let head = match self.queue.iter(memory).map_err(RingError::Available)?.next() {
@@ -307,16 +326,17 @@ impl RunningRing {
     pub(crate) fn listen(&mut self) -> Result<bool, RingError> {
         self.quiet = false;
         let more = self.queue.enable_notification(self.table.guest_memory()).map_err(RingError::Used)?;
-        Ok(more || !self.resubmit.is_empty())
+        Ok(more && !self.is_ending || !self.resubmit.is_empty())
     }
 
     /// Whether there is something to take, cheaply.
     pub(crate) fn has_more(&self) -> bool {
         let memory = self.table.guest_memory();
         !self.resubmit.is_empty()
-            || self
-                .queue
-                .avail_idx(memory, std::sync::atomic::Ordering::Acquire)
-                .is_ok_and(|index| index.0 != self.queue.next_avail())
+            || !self.is_ending
+                && self
+                    .queue
+                    .avail_idx(memory, std::sync::atomic::Ordering::Acquire)
+                    .is_ok_and(|index| index.0 != self.queue.next_avail())
     }
 }

@@ -224,6 +224,9 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
         let is_patient = gate.is_some();
         self.tell(move |worker| worker.stop_ring(index, reply, is_patient))?;
         let state = answer.recv().map_err(|_| refused("the device is being stopped"))?;
+        if let (Some(gate), Ok(ring), Ok(position)) = (&gate, u16::try_from(index), u16::try_from(state.num)) {
+            gate.ring_stopped(ring, position);
+        }
         if let Some(gate) = gate
             && let Some(positions) = self.tell(|worker| Ok(worker.take_stopped_positions()))?
         {

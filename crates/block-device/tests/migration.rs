@@ -24,6 +24,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Default)]
 struct Noting {
     stops: Mutex<Vec<Vec<(u16, u16)>>>,
+    rings: Mutex<Vec<(u16, u16)>>,
     is_logging: AtomicBool,
     waits: AtomicBool,
     refuses: AtomicBool,
@@ -36,6 +37,10 @@ impl Gate for Noting {
             return Begin::Wait;
         }
         if self.refuses.load(Ordering::SeqCst) { Begin::No("refused for a test".to_owned()) } else { Begin::Yes(start) }
+    }
+
+    fn ring_stopped(&self, ring: u16, position: u16) {
+        self.rings.lock().unwrap().push((ring, position));
     }
 
     fn stopped(&self, positions: &[(u16, u16)]) {
@@ -308,5 +313,71 @@ fn nothing_is_taken_from_a_guest_that_is_not_let_in() {
     drop(driver);
     while !gate.is_gone.load(Ordering::SeqCst) {
         std::thread::yield_now();
+    }
+}
+
+/// A worker dies with requests in flight at the moment in which the VMM stops the guest: the next one is told to start the ring and to
+/// give it back, and on the other host nobody knows what was in flight.
+#[test]
+fn what_an_earlier_process_had_in_flight_is_done_before_a_ring_is_given_back() {
+    for is_let_in in [true, false] {
+        let place = Place::new(3 * MIB);
+        filled(&place);
+        let (first, _) = start(&place, open(&place.image(), CacheMode::Auto), |config, route| {
+            config.gate = Some(Arc::new(Noting::default()));
+            config.drain_timeout = Duration::from_millis(200);
+            route.hold_writes = true;
+        });
+        let mut driver = Driver::new(&place, 1, 7);
+        let address = driver.disk.front_end.ram.take(4096, 4096);
+        driver.disk.front_end.ram.write(address, &[7; 4096]);
+        for sector in [0, 8, 16] {
+            driver.disk.submit(0, sector, &Transfer::Write(vec![(address, 4096)])).unwrap();
+        }
+        driver.disk.kick(0).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while first.handle().with_route(|route, _| route.held.len()).unwrap() < 3 {
+            assert!(Instant::now() < deadline, "they are not taken");
+        }
+        first.stop().expect("stops though requests are held");
+        // What no process has taken.
+        for sector in [24, 32] {
+            driver.disk.submit(0, sector, &Transfer::Write(vec![(address, 4096)])).unwrap();
+        }
+        driver.disk.kick(0).unwrap();
+        let gate = Arc::new(Noting::default());
+        gate.waits.store(!is_let_in, Ordering::SeqCst);
+        let told = Arc::clone(&gate);
+        let (second, _) =
+            start(&place, open(&place.image(), CacheMode::Auto), move |config, _| config.gate = Some(told));
+        // Nothing is taken before it is told to stop.
+        second.handle().hold(Some(Instant::now() + Duration::from_millis(if is_let_in { 500 } else { 0 }))).unwrap();
+        driver.disk.front_end.reconnect().unwrap();
+        // Whoever waits for the gate for ever is let in at last, and has done then what it must not.
+        let late = Arc::clone(&gate);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(20));
+            late.waits.store(false, Ordering::SeqCst);
+        });
+        assert_eq!(driver.disk.front_end.stop().unwrap(), [3], "what was not taken stays");
+        assert_eq!(
+            (gate.stops.lock().unwrap().clone(), gate.rings.lock().unwrap().clone()),
+            (vec![vec![(0, 3)]], vec![(0, 3)])
+        );
+        let answers = driver.disk.answers(0).unwrap();
+        let done = if is_let_in { 3 } else { 0 };
+        assert_eq!(answers.len(), done);
+        assert_eq!(second.handle().counters().resubmitted_requests, done as u64);
+        let image = std::fs::read(place.image()).unwrap();
+        assert_eq!(image[..3 * 4096] == [7; 3 * 4096], is_let_in, "on the image");
+        assert_ne!(image[3 * 4096..5 * 4096], [7; 2 * 4096], "nothing new is taken");
+        // The guest stays: the rest is done, and what was left is done again.
+        gate.waits.store(false, Ordering::SeqCst);
+        driver.disk.front_end.start_with_bases(&[3]).unwrap();
+        driver.disk.kick(0).unwrap();
+        assert_eq!(driver.disk.wait_all(0).unwrap().len(), 5 - done);
+        assert_eq!(std::fs::read(place.image()).unwrap()[..5 * 4096], [7; 5 * 4096]);
+        driver.disk.front_end.stop().unwrap();
+        second.stop().unwrap();
     }
 }

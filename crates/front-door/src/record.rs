@@ -37,8 +37,9 @@ const OF_DEVICE: [u32; 7] =
 /// VHOST_F_LOG_ALL, of the features.
 const LOG_ALL: u32 = 1 << 26;
 /// Of a ring, likewise: the kick descriptor starts it.
-const OF_RING: [u32; 7] =
-    [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_ERR, SET_VRING_CALL, SET_VRING_KICK, SET_VRING_ENABLE];
+/// It is enabled when all rings are started: whoever is told takes nothing from one before it knows of all, and where each of them is.
+const OF_RING: [u32; 6] =
+    [SET_VRING_NUM, SET_VRING_BASE, SET_VRING_ADDR, SET_VRING_ERR, SET_VRING_CALL, SET_VRING_KICK];
 /// The most rings that are noted.
 const RINGS_MAX: u32 = 64;
 /// The most regions of memory.
@@ -91,7 +92,7 @@ impl Record {
             _ if OF_DEVICE.contains(&code) => {
                 self.device.insert(code, Arc::clone(message));
             }
-            _ if OF_RING.contains(&code) => {
+            _ if OF_RING.contains(&code) || code == SET_VRING_ENABLE => {
                 let ring = ring_of(message);
                 if ring < RINGS_MAX {
                     self.rings.insert((ring, code), Arc::clone(message));
@@ -182,9 +183,10 @@ impl Record {
         }
         all.extend(self.regions.iter().cloned());
         let numbers: std::collections::BTreeSet<u32> = self.rings.keys().map(|(ring, _)| *ring).collect();
-        for ring in numbers {
-            all.extend(OF_RING.iter().filter_map(|code| self.rings.get(&(ring, *code)).cloned()));
+        for ring in &numbers {
+            all.extend(OF_RING.iter().filter_map(|code| self.rings.get(&(*ring, *code)).cloned()));
         }
+        all.extend(numbers.iter().filter_map(|ring| self.rings.get(&(*ring, SET_VRING_ENABLE)).cloned()));
         all
     }
 }
@@ -211,7 +213,7 @@ mod tests {
         say(record, SET_FEATURES, &[1, 0]);
         say(record, SET_MEM_TABLE, &[1, 0]);
         for ring in [0, 1] {
-            for code in OF_RING {
+            for code in OF_RING.into_iter().chain([SET_VRING_ENABLE]) {
                 say(record, code, &[ring, 128]);
             }
         }
@@ -224,11 +226,11 @@ mod tests {
         say(&mut record, SET_OWNER, &[]);
         say(&mut record, SET_PROTOCOL_FEATURES, &[7, 0]);
         start(&mut record);
-        let ring = OF_RING.to_vec();
-        let fresh = [vec![3, 1, 15, 16, 1, 2, 31, 32, 5], ring.clone(), ring.clone()].concat();
+        let rings = [&OF_RING[..], &OF_RING[..], &[SET_VRING_ENABLE, SET_VRING_ENABLE]].concat();
+        let fresh = [vec![3, 1, 15, 16, 1, 2, 31, 32, 5], rings.clone()].concat();
         assert_eq!(codes(&record), fresh, "nobody has begun yet");
         record.began();
-        let going_on = [vec![3, 1, 15, 16, 1, 2, 32, 5], ring.clone(), ring].concat();
+        let going_on = [vec![3, 1, 15, 16, 1, 2, 32, 5], rings].concat();
         assert_eq!(codes(&record), going_on);
     }
 
@@ -245,14 +247,14 @@ mod tests {
         // It is answered with what was said, which is no refusal.
         record.note(&Arc::new(log), Some(&Message::new(SET_LOG_BASE, words(&[4096, 0, 0, 0]))));
         say(&mut record, SET_FEATURES, &[LOG_ALL | 1, 0]);
-        let ring = OF_RING.to_vec();
-        let logging = [vec![1, 15, 16, 6, 1, 2, 32, 5], ring.clone(), ring.clone()].concat();
+        let rings = [&OF_RING[..], &OF_RING[..], &[SET_VRING_ENABLE, SET_VRING_ENABLE]].concat();
+        let logging = [vec![1, 15, 16, 6, 1, 2, 32, 5], rings.clone()].concat();
         assert_eq!(codes(&record), logging);
         let again = Record::of(&record.items(), false).expect("understood");
         assert_eq!(codes(&again), logging);
         assert_eq!(again.told_again()[3].descriptors.len(), 1);
         say(&mut record, SET_FEATURES, &[1, 0]);
-        let without = [vec![1, 15, 16, 1, 2, 32, 5], ring.clone(), ring].concat();
+        let without = [vec![1, 15, 16, 1, 2, 32, 5], rings].concat();
         assert_eq!(codes(&record), without);
     }
 

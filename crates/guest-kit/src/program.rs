@@ -28,14 +28,19 @@ pub fn command(name: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// What has a socket of QEMU's connected again a second after it was closed: not every version understands the same words.
-pub fn reconnect_property() -> Result<&'static str> {
+/// QEMU's version, the first two numbers; nothing if it does not say one.
+pub fn qemu_version() -> Result<Option<(u32, u32)>> {
     let output = run(command("qemu-system-x86_64")?.arg("--version"), &[0])?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut numbers = said.split_once(" version ").map_or("", |(_, version)| version).split('.');
     let mut number = || numbers.next()?.parse::<u32>().ok();
-    let version = number().zip(number());
-    Ok(if version.is_some_and(|version| version >= (9, 2)) { "reconnect-ms=1000" } else { "reconnect=1" })
+    Ok(number().zip(number()))
+}
+
+/// What has a socket of QEMU's connected again a second after it was closed: not every version understands the same words.
+pub fn reconnect_property() -> Result<&'static str> {
+    let is_new = qemu_version()?.is_some_and(|version| version >= (9, 2));
+    Ok(if is_new { "reconnect-ms=1000" } else { "reconnect=1" })
 }
 
 /// Runs a command to its end; exit codes in `accepted` are fine, any other is an error.

@@ -9,8 +9,10 @@ mod content;
 mod format;
 mod lock;
 mod open;
+mod seal;
 
 pub use content::content;
 pub use format::{Format, OtherFormat, probe};
 pub use lock::{QemuLock, await_idle, mark_under_way};
 pub use open::open;
+pub use seal::Seal;

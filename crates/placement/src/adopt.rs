@@ -12,6 +12,7 @@ use crate::keepers::keeper_of;
 use crate::log::Log;
 use crate::stored::{self, Elsewhere, Says};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 impl Journals {
@@ -71,6 +72,26 @@ impl Journals {
             disk.set_started();
         }
         Ok(())
+    }
+
+    /// These images are this VM's from now on, which it had not looked at, and a guest comes with them that was stopped elsewhere: its logs are
+    /// looked for, and taken as they are on storage.
+    ///
+    /// # Errors
+    /// When an image cannot be read, or what storage says of a log is not what that guest's daemon has left.
+    pub fn arrive(&self, images: &[&Path]) -> io::Result<()> {
+        self.look_again(images)?;
+        self.adopt()
+    }
+
+    /// These images are this VM's from now on, which it had not looked at: its logs are looked for.
+    ///
+    /// # Errors
+    /// When an image cannot be read or noted.
+    pub fn look_again(&self, images: &[&Path]) -> io::Result<()> {
+        self.directory().register_missing(images);
+        self.scan_all()?;
+        self.check_durable_within()
     }
 
     /// The transaction with which a log in its own place begins; nothing for one that is empty.

@@ -124,6 +124,21 @@ impl Journals {
         Ok(journals)
     }
 
+    /// The same for a VM whose images are somebody else's by now: nothing is looked for on them before [`Journals::arrive`] or
+    /// [`Journals::look_again`].
+    ///
+    /// # Errors
+    /// When an image cannot be opened, or the directory not written.
+    pub fn awaiting(
+        memory: &Arc<VmMemory>,
+        directory: AreaDirectory,
+        options: JournalsOptions,
+    ) -> io::Result<Arc<Self>> {
+        let journals = Self::set_up(memory, directory, options)?;
+        journals.describe()?;
+        Ok(journals)
+    }
+
     pub(crate) fn set_up(
         memory: &Arc<VmMemory>,
         directory: AreaDirectory,
@@ -196,7 +211,7 @@ impl Journals {
 
     /// What was asked for and cannot be is refused at the beginning; what a guest brings later is not made durable by age, and that is
     /// said.
-    fn check_durable_within(&self) -> io::Result<()> {
+    pub(crate) fn check_durable_within(&self) -> io::Result<()> {
         let logs = self.logs();
         let external = logs.iter().find(|log| log.place.is_external && log.home.durable_within().is_some());
         external.map_or(Ok(()), |log| Err(io::Error::other(crate::hand_over::external(log))))

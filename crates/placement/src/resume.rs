@@ -191,6 +191,20 @@ impl Journals {
         Ok(journals)
     }
 
+    /// The same where no guest had begun, and its images are somebody else's by now: nothing is looked for on them.
+    ///
+    /// # Errors
+    /// When the guest's memory or an image cannot be opened.
+    pub fn resume_awaiting(
+        memory: &Arc<VmMemory>,
+        directory: AreaDirectory,
+        description: &Description,
+        options: JournalsOptions,
+    ) -> io::Result<Arc<Self>> {
+        map_memory(memory, &directory, description)?;
+        Self::awaiting(memory, directory, options)
+    }
+
     /// Has storage say what it is to say of the logs under this process. When nothing else can keep it from serving the guest: what was
     /// durable by age is given up with it.
     ///

@@ -98,6 +98,7 @@ impl RunArgs {
             memory_budget_mib: self.memory_budget,
             time_scale: self.time_scale,
             trust: self.trust.clone(),
+            can_migrate: false,
             sandbox: !self.no_sandbox,
             trace: self.trace.clone(),
             samples: self.samples.clone(),

@@ -35,7 +35,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return Err(exit::usage("there is no disk to serve: give --disk IMAGE"));
     }
     // Before anything is opened: what is wrong with the arguments is wrong whatever the images are.
-    if let Some(sentence) = qemu::contradiction(&args.vmm) {
+    if let Some(sentence) = qemu::contradiction(&args.vmm, false) {
         return Err(exit::usage(sentence));
     }
     args.vm().disk_names().map_err(|error| exit::usage(format!("{error:#}")))?;

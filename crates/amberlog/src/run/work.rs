@@ -34,7 +34,7 @@ fn serve(args: &RunArgs) -> anyhow::Result<()> {
     let vm = match kept {
         Some(kept) => Vm::resume(&args.vm(), kept, &line).context("going on after the death of the worker before")?,
         None => {
-            let vm = Vm::prepare(&args.vm(), &KnownRaw::default(), &line)?;
+            let vm = Vm::prepare(&args.vm(), &KnownRaw::default(), &line, false)?;
             vm.memory.keep_to_directory(vm.directory());
             if let Err(error) = qemu::check_room(&args.vmm, vm.directory()) {
                 vm.abandon();

@@ -331,6 +331,9 @@ fn problems(vms: &Value) -> Vec<String> {
         if !matches!(vm["state"].as_str(), Some("preparing" | "waiting" | "running" | "recovering")) {
             problems.push(format!("vm {name}: {}", text(&vm["state_text"])));
         }
+        if let Some(trouble) = vm["migration"]["trouble"].as_str() {
+            problems.push(format!("vm {name}: {trouble}"));
+        }
         for disk in vm["disks"].as_array().into_iter().flatten() {
             if let Some(fault) = disk["fault"].as_str() {
                 problems.push(format!("vm {name}, disk {}: {fault}", text(&disk["name"])));

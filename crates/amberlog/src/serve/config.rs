@@ -35,6 +35,8 @@ struct File {
     sockets: AccessEntry,
     #[serde(default)]
     metrics: MetricsEntry,
+    #[serde(default)]
+    migration: MigrationEntry,
     #[serde(default, rename = "vm")]
     vms: Vec<VmEntry>,
 }
@@ -47,6 +49,14 @@ struct MetricsEntry {
     /// Of its Unix sockets.
     #[serde(default)]
     socket: AccessEntry,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MigrationEntry {
+    /// Guests may be moved to other hosts while they run.
+    #[serde(default)]
+    experimental: bool,
 }
 
 /// Where metrics are, and who may connect to the Unix sockets among these places.
@@ -316,6 +326,7 @@ impl VmEntry {
             memory_budget_mib: self.memory_budget_mib,
             time_scale: 1.0,
             trust: self.remote.clone().unwrap_or_else(|| file.remote.clone()),
+            can_migrate: file.migration.experimental,
             sandbox: false,
             trace: None,
             samples: None,

@@ -10,6 +10,7 @@ use super::power;
 use super::snapshot::{Moments, Wish};
 use crate::raw::KnownRaw;
 use crate::vm::change::{self, DURABLE_WITHIN, Doors, THROTTLE};
+use crate::vm::migration::{self, Migration};
 use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
 use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
@@ -66,6 +67,7 @@ pub(super) struct Live {
     sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
     doors: Doors,
+    migration: Option<Arc<Migration>>,
 }
 
 /// Why a VM is not served any more.
@@ -295,7 +297,12 @@ impl Slot {
             // The daemon before served them: a guest that runs is not refused for what it has written.
             config.options.images().for_each(|(image, _)| known.note(image));
         }
-        let vm = Vm::prepare(&power::as_of_now(&config.run, &config.options), &known, &self.line)?;
+        let vm = Vm::prepare(
+            &power::as_of_now(&config.run, &config.options),
+            &known,
+            &self.line,
+            !matches!(left, Left::Nobody),
+        )?;
         self.keep_config(config)?;
         vm.note_raw(&mut self.lock().served);
         let left = match left {
@@ -425,6 +432,11 @@ impl Slot {
         if changes.added.is_empty() && changes.removed.is_empty() {
             return Ok(changes);
         }
+        anyhow::ensure!(
+            migration::why_not(&served.options).is_none() == migration::why_not(&wanted.options).is_none(),
+            "with that its guest could not be moved to another host any more (or could from now on), which its VMM was told when it \
+             connected: this takes effect when its VMM has ended"
+        );
         if let Some(why) = change::cannot_change(&served.options).or_else(|| change::cannot_change(&wanted.options)) {
             anyhow::bail!("{why}");
         }
@@ -471,7 +483,7 @@ impl Slot {
     /// # Errors
     /// When it is not served.
     pub fn as_served(&self) -> anyhow::Result<VmConfig> {
-        self.live()?;
+        self.live_anyhow()?;
         self.lock()
             .as_served
             .clone()
@@ -493,6 +505,7 @@ impl Slot {
             sockets: config.sockets.clone(),
             observer: Arc::clone(&serving.observer),
             doors: serving.doors.clone(),
+            migration: vm.migration.clone(),
         };
         let mut inner = self.lock();
         inner.live = Some(live);
@@ -548,7 +561,7 @@ impl Slot {
 
     /// Its entry in `status`.
     pub fn status(&self) -> Value {
-        let (state, text, pid, live, pending) = {
+        let (state, text, pid, live, pending, served) = {
             let inner = self.lock();
             let (state, text, pid) = match &inner.state {
                 State::Preparing => ("preparing", "preparing".to_owned(), inner.left),
@@ -557,7 +570,7 @@ impl Slot {
                 State::Recovering => ("recovering", "recovering".to_owned(), None),
                 State::Failed(sentence) => ("failed", format!("failed: {sentence}"), inner.left),
             };
-            (state, text, pid, inner.live.clone(), inner.pending())
+            (state, text, pid, inner.live.clone(), inner.pending(), inner.as_served.clone())
         };
         let report = match &live {
             Some(live) => live.journals.report(&self.name),
@@ -569,6 +582,11 @@ impl Slot {
         entry["pid"] = json!(pid);
         entry["vmm_pid"] = json!(pid);
         entry["pending"] = json!(pending);
+        let cannot = served.as_ref().and_then(|served| migration::why_not(&served.options));
+        entry["migration"] = match live.as_ref().and_then(|live| live.migration.as_ref()) {
+            Some(migration) => migration.status(),
+            None => json!({"possible": false, "why_not": cannot}),
+        };
         if let Some(live) = live {
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
@@ -582,7 +600,14 @@ impl Slot {
         entry
     }
 
+    /// What there is of it, where its images may be worked on.
     fn live(&self) -> anyhow::Result<Live> {
+        let live = self.live_anyhow()?;
+        live.migration.as_ref().map_or(Ok(()), |migration| migration.check_ours())?;
+        Ok(live)
+    }
+
+    fn live_anyhow(&self) -> anyhow::Result<Live> {
         let inner = self.lock();
         inner.live.clone().with_context(|| match &inner.state {
             State::Failed(sentence) => format!("vm {} is not served: {sentence}", self.name),
@@ -634,6 +659,11 @@ impl Slot {
             .find(|index| live.journals.disk(*index).options.name == disk)
             .with_context(|| format!("vm {} has no disk {disk}", self.name))?;
         let made = super::snapshot::snapshot(&live, index, wish, &self.line)?;
+        if let Err(error) = self.live() {
+            // Whoever has the image by now writes to it without keeping what the snapshot had still to copy.
+            let _ = std::fs::remove_file(wish.out);
+            return Err(error);
+        }
         log::info!("disk {disk}: an image of it is {}", wish.out.display());
         Ok(made)
     }
@@ -686,7 +716,7 @@ impl Slot {
 
     /// The device of a disk.
     fn device(&self, disk: &str) -> anyhow::Result<DeviceHandle<dyn Route>> {
-        let live = self.live()?;
+        let live = self.live_anyhow()?;
         let journals = &live.journals;
         let index = (0..journals.disks().len())
             .find(|index| journals.disk(*index).options.name == disk)
@@ -835,6 +865,9 @@ impl Slot {
     /// When a journal of it lives where it cannot be handed over from; when it is paused, unless that is `with_paused`.
     pub fn check_can_be_left(&self, with_paused: bool) -> anyhow::Result<()> {
         let Some(live) = self.lock().live.clone() else { return Ok(()) };
+        if live.observer.living().is_some() {
+            live.migration.as_ref().map_or(Ok(()), |migration| migration.check_ours())?;
+        }
         let paused = live.observer.rings().iter().position(|rings| rings.are_paused());
         if paused.is_some() && with_paused {
             log::warn!("vm {}: it is paused; it must not go on (cont) before the next daemon serves it", self.name);
@@ -902,7 +935,7 @@ impl Slot {
     /// # Errors
     /// When it is not served.
     pub fn arguments(&self, memory_mib: u64, reconnect: bool) -> anyhow::Result<Value> {
-        let live = self.live()?;
+        let live = self.live_anyhow()?;
         let memory = live.sockets.join(AREA).join("ram");
         let words = crate::vm::qemu::arguments_for_strangers(memory_mib, &memory, &live.attachments, reconnect)
             .map_err(|sentence| anyhow::anyhow!("{sentence}"))?;

@@ -7,6 +7,7 @@
 pub mod change;
 mod disk_option;
 mod marks;
+pub mod migration;
 mod model;
 mod nvm;
 mod observer;
@@ -30,6 +31,7 @@ use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
 use guest_memory::{HandoverSocket, VmMemory};
 use marks::Marks;
+use migration::{Beginning, KeptMigration, Migration, Working};
 use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
@@ -74,6 +76,8 @@ pub struct VmOptions {
     pub time_scale: f64,
     /// How its journal servers are trusted.
     pub trust: RemoteTrust,
+    /// Whether its guest may be moved to another host while it runs, if nothing of it speaks against that ([`migration::why_not`]).
+    pub can_migrate: bool,
     /// Whether its threads may ask the kernel for no more than they need.
     pub sandbox: bool,
     /// Where every request is recorded.
@@ -115,6 +119,8 @@ pub struct Vm {
     leftover: Mutex<Leftover>,
     /// Snapshots of its disks.
     pub moments: Arc<Moments>,
+    /// Who may touch its images, where its guest can be moved to another host.
+    pub migration: Option<Arc<Migration>>,
     /// What is to be done when nothing can go wrong any more, and nobody was let in yet.
     at_doors: Mutex<Option<AtDoors>>,
     /// Devices that have been started and have not ended in order.
@@ -141,6 +147,8 @@ struct Resumed {
 pub struct Serving {
     /// Who has connected.
     pub observer: Arc<VmObserver>,
+    /// Before the devices: what it waits for, they do.
+    working: Option<Working>,
     devices: Devices,
     /// The VMM ended while there was no worker: nobody comes any more.
     pub vmm_is_gone: bool,
@@ -424,9 +432,16 @@ fn require_raw(attached: &mut [Attached], known: &KnownRaw) -> anyhow::Result<()
 
 /// Opens and locks the image of a disk.
 fn open_image(disk: &Attached) -> anyhow::Result<Image> {
+    open_image_by(disk, Image::open)
+}
+
+fn open_image_by(
+    disk: &Attached,
+    open: impl Fn(&Path, ImageOptions) -> Result<Image, block_device::Error>,
+) -> anyhow::Result<Image> {
     let image_options =
         ImageOptions { read_only: disk.options.read_only, is_raw: disk.is_raw, ..ImageOptions::default() };
-    let image = Image::open(&disk.options.path, image_options)?.with_write_log(disk.options.write_log.clone());
+    let image = open(&disk.options.path, image_options)?.with_write_log(disk.options.write_log.clone());
     anyhow::ensure!(
         image.size_bytes() > 0,
         "the image {} is too small: a disk has at least one sector of 512 bytes; make it larger (truncate -s 10G)",
@@ -437,18 +452,26 @@ fn open_image(disk: &Attached) -> anyhow::Result<Image> {
 
 impl Vm {
     /// Finishes what an earlier process left, locks the images, makes the directory. Images that are `known` are not asked
-    /// whether they are raw.
+    /// whether they are raw. Where its guest can be moved to another host, the images are locked when a guest begins ([`migration`]),
+    /// unless an earlier daemon has left one (`is_left`).
     ///
     /// # Errors
     /// When an image is missing, in use or damaged, or what an earlier process left cannot be brought home. Nothing is
     /// owed by this process then.
-    pub fn prepare(options: &VmOptions, known: &KnownRaw, line: &Arc<Line>) -> anyhow::Result<Self> {
+    pub fn prepare(options: &VmOptions, known: &KnownRaw, line: &Arc<Line>, is_left: bool) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
+        let can_migrate = migration::why_not(options).is_none();
+        let is_awaiting = can_migrate && !is_left;
         // What is owed to a disk is written home whatever its guest has written to the first block.
         finish_areas(&attached)?;
         let registry = placement::own_place();
         placement::sweep(&options.shm, &registry);
-        require_raw(&mut attached, known)?;
+        if is_awaiting {
+            // Asked when a guest begins.
+            attached.iter_mut().for_each(|disk| disk.is_raw |= known.has(&disk.options.path));
+        } else {
+            require_raw(&mut attached, known)?;
+        }
         for (option, disk) in options.disks.iter().zip(&mut attached) {
             nvm::open(option, &mut disk.options)?;
         }
@@ -459,7 +482,8 @@ impl Vm {
             }
         }
         write_down(options, &mut attached)?;
-        let images = attached.iter().map(|disk| Ok(Arc::new(open_image(disk)?)));
+        let open = |disk| if is_awaiting { open_image_by(disk, Image::open_unlocked) } else { open_image(disk) };
+        let images = attached.iter().map(|disk| Ok(Arc::new(open(disk)?)));
         let images = images.collect::<anyhow::Result<Vec<_>>>()?;
         let (models, clients) = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {
@@ -478,7 +502,7 @@ impl Vm {
             log::warn!("{note}");
         }
         // Images that are only read are owed nothing, and several VMs may have the same.
-        let mut owed = attached.iter().filter(|disk| !disk.options.read_only);
+        let mut owed = attached.iter().filter(|disk| !disk.options.read_only && !is_awaiting);
         if let Err(error) = owed.try_for_each(|disk| directory.register(&disk.options.path)) {
             directory.remove();
             return Err(error.into());
@@ -486,7 +510,8 @@ impl Vm {
         let path = directory.path().to_string_lossy().into_owned();
         let lock = directory.lock_file().try_clone().context("duplicating the descriptor of the directory's lock")?;
         let memory = VmMemory::new();
-        let journals = Journals::new(
+        let set_up = if is_awaiting { Journals::awaiting } else { Journals::new };
+        let journals = set_up(
             &memory,
             directory,
             JournalsOptions {
@@ -496,6 +521,15 @@ impl Vm {
             },
         )?;
         options.choose_hot_pages(&journals);
+        let beginning = if is_awaiting { Beginning::Awaited } else { Beginning::Ours };
+        let migration = can_migrate.then(|| Migration::new(line, &journals, &images, options, beginning)).transpose();
+        let migration = match migration {
+            Ok(migration) => migration,
+            Err(error) => {
+                journals.directory().remove();
+                return Err(error);
+            }
+        };
         let (is_done, under_way) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         line.keep("under way", "", Some(is_done.as_fd()))?;
         line.keep("directory", &path, Some(lock.as_fd()))?;
@@ -509,6 +543,7 @@ impl Vm {
             doors: Doors::default(),
             leftover: Mutex::default(),
             moments: Arc::default(),
+            migration,
             at_doors: Mutex::default(),
             living: Arc::default(),
             name: options.name.clone(),
@@ -547,6 +582,9 @@ impl Vm {
     /// When what it left cannot be taken up. Nothing of it was changed, on storage neither (that comes last, in [`Vm::serve`]).
     pub fn resume(options: &VmOptions, mut kept: Kept, line: &Arc<Line>) -> anyhow::Result<Self> {
         let wished = kept.all(change::DURABLE_WITHIN);
+        let can_migrate = migration::why_not(options).is_none();
+        let kept_migration = KeptMigration::of(&kept)?;
+        let (are_not_ours, are_awaited) = (kept_migration.are_not_ours(), kept_migration.are_awaited());
         let mut taken = |key: &str| kept.take(key).with_context(|| format!("the supervisor does not have its {key}"));
         let (_, is_done) = taken("under way")?;
         let mut steps = vec![("to hear what was kept", Instant::now())];
@@ -573,8 +611,10 @@ impl Vm {
         steps.push(("until nothing was under way", Instant::now()));
         let mut images = Vec::new();
         for (disk, (words, file)) in attached.iter().zip(files) {
-            let image_options = ImageOptions { read_only: disk.options.read_only, ..ImageOptions::default() };
-            let image = Image::adopt(file, &disk.options.path, image_options)?;
+            let image_options =
+                ImageOptions { read_only: disk.options.read_only, keep_time: can_migrate, ..ImageOptions::default() };
+            let adopt = if are_not_ours { Image::adopt_unlocked } else { Image::adopt };
+            let image = adopt(file, &disk.options.path, image_options)?;
             change::check_image(&image)?;
             change::keep_image_anew(line, &disk.options.name, &image, &words)?;
             images.push(Arc::new(image));
@@ -591,7 +631,8 @@ impl Vm {
         let (_, handover) = taken("handover")?;
         let memory = VmMemory::new();
         memory.keep_to_directory(directory.path());
-        let journals = Journals::resume(
+        let resume = if are_awaited { Journals::resume_awaiting } else { Journals::resume };
+        let journals = resume(
             &memory,
             directory,
             &description,
@@ -602,6 +643,9 @@ impl Vm {
             },
         )?;
         options.choose_hot_pages(&journals);
+        let beginning = Beginning::GoesOn(kept_migration);
+        let migration =
+            can_migrate.then(|| Migration::new(line, &journals, &images, options, beginning)).transpose()?;
         let moments = Arc::new(Moments::resume(&mut kept, &images, &journals));
         steps.push(("for tables and logs", Instant::now()));
         let doors = Doors::kept(&kept);
@@ -645,6 +689,7 @@ impl Vm {
             doors,
             leftover,
             moments,
+            migration,
             at_doors: Mutex::default(),
             living: Arc::default(),
             resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
@@ -706,6 +751,9 @@ impl Vm {
     /// When its journals are not where that daemon would have left them.
     pub fn adopt(&self, pid: i32) -> anyhow::Result<()> {
         self.journals.adopt()?;
+        if let Some(migration) = &self.migration {
+            migration.was_left();
+        }
         // It has the lock of another directory: nobody may take this one over while it lives.
         self.journals.directory().note_vmm(pid)?;
         let started = placement::process_started_at(pid).unwrap_or_default();
@@ -752,6 +800,7 @@ impl Vm {
             line: Arc::clone(&self.line),
             handover: HandoverSocket::serve(handover, &at, lock.map(Into::into))?,
             journals: Arc::clone(&self.journals),
+            may_come: self.migration.is_some(),
             strangers_at: strangers.then(|| sockets.to_owned()),
             peers: Mutex::new(peers),
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
@@ -759,6 +808,7 @@ impl Vm {
         });
         let mut serving = Serving {
             observer,
+            working: None,
             devices: Devices { devices: Vec::new(), living: Arc::clone(&self.living) },
             vmm_is_gone,
             attachments: Vec::new(),
@@ -782,6 +832,11 @@ impl Vm {
             });
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
             config.under_way = Some(Arc::clone(&self.under_way));
+            if let Some(migration) = &self.migration {
+                config.gate = Some(migration.gate(index));
+                // What is offered here and on the host that it comes from has to be the same.
+                config.write_cache = true;
+            }
             let entrance = Entrance::new()?;
             let door = doors.of(&disk.options.name).0;
             self.line.set_entrance(door, Arc::clone(&entrance));
@@ -791,6 +846,9 @@ impl Vm {
             serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
             let image = (disk.options.path.clone(), disk.options.read_only);
             serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
+        }
+        if let Some(migration) = &self.migration {
+            serving.working = Some(migration.start(serving.handles())?);
         }
         let mut listeners = Vec::new();
         for (index, attachment) in serving.attachments.iter().enumerate() {
@@ -893,7 +951,9 @@ impl Vm {
         // Its guest is no more: nobody goes on with its images.
         self.images.iter().for_each(|image| image.own_locks());
         self.journals.give_back_memory();
-        let recovered = self.journals.recover_all();
+        // What was given up, or was never taken, is not to be touched.
+        let may_recover = self.migration.as_ref().is_none_or(|migration| migration.may_recover());
+        let recovered = if may_recover { self.journals.recover_all() } else { Ok(()) };
         let mut written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         if let Some(path) = report {
             let text = serde_json::to_vec_pretty(&self.journals.last_report(&self.name))?;
@@ -925,6 +985,7 @@ impl Serving {
             // Nobody finds the door any more.
             let _ = std::fs::remove_file(&attachment.socket);
         }
+        drop(self.working);
         drop(self.devices);
     }
 }

@@ -29,6 +29,8 @@ pub struct VmObserver {
     pub line: Arc<Line>,
     pub handover: HandoverSocket,
     pub journals: Arc<Journals>,
+    /// Its guest may come from elsewhere ([`super::migration`]).
+    pub may_come: bool,
     /// The VMM is started by somebody else, who finds the sockets in this directory: what is wrong with its arguments is
     /// seen when it connects.
     pub strangers_at: Option<PathBuf>,
@@ -80,7 +82,8 @@ impl VmObserver {
         }
         // Also of a VMM that we started: what we started may be a script that gives it more.
         let arguments = arguments_of(peer.pid);
-        if let Some(reason) = arguments.as_ref().ok().and_then(|known| super::qemu::contradiction(known)) {
+        if let Some(reason) = arguments.as_ref().ok().and_then(|known| super::qemu::contradiction(known, self.may_come))
+        {
             return Err(reason);
         }
         if self.strangers_at.is_some() {

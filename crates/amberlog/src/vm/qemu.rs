@@ -52,8 +52,9 @@ pub fn check_room(given: &[OsString], directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What in the arguments contradicts what amberlog promises, whoever starts the VMM.
-pub fn contradiction(given: &[OsString]) -> Option<String> {
+/// What in the arguments contradicts what amberlog promises, whoever starts the VMM; a guest may come from elsewhere where that is asked
+/// for ([`super::migration`]).
+pub fn contradiction(given: &[OsString], may_come: bool) -> Option<String> {
     const REFUSED: &[(&str, &str)] = &[
         (
             "snapshot",
@@ -72,7 +73,10 @@ pub fn contradiction(given: &[OsString]) -> Option<String> {
         ),
     ];
     let line = CommandLine::parse(given);
-    REFUSED.iter().find(|(name, _)| line.has(name)).map(|(_, sentence)| (*sentence).to_owned())
+    REFUSED
+        .iter()
+        .find(|(name, _)| line.has(name) && !(may_come && *name == "incoming"))
+        .map(|(_, sentence)| (*sentence).to_owned())
 }
 
 /// What in the arguments would change what amberlog adds, or hides from it what it has to know.
@@ -273,7 +277,7 @@ pub fn arguments(given: &[OsString], memory_file: &Path, disks: &[Attachment]) -
     if line.has("daemonize") {
         return Err("-daemonize does not work here: amberlog has to see the VMM end; remove it".to_owned());
     }
-    let refusal = contradiction(given).or_else(|| interference(&line)).or_else(|| opens_twice(&line, disks));
+    let refusal = contradiction(given, false).or_else(|| interference(&line)).or_else(|| opens_twice(&line, disks));
     if let Some(sentence) = refusal {
         return Err(sentence);
     }

@@ -21,6 +21,7 @@ mod kill;
 mod limits;
 mod log_writes;
 mod metrics;
+mod migration;
 mod nats;
 mod nvm;
 mod placements;

@@ -26,8 +26,13 @@ impl Daemon {
     }
 
     /// The same with a command that becomes amberlog.
-    pub(super) fn start_by(mut command: Command, bench: &Bench, config: &Path) -> Self {
-        let log = bench.path("daemon.log");
+    pub(super) fn start_by(command: Command, bench: &Bench, config: &Path) -> Self {
+        Self::start_at(command, &bench.path("run"), &bench.path("daemon.log"), config)
+    }
+
+    /// The same with sockets in `run`, and a log of its own.
+    pub(super) fn start_at(mut command: Command, run: &Path, log: &Path, config: &Path) -> Self {
+        let (run, log) = (run.to_owned(), log.to_owned());
         let file = OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let process = command
             .args(["serve".as_ref(), "--config".as_ref(), config.as_os_str()])
@@ -36,7 +41,7 @@ impl Daemon {
             .stderr(file)
             .spawn()
             .unwrap();
-        Self { process, run: bench.path("run"), log }
+        Self { process, run, log }
     }
 
     pub(super) fn log(&self) -> String {
@@ -51,6 +56,11 @@ impl Daemon {
         let output = self.ask(words);
         assert_eq!(output.status.code(), Some(0), "{words:?}: {}\n{}", text(&output.stderr), self.log());
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Its entry in `status`, as it is now.
+    pub(super) fn entry(&self, vm: &str) -> Value {
+        self.json(&["status", "--json", vm])
     }
 
     /// Waits until a VM's state begins so; gives its entry.

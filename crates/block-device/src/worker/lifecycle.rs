@@ -193,7 +193,12 @@ impl<R: Route + ?Sized> Worker<R> {
                 continue;
             }
             self.running.push(index as u16);
-            if (ring.enabled || always) && !ring.broken && !ring.is_in_the_way && ring.stop_waiter.is_none() {
+            let is_open = match ring.stop_waiter {
+                None => ring.enabled || always,
+                // A VMM disables a ring before it stops it.
+                Some(_) => ring.is_owed_to(),
+            };
+            if is_open && !ring.broken && !ring.is_in_the_way {
                 self.active.push(index as u16);
             }
         }
@@ -210,6 +215,9 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     /// Stops taking requests from a ring, and answers when those in flight are done or the time is over.
+    ///
+    /// Where there is time, what an earlier process had in flight is done first: it is before the position that is answered, so that
+    /// whoever goes on from there alone, on another host, would never do it.
     pub(crate) fn stop_ring(
         &mut self,
         index: u32,
@@ -224,6 +232,9 @@ impl<R: Route + ?Sized> Worker<R> {
         }
         if ring.stop_waiter.is_some() {
             return Err(format!("queue {index} is being stopped already"));
+        }
+        if let Some(running) = &mut ring.running {
+            running.take_nothing_new();
         }
         ring.stop_waiter = Some(StopWaiter { reply, deadline });
         self.stopping += 1;
@@ -240,6 +251,10 @@ impl<R: Route + ?Sized> Worker<R> {
             let ring = &mut self.rings[usize::from(index)];
             let Some(waiter) = &ring.stop_waiter else { continue };
             if ring.in_flight > 0 && waiter.deadline.is_none_or(|deadline| Instant::now() < deadline) {
+                continue;
+            }
+            // Who is not let in has nothing to give back that is his: what is in flight stays marked.
+            if ring.is_owed_to() && !self.is_kept_waiting {
                 continue;
             }
             if ring.in_flight > 0 {

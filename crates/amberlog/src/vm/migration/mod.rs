@@ -1,0 +1,735 @@
+//! A VM that can be moved to another host while its guest runs (experimental, off unless the configuration asks for it).
+//!
+//! When the VMM begins to move its guest, every journal is brought to storage, and stays there. When it has stopped the guest, whatever
+//! was left goes to storage, the images are flushed, sealed ([`image_file::Seal`]) and given up, in this order, and only then the VMM is
+//! answered. The daemon at the other end has waited for the locks; it takes them, sees by the seal that this guest left the image so, and
+//! takes the logs as they are on storage. A guest whose migration has failed comes back in the same way.
+//!
+//! What must never happen: that two hosts write to an image, or that a guest is served whose memory does not fit it. [`state`] keeps that.
+//! Failure story: what cannot be brought to storage keeps the images here, locked, and says so; the guest at the other end waits, and
+//! nothing is lost. Whoever has neither the locks nor the proof does nothing, and says what to do.
+
+mod state;
+
+use super::VmOptions;
+use crate::worker::Line;
+use anyhow::Context;
+use block_device::{Begin, DeviceHandle, Gate, Image};
+use block_route::{Route, Start};
+use image_file::Seal;
+use placement::{Change, Journals, PlacementKind};
+use serde_json::{Value, json};
+use state::{Holds, Pause, State, Taken, Task};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use supervision::{Kept, Said};
+
+/// Kept while the images are not to be touched: the seals with which they were given up, or that no guest has begun.
+const NOT_OURS: &str = "images not ours";
+/// How the keys begin that are kept of disks whose driver has begun.
+const BEGUN: &str = "begun ";
+/// And those that say where the rings of a disk were stopped, and whether these are all.
+const STOPPED: &str = "stopped ";
+/// How often a lock that somebody else has is tried: a guest stands still meanwhile.
+const LOCK_PAUSE: Duration = Duration::from_millis(3);
+/// After so long without it that is said.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long one attempt to bring the journals to storage takes, at most, and the pause between two.
+const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
+const HAND_OVER_PAUSE: Duration = Duration::from_millis(500);
+/// How long a stopped guest's journals may take to get there: its VMM does nothing else meanwhile.
+const LAST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why the guest of a VM that is made so cannot be moved; nothing if it can.
+pub fn why_not(options: &VmOptions) -> Option<String> {
+    if !options.can_migrate {
+        return Some("it is not asked for ([migration] experimental = true in the configuration)".to_owned());
+    }
+    if let Some(disk) = options.journal_disks.first() {
+        return Some(format!("it has a journal on a device of its own ({})", disk.path.display()));
+    }
+    for disk in &options.disks {
+        let path = disk.path.display();
+        if matches!(disk.placement, PlacementKind::Discard | PlacementKind::Nvm | PlacementKind::Remote) {
+            return Some(format!("{path} has placement {}", disk.placement.name()));
+        }
+        if disk.model.is_some() || disk.log_writes.is_some() {
+            return Some(format!("{path} is modelled or written down (model=, log-writes=)"));
+        }
+        match std::fs::metadata(&disk.path) {
+            // Who opens it says what is wrong.
+            Err(_) => {}
+            Ok(metadata) if metadata.is_file() => {}
+            Ok(_) => {
+                return Some(format!(
+                    "{path} is no file: nobody could tell whether another host has written to it meanwhile"
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// See the module.
+pub struct Migration {
+    name: String,
+    line: Arc<Line>,
+    journals: Arc<Journals>,
+    images: Vec<Arc<Image>>,
+    /// Where the journals of each disk live unless its guest is being moved.
+    placements: Vec<PlacementKind>,
+    /// Images that are not asked whether they are raw disks.
+    are_raw: Vec<bool>,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+struct Inner {
+    state: State,
+    handles: Vec<DeviceHandle<dyn Route>>,
+    /// Who waits until the images are sealed, or given up.
+    pausing: Option<(Pause, SyncSender<()>)>,
+    /// Its guest is not moved any more: its journals may go where they were.
+    is_over: bool,
+    /// Every journal was seen on storage since its guest is being moved.
+    is_handed_over: bool,
+    /// Why something could not be done, as it was last.
+    trouble: Option<String>,
+    is_quitting: bool,
+}
+
+impl std::fmt::Debug for Migration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Migration").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// What a VM's images are when it is prepared or gone on with.
+pub enum Beginning {
+    /// Locked, for a guest that an earlier daemon has left.
+    Ours,
+    /// Anybody's, until a guest begins here.
+    Awaited,
+    /// As a worker before had them.
+    GoesOn(KeptMigration),
+}
+
+/// What a worker has kept of it.
+pub struct KeptMigration {
+    /// Nothing where they were locked; the seals with which they were given up, if they were.
+    not_ours: Option<Option<Vec<Option<Seal>>>>,
+    begun: Vec<String>,
+    stopped: BTreeMap<String, Stopped>,
+}
+
+/// Rings that are stopped, with their positions, and whether those are all of a disk.
+type Stopped = (Vec<(u16, u16)>, bool);
+
+impl KeptMigration {
+    /// Of what is kept.
+    ///
+    /// # Errors
+    /// When that is not understood.
+    pub fn of(kept: &Kept) -> anyhow::Result<Self> {
+        let understood = |text: &str| -> anyhow::Result<Option<Vec<Option<Seal>>>> {
+            let seals: Option<Vec<Option<(u64, u32)>>> =
+                serde_json::from_str(text).context("what is kept of images that were given up")?;
+            let seal = |(seconds, nanoseconds)| Seal { seconds, nanoseconds };
+            Ok(seals.map(|seals| seals.into_iter().map(|known| known.map(seal)).collect()))
+        };
+        let not_ours = kept.data(NOT_OURS).map(understood).transpose()?;
+        let mut stopped = BTreeMap::new();
+        for (name, text) in kept.all(STOPPED) {
+            stopped.insert(name, serde_json::from_str(&text).context("what is kept of rings that were stopped")?);
+        }
+        Ok(KeptMigration { not_ours, begun: kept.all(BEGUN).into_iter().map(|(name, _)| name).collect(), stopped })
+    }
+
+    /// Whether the images are not to be locked.
+    pub fn are_not_ours(&self) -> bool {
+        self.not_ours.is_some()
+    }
+
+    /// Whether nothing is known of what is on them.
+    pub fn are_awaited(&self) -> bool {
+        self.not_ours == Some(None)
+    }
+}
+
+/// What stands on images that can be written.
+fn seals_on(images: &[Arc<Image>]) -> std::io::Result<Vec<Option<Seal>>> {
+    let found = |image: &Arc<Image>| if image.read_only() { Ok(None) } else { Seal::on(image.file()).map(Some) };
+    images.iter().map(found).collect()
+}
+
+impl Migration {
+    /// Of a VM whose images are so.
+    ///
+    /// # Errors
+    /// When an image cannot be sealed or examined.
+    pub fn new(
+        line: &Arc<Line>,
+        journals: &Arc<Journals>,
+        images: &[Arc<Image>],
+        options: &VmOptions,
+        beginning: Beginning,
+    ) -> anyhow::Result<Arc<Self>> {
+        let state = match beginning {
+            Beginning::Ours => {
+                let mut state = State::new(images.len(), Holds::Ours);
+                state.note_found(seals_on(images)?);
+                state
+            }
+            Beginning::Awaited => State::new(images.len(), Holds::Awaited),
+            Beginning::GoesOn(kept) => {
+                let names = journals.disks().iter().map(|disk| disk.options.name.clone());
+                let begun: Vec<bool> = names.map(|name| kept.begun.contains(&name)).collect();
+                let holds = match kept.not_ours {
+                    None => Holds::Ours,
+                    Some(None) => Holds::Awaited,
+                    Some(Some(seals)) => Holds::Given(seals),
+                };
+                if holds != Holds::Ours {
+                    // The worker may have died before, or after it had locked them and before it had said so.
+                    images.iter().for_each(|image| image.unlock());
+                }
+                let mut state = State::new(images.len(), holds);
+                state.note_found(seals_on(images)?);
+                state.goes_on(&begun);
+                for (index, disk) in journals.disks().iter().enumerate() {
+                    if let Some((positions, all)) = kept.stopped.get(&disk.options.name) {
+                        state.was_stopped(index, positions.clone(), *all);
+                    }
+                }
+                state
+            }
+        };
+        if *state.holds() == Holds::Awaited {
+            line.keep(NOT_OURS, "null", None)?;
+        }
+        Ok(Arc::new(Migration {
+            name: options.name.clone(),
+            line: Arc::clone(line),
+            journals: Arc::clone(journals),
+            images: images.to_vec(),
+            placements: options.disks.iter().map(|disk| disk.placement).collect(),
+            are_raw: options.disks.iter().map(|disk| disk.is_raw).collect(),
+            inner: Mutex::new(Inner {
+                state,
+                handles: Vec::new(),
+                pausing: None,
+                is_over: false,
+                is_handed_over: false,
+                trouble: None,
+                is_quitting: false,
+            }),
+            changed: Condvar::new(),
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// A guest of an earlier daemon goes on, whose logs were taken.
+    pub fn was_left(&self) {
+        let all = vec![true; self.images.len()];
+        self.lock().state.goes_on(&all);
+    }
+
+    /// Whether what is owed to its images may be brought home: its VMM is gone.
+    pub fn may_recover(&self) -> bool {
+        self.lock().state.may_recover()
+    }
+
+    /// Whether its images may be worked on.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_ours(&self) -> anyhow::Result<()> {
+        match self.lock().state.holds() {
+            Holds::Ours => Ok(()),
+            Holds::Given(_) => anyhow::bail!(
+                "vm {}: its guest was moved to another host, or saved to a file in that way, and its images were given up with it",
+                self.name
+            ),
+            Holds::Awaited => {
+                anyhow::bail!(
+                    "vm {}: no guest of it has begun here, and its images are anybody's until then",
+                    self.name
+                )
+            }
+            Holds::Lost(why) => anyhow::bail!("vm {}: {why}", self.name),
+        }
+    }
+
+    /// What `status` says of it.
+    pub fn status(&self) -> Value {
+        let inner = self.lock();
+        let images = match inner.state.holds() {
+            Holds::Ours => "ours",
+            Holds::Given(_) => "given-up",
+            Holds::Awaited => "awaited",
+            Holds::Lost(_) => "lost",
+        };
+        let distrusted = self.distrusted();
+        let on_storage = self.journals.check_left().is_ok();
+        json!({
+            "possible": distrusted.is_none(),
+            "why_not": distrusted,
+            "images": images,
+            "under_way": inner.state.is_moving(),
+            "journals_on_storage": on_storage,
+            "trouble": inner.trouble,
+        })
+    }
+
+    fn distrusted(&self) -> Option<String> {
+        let log = self.journals.logs().into_iter().find(|log| log.is_distrusted())?;
+        let name = &self.journals.disk(log.home_disk()).options.name;
+        Some(format!("the journal of disk {name} is not what it seemed, which the next daemon would not know"))
+    }
+
+    /// The gate of a disk.
+    pub fn gate(self: &Arc<Self>, disk: usize) -> Arc<dyn Gate> {
+        Arc::new(DiskGate { migration: Arc::clone(self), disk })
+    }
+
+    /// Begins to work: in a thread of its own, until what is given is dropped.
+    ///
+    /// # Errors
+    /// When the kernel has no thread.
+    pub fn start(self: &Arc<Self>, handles: Vec<DeviceHandle<dyn Route>>) -> std::io::Result<Working> {
+        self.lock().handles = handles;
+        let migration = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("migration".to_owned());
+        let thread = log_context::spawn(thread, move || migration.work())?;
+        Ok(Working { migration: Arc::clone(self), thread: Some(thread) })
+    }
+
+    fn work(&self) {
+        let mut busy_since: Option<Instant> = None;
+        let mut inner = self.lock();
+        loop {
+            if inner.is_quitting {
+                return;
+            }
+            if let Some((pause, done)) = inner.pausing.take() {
+                drop(inner);
+                self.pause(pause);
+                let _ = done.send(());
+                inner = self.lock();
+                continue;
+            }
+            if std::mem::take(&mut inner.is_over) {
+                drop(inner);
+                self.go_back();
+                inner = self.lock();
+                continue;
+            }
+            let pause = match inner.state.task() {
+                Task::Take => {
+                    drop(inner);
+                    if self.take() {
+                        busy_since = None;
+                    } else {
+                        let since = *busy_since.get_or_insert_with(Instant::now);
+                        if since.elapsed() > LOCK_PATIENCE {
+                            self.say("its guest has come, and waits: another process or host has one of its images still. Where that \
+                                      is the daemon that it came from, that one's status says what is missing");
+                            busy_since = Some(Instant::now() + Duration::from_secs(60));
+                        }
+                    }
+                    inner = self.lock();
+                    Some(LOCK_PAUSE)
+                }
+                task @ (Task::Adopt | Task::Prepare) => {
+                    drop(inner);
+                    let looked = if task == Task::Adopt { self.adopt() } else { self.prepare() };
+                    let refusal = looked.err().map(|error| format!("{error:#}"));
+                    if let Some(why) = &refusal {
+                        log::error!("vm {}: its guest cannot go on here: {why}", self.name);
+                    } else {
+                        self.note_ours();
+                    }
+                    inner = self.lock();
+                    if !inner.state.looked_for(&task, refusal) {
+                        drop(inner);
+                        // Whoever follows this process looks for himself.
+                        let _ = self.line.keep(NOT_OURS, "null", None);
+                        self.line.settle();
+                        self.images.iter().for_each(|image| image.unlock());
+                        inner = self.lock();
+                    }
+                    continue;
+                }
+                Task::HandOver if !inner.is_handed_over => {
+                    drop(inner);
+                    let outcome = self.hand_over(HAND_OVER_PATIENCE);
+                    inner = self.lock();
+                    match outcome {
+                        Ok(()) => {
+                            (inner.is_handed_over, inner.trouble) = (true, None);
+                            log::info!("vm {}: its guest is being moved; every journal is on storage", self.name);
+                        }
+                        Err(error) => {
+                            let sentence = format!(
+                                "its guest is being moved, and a journal cannot go to storage, so the other host will not get the \
+                                 images: {error:#}"
+                            );
+                            if inner.trouble.as_ref() != Some(&sentence) {
+                                log::error!("vm {}: {sentence}", self.name);
+                            }
+                            inner.trouble = Some(sentence);
+                        }
+                    }
+                    Some(HAND_OVER_PAUSE)
+                }
+                _ => None,
+            };
+            if inner.pausing.is_some() || inner.is_over {
+                continue;
+            }
+            inner = match pause {
+                Some(pause) => self.changed.wait_timeout(inner, pause).expect("no panic under this lock").0,
+                None => self.changed.wait(inner).expect("no panic under this lock"),
+            };
+        }
+    }
+
+    fn say(&self, sentence: &str) {
+        log::warn!("vm {}: {sentence}", self.name);
+        self.lock().trouble = Some(sentence.to_owned());
+    }
+
+    /// Brings every journal to storage, where it stays.
+    fn hand_over(&self, patience: Duration) -> anyhow::Result<()> {
+        if let Some(why) = self.distrusted() {
+            anyhow::bail!("{why}");
+        }
+        let deadline = Instant::now() + patience;
+        let handles = self.lock().handles.clone();
+        for log in self.journals.logs() {
+            if self.journals.change_placement(log.index(), PlacementKind::Storage)? != Change::HandOver {
+                continue;
+            }
+            let (number, disk) = (log.index(), log.journal_disk());
+            while !handles[disk].with_route(move |route, plan| route.hand_over(number, plan))?? {
+                if Instant::now() > deadline {
+                    handles[disk].with_route(move |route, plan| route.give_up_hand_over(number, plan))?;
+                    anyhow::bail!("disk {} has not been quiet for a moment", self.journals.disk(disk).options.name);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(self.journals.check_left()?)
+    }
+
+    /// Its guest stays: what it mounts next is held again.
+    fn go_back(&self) {
+        {
+            let mut inner = self.lock();
+            inner.is_handed_over = false;
+            inner.trouble = None;
+            if *inner.state.holds() != Holds::Ours {
+                return;
+            }
+        }
+        for log in self.journals.logs() {
+            let wish = self.placements.get(log.home_disk()).copied().unwrap_or(PlacementKind::Storage);
+            if let Err(error) = self.journals.change_placement(log.index(), wish) {
+                log::warn!("vm {}: {error}", self.name);
+            }
+        }
+    }
+
+    /// The guest is stopped, and its VMM waits for this.
+    fn pause(&self, pause: Pause) {
+        let began = Instant::now();
+        let outcome = match pause {
+            Pause::GiveUp => self.hand_over(LAST_PATIENCE).and_then(|()| self.seal()),
+            // One that has something here stays so: its VMM saves it to a file, perhaps, and will hear of it when it is restored.
+            _ if self.journals.check_left().is_err() || self.distrusted().is_some() => {
+                self.lock().state.paused();
+                return;
+            }
+            _ => self.seal(),
+        };
+        match outcome {
+            Ok(seals) if pause == Pause::GiveUp => match self.give_up(seals) {
+                Ok(()) => log::info!(
+                    "vm {}: its guest is stopped, and everything of it is on storage; its images are given up, after {:.1} ms",
+                    self.name,
+                    began.elapsed().as_secs_f64() * 1e3
+                ),
+                Err(error) => log::error!("vm {}: its images stay locked here: {error:#}", self.name),
+            },
+            Ok(_) => {}
+            Err(error) if pause == Pause::GiveUp => {
+                let sentence = format!(
+                    "its guest is stopped to be moved, and its images stay locked here, for not everything of it is on storage: {error:#}. \
+                     The guest at the other end waits; mend that, or cancel the migration and have the guest go on here (cont)"
+                );
+                log::error!("vm {}: {sentence}", self.name);
+                self.lock().trouble = Some(sentence);
+            }
+            Err(error) => log::warn!(
+                "vm {}: its images cannot be sealed, so that a guest that is saved now cannot be restored: {error:#}",
+                self.name
+            ),
+        }
+        self.lock().state.paused();
+    }
+
+    /// Makes all durable that was written, and seals the images.
+    fn seal(&self) -> anyhow::Result<Vec<Option<Seal>>> {
+        let (positions, handles) = {
+            let inner = self.lock();
+            // A disk that no driver has used here is as it was.
+            let positions = inner.state.positions().into_iter().enumerate();
+            let positions = positions.map(|(disk, at)| inner.state.has_begun(disk).then_some(at)).collect::<Vec<_>>();
+            (positions, inner.handles.clone())
+        };
+        // What amberlog writes by itself, no ring waits for.
+        let deadline = Instant::now() + LAST_PATIENCE;
+        for handle in &handles {
+            while !handle.is_idle()? {
+                anyhow::ensure!(Instant::now() < deadline, "storage has not answered all that was asked of it");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.journals.check_left()?;
+        self.journals.flush_images()?;
+        let seals = self.images.iter().zip(&positions).map(|(image, positions)| {
+            if image.read_only() {
+                return Ok(None);
+            }
+            let Some(positions) = positions else { return Ok(Some(Seal::on(image.file())?)) };
+            let sealed = Seal::put_on(image.file(), positions);
+            sealed
+                .map(Some)
+                .with_context(|| format!("sealing {} (amberlog has to be its owner)", image.path().display()))
+        });
+        seals.collect()
+    }
+
+    /// From here on they are anybody's: noted first, so that whoever follows this process leaves them alone.
+    fn give_up(&self, seals: Vec<Option<Seal>>) -> anyhow::Result<()> {
+        let text: Vec<Option<(u64, u32)>> =
+            seals.iter().map(|seal| seal.map(|seal| (seal.seconds, seal.nanoseconds))).collect();
+        self.line.keep(NOT_OURS, &serde_json::to_string(&text)?, None)?;
+        self.line.settle();
+        self.lock().state.given(seals);
+        self.images.iter().for_each(|image| image.unlock());
+        Ok(())
+    }
+
+    /// Takes the images, if nobody has them.
+    fn take(&self) -> bool {
+        let mut locked = Vec::new();
+        for image in &self.images {
+            match image.try_lock() {
+                Ok(true) => locked.push(image),
+                Ok(false) => break,
+                Err(error) => {
+                    log::debug!("locking an image: {error}");
+                    break;
+                }
+            }
+        }
+        let found = if locked.len() == self.images.len() { seals_on(&self.images).ok() } else { None };
+        let was_given = matches!(self.lock().state.holds(), Holds::Given(_));
+        let taken = found.map_or(Taken::Busy, Taken::Locked);
+        let is_busy = taken == Taken::Busy;
+        // Noted before its guest is let in: whoever follows this process has them. One that has come is let in later, when its images were
+        // looked at, and until then they are awaited.
+        if was_given
+            && let Taken::Locked(found) = &taken
+            && self.lock().state.fits(found)
+        {
+            self.note_ours();
+        }
+        if !self.lock().state.taken(taken) {
+            locked.iter().for_each(|image| image.unlock());
+            if !is_busy && let Err(error) = self.check_ours() {
+                log::error!("{error:#}");
+            }
+            return !is_busy;
+        }
+        if was_given {
+            log::info!("vm {}: its images are as it left them, and its guest goes on here", self.name);
+        } else {
+            self.measure();
+        }
+        self.lock().trouble = None;
+        true
+    }
+
+    fn note_ours(&self) {
+        let _ = self.line.say(&Said::Forget { key: NOT_OURS.to_owned() }, &[]);
+        self.line.settle();
+    }
+
+    /// A VMM that asked before its images were ours may know another size.
+    fn measure(&self) {
+        let handles = self.lock().handles.clone();
+        for handle in &handles {
+            let before = handle.image().size_bytes();
+            match handle.image().measure() {
+                Ok(size_bytes) if size_bytes == before => {}
+                measured => {
+                    if let Err(error) = measured.and_then(|_| handle.resize()) {
+                        log::error!("vm {}: {error}", self.name);
+                    }
+                }
+            }
+        }
+    }
+
+    fn written_to(&self) -> Vec<&std::path::Path> {
+        self.images.iter().filter(|image| !image.read_only()).map(|image| image.path()).collect()
+    }
+
+    /// A guest has come on images as it left them.
+    fn adopt(&self) -> anyhow::Result<()> {
+        self.journals.arrive(&self.written_to())?;
+        log::info!(
+            "vm {}: its guest has come from elsewhere, and its journals are taken as they are on storage",
+            self.name
+        );
+        Ok(())
+    }
+
+    /// A guest begins.
+    fn prepare(&self) -> anyhow::Result<()> {
+        for (image, is_raw) in self.images.iter().zip(&self.are_raw) {
+            if !is_raw {
+                crate::raw::require(image.path())?;
+            }
+        }
+        Ok(self.journals.look_again(&self.written_to())?)
+    }
+
+    fn begins(&self, disk: usize, positions: &[(u16, u16)], start: Start) -> Begin {
+        let mut inner = self.lock();
+        let had_begun = inner.state.has_begun(disk);
+        let before = inner.state.stopped_rings(disk);
+        let begin = inner.state.begins(disk, positions, start);
+        let has_begun = inner.state.has_begun(disk);
+        let after = inner.state.stopped_rings(disk);
+        drop(inner);
+        self.changed.notify_all();
+        if before.0 != after.0 {
+            self.keep_stopped(disk, &after);
+        }
+        if has_begun && !had_begun {
+            let name = &self.journals.disk(disk).options.name;
+            let _ = self.line.keep(&format!("{BEGUN}{name}"), "", None);
+            self.line.settle();
+        }
+        begin
+    }
+
+    /// On return whoever follows this process knows it.
+    fn keep_stopped(&self, disk: usize, stopped: &Stopped) {
+        let name = &self.journals.disk(disk).options.name;
+        let text = serde_json::to_string(stopped).expect("numbers are text");
+        let _ = self.line.keep(&format!("{STOPPED}{name}"), &text, None);
+        self.line.settle();
+    }
+
+    fn ring_stopped(&self, disk: usize, ring: u16, position: u16) {
+        let stopped = {
+            let mut inner = self.lock();
+            inner.state.ring_stopped(disk, ring, position);
+            inner.state.stopped_rings(disk)
+        };
+        self.keep_stopped(disk, &stopped);
+    }
+
+    fn stopped(&self, disk: usize, positions: &[(u16, u16)]) {
+        let mut inner = self.lock();
+        let pause = inner.state.stopped(disk, positions);
+        let stopped = inner.state.stopped_rings(disk);
+        drop(inner);
+        // Before the VMM is answered, which asks no second time.
+        self.keep_stopped(disk, &stopped);
+        if pause == Pause::Stay {
+            return;
+        }
+        let mut inner = self.lock();
+        let (done, is_done) = sync_channel(1);
+        inner.pausing = Some((pause, done));
+        drop(inner);
+        self.changed.notify_all();
+        // It ends when this process does, or the thread: then nothing was given up.
+        let _ = is_done.recv();
+    }
+
+    fn gone(&self, disk: usize) {
+        let mut inner = self.lock();
+        inner.is_over |= inner.state.gone(disk);
+        drop(inner);
+        self.changed.notify_all();
+    }
+
+    fn logging(&self, disk: usize, is_logging: bool) {
+        let mut inner = self.lock();
+        inner.is_over |= inner.state.logging(disk, is_logging);
+        drop(inner);
+        self.changed.notify_all();
+    }
+}
+
+/// The thread of [`Migration::start`]; ends when this is dropped.
+pub struct Working {
+    migration: Arc<Migration>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        {
+            let mut inner = self.migration.lock();
+            inner.is_quitting = true;
+            inner.pausing = None;
+            inner.handles.clear();
+        }
+        self.migration.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// That of one disk.
+#[derive(Debug)]
+struct DiskGate {
+    migration: Arc<Migration>,
+    disk: usize,
+}
+
+impl Gate for DiskGate {
+    fn begins(&self, positions: &[(u16, u16)], start: Start) -> Begin {
+        self.migration.begins(self.disk, positions, start)
+    }
+
+    fn ring_stopped(&self, ring: u16, position: u16) {
+        self.migration.ring_stopped(self.disk, ring, position);
+    }
+
+    fn stopped(&self, positions: &[(u16, u16)]) {
+        self.migration.stopped(self.disk, positions);
+    }
+
+    fn gone(&self) {
+        self.migration.gone(self.disk);
+    }
+
+    fn logging(&self, is_logging: bool) {
+        self.migration.logging(self.disk, is_logging);
+    }
+}
