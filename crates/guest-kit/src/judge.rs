@@ -7,6 +7,7 @@
 use crate::error::{Error, FileContext, Result};
 use crate::image::{FileSystem, copy_image};
 use crate::program::{command, run};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -24,6 +25,8 @@ pub struct Verdict {
     pub stale_totals: Vec<String>,
     /// Files that were open and unlinked, or being truncated, at the crash: left to the next mount.
     pub orphans: Vec<String>,
+    /// Inodes that a kernel has forgotten, and their blocks ([`forgive_forgotten_orphans`]).
+    pub forgotten: Vec<String>,
     /// The journal has not been replayed, so the rest says little.
     pub needs_recovery: bool,
     /// All that e2fsck printed.
@@ -38,7 +41,7 @@ impl Verdict {
 
     /// Not even that.
     pub fn is_clean(&self) -> bool {
-        self.is_consistent() && self.stale_totals.is_empty() && self.orphans.is_empty()
+        self.is_consistent() && self.stale_totals.is_empty() && self.orphans.is_empty() && self.forgotten.is_empty()
     }
 
     /// Sorts e2fsck's output, of a run with `-n`, or with `-y` on a copy.
@@ -90,6 +93,64 @@ pub fn check(file_system: &FileSystem) -> Result<Verdict> {
     let copy = FileSystem { image: directory.path().join("copy"), ..file_system.clone() };
     copy_image(&file_system.image, &copy.image)?;
     e2fsck(&copy, "-fy")
+}
+
+/// Of a file system whose kernel said that it cleared a list of orphans: takes out of the problems what follows from just that.
+///
+/// ext4 empties the list of orphans, and ends none of them, when it mounts a file system that has an error noted. They stay
+/// as they are until a full check: no links, no time of deletion (or the next of the list in its place), in use by the
+/// bitmaps. Whoever stops a journal between an unlink and its inode's end gets that on any disk. Nothing else is forgiven:
+/// not a bit that is missing, no inode that is not such an orphan by its own words, no block that is none of theirs.
+pub fn forgive_forgotten_orphans(verdict: &mut Verdict, file_system: &FileSystem) -> Result<()> {
+    let inodes: BTreeSet<u64> = verdict.problems.iter().filter_map(|line| forgotten_orphan(line)).collect();
+    if inodes.is_empty() {
+        return Ok(());
+    }
+    let mut blocks = BTreeSet::new();
+    for inode in &inodes {
+        let text = debugfs(file_system, &format!("blocks <{inode}>"))?;
+        blocks.extend(text.split_whitespace().filter_map(|word| word.parse::<u64>().ok()));
+    }
+    let is_of = |line: &str| {
+        let surplus = |name: &str, known: &BTreeSet<u64>| {
+            line.strip_prefix(name).and_then(surplus_bits).is_some_and(|bits| bits.is_subset(known))
+        };
+        forgotten_orphan(line).is_some()
+            || line.starts_with("Inodes that were part of a corrupted orphan linked list found.")
+            || surplus("Inode bitmap differences:", &inodes)
+            || surplus("Block bitmap differences:", &blocks)
+    };
+    let (forgotten, problems) = std::mem::take(&mut verdict.problems).into_iter().partition(|line| is_of(line));
+    (verdict.forgotten, verdict.problems) = (forgotten, problems);
+    Ok(())
+}
+
+/// The inode of which a line says that it was on a list of orphans that is lost.
+fn forgotten_orphan(line: &str) -> Option<u64> {
+    let last = line.strip_prefix("Deleted inode ").and_then(|rest| rest.split_once(" has zero dtime."));
+    let other =
+        || line.strip_prefix("Inode ").and_then(|rest| rest.split_once(" was part of the orphaned inode list."));
+    last.or_else(other)?.0.parse().ok()
+}
+
+/// The bits of ` -30 -(41--43)`, which are set and should not be; `None` where one should be, or anything is not understood.
+fn surplus_bits(differences: &str) -> Option<BTreeSet<u64>> {
+    /// More than any of these file systems has.
+    const BITS_MAX: u64 = 1 << 24;
+    let mut bits = BTreeSet::new();
+    for word in differences.split_whitespace() {
+        let word = word.strip_prefix('-')?;
+        let (first, last) = match word.strip_prefix('(').and_then(|range| range.strip_suffix(')')) {
+            Some(range) => range.split_once("--")?,
+            None => (word, word),
+        };
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        if last >= BITS_MAX {
+            return None;
+        }
+        bits.extend(first..=last);
+    }
+    Some(bits)
 }
 
 fn e2fsck(file_system: &FileSystem, how: &str) -> Result<Verdict> {
@@ -379,6 +440,68 @@ mod tests {
         assert!(verdict.is_consistent() && verdict.orphans.len() == 1, "{verdict:?}");
         debugfs("setb 4000");
         assert!(!check(&file_system).unwrap().is_consistent());
+    }
+
+    #[test]
+    fn orphans_that_a_kernel_forgot_are_forgiven_and_nothing_beside_them() {
+        let (directory, content) = (directory(), content());
+        std::fs::write(content.path().join("inner/last"), vec![7; 70_000]).unwrap();
+        let image = directory.path().join("image");
+        let recipe = ExtRecipe { content: Some(content.path().to_owned()), ..ExtRecipe::ext3(16, 4) };
+        let file_system = recipe.make(&image).unwrap();
+        let requests = |requests: &[&str]| {
+            let mut said = String::new();
+            for request in requests {
+                let output = run(command("debugfs").unwrap().args(["-w", "-R", request]).arg(&image), &[0]).unwrap();
+                said.push_str(&String::from_utf8_lossy(&output.stdout));
+            }
+            said
+        };
+        let number = |path: &str| -> u64 {
+            let said = requests(&[&format!("stat {path}")]);
+            said.split("Inode: ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let (first, last) = (number("/inner/file"), number("/inner/last"));
+        // As ext4 leaves them: no names, no links, and what the one said of the other, but no list that begins with it.
+        requests(&[
+            "unlink /inner/file",
+            "unlink /inner/last",
+            &format!("sif <{first}> links_count 0"),
+            &format!("sif <{last}> links_count 0"),
+            &format!("sif <{first}> dtime @{last}"),
+        ]);
+        let judged = || {
+            let mut verdict = check(&file_system).unwrap();
+            assert!(!verdict.is_consistent(), "{verdict:?}");
+            forgive_forgotten_orphans(&mut verdict, &file_system).unwrap();
+            verdict
+        };
+        let verdict = judged();
+        assert!(verdict.is_consistent() && !verdict.is_clean(), "{verdict:?}");
+        assert!(verdict.forgotten.len() >= 4, "{verdict:?}");
+        // A bit too many, and one that is missing: of a block, of an inode.
+        let used = requests(&["bmap /inner 0"]);
+        let used = used.trim();
+        let surplus_inode = last + 3;
+        for (harm, mend) in [
+            ("setb 4000".to_owned(), "freeb 4000".to_owned()),
+            (format!("freeb {used}"), format!("setb {used}")),
+            (format!("seti <{surplus_inode}>"), format!("freei <{surplus_inode}>")),
+        ] {
+            requests(&[&harm]);
+            let verdict = judged();
+            assert!(verdict.problems.iter().any(|line| line.contains(" bitmap differences:")), "{harm}: {verdict:?}");
+            requests(&[&mend]);
+            assert!(judged().is_consistent(), "{mend}");
+        }
+    }
+
+    #[test]
+    fn only_surplus_bits_are_read_as_such() {
+        assert_eq!(surplus_bits("  -30 -(41--43)"), Some(BTreeSet::from([30, 41, 42, 43])));
+        for text in [" +30", " -30 +(41--43)", " -(1--99999999999)", " -x", " 5"] {
+            assert_eq!(surplus_bits(text), None, "{text}");
+        }
     }
 
     #[test]

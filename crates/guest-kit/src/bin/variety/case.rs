@@ -68,6 +68,11 @@ pub struct Case {
 }
 
 impl Case {
+    /// Whether its steps have the kernel note an error in the file system.
+    pub fn notes_error(&self) -> bool {
+        self.steps.contains("trigger_fs_error")
+    }
+
     fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -298,6 +303,7 @@ fn again() -> Vec<Case> {
         case("umount", UMOUNT),
         Case { modes: &[Mode::Ordered], ..case("other-modes", OTHER_MODES) },
         case("abort", ABORT),
+        case("abort-with-orphans", ABORT_WITH_ORPHANS),
         case("shutdown-full", SHUTDOWN),
         case("shutdown-with-flush", SHUTDOWN_WITH_FLUSH),
         case("shutdown-without-flush", SHUTDOWN_WITHOUT_FLUSH),
@@ -397,6 +403,14 @@ verify_all; next";
 
 const ABORT: &str = "settle
 echo 1 >/sys/fs/ext4/${DISK##*/}/trigger_fs_error || cannot trigger_fs_error
+again";
+
+/// Files that are open and have no name any more: the next kernel forgets them, as an error is noted.
+const ABORT_WITH_ORPHANS: &str = "settle
+exec 7>/mnt/held 8>/mnt/other; dd if=/dev/urandom bs=4k count=20 >&7 2>/dev/null; echo other >&8
+rm /mnt/held /mnt/other; sync
+echo 1 >/sys/fs/ext4/${DISK##*/}/trigger_fs_error || cannot trigger_fs_error
+exec 7>&- 8>&-
 again";
 
 const SHUTDOWN: &str = "settle; shutdown_flavour 0; again; settle; shutdown_flavour 0; again";

@@ -191,6 +191,7 @@ fn run_case(request: &Request, case: &Case, seed: u64, is_first: bool) -> Run {
     let first = if is_good || impossible.is_some() { first } else { first.or_else(|| Some(control())) };
     let verdict = Verdict::of(&outcome, first.as_ref());
     let mut details: Vec<String> = outcome.faults.iter().map(|(kind, text)| format!("{kind:?}: {text}")).collect();
+    details.extend(outcome.notes);
     details.extend(outcome.failure);
     details.extend(outcome.cannot.clone());
     if let Some(first) = first.filter(|_| verdict != Verdict::Ok) {
