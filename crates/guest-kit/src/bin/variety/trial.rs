@@ -339,6 +339,12 @@ impl<'a> Trial<'a> {
                 Some((_, text)) if text.starts_with("lost ") => outcome.fault(Kind::Lost, &text[5..]),
                 _ => outcome.fault(Kind::Damaged, told.trim_start_matches("bad damaged ")),
             }
+            if !outcome.faults.is_empty() {
+                let stderr = guest.stderr();
+                let last: Vec<&str> = stderr.lines().rev().take(LINES_SHOWN * 4).collect();
+                let last: Vec<&str> = last.into_iter().rev().collect();
+                outcome.notes.push(format!("its last words:\n        {}", last.join("\n        ")));
+            }
             guest.forgive();
             return Ok(Vec::new());
         };
