@@ -83,6 +83,15 @@ pub enum Pressure {
     Pages,
 }
 
+/// What an area takes of the host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AreaMemory {
+    /// All of it: tables, copied blocks, and what others have reserved who keep a log in memory.
+    pub held_bytes: u64,
+    /// The copied blocks: what becomes less when blocks go home.
+    pub copied_bytes: u64,
+}
+
 /// Called when the area wants blocks written home: memory is short.
 pub type Waker = Box<dyn Fn() + Send + Sync>;
 
@@ -92,7 +101,12 @@ struct Inner {
     logs: Vec<Option<(VmJcb, Files)>>,
     /// Retained pages somebody wants to write to, and there was no memory to copy them to.
     starved: Vec<PageId>,
+    /// The VM's own bound.
     budget_bytes: u64,
+    /// Of it, what others have who keep a log in memory.
+    reserved_bytes: u64,
+    /// What the host leaves this VM at the moment, if that is bounded. It refuses nothing: blocks go home earlier.
+    room_bytes: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -208,14 +222,30 @@ impl Inner {
     fn memory_bytes(&mut self) -> u64 {
         self.logs().map(|jcb| jcb.area_bytes() + jcb.pool.memory_bytes()).sum()
     }
+
+    fn held_bytes(&mut self) -> u64 {
+        self.memory_bytes() + self.reserved_bytes
+    }
+
+    /// Whether blocks have to go home to make room: the VM's own bound is passed, or what the host leaves it.
+    fn is_over(&mut self) -> bool {
+        let most = self.room_bytes.map_or(self.budget_bytes, |room| room.min(self.budget_bytes));
+        self.held_bytes() > most
+    }
 }
 
 impl JournalArea {
     /// The area of the VM with this memory, which copies pages out through it from now on. `budget_bytes` bounds tables
     /// and copies; above it the largest log's oldest owed blocks are written home.
     pub fn new(memory: &Arc<VmMemory>, budget_bytes: u64) -> Arc<Self> {
-        let inner =
-            Inner { pages: Pages::new(Arc::clone(memory)), logs: Vec::new(), starved: Vec::new(), budget_bytes };
+        let inner = Inner {
+            pages: Pages::new(Arc::clone(memory)),
+            logs: Vec::new(),
+            starved: Vec::new(),
+            budget_bytes,
+            reserved_bytes: 0,
+            room_bytes: None,
+        };
         let area = Arc::new(JournalArea {
             inner: Mutex::new(inner),
             waker: OnceLock::new(),
@@ -455,7 +485,7 @@ impl JournalArea {
         if inner.pages.has_many_loose() {
             inner.pages.let_loose_go();
         }
-        let over = inner.memory_bytes() > inner.budget_bytes;
+        let over = inner.is_over();
         drop(inner);
         if over {
             self.wake();
@@ -644,7 +674,7 @@ impl JournalArea {
             inner.pages.let_loose_go();
         }
         inner.feed_starved();
-        let over = inner.memory_bytes() > inner.budget_bytes;
+        let over = inner.is_over();
         drop(inner);
         if over {
             self.wake();
@@ -726,9 +756,10 @@ impl JournalArea {
     /// Takes so many bytes of the budget for somebody else who keeps a log in memory; says whether they were there.
     pub fn reserve(&self, bytes: u64) -> bool {
         let mut inner = self.lock();
-        let is_there = inner.memory_bytes() + bytes <= inner.budget_bytes;
+        // Not what the host leaves it at the moment: a log that finds no room here stays on storage for long.
+        let is_there = inner.held_bytes() + bytes <= inner.budget_bytes;
         if is_there {
-            inner.budget_bytes -= bytes;
+            inner.reserved_bytes += bytes;
         }
         is_there
     }
@@ -736,8 +767,8 @@ impl JournalArea {
     /// The same for what is in memory already, and was taken of another process's budget: as far as there is any. Gives how much.
     pub fn reserve_again(&self, bytes: u64) -> u64 {
         let mut inner = self.lock();
-        let taken = bytes.min(inner.budget_bytes);
-        inner.budget_bytes -= taken;
+        let taken = bytes.min(inner.budget_bytes - inner.reserved_bytes);
+        inner.reserved_bytes += taken;
         taken
     }
 
@@ -773,12 +804,38 @@ impl JournalArea {
 
     /// Gives back what was reserved.
     pub fn release(&self, bytes: u64) {
-        self.lock().budget_bytes += bytes;
+        let mut inner = self.lock();
+        inner.reserved_bytes = inner.reserved_bytes.saturating_sub(bytes);
+    }
+
+    /// What the host leaves this VM from now on; nothing: as much as its own budget. Above it the host writes copied blocks home, as
+    /// above the budget. Nothing is refused for it, so a guest is never told of an error.
+    pub fn set_room(&self, room_bytes: Option<u64>) {
+        let over = {
+            let mut inner = self.lock();
+            inner.room_bytes = room_bytes;
+            inner.is_over()
+        };
+        if over {
+            self.wake();
+        }
+    }
+
+    /// What the host leaves this VM, if that is bounded at the moment.
+    pub fn room_bytes(&self) -> Option<u64> {
+        self.lock().room_bytes
+    }
+
+    /// What it takes of the host's memory.
+    pub fn memory(&self) -> AreaMemory {
+        let mut inner = self.lock();
+        let copied_bytes = inner.logs().map(|jcb| jcb.pool.memory_bytes()).sum();
+        AreaMemory { held_bytes: inner.held_bytes(), copied_bytes }
     }
 
     /// The log that has to give memory back, and what of it. If somebody waits to write to a retained page, the log that the
     /// page belongs to: with nothing copied, only a write home of the page itself lets it go. If tables and copies take more
-    /// than the budget, the largest log that owes copied blocks.
+    /// than the budget, or than the host leaves the VM ([`JournalArea::set_room`]), the largest log that owes copied blocks.
     pub fn under_pressure(&self) -> Option<(LogId, Pressure)> {
         let mut inner = self.lock();
         inner.feed_starved();
@@ -790,7 +847,7 @@ impl JournalArea {
                 return Some((LogId(owner), Pressure::Pages));
             }
         }
-        if inner.memory_bytes() <= inner.budget_bytes {
+        if !inner.is_over() {
             return None;
         }
         let largest = inner

@@ -39,7 +39,7 @@ mod table;
 mod tail;
 mod taking;
 
-pub use area::{Adopted, CommittedVersion, JournalArea, LogId, NotHome, Owed, Pressure, Waker};
+pub use area::{Adopted, AreaMemory, CommittedVersion, JournalArea, LogId, NotHome, Owed, Pressure, Waker};
 pub use commit::{Accepted, Content, LogWrite, Outcome};
 pub use error::Error;
 pub use home::{HomeWrite, HostWrite, Source};

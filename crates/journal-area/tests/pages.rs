@@ -8,6 +8,7 @@ use journal_area::{
     Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const BLOCK: usize = PAGE_BYTES;
 const PAGES: u32 = 16;
@@ -225,6 +226,44 @@ fn a_page_that_cannot_be_copied_stays_until_it_is_home() {
     assert_eq!(rig.area.under_pressure(), None);
     rig.table.prepare_write(&slice).expect("nothing is in the way");
     simulated_room::set_full(false);
+}
+
+/// What the host leaves the VM becomes less than what it holds: what was copied goes home, though its own budget has no end, and
+/// nothing is refused meanwhile.
+#[test]
+fn copied_blocks_go_home_where_the_host_leaves_less_room() {
+    let mut rig = Rig::new();
+    let (page, other) = (PageId(5), PageId(6));
+    rig.fill(page, 5);
+    rig.fill(other, 7);
+    rig.commit(&[(10, page), (11, other)]);
+    rig.fill(page, 6);
+    let woken = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&woken);
+    rig.area.set_waker(Box::new(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    }));
+    let wakes = || woken.load(Ordering::SeqCst);
+    let before = rig.area.memory();
+    assert!(before.copied_bytes > 0 && before.held_bytes > before.copied_bytes, "{before:?}");
+    rig.area.set_room(Some(before.held_bytes));
+    assert_eq!((rig.area.under_pressure(), wakes()), (None, 0), "it has room for all that it holds");
+    rig.area.set_room(Some(before.held_bytes - 1));
+    assert_eq!((rig.area.under_pressure(), wakes()), (Some((rig.log, Pressure::Copies)), 1));
+    assert_eq!(rig.area.room_bytes(), Some(before.held_bytes - 1));
+    // Whoever keeps a log in memory has to have it, or a log would stay on storage for long. It counts.
+    assert!(rig.area.reserve(1000), "only the budget refuses");
+    assert_eq!(rig.area.memory().held_bytes, before.held_bytes + 1000);
+    rig.area.release(1000);
+    for (operation, write) in rig.area.host_writes(rig.log, 8, true) {
+        assert_eq!(write.block, 10, "what is retained takes nothing of the host's memory");
+        rig.area.home_write_ended(rig.log, operation, true);
+    }
+    let positions = rig.commit(&[(12, other)]);
+    assert_eq!(positions.len(), 1, "it goes on all the while");
+    rig.area.set_room(None);
+    assert_eq!(rig.area.under_pressure(), None);
+    rig.area.check().expect("the books are right");
 }
 
 /// The pages of a ring that the guest made of retained ones are let go when there is room, and not before.

@@ -56,7 +56,7 @@ pub use found::{
     FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep, sweep_after,
 };
 pub use hand_over::Change;
-pub use journal_area::HotPages;
+pub use journal_area::{AreaMemory, HotPages};
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use log::Log;
 pub use mark::{HeldMark, MarkKind};

@@ -9,12 +9,14 @@
 
 mod channel;
 mod deaths;
+mod host_budget;
 mod kept;
 pub mod stand_in;
 mod vault;
 
 pub use channel::{Channel, DESCRIPTORS_MAX};
 pub use deaths::{DEATHS_MAX, Deaths, Next, OnCrash};
+pub use host_budget::{AreaSize, HostBudget, Saying};
 pub use kept::Kept;
 pub use vault::{Found, Opened, Shelf, Store};
 

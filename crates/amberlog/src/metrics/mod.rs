@@ -46,6 +46,12 @@ pub fn add(entry: &mut Value, handles: &[DeviceHandle<dyn Route>], journals: &Jo
         entry["disks"][index]["latency"] = Value::Object(latency);
     }
     entry["latency"] = json!({"fault": histogram(&memory.fault_latency())});
+    let area = journals.area.memory();
+    entry["memory"] = json!({
+        "held_bytes": area.held_bytes,
+        "copied_bytes": area.copied_bytes,
+        "room_bytes": journals.area.room_bytes(),
+    });
 }
 
 /// A histogram as `status --json` has it.

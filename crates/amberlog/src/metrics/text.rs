@@ -126,6 +126,20 @@ const OF_DISKS: &[(&str, Kind, &str, Samples)] = &[
     ("disk_rings_started", Kind::Gauge, "1 while a driver uses the disk.", &[("/rings_started", "")]),
 ];
 
+/// Of the host: the metric's name, where it stands in the daemon's `memory`, and what it is.
+const OF_MEMORY: &[(&str, &str, &str)] = &[
+    ("memory_budget_bytes", "budget_bytes", "Budget for tables and copied blocks of all VMs together."),
+    ("memory_held_bytes", "held_bytes", "What they take of it."),
+    ("memory_level_bytes", "level_bytes", "What no VM is to hold more than, while the budget was passed."),
+    ("memory_stuck", "is_stuck", "1 while the budget is passed and no VM has more to give back."),
+];
+
+/// Of a VM's `memory`: the metric's name, where it stands there, and what it is.
+const OF_AREAS: &[(&str, Kind, &str, &str)] = &[
+    ("vm_memory_held_bytes", Kind::Gauge, "held_bytes", "Host memory for tables and copied blocks of the VM."),
+    ("vm_memory_shrinks", Kind::Counter, "shrinks", "How often the VM was told to shrink for the budget of all VMs."),
+];
+
 /// Of a disk: histograms.
 const HISTOGRAMS: &[(&str, &str, Samples)] = &[
     (
@@ -250,6 +264,16 @@ pub fn render(status: &Value, format: Format) -> String {
         let is_pending = if vm["pending"].is_string() { "1" } else { "0" };
         output.sample("vm_pending", &format!("vm=\"{}\"", name_of(vm, "vm")), is_pending);
     }
+    for (name, pointer, help) in OF_MEMORY {
+        output.begin(name, Kind::Gauge, help);
+        output.number(name, Kind::Gauge, "", &status["memory"][*pointer]);
+    }
+    for (name, kind, pointer, help) in OF_AREAS {
+        output.begin(name, *kind, help);
+        for vm in &vms {
+            output.number(name, *kind, &format!("vm=\"{}\"", name_of(vm, "vm")), &vm["memory"][*pointer]);
+        }
+    }
     output.begin("vm_fault_seconds", Kind::Histogram, "How long a guest's write to a protected page waited here.");
     for vm in &vms {
         output.histogram("vm_fault_seconds", &format!("vm=\"{}\"", name_of(vm, "vm")), &vm["latency"]["fault"]);
@@ -313,8 +337,8 @@ mod tests {
     use serde_json::json;
 
     fn status() -> Value {
-        json!({"vms": [
-            {"vm": "db", "state": "running", "latency": {"fault": {"buckets": [0, 2], "sum_ns": 3000}}, "disks": [{
+        json!({"memory": {"budget_bytes": 4096, "held_bytes": 99, "level_bytes": null, "is_stuck": false}, "vms": [
+            {"vm": "db", "state": "running", "memory": {"held_bytes": 99, "shrinks": 2}, "latency": {"fault": {"buckets": [0, 2], "sum_ns": 3000}}, "disks": [{
                 "name": "a\"b", "placement": "retain", "placement_effective": "copy", "placement_reason": "a\nb\\",
                 "io": {"read_requests": 7, "size_bytes": 4096}, "counters": {"blocks_retained_now": 5},
                 "latency": {"commit": {"buckets": [1, 0, 4], "sum_ns": 2_500_000_000u64}},
@@ -328,6 +352,10 @@ mod tests {
     fn what_is_there_is_written_and_what_is_not_is_left_out() {
         let text = render(&status(), Format::OpenMetrics);
         for line in [
+            "amberlog_memory_budget_bytes 4096",
+            "amberlog_memory_stuck 0",
+            "amberlog_vm_memory_held_bytes{vm=\"db\"} 99",
+            "amberlog_vm_memory_shrinks_total{vm=\"db\"} 2",
             "amberlog_vm_state{vm=\"db\",state=\"running\"} 1",
             "amberlog_vm_state{vm=\"new\",state=\"running\"} 0",
             "# TYPE amberlog_disk_requests counter",
@@ -375,6 +403,8 @@ mod tests {
             .iter()
             .map(|(name, ..)| *name)
             .chain(HISTOGRAMS.iter().map(|(name, ..)| *name))
+            .chain(OF_MEMORY.iter().map(|(name, ..)| *name))
+            .chain(OF_AREAS.iter().map(|(name, ..)| *name))
             .map(str::to_owned)
             .collect();
         let source = include_str!("text.rs");

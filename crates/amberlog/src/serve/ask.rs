@@ -248,7 +248,7 @@ pub fn status(args: &StatusArgs) -> ExitCode {
     end((|| {
         let answer = args.daemon.ask(&json!({"command": "status", "vm": args.vm}), PATIENCE)?;
         if !args.json {
-            return Ok(print(&table(&answer["vms"]))?);
+            return Ok(print(&format!("{}{}", table(&answer["vms"]), memory_line(&answer["memory"])))?);
         }
         let shown = if args.vm.is_some() { &answer["vms"][0] } else { &answer };
         Ok(print(&format!("{}\n", serde_json::to_string_pretty(shown)?))?)
@@ -268,7 +268,7 @@ pub fn top(args: &TopArgs) -> ExitCode {
             let now = Instant::now();
             let since = earlier.as_ref().map(|(vms, at)| (vms, now.duration_since(*at).as_secs_f64()));
             let times = crate::metrics::top::table(since, &answer["vms"]);
-            print(&format!("{clear}{}\n{times}", table(&answer["vms"])))?;
+            print(&format!("{clear}{}{}\n{times}", table(&answer["vms"]), memory_line(&answer["memory"])))?;
             earlier = Some((answer["vms"].clone(), now));
             seen += 1;
             if args.count.is_some_and(|count| seen >= count) {
@@ -481,9 +481,28 @@ fn table(vms: &Value) -> String {
     lines.join("\n")
 }
 
+/// What all VMs hold together, where there is a budget for that.
+fn memory_line(memory: &Value) -> String {
+    let megabytes = |key: &str| memory[key].as_u64().map(|bytes| format!("{:.1} MB", bytes as f64 / 1e6));
+    let Some(budget) = megabytes("budget_bytes") else { return String::new() };
+    let level =
+        megabytes("level_bytes").map_or_else(String::new, |level| format!("; no VM is to hold more than {level}"));
+    let stuck = if memory["is_stuck"] == true { "; it stays passed, nobody has more to give back" } else { "" };
+    format!("memory: {} of {budget}{level}{stuck}\n", megabytes("held_bytes").unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_of_all_vms_is_one_line_where_it_is_bounded() {
+        assert_eq!(memory_line(&Value::Null), "");
+        let memory = |level: Value, is_stuck: bool| json!({"budget_bytes": 512 << 20, "held_bytes": 3_000_000, "level_bytes": level, "is_stuck": is_stuck});
+        assert_eq!(memory_line(&memory(Value::Null, false)), "memory: 3.0 MB of 536.9 MB\n");
+        let said = memory_line(&memory(json!(1_000_000), true));
+        assert!(said.contains("more than 1.0 MB; it stays passed"), "{said}");
+    }
 
     #[test]
     fn columns_stand_below_their_heads() {

@@ -243,7 +243,9 @@ fn metrics_socket(address: &Address) -> Option<String> {
 fn room(config: &Config) -> Option<String> {
     let existing = config.shm.ancestors().find(|ancestor| ancestor.is_dir())?;
     let status = rustix::fs::statvfs(existing).ok()?;
-    let needed_mib: u64 = config.vms.values().map(|vm| vm.options.memory_budget_mib).sum();
+    let each_mib: u64 = config.vms.values().map(|vm| vm.options.memory_budget_mib).fold(0, u64::saturating_add);
+    // One budget over all of them bounds them, too.
+    let needed_mib = config.memory_budget_bytes.map_or(each_mib, |bytes| each_mib.min(bytes >> 20));
     let room_mib = status.f_blocks.saturating_mul(status.f_frsize) >> 20;
     (needed_mib > room_mib).then(|| {
         format!(

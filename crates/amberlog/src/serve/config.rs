@@ -37,6 +37,8 @@ struct File {
     metrics: MetricsEntry,
     #[serde(default)]
     migration: MigrationEntry,
+    #[serde(default)]
+    memory: MemoryEntry,
     #[serde(default, rename = "vm")]
     vms: Vec<VmEntry>,
 }
@@ -57,6 +59,13 @@ struct MigrationEntry {
     /// Guests may be moved to other hosts while they run.
     #[serde(default)]
     experimental: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemoryEntry {
+    /// For tables and copied blocks of all VMs together; each has its own bound besides.
+    budget_mib: Option<u64>,
 }
 
 /// Where metrics are, and who may connect to the Unix sockets among these places.
@@ -222,6 +231,8 @@ pub struct Config {
     pub reports: Option<PathBuf>,
     /// Where metrics are.
     pub metrics: MetricsConfig,
+    /// What tables and copied blocks of all VMs are to take together.
+    pub memory_budget_bytes: Option<u64>,
     /// The VMs by name.
     pub vms: BTreeMap<String, VmConfig>,
 }
@@ -283,13 +294,17 @@ impl Config {
                 problems.push(format!("two VMs have the name {name}"));
             }
         }
+        if file.memory.budget_mib == Some(0) {
+            problems.push("memory: budget_mib is at least 1; without it there is no budget over all VMs".to_owned());
+        }
         let addresses = parse_all::<Address>(&file.metrics.listen, &mut problems);
         let access = file.metrics.socket.check().map_err(|error| problems.push(format!("metrics: {error:#}"))).ok();
         let Some(access) = access.filter(|_| problems.is_empty()) else { bail!("{}", problems.join("\n")) };
         let source: Arc<str> = Arc::from(text);
         vms.values_mut().for_each(|vm: &mut VmConfig| vm.source = Arc::clone(&source));
         let metrics = MetricsConfig { addresses, access };
-        Ok(Config { run: file.run, shm: file.shm, reports: file.reports, metrics, vms })
+        let memory_budget_bytes = file.memory.budget_mib.map(|mib| mib.saturating_mul(1 << 20));
+        Ok(Config { run: file.run, shm: file.shm, reports: file.reports, metrics, memory_budget_bytes, vms })
     }
 
     /// The bits of the mode with which VMMs of other users can pass through the directories that all VMs share.
@@ -417,6 +432,11 @@ mod tests {
         assert_eq!(db.report.as_deref(), Some(Path::new("/var/reports/db.json")));
         let names: Vec<_> = db.options.disk_names().expect("named").into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["disk0", "scratch", "journal0"]);
+        assert_eq!(config.memory_budget_bytes, None);
+        let bounded = GOOD.replace("[remote]", "[memory]\nbudget_mib = 512\n[remote]");
+        let bounded = Config::parse(&bounded).expect("good");
+        assert_eq!(bounded.memory_budget_bytes, Some(512 << 20));
+        assert_eq!(bounded.vms["db"], config.vms["db"], "no VM is changed by it");
         assert_eq!(db.options.trust.client("127.0.0.1:9").timeout.as_millis(), 700);
         let again = Config::parse(&GOOD.replace("= 64", "= 65")).expect("good");
         assert!(again.vms["db"] == config.vms["db"] && again.vms["web"] != config.vms["web"]);
@@ -506,6 +526,8 @@ mod tests {
             ("[remote]", "[metrics]\nlisten = [\"nowhere\"]\n[remote]", "neither a socket's path"),
             ("[remote]", "[metrics]\nlisten = []\nsocket = { mode = \"0666\" }\n[remote]", "no business at a disk"),
             ("group = \"root\"", "groups = \"root\"", "unknown field"),
+            ("[remote]", "[memory]\nbudget_mib = 0\n[remote]", "at least 1"),
+            ("[remote]", "[memory]\nbudget = 5\n[remote]", "unknown field"),
         ] {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD, "{from}");

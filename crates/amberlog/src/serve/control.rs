@@ -5,6 +5,7 @@
 
 use super::check::Found;
 use super::config::Config;
+use super::memory::HostMemory;
 use super::supervised::{DoesNotServe, Supervised};
 use super::work::{Asked, DiskChange};
 use crate::vm::Bounds;
@@ -118,7 +119,7 @@ impl Control {
     ///
     /// # Errors
     /// When another daemon answers there.
-    pub fn listen(path: &Path, slots: Slots) -> anyhow::Result<Self> {
+    pub fn listen(path: &Path, slots: Slots, memory: Arc<HostMemory>) -> anyhow::Result<Self> {
         let of = || format!("listening at {}", path.display());
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
@@ -146,10 +147,10 @@ impl Control {
                 };
                 let place = Place::take(&askers);
                 let slots = Arc::clone(&slots);
-                let run = Arc::clone(&run);
+                let (run, memory) = (Arc::clone(&run), Arc::clone(&memory));
                 let _ = std::thread::Builder::new().name("asker".to_owned()).spawn(move || {
                     let answer = match place {
-                        Some(_place) => answer(&stream, &slots, &run),
+                        Some(_place) => answer(&stream, &slots, &memory, &run),
                         None => Err(anyhow::anyhow!("too many ask at once; ask again")),
                     };
                     let answer = answer.unwrap_or_else(|error| json!({"schema": 1, "error": format!("{error:#}")}));
@@ -226,10 +227,10 @@ fn upgrade_each<S>(
 }
 
 /// What `status` says of all VMs.
-pub fn status_of_all(slots: &Slots) -> Value {
+pub fn status_of_all(slots: &Slots, memory: &HostMemory) -> Value {
     let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
     // At once: one whose worker does not answer keeps no other one waiting.
-    let all: Vec<Value> = std::thread::scope(|scope| {
+    let mut all: Vec<Value> = std::thread::scope(|scope| {
         let asked: Vec<_> = all
             .iter()
             .filter(|slot| !slot.is_over())
@@ -241,10 +242,11 @@ pub fn status_of_all(slots: &Slots) -> Value {
         };
         asked.into_iter().map(answer).collect()
     });
-    json!({"schema": 1, "vms": all})
+    all.iter_mut().for_each(|entry| memory.add(entry));
+    json!({"schema": 1, "memory": memory.status(), "vms": all})
 }
 
-fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Value> {
+fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line).context("reading the question")?;
@@ -260,8 +262,12 @@ fn answer(stream: &UnixStream, slots: &Slots, run: &Path) -> anyhow::Result<Valu
     };
     let seconds = |seconds: u64| Duration::from_secs(seconds.min(86_400));
     match question {
-        Question::Status { vm: Some(name) } => Ok(json!({"schema": 1, "vms": [find(&name)?.status()]})),
-        Question::Status { vm: None } => Ok(status_of_all(slots)),
+        Question::Status { vm: Some(name) } => {
+            let mut entry = find(&name)?.status();
+            memory.add(&mut entry);
+            Ok(json!({"schema": 1, "memory": memory.status(), "vms": [entry]}))
+        }
+        Question::Status { vm: None } => Ok(status_of_all(slots, memory)),
         Question::Flush { vm, patience_seconds } => {
             find(&vm)?.ask(&Asked::Flush { patience_seconds }, seconds(patience_seconds))
         }

@@ -21,6 +21,7 @@ mod disks;
 mod freeze;
 mod inherited;
 mod left;
+mod memory;
 mod notify;
 mod power;
 mod slot;
@@ -35,6 +36,7 @@ use crate::vm::die_of_panics;
 use anyhow::Context;
 use config::Config;
 use control::{Control, Slots};
+use memory::HostMemory;
 use notify::{InStore, Manager};
 use own_files::OwnDirectory;
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,6 +151,7 @@ struct Front {
     /// Where that is, and stays.
     is_at: Option<PathBuf>,
     endpoint: Option<Endpoint>,
+    memory: Arc<HostMemory>,
 }
 
 impl Front {
@@ -161,8 +164,8 @@ impl Front {
         failed.extend(access::open_above(&config.run, config.way()).err());
         failed.extend(self.listen(&config.run, slots).err());
         if self.endpoint.is_none() {
-            let (metrics, slots) = (&config.metrics, Arc::clone(slots));
-            let source: Source = Arc::new(move || control::status_of_all(&slots));
+            let (metrics, slots, memory) = (&config.metrics, Arc::clone(slots), Arc::clone(&self.memory));
+            let source: Source = Arc::new(move || control::status_of_all(&slots, &memory));
             match Endpoint::start(&metrics.addresses, |path| metrics.access.open_socket(path), &source) {
                 Ok(endpoint) => {
                     for address in endpoint.addresses() {
@@ -179,7 +182,7 @@ impl Front {
     /// Has questions be heard that are asked in `run`.
     fn listen(&mut self, run: &Path, slots: &Slots) -> anyhow::Result<()> {
         if self.control.is_none() {
-            self.control = Some(Control::listen(&run.join(ask::CONTROL), Arc::clone(slots))?);
+            self.control = Some(Control::listen(&run.join(ask::CONTROL), Arc::clone(slots), Arc::clone(&self.memory))?);
             self.is_at = Some(run.to_owned());
         }
         Ok(())
@@ -247,10 +250,14 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
             Err(error) if parts.is_empty() => return Err(error),
             other => drop(other.map_err(|error| log::error!("{error:#}"))),
         }
+        front.memory.set_budget(config.memory_budget_bytes);
     }
     log::info!("serving {} VMs", vms.threads.len());
     if let Err(error) = feel_pulses(&vms.slots) {
         log::error!("no thread that looks after workers that hang: {error:#}");
+    }
+    if let Err(error) = memory::look_after(&front.memory, &vms.slots) {
+        log::error!("no thread that looks after the memory of all VMs: {error:#}");
     }
     if let Some(manager) = &manager {
         manager.tell("READY=1");
@@ -296,6 +303,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                             vms.change_disks(before, &config, &text, &config.run);
                         }
                         vms.keep_run(&config.run);
+                        front.memory.set_budget(config.memory_budget_bytes);
                         log::info!("read the configuration again: {}", vms.pending());
                         let config = Config { metrics: metrics.unwrap_or_else(|| config.metrics.clone()), ..config };
                         served = Some((config, text));

@@ -16,7 +16,7 @@ use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
-use placement::{Change, Journals, PlacementKind, VmReport};
+use placement::{AreaMemory, Change, Journals, PlacementKind, VmReport};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -749,6 +749,16 @@ impl Slot {
         // The next worker of this guest bounds it so, too.
         self.line.keep(&format!("{THROTTLE}{disk}"), &serde_json::to_string(&bounds)?, None)?;
         Ok(limits)
+    }
+
+    /// From now on the host leaves this VM so much memory for tables and copied blocks. Gives what it holds of it.
+    ///
+    /// # Errors
+    /// When it is not served at this moment.
+    pub fn set_room(&self, room_bytes: Option<u64>) -> anyhow::Result<AreaMemory> {
+        let area = Arc::clone(&self.live_anyhow()?.journals.area);
+        area.set_room(room_bytes);
+        Ok(area.memory())
     }
 
     /// Writes home what the VM is owed. Gives the number of blocks.

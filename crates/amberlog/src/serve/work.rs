@@ -49,6 +49,11 @@ pub enum Asked {
     Alive,
     /// Its entry in `status`.
     Status,
+    /// See [`Slot::set_room`].
+    Room {
+        /// What the host leaves this VM; nothing: as much as its own budget.
+        room_bytes: Option<u64>,
+    },
     /// See [`Slot::flush`].
     Flush {
         /// Seconds.
@@ -224,6 +229,10 @@ impl Served {
             }
             Asked::Alive => Ok(json!({"schema": 1, "vm": vm})),
             Asked::Status => Ok(json!({"schema": 1, "vms": [self.slot()?.status()]})),
+            Asked::Room { room_bytes } => {
+                let memory = self.slot()?.set_room(room_bytes)?;
+                Ok(json!({"schema": 1, "vm": vm, "held_bytes": memory.held_bytes, "copied_bytes": memory.copied_bytes}))
+            }
             Asked::Flush { patience_seconds } => {
                 let blocks = self.slot()?.flush(seconds(patience_seconds))?;
                 Ok(json!({"schema": 1, "vm": vm, "blocks": blocks}))

@@ -20,6 +20,7 @@ mod judges;
 mod kill;
 mod limits;
 mod log_writes;
+mod memory;
 mod metrics;
 mod migration;
 mod nats;

@@ -52,7 +52,7 @@ impl Daemon {
         amberlog_with(words.iter().map(OsString::from).chain(["--run".into(), self.run.clone().into()]))
     }
 
-    fn json(&self, words: &[&str]) -> Value {
+    pub(super) fn json(&self, words: &[&str]) -> Value {
         let output = self.ask(words);
         assert_eq!(output.status.code(), Some(0), "{words:?}: {}\n{}", text(&output.stderr), self.log());
         serde_json::from_slice(&output.stdout).unwrap()

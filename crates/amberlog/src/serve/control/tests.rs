@@ -15,7 +15,7 @@ fn asked(bytes: &[u8]) -> anyhow::Result<Value> {
     let bytes = &bytes[..bytes.len().min(100_000)];
     (&theirs).write_all(bytes).expect("room");
     theirs.shutdown(std::net::Shutdown::Write).expect("shut");
-    answer(&ours, &Slots::default(), Path::new("/nonexistent"))
+    answer(&ours, &Slots::default(), &HostMemory::default(), Path::new("/nonexistent"))
 }
 
 /// `detach` ends a daemon by a signal.
