@@ -29,8 +29,8 @@ impl Sorted {
     pub fn new(window: &Window, live: &Live, is_busy: &dyn Fn(u64) -> bool, view: &mut dyn View) -> Self {
         let mut sorted = Sorted::default();
         for (&block, held) in &window.blocks {
-            // A copy in the log would be replayed over an append.
-            let is_append = live.get(block).is_none() && !is_busy(block) && view.is_free(block);
+            // A copy in the log would be replayed over an append; and what the guest wrote past its journal is not to be written over.
+            let is_append = live.get(block).is_none() && !held.is_past && !is_busy(block) && view.is_free(block);
             match held.home {
                 Some(_) if is_append => sorted.at_home.push((block, held.version)),
                 None if is_append => sorted.appends.push((block, held.version)),

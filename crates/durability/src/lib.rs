@@ -19,6 +19,14 @@
 //! * (e) what the guest's own log would not bring back any more, ours does not either: a write to a block with such a copy waits
 //!   until the log is empty.
 //!
+//! The same for what the guest has written already, past its journal, as ext4 does with its superblock:
+//!
+//! * (g) *past the journal*: what the guest has at home instead of a copy is replayed over for as long as its own log would do so, and no
+//!   longer: a tail that passes the copy is answered when a compound has revoked it, whose flush covers what was written
+//!   ([`Durability::write_carries`], `pass_over`). Nor do we write the copy over it. With one exception: who goes on after another
+//!   machine does not know what was written past the journal before, and writes the copy home where the log has to be emptied before the
+//!   guest's tail passes it, as the guest's own replay would.
+//!
 //! And one that spares a flush: with no age the guest's flush has to find durable what it has written home.
 //!
 //! * (f) *spared flushes*: a write to homes of which the durable log has copies, of each, need not be covered. A power cut with it or
@@ -42,6 +50,7 @@ mod window;
 
 pub use blocks::BlockSet;
 pub use machine::{
-    Age, AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Place, Status, Step, View, WriteId,
+    Age, AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step, View,
+    WriteId,
 };
 pub use window::{Freed, Transaction, Version};

@@ -1,6 +1,6 @@
 //! What the log on storage holds: compounds from its tail to its head, and of each block the newest copy.
 
-use jbd2::Format;
+use jbd2::{Format, sequence};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -25,6 +25,8 @@ pub(crate) struct Copy {
     /// The guest's transaction.
     pub transaction: u32,
     pub home: Home,
+    /// The guest has, or may have, something else at home than this copy: it wrote past its journal.
+    pub is_past: bool,
 }
 
 /// A compound on storage.
@@ -107,6 +109,7 @@ impl Live {
                 escaped: *escaped,
                 transaction: *transaction,
                 home: Home::Owed,
+                is_past: false,
             };
             self.blocks.insert(*block, copy);
         }
@@ -140,6 +143,20 @@ impl Live {
             copy.home = Home::Written(ended);
             self.unflushed.push(block);
         }
+    }
+
+    /// What the guest has at home is, or may be, something else than the newest copy.
+    pub fn past(&mut self, block: u64) {
+        if let Some(copy) = self.blocks.get_mut(&block) {
+            copy.is_past = true;
+        }
+    }
+
+    /// Rule (g): copies of transactions before `tail` over which `is_past` says that the guest has written something else.
+    pub fn passed(&self, tail: u32, is_past: impl Fn(u64, &Copy) -> bool) -> Vec<u64> {
+        let is_passed = |copy: &Copy| sequence::is_after(tail, copy.transaction);
+        let found = self.blocks.iter().filter(|(block, copy)| is_passed(copy) && is_past(**block, copy));
+        found.map(|(block, _)| *block).collect()
     }
 
     /// A flush has covered so many writes.

@@ -192,17 +192,21 @@ struct Asked {
     as_of: u32,
 }
 
-/// Of which version a write of the guest is the home write.
+/// Over which version a write of the guest goes: most are its home write.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
+    /// The copy of this compound.
     Live(u32),
-    Open(Version),
+    /// One of this transaction, which is not durable.
+    Open(Version, u32),
 }
 
 #[derive(Debug)]
 struct Flight {
     asked: Asked,
     marks: Vec<(u64, Mark)>,
+    /// Blocks to which it is known to carry the newest committed version. Everything else goes past the guest's journal.
+    carried: BTreeSet<u64>,
     /// What was settled of its blocks when it began, for as long as no other write to them has begun.
     was_settled: Vec<(u64, Version)>,
 }
@@ -243,6 +247,15 @@ struct Waiting {
     through: u32,
     answer: AnswerId,
     tail: Option<u32>,
+}
+
+/// What the guest has at home of a block that has a committed version which is not seen there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Past {
+    /// Something newer that it wrote past its journal.
+    Written,
+    /// That, or what the block had before: nobody knows.
+    Perhaps,
 }
 
 /// See the crate. One for each log.
@@ -373,7 +386,8 @@ impl Durability {
 
     /// A log that was held without durability: `superblock` is the one on storage (its number is not in the place of the log yet),
     /// `owed` all that is committed and not at home, by transaction, the oldest first, `guest_tail` where the guest's
-    /// log begins, and `last` its last committed transaction. No write of the guest is under way. Storage is a truth when the first
+    /// log begins, and `last` its last committed transaction. `past` tells owed blocks that the guest has written past its journal
+    /// since. No write of the guest is under way. Storage is a truth when the first
     /// compound is durable, or, with nothing owed, the first superblock; until then its superblock stays as it is.
     ///
     /// # Errors
@@ -382,6 +396,7 @@ impl Durability {
         superblock: &[u8],
         within: Age,
         (owed, guest_tail, last): (&[Transaction], u32, u32),
+        past: &BTreeMap<u64, Past>,
         now: Duration,
     ) -> Result<Self, String> {
         let mut machine = Self::opened(superblock, within)?;
@@ -389,6 +404,11 @@ impl Durability {
         machine.guest_tail = guest_tail;
         machine.durable = guest_tail.wrapping_sub(1);
         owed.iter().for_each(|transaction| machine.open.add(transaction, now, 0));
+        for (block, held) in &mut machine.open.blocks {
+            let past = past.get(block);
+            held.is_past = past.is_some();
+            held.home = (past == Some(&Past::Written)).then_some(1);
+        }
         match &mut machine.open.span {
             // Of what came after these all is at home.
             Some((_, through, _)) => *through = sequence::latest(*through, last),
@@ -433,7 +453,7 @@ impl Durability {
         for transaction in owed {
             let (there, blocks) = transaction.blocks.iter().partition(|(block, _)| same.contains(block));
             let there: Vec<(u64, Version)> = there;
-            let held = |version| Held { version, sequence: transaction.sequence, home: None };
+            let held = |version| Held { version, sequence: transaction.sequence, home: None, is_past: true };
             machine.found.extend(there.into_iter().map(|(block, version)| (block, held(version))));
             machine.open.add(&Transaction { blocks, ..transaction.clone() }, now, 0);
         }
@@ -450,13 +470,21 @@ impl Durability {
                 FoundSaid::Same(transaction) | FoundSaid::AtHome(transaction) => *transaction,
                 FoundSaid::Newer | FoundSaid::Nothing => forgotten,
             };
-            let copy =
-                Copy { compound: *compound, position: *position, escaped: *escaped, transaction, home: Home::Owed };
+            // Of what is not seen to be at home nobody knows what is there: rule (g).
+            let is_past = !matches!(said, FoundSaid::AtHome(_));
+            let (compound, position, escaped) = (*compound, *position, *escaped);
+            let copy = Copy { compound, position, escaped, transaction, home: Home::Owed, is_past };
             if !machine.live.put(*block, copy) {
                 return Err(format!("the copy of block {block} is in no compound of the log on storage"));
             }
             match said {
-                FoundSaid::AtHome(_) => machine.live.written(*block, *compound, machine.ended),
+                FoundSaid::AtHome(transaction) => {
+                    machine.live.written(*block, compound, machine.ended);
+                    if sequence::is_after(guest_tail, *transaction) {
+                        // What the guest has written since must not be replayed over: rule (g).
+                        machine.open.revoked.insert(*block);
+                    }
+                }
                 FoundSaid::Nothing => {
                     // With the first compound it is needed no more, and need not be brought home.
                     machine.open.revoked.insert(*block);
@@ -468,6 +496,8 @@ impl Durability {
                 }
             }
         }
+        // Nor whether the guest has written past its journal what is owed.
+        machine.open.blocks.values_mut().for_each(|held| held.is_past = true);
         machine.is_urgent = true;
         machine.phase = Phase::Follow;
         Ok(machine)
@@ -511,8 +541,7 @@ impl Durability {
         view: &mut dyn View,
         steps: &mut Vec<Step>,
     ) -> bool {
-        let as_of = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
-        let as_of = as_of.map_or(self.durable, |(_, last, _)| last);
+        let as_of = self.last();
         let as_of = first_asked.filter(|first| sequence::is_after(as_of, *first)).unwrap_or(as_of);
         let as_of = if self.is_following { self.durable } else { as_of };
         let asked = Asked { id, touched, whole, kind, as_of };
@@ -576,6 +605,16 @@ impl Durability {
         (is_all && !is_busy).then(|| flight.was_settled.iter().map(|(_, version)| *version).collect())
     }
 
+    /// A write that may go sets out, and these blocks of it are seen to carry just the newest committed version: rule (g). For the rest of
+    /// them, and where nobody says so, the guest writes past its journal.
+    pub fn write_carries(&mut self, id: WriteId, blocks: impl IntoIterator<Item = u64>) {
+        if let Some(flight) = self.flights.get_mut(&id)
+            && !flight.marks.is_empty()
+        {
+            flight.carried.extend(blocks);
+        }
+    }
+
     /// It was not sent: of each block its home has, durably, just what it carries ([`Durability::settled_but_for`]).
     pub fn write_unneeded(&mut self, now: Duration, id: WriteId, view: &mut dyn View, steps: &mut Vec<Step>) {
         if let Some(flight) = self.flights.remove(&id) {
@@ -601,28 +640,77 @@ impl Durability {
         let touched = flight.asked.touched.clone();
         // Whatever of it is at home, a replay writes over it for as long as the copies are in the log: until a flush has covered it, by
         // rule (d). What the guest's own log would not write over has waited for an empty log, by rule (e).
+        // What a compound on its way revokes stays only until then.
+        let is_leaving = |window: &Window| window.revoked.range(touched.clone()).next().is_some();
         let is_replayed = is_good
             && self.phase != Phase::Failed
             && !touched.is_empty()
+            && !is_leaving(&self.open)
+            && !self.making.as_ref().is_some_and(|making| is_leaving(&making.window))
             && self.live.within(touched.clone()).count() as u64 == touched.end - touched.start;
         if !is_replayed {
             self.to_cover = self.ended;
         }
+        // Rule (g), of one that may carry less than the copy, too.
+        let others: Vec<u64> =
+            self.live.within(touched).map(|(block, _)| block).filter(|block| !flight.carried.contains(block)).collect();
+        others.into_iter().for_each(|block| self.live.past(block));
         for (block, mark) in flight.marks {
-            match mark {
-                Mark::Live(compound) if is_good => self.live.written(block, compound, self.ended),
-                Mark::Open(version) if is_good => {
-                    if let Some(held) = self.open.blocks.get_mut(&block)
-                        && held.version == version
-                    {
-                        held.home = Some(self.ended);
-                    }
-                }
-                _ => {}
+            if is_good {
+                self.mark_written(block, mark, !flight.carried.contains(&block));
             }
         }
         self.drive(now, view, steps);
         !is_replayed
+    }
+
+    /// A write over this version has ended.
+    fn mark_written(&mut self, block: u64, mark: Mark, is_past: bool) {
+        match mark {
+            Mark::Live(compound) if self.live.get(block).is_some_and(|copy| copy.compound == compound) => {
+                self.live.written(block, compound, self.ended);
+            }
+            Mark::Live(_) => {}
+            Mark::Open(version, transaction) => {
+                let making = self.making.as_mut().map(|making| &mut making.window);
+                let windows = [Some(&mut self.open), making].into_iter().flatten();
+                let found =
+                    windows.filter_map(|window| window.blocks.get_mut(&block)).find(|held| held.version == version);
+                if let Some(held) = found {
+                    held.home = Some(self.ended);
+                    held.is_past |= is_past;
+                } else if is_past && self.live.get(block).is_some_and(|copy| copy.transaction == transaction) {
+                    // Durable meanwhile. What was written is not to be written over by us.
+                    let compound = self.live.get(block).map_or(0, |copy| copy.compound);
+                    self.live.written(block, compound, self.ended);
+                    self.live.past(block);
+                }
+            }
+        }
+    }
+
+    /// Rule (g): what the guest has written past its journal, or may have, is not replayed over once its tail has passed the copy. Gives
+    /// whether there is such a copy, which a compound is to revoke, or to supersede, before anybody is told of the tail.
+    fn pass_over(&mut self, now: Duration, tail: u32) -> bool {
+        let flights = &self.flights;
+        let is_under_way = |block: u64| flights.values().any(|flight| flight.asked.touched.contains(&block));
+        let passed = self.live.passed(tail, |block, copy| copy.is_past || is_under_way(block));
+        let holds = |window: &Window, block: &u64| window.blocks.contains_key(block) || window.revoked.contains(block);
+        let making = self.making.as_ref().map(|making| &making.window);
+        let is_left = |block: &u64| !holds(&self.open, block) && !making.is_some_and(|making| holds(making, block));
+        let revoked: Vec<u64> = passed.iter().copied().filter(is_left).collect();
+        if !revoked.is_empty() {
+            let (last, ended) = (self.last(), self.ended);
+            self.open.revoke(&revoked, last, now, ended);
+        }
+        self.is_urgent |= !passed.is_empty() && !self.open.is_empty();
+        !passed.is_empty()
+    }
+
+    /// The last transaction that is committed.
+    fn last(&self) -> u32 {
+        let span = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
+        span.map_or(self.durable, |(_, last, _)| last)
     }
 
     /// The guest asks for a flush, or has no write cache and a write of its has ended.
@@ -662,11 +750,12 @@ impl Durability {
         steps: &mut Vec<Step>,
     ) {
         // A kernel that has replayed its log leaves numbers out.
-        let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
-        let last = last.map_or(self.durable, |(_, last, _)| last);
+        let last = self.last();
         let through = tail.wrapping_sub(1);
         let through = if sequence::is_after(through, last) { last } else { through };
-        if self.phase == Phase::Failed || !sequence::is_after(through, self.durable) {
+        let is_failed = self.phase == Phase::Failed;
+        let passes = !is_failed && self.pass_over(now, tail);
+        if is_failed || !(passes || sequence::is_after(through, self.durable)) {
             self.guest_tail = sequence::latest(self.guest_tail, tail);
             steps.push(Step::Answer { answer, is_good: true });
             return;
@@ -768,7 +857,7 @@ impl Durability {
             }
             self.left -= 1;
             if self.left == 0 {
-                self.phase_done(view, steps);
+                self.phase_done(now, view, steps);
             }
         }
         self.drive(now, view, steps);
@@ -879,9 +968,9 @@ impl Durability {
             let live = self.live.depart(asked.whole.clone()).filter(|(_, copy)| is_newest(copy.transaction));
             marks.extend(live.map(|(block, copy)| (block, Mark::Live(copy.compound))));
             let open = self.open.blocks.range(asked.whole.clone()).filter(|(_, held)| is_newest(held.sequence));
-            marks.extend(open.map(|(block, held)| (*block, Mark::Open(held.version))));
+            marks.extend(open.map(|(block, held)| (*block, Mark::Open(held.version, held.sequence))));
         }
-        self.flights.insert(asked.id, Flight { asked, marks, was_settled });
+        self.flights.insert(asked.id, Flight { asked, marks, carried: BTreeSet::new(), was_settled });
     }
 
     /// Lets go of what need not wait any more.
@@ -981,7 +1070,7 @@ impl Durability {
                 self.is_urgent || self.closing.is_some() || now >= since + self.within || self.is_pressed()
             });
             if is_due {
-                if self.begin_compound(view, steps) {
+                if self.begin_compound(now, view, steps) {
                     // Nothing had to be written for that to be durable: whoever waited for it goes on.
                     return self.drive(now, view, steps);
                 }
@@ -1022,7 +1111,7 @@ impl Durability {
     }
 
     /// Whether what was committed is durable already.
-    fn begin_compound(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) -> bool {
+    fn begin_compound(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) -> bool {
         // What is held would land on an append, and may be older.
         let mut busy = self.in_flight();
         self.held.iter().for_each(|asked| busy.insert(asked.touched.clone()));
@@ -1052,7 +1141,7 @@ impl Durability {
         let window = std::mem::take(&mut self.open);
         if self.is_following && sorted.is_empty() {
             // All of it is in what was found, which is flushed: no number is used up.
-            self.window_done(window, sorted, view, steps);
+            self.window_done(now, window, sorted, view, steps);
             return true;
         }
         let clocked = Clocked { view, at_least: self.last_clock };
@@ -1121,7 +1210,7 @@ impl Durability {
     }
 
     /// All operations of a phase are done.
-    fn phase_done(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+    fn phase_done(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
         match self.phase {
             Phase::Follow => self.phase = Phase::Idle,
             Phase::Body => {
@@ -1139,7 +1228,7 @@ impl Durability {
                 self.phase = Phase::CommitFlush;
                 self.flush(steps);
             }
-            Phase::CommitFlush if self.is_proven => self.compound_done(view, steps),
+            Phase::CommitFlush if self.is_proven => self.compound_done(now, view, steps),
             Phase::CommitFlush => {
                 self.phase = Phase::Proof;
                 self.write_superblock(self.live.tail, steps);
@@ -1150,7 +1239,7 @@ impl Durability {
             }
             Phase::ProofFlush => {
                 (self.is_proven, self.is_live) = (true, true);
-                self.compound_done(view, steps);
+                self.compound_done(now, view, steps);
             }
             Phase::BringHome => {
                 for (block, compound) in std::mem::take(&mut self.bringing) {
@@ -1191,17 +1280,34 @@ impl Durability {
     }
 
     /// A compound is durable.
-    fn compound_done(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+    fn compound_done(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
         self.phase = Phase::Idle;
         let Some(making) = self.making.take() else { return };
         let Making { window, sorted, tags, length, .. } = making;
+        let compound = self.live.head.1;
         self.live.add(&self.format, length, &tags, &sorted.revokes);
         self.status.compounds += 1;
-        self.window_done(window, sorted, view, steps);
+        for (block, ..) in &sorted.tags {
+            let Some(held) = window.blocks.get(block).filter(|held| held.is_past) else { continue };
+            self.live.past(*block);
+            let is_under_way = self.flights.values().any(|flight| flight.asked.touched.contains(block));
+            // It is not written over by us. What is under way to it says so when it has ended.
+            if let (Some(ended), false) = (held.home, is_under_way) {
+                self.live.written(*block, compound, ended);
+            }
+        }
+        self.window_done(now, window, sorted, view, steps);
     }
 
     /// What was committed is durable.
-    fn window_done(&mut self, window: Window, sorted: Sorted, view: &mut dyn View, steps: &mut Vec<Step>) {
+    fn window_done(
+        &mut self,
+        now: Duration,
+        window: Window,
+        sorted: Sorted,
+        view: &mut dyn View,
+        steps: &mut Vec<Step>,
+    ) {
         let Some((_, through, _)) = window.span else { return };
         (self.durable, self.is_following) = (through, false);
         self.found = BTreeMap::new();
@@ -1228,6 +1334,11 @@ impl Durability {
         for waiting in std::mem::take(&mut self.waiting) {
             if sequence::is_after(waiting.through, through) {
                 self.is_urgent = true;
+                still.push(waiting);
+                continue;
+            }
+            // What has become durable may be a copy that this tail passes.
+            if waiting.tail.is_some_and(|tail| self.pass_over(now, tail)) {
                 still.push(waiting);
                 continue;
             }

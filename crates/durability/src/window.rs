@@ -36,8 +36,10 @@ pub struct Transaction {
 pub(crate) struct Held {
     pub version: Version,
     pub sequence: u32,
-    /// The guest has written this very version home, with so many writes ended by then.
+    /// The guest has written this very version home, or something else past its journal, with so many writes ended by then.
     pub home: Option<u64>,
+    /// It is, or may be, something else that the guest has written.
+    pub is_past: bool,
 }
 
 /// See the module.
@@ -60,7 +62,7 @@ impl Window {
         let sequence = transaction.sequence;
         for (block, version) in &transaction.blocks {
             self.revoked.remove(block);
-            self.blocks.insert(*block, Held { version: *version, sequence, home: None });
+            self.blocks.insert(*block, Held { version: *version, sequence, home: None, is_past: false });
         }
         for block in &transaction.revokes {
             self.blocks.remove(block);
@@ -74,6 +76,14 @@ impl Window {
             Some((first, _, since)) => Some((first, sequence, since)),
             None => Some((sequence, sequence, now)),
         };
+        self.ended = ended;
+    }
+
+    /// Rule (g): copies of these blocks are to be replayed no more, whatever the guest commits. `last` is the last transaction that is
+    /// committed, and `ended` counts the guest's writes that have ended: what they have at home is durable before that.
+    pub fn revoke(&mut self, blocks: &[u64], last: u32, now: Duration, ended: u64) {
+        self.revoked.extend(blocks);
+        self.span.get_or_insert((last, last, now));
         self.ended = ended;
     }
 

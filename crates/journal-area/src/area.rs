@@ -597,7 +597,7 @@ impl JournalArea {
         match inner.log(id) {
             Some((pages, jcb)) => jcb.home_write_begins(pages, blocks, payload),
             // No operation has this number, so its end is nobody's.
-            None => HomeWrite::Go { operation: usize::MAX, replaced: Vec::new() },
+            None => HomeWrite::Go { operation: usize::MAX, replaced: Vec::new(), carried: Vec::new() },
         }
     }
 
@@ -984,6 +984,13 @@ impl JournalArea {
         let mut inner = self.lock();
         let Some((_, jcb)) = inner.log(id) else { return Vec::new() };
         jcb.versions_owed()
+    }
+
+    /// Of [`JournalArea::versions_owed`] the home blocks that the guest has written past its journal since; true where that is certain,
+    /// and not only possible.
+    pub fn written_past(&self, id: LogId) -> Vec<(u64, bool)> {
+        let mut inner = self.lock();
+        inner.log(id).map(|(_, jcb)| jcb.written_past()).unwrap_or_default()
     }
 
     /// The newest committed versions that are at home, likewise.

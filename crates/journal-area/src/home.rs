@@ -33,6 +33,8 @@ pub enum HomeWrite {
         operation: usize,
         /// Blocks to take from elsewhere.
         replaced: Vec<(usize, Source)>,
+        /// Blocks to which it is seen to bring the newest committed version.
+        carried: Vec<u64>,
     },
     /// The host is writing one of these blocks home, or the log elsewhere, or has to write one home before anybody else does
     /// ([`crate::JournalArea::absorb`]): wait until something has ended, then ask again.
@@ -134,9 +136,10 @@ impl VmJcb {
             }
             return HomeWrite::Restore(restore);
         }
+        let carried = candidates.iter().map(|candidate| candidate.block).collect();
         let operation =
             self.in_flight.begin(HomeOperation { blocks, writer: Writer::Guest, tainted: false, candidates, pinned });
-        HomeWrite::Go { operation, replaced }
+        HomeWrite::Go { operation, replaced, carried }
     }
 
     /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns the number of
@@ -241,6 +244,13 @@ impl VmJcb {
     /// The newest committed versions that are not at home: transaction, home block, log block; by transaction, the oldest first.
     pub(crate) fn versions_owed(&self) -> Vec<(u32, u64, u32)> {
         self.versions_where(|location| location.is_held() || location == Location::Storage)
+    }
+
+    /// Of what is owed, the home blocks that the guest has written past its journal since; true where that is certain, and not only
+    /// possible.
+    pub(crate) fn written_past(&self) -> Vec<(u64, bool)> {
+        let found = self.overwritten.iter().filter(|position| self.location(**position).is_held());
+        found.filter_map(|position| Some((self.home_of(*position)?, self.written_over.contains(position)))).collect()
     }
 
     /// Those that are at home, likewise.

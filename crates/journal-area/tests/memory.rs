@@ -102,7 +102,7 @@ impl Rig {
     fn checkpoint(&mut self) {
         for (block, page) in self.live.remove(0).blocks {
             let payload = [self.memory.page(page)];
-            let HomeWrite::Go { operation, replaced } =
+            let HomeWrite::Go { operation, replaced, .. } =
                 self.area.home_write_begins(self.log, block..block + 1, &payload)
             else {
                 panic!("nothing is in the way")

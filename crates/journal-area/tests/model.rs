@@ -555,7 +555,7 @@ impl Guest {
             // Anew each time: another process has the pages elsewhere.
             let payload: Vec<_> = pages.iter().map(|page| Some(self.page_slice(*page))).collect();
             match self.area.home_write_begins(self.log, first..first + count, &payload) {
-                HomeWrite::Go { operation, replaced } => {
+                HomeWrite::Go { operation, replaced, .. } => {
                     let content: Vec<Arc<[u8]>> = pages.iter().map(|page| self.content(*page).into()).collect();
                     for (index, source) in &replaced {
                         assert!(bytes_of(source) == *content[*index], "what goes home is not what the guest gave");
@@ -661,7 +661,7 @@ impl Guest {
         loop {
             self.step(|guest| guest.area.discarded(guest.log, blocks.clone()));
             match self.area.home_write_begins(self.log, blocks.clone(), &vec![None; count as usize]) {
-                HomeWrite::Go { operation, replaced } => {
+                HomeWrite::Go { operation, replaced, .. } => {
                     assert!(replaced.is_empty(), "nothing is given");
                     let content = vec![Arc::from([0; BLOCK].as_slice()); count as usize];
                     let commits = self.commits_of(first, count);

@@ -177,7 +177,7 @@ fn a_write_home_lets_go_of_the_version_that_it_carried() {
     rig.fill(page, 1);
     let first = rig.commit(&[(10, page)]);
     let payload = [rig.memory.page(page)];
-    let HomeWrite::Go { operation, replaced } = rig.area.home_write_begins(rig.log, 10..11, &payload) else {
+    let HomeWrite::Go { operation, replaced, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload) else {
         panic!("nothing is in the way")
     };
     assert!(replaced.is_empty(), "it goes out as it is");
@@ -195,6 +195,34 @@ fn a_write_home_lets_go_of_the_version_that_it_carried() {
     rig.area.home_write_ended(rig.log, operation, true);
     assert_eq!(rig.area.owed(rig.log).blocks, 1, "the new version is still owed");
     assert!(rig.holds(again[0], 2));
+    rig.area.check().expect("the books are right");
+}
+
+/// A home write that brings what is committed, one of something else, and one of a block that the log does not have.
+#[test]
+fn a_write_past_the_journal_is_told_from_one_that_brings_what_it_has() {
+    let mut rig = Rig::new();
+    let (same, committed, other) = (PageId(5), PageId(6), PageId(7));
+    rig.fill(same, 1);
+    rig.fill(committed, 2);
+    rig.commit(&[(10, same), (11, committed)]);
+    rig.fill(other, 3);
+    let payload = [same, other, other].map(|page| rig.memory.page(page));
+    let HomeWrite::Go { operation, carried, .. } = rig.area.home_write_begins(rig.log, 10..13, &payload) else {
+        panic!("nothing is in the way")
+    };
+    assert_eq!(carried, [10]);
+    assert_eq!(rig.area.written_past(rig.log), [(11, false)], "it may fail yet");
+    rig.area.home_write_ended(rig.log, operation, true);
+    assert_eq!(rig.area.written_past(rig.log), [(11, true)]);
+    let HomeWrite::Go { operation, carried, .. } =
+        rig.area.home_write_begins(rig.log, 11..12, &[rig.memory.page(committed)])
+    else {
+        panic!("nothing is in the way")
+    };
+    assert_eq!(carried, [11]);
+    rig.area.home_write_ended(rig.log, operation, true);
+    assert_eq!(rig.area.written_past(rig.log), []);
     rig.area.check().expect("the books are right");
 }
 

@@ -903,6 +903,70 @@ fn what_is_written_past_the_journal_stays() {
     assert!(rig.judge() > 100);
 }
 
+/// The guest writes past its journal while its log still has a copy of the block, as ext4 its superblock when it notes an error and goes
+/// on: until its tail passes that copy, a replay brings the copy back with any journal. From then on no replay may.
+#[test]
+fn what_is_written_past_a_copy_stays_when_the_tail_has_passed_it() {
+    for (within, waits) in [(AGE, 0), (AGE, 2), (Duration::ZERO, 0)] {
+        let mut rig = Rig::new(Some(within));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        rig.pass(1500);
+        rig.promise(rig.committed);
+        rig.writes_directly(DIRECT);
+        passes_what_it_wrote_over(&mut rig);
+        (0..waits).for_each(|_| rig.pass(1500));
+        assert!(rig.judge() > 20, "{within:?}, waits {waits}");
+    }
+}
+
+/// The first home gets something else than the newest transaction has, and all that is passed by the guest's tail.
+fn passes_what_it_wrote_over(rig: &mut Rig) {
+    let last = rig.committed;
+    let [first, second, third] = rig.homes;
+    rig.write_home(first, DIRECT);
+    rig.write_home(second, last);
+    rig.write_home(third, last);
+    rig.settle();
+    rig.flushes();
+    let tail = (rig.builder.position, rig.builder.sequence);
+    rig.superblock(tail.0, tail.1);
+    rig.pass(0);
+    rig.promise_direct(last, DIRECT);
+    rig.pass(1500);
+}
+
+/// It was written before durability began, which makes a compound of what the journal has: that is not written over it, nor replayed when
+/// the tail has passed it.
+#[test]
+fn what_was_written_past_the_journal_before_durability_began_stays() {
+    let mut rig = Rig::new(None);
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    let last = rig.committed;
+    let [first, second, third] = rig.homes;
+    // For when storage is a truth.
+    rig.promise(last);
+    rig.writes_directly(DIRECT);
+    rig.write_home(first, DIRECT);
+    rig.settle();
+    rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    rig.pass(0);
+    assert!(rig.compounds() > 0, "what is owed becomes durable at once");
+    rig.write_home(second, last);
+    rig.write_home(third, last);
+    rig.settle();
+    let tail = (rig.builder.position, rig.builder.sequence);
+    rig.superblock(tail.0, tail.1);
+    rig.pass(0);
+    rig.promise_direct(last, DIRECT);
+    rig.pass(1500);
+    assert!(rig.judge() > 20);
+}
+
 /// A guest's tail passes what newer transactions have, home or not: it is told so when that is durable.
 #[test]
 fn a_tail_waits_until_what_it_passes_is_durable() {

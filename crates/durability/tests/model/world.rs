@@ -7,7 +7,7 @@ use crate::guest::{
 };
 use crate::judge::{self, JOURNAL};
 use durability::{
-    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WriteId,
+    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Step, Transaction, Version, View, WriteId,
 };
 use guest_tools::random::Random;
 use jbd2::build::SuperblockBuilder;
@@ -88,8 +88,8 @@ enum What {
     /// The home write of a block as of a transaction.
     Home(u64, u32),
     InPlace(u64, u32),
-    /// Past the journal, and whether the guest's log has no older copy.
-    Direct(u32, bool),
+    /// Past the journal.
+    Direct(u32),
     Discard,
 }
 
@@ -202,6 +202,12 @@ pub struct World {
     direct_now: u32,
     direct_journaled: u32,
     direct_ended: Vec<(u64, u32)>,
+    /// Of these: what a flush has covered, and what has to be there.
+    direct_flushed: u32,
+    /// Written past a committed version before a process died, or before the next one had made all durable: whoever follows cannot tell
+    /// it from what is older than that version.
+    direct_doubted: u32,
+    is_doubting: bool,
     direct_floor: u32,
     directs: BTreeSet<u32>,
     /// Of each block the newest committed version that the guest's log has, and whether it is at home: the books that outlive a process.
@@ -283,6 +289,9 @@ impl World {
             direct_now: 0,
             direct_journaled: FIRST - 1,
             direct_ended: Vec::new(),
+            direct_flushed: 0,
+            direct_doubted: 0,
+            is_doubting: false,
             direct_floor: 0,
             directs: BTreeSet::new(),
             books: BTreeMap::new(),
@@ -327,6 +336,7 @@ impl World {
         if let Some(through) = view.through {
             self.durables += 1;
             self.floor = self.floor.max(through);
+            self.is_doubting = false;
         }
         self.is_judged |= machine.is_proven();
         self.machine = Some(machine);
@@ -396,6 +406,9 @@ impl World {
             }
         }
         self.note_carried(id);
+        if let (Some(machine), Some(_)) = (&mut self.machine, self.writes[&id].carries) {
+            machine.write_carries(id, write.blocks.clone());
+        }
         let bytes = write.bytes.unwrap_or_else(|| Arc::from(vec![0; len]));
         let number = self.disk.write(write.blocks.start as usize * BLOCK, bytes);
         self.send(number, OnDisk::Guest(id));
@@ -466,11 +479,9 @@ impl World {
                 self.running.ordered.remove(&block);
                 self.ended_stamps.insert(block, stamp);
             }
-            What::Direct(stamp, is_kept) => {
+            What::Direct(stamp) => {
                 self.direct_home = stamp;
-                if is_kept {
-                    self.direct_ended.push((number.expect("it is always sent"), stamp));
-                }
+                self.direct_ended.push((number.expect("it is always sent"), stamp));
             }
             What::Discard => {}
         }
@@ -485,8 +496,9 @@ impl World {
         if self.disk.end(number) {
             let is_covered = |(by, _): &(u64, u32)| covers.contains(by);
             let floor = self.direct_ended.iter().filter(|ended| is_covered(ended)).map(|(_, stamp)| *stamp).max();
-            self.direct_floor = self.direct_floor.max(floor.unwrap_or(0));
+            self.direct_flushed = self.direct_flushed.max(floor.unwrap_or(0));
             self.direct_ended.retain(|ended| !is_covered(ended));
+            self.keep_direct();
         }
         match what {
             OnDisk::Machine(operation) => self.with_machine(|machine, now, view, steps| {
@@ -516,10 +528,12 @@ impl World {
                 for version in std::mem::replace(&mut self.versions_of, later).into_values().flatten() {
                     self.versions.remove(&version);
                 }
+                self.keep_direct();
             }
             // With an age a flush promises that age, and no more.
             Asked::Flush(written) if self.setting.within == 0 => {
-                self.direct_floor = self.direct_floor.max(written.direct);
+                self.direct_flushed = self.direct_flushed.max(written.direct);
+                self.keep_direct();
                 for (block, stamp) in written.in_place {
                     let floor = self.in_place_floor.entry(block).or_default();
                     *floor = stamp.max(*floor);
@@ -533,9 +547,17 @@ impl World {
                 self.books.clear();
                 self.floor = self.next_sequence - 1;
                 self.tail = self.next_sequence;
+                self.keep_direct();
             }
         }
         Ok(())
+    }
+
+    /// What was written directly and flushed stays, once the guest's own log has no copy that is older: until then a replay brings that.
+    fn keep_direct(&mut self) {
+        if self.direct_journaled < self.tail && self.direct_flushed > self.direct_doubted {
+            self.direct_floor = self.direct_floor.max(self.direct_flushed);
+        }
     }
 
     fn commit_told(&mut self) {
@@ -747,13 +769,15 @@ impl World {
         }
         let stamp = self.stamp();
         self.direct_now = stamp;
+        if self.is_doubting {
+            self.direct_doubted = stamp;
+        }
         self.directs.insert(stamp);
-        let is_kept = self.direct_journaled < self.tail;
         self.guest_write(GuestWrite {
             blocks: DIRECT..DIRECT + 1,
             kind: Kind::Write,
             bytes: Some(Arc::from(pattern(DIRECT, stamp, 0))),
-            what: What::Direct(stamp, is_kept),
+            what: What::Direct(stamp),
             carries: None,
         })
     }
@@ -891,6 +915,7 @@ impl World {
         if self.machine.is_none() {
             self.tail = tail;
             self.books.retain(|_, (sequence, _)| *sequence >= tail);
+            self.keep_direct();
             return Ok(());
         }
         self.is_moving_tail = true;
@@ -930,6 +955,8 @@ impl World {
                 newest.insert(*block, committed.sequence);
             }
         }
+        let is_past = newest.get(&DIRECT).is_some_and(|sequence| self.direct_home > self.states[sequence].direct);
+        let past = BTreeMap::from_iter(is_past.then_some((DIRECT, Past::Written)));
         let mut owed = BTreeMap::new();
         for (block, sequence) in newest {
             let version = Version(self.next_version);
@@ -947,7 +974,7 @@ impl World {
         let mut raw = vec![0; BLOCK];
         self.disk.read(JOURNAL, &mut raw);
         let within = Duration::from_millis(self.setting.within);
-        self.machine = Some(Durability::engaged(&raw, within, (&owed, self.tail, last), self.time())?);
+        self.machine = Some(Durability::engaged(&raw, within, (&owed, self.tail, last), &past, self.time())?);
         self.setting.engages = false;
         self.engaged_at = Some(self.now);
         // A transaction that is on its way to be told was held already.
@@ -980,6 +1007,10 @@ impl World {
         let Some((mut found, contents)) = judge::found(&image) else { return self.find_closed() };
         self.says_closing = false;
         self.is_direct_forgotten = !self.books.contains_key(&DIRECT);
+        self.is_doubting = self.books.contains_key(&DIRECT);
+        if self.is_doubting {
+            self.direct_doubted = self.direct_now;
+        }
         let last = self.committing.as_ref().map(|committing| committing.sequence);
         let last = last.or(self.committed.keys().next_back().copied()).unwrap_or(self.tail - 1);
         for (copy, content) in found.copies.iter_mut().zip(contents) {

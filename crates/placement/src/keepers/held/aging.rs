@@ -33,7 +33,7 @@ use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home}
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use durability::{
-    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Place, Transaction, Version, View, WriteId,
+    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version, View, WriteId,
 };
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Source};
@@ -429,6 +429,7 @@ impl Aging {
             if self.ending.is_none()
                 && let Some((operation, write)) = self.hosts.remove(&id)
             {
+                self.machine.write_carries(id, [write.block]);
                 self.flights.insert(operation, id);
                 host_write(log, operation, write, steps);
             }
@@ -762,7 +763,10 @@ impl Held {
                     Ok(HomeVerdict::Wait)
                 };
             }
-            Ok(Some(verdict)) => Ok(verdict),
+            Ok(Some((verdict, carried))) => {
+                aging.machine.write_carries(id, carried);
+                Ok(verdict)
+            }
             Err(error) => Err(error),
         };
         match &verdict {
@@ -784,23 +788,26 @@ impl Held {
     }
 
     fn home_begins_unaged(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
-        Ok(self.home_begins_in_area(log, change, true)?.unwrap_or(HomeVerdict::Wait))
+        Ok(self.home_begins_in_area(log, change, true)?.map_or(HomeVerdict::Wait, |(verdict, _)| verdict))
     }
 
-    /// Nothing where there is no memory to hold what is about to be overwritten, and its own place in the log is not its own.
+    /// With the blocks to which it is seen to bring the newest committed version. Nothing where there is no memory to hold what is about to
+    /// be overwritten, and its own place in the log is not its own.
     fn home_begins_in_area(
         &self,
         log: &Log,
         change: &HomeChange<'_>,
         may_store: bool,
-    ) -> io::Result<Option<HomeVerdict>> {
+    ) -> io::Result<Option<(HomeVerdict, Vec<u64>)>> {
         if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
             self.area.discarded(self.id, change.whole.clone());
         }
         loop {
             match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
-                HomeWrite::Go { operation, replaced } => return Ok(Some(HomeVerdict::Go { operation, replaced })),
-                HomeWrite::Wait => return Ok(Some(HomeVerdict::Wait)),
+                HomeWrite::Go { operation, replaced, carried } => {
+                    return Ok(Some((HomeVerdict::Go { operation, replaced }, carried)));
+                }
+                HomeWrite::Wait => return Ok(Some((HomeVerdict::Wait, Vec::new()))),
                 // About to be overwritten: read, and given back to the area.
                 HomeWrite::Restore(blocks) => {
                     let mut content = vec![0; log.place.block_bytes as usize];
@@ -1171,7 +1178,9 @@ impl Held {
         let (owed, contents) = self.all_owed(log)?;
         let watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
         let last = next.wrapping_sub(1);
-        let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), Duration::ZERO)?
+        let past = |(block, is_certain)| (block, if is_certain { Past::Written } else { Past::Perhaps });
+        let past = self.area.written_past(self.id).into_iter().map(past).collect();
+        let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), &past, Duration::ZERO)?
             .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
         let marked = log.take_mark().ok_or("its mark on storage is not known")?;
         let mut aging = Aging::new(log, machine, within, (format, marked.opening), &superblock);
