@@ -17,11 +17,16 @@ use std::time::Duration;
 pub const AHEAD: u64 = 20_000;
 /// How often an operation is tried on a file system that is full.
 const TRIES: u32 = 600;
+/// The attribute of the ledger that is set after a sync.
+const CONFIRMED: &str = "user.confirmed";
+/// The sync point in whose midst `--abort` comes: some work is durable already.
+const ABORTED_SYNC_POINT: u64 = 20;
 
 /// `guest-tools mix --directory D --seed N [--count N | --forever] [--stream NAME] [--report FILE] [--sync-all]
-/// [--acknowledged FILE] [--patient]`. The directory must not exist. `--sync-all` makes the whole file system durable before
+/// [--acknowledged FILE] [--patient] [--abort FILE]`. The directory must not exist. `--sync-all` makes the whole file system durable before
 /// anything is acknowledged, as modes other than `data=journal` need it; `--acknowledged` keeps the last number in a file, for
-/// `guest-tools verify`; `--patient` waits where there is no room.
+/// `guest-tools verify`; `--patient` waits where there is no room; `--abort` writes to a file (ext4's `trigger_fs_error`) in the
+/// midst of a sync point, after the ledger's fsync.
 pub fn run(mut options: Options) -> Result<()> {
     let directory = options.required("directory")?;
     let seed = options.number("seed", 1, 0..=u64::MAX)?;
@@ -30,9 +35,10 @@ pub fn run(mut options: Options) -> Result<()> {
     let stream = options.text("stream").unwrap_or_else(|| "mix".to_owned());
     let channel = options.text("report").unwrap_or_else(|| CHANNEL.to_owned());
     let (sync_all, is_patient) = (options.flag("sync-all"), options.flag("patient"));
-    let note = options.text("acknowledged");
+    let (note, abort) = (options.text("acknowledged"), options.text("abort"));
     options.finish()?;
 
+    let mut sync_points = 0;
     let mut report = Report::open(&channel, &stream)?;
     let root = Path::new(&directory);
     let mut tree = Tree::new(seed);
@@ -51,11 +57,14 @@ pub fn run(mut options: Options) -> Result<()> {
             patiently(&mut tries, || ledger.write_all(&tree.ledger_entry(number)))
                 .map_err(at("write", &ledger_path))?;
             patiently(&mut tries, || ledger.sync_all()).map_err(at("fsync", &ledger_path))?;
+            sync_points += 1;
+            if let Some(abort) = abort.as_ref().filter(|_| sync_points == ABORTED_SYNC_POINT) {
+                std::fs::write(abort, "1").map_err(at("write", abort))?;
+            }
             if sync_all {
                 patiently(&mut tries, || Ok(rustix::fs::syncfs(&ledger)?)).map_err(at("sync", root))?;
-                // That says nothing of a journal which was given up meanwhile; this does.
-                patiently(&mut tries, || ledger.sync_all()).map_err(at("fsync", &ledger_path))?;
             }
+            patiently(&mut tries, || confirm(&ledger, number)).map_err(at("confirm the sync of", &ledger_path))?;
             // Here first: who is told on the channel may look at the file.
             if let Some(note) = &note {
                 std::fs::write(note, number.to_string()).map_err(at("write", note))?;
@@ -68,6 +77,14 @@ pub fn run(mut options: Options) -> Result<()> {
         tree.apply(number, &operation);
     }
     Ok(())
+}
+
+/// An error unless all that was made durable before really was: ext4's sync of a file system succeeds, and writes nothing, once
+/// its journal is given up, and so does, in some kernels and for a moment, the fsync of a file whose last transaction is over.
+/// A journal that is given up stays so until it is mounted again, and no handle can be had of it; setting an attribute takes one.
+/// (What changes an inode and nothing else takes one as well, but says nothing if it gets none.)
+fn confirm(ledger: &File, number: u64) -> std::io::Result<()> {
+    Ok(rustix::fs::fsetxattr(ledger, CONFIRMED, &number.to_le_bytes(), XattrFlags::empty())?)
 }
 
 /// Tries again while there is no room.

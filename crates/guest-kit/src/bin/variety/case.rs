@@ -68,6 +68,11 @@ pub struct Case {
 }
 
 impl Case {
+    /// Whether its steps have the kernel note an error in the file system.
+    pub fn notes_error(&self) -> bool {
+        self.steps.contains("trigger_fs_error")
+    }
+
     fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -298,6 +303,7 @@ fn again() -> Vec<Case> {
         case("umount", UMOUNT),
         Case { modes: &[Mode::Ordered], ..case("other-modes", OTHER_MODES) },
         case("abort", ABORT),
+        case("abort-with-orphans", ABORT_WITH_ORPHANS),
         case("shutdown-full", SHUTDOWN),
         case("shutdown-with-flush", SHUTDOWN_WITH_FLUSH),
         case("shutdown-without-flush", SHUTDOWN_WITHOUT_FLUSH),
@@ -397,6 +403,17 @@ verify_all; next";
 
 const ABORT: &str = "settle
 echo 1 >/sys/fs/ext4/${DISK##*/}/trigger_fs_error || cannot trigger_fs_error
+again";
+
+/// Files, one with a block of attributes, and a directory that are open and have no name any more: the next kernel forgets them, as an error is noted.
+const ABORT_WITH_ORPHANS: &str = "settle
+exec 7>/mnt/held 8>/mnt/other; dd if=/dev/urandom bs=4k count=20 >&7 2>/dev/null; echo other >&8
+perl -e 'my ($f, $n, $v) = (\"/mnt/held\", \"user.large\", \"x\" x 600); syscall(188, $f, $n, $v, 600, 0) == 0 or die $!' ||
+    cannot setxattr
+mkdir /mnt/gone; exec 9</mnt/gone; rmdir /mnt/gone
+rm /mnt/held /mnt/other; sync
+echo 1 >/sys/fs/ext4/${DISK##*/}/trigger_fs_error || cannot trigger_fs_error
+exec 7>&- 8>&- 9<&-
 again";
 
 const SHUTDOWN: &str = "settle; shutdown_flavour 0; again; settle; shutdown_flavour 0; again";

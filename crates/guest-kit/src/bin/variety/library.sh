@@ -14,7 +14,12 @@ cannot() { mark cannot "$@"; sleep 1000; }
 # bad lost|damaged WHAT: a finding. The first ends it, as what follows is of little worth.
 bad() { mark bad "$@"; sleep 1000; }
 
-up() { mount $MOUNT $DISK /mnt 2>/tmp/mount.err; }
+# Whether it could be mounted; and what ext4 says when it leaves orphans to a full check, which is no loss of the disk's.
+up() {
+    mount $MOUNT $DISK /mnt 2>/tmp/mount.err; mounted=$?
+    dmesg | grep -q 'Errors on filesystem, clearing orphan list' && mark orphans forgotten
+    return $mounted
+}
 
 # One more worker, in a directory of its own.
 start() {

@@ -2,9 +2,10 @@
 //! what can be done to a file system while it is mounted, mounts without a reset between, kernels.
 //!
 //! `variety [--cases PATTERN,…] [--rounds N] [--seed N] [--minutes N] [--placement P] [--end qemu|both|reset] [--worker-kills N]
-//! [--control first|failed|always] [--json FILE] [--keep DIR] [--quick] [--list]`
+//! [--mode journal|ordered|writeback] [--control first|failed|always] [--json FILE] [--keep DIR] [--quick] [--list]`
 //!
 //! `--placement` is `retain`, `copy`, `storage`, `nvm` (a region in host memory), `durable` (`retain` with `durable-within=1`) or `durable-0`; unsaid, it is drawn.
+//! `--mode` asks for a journaling mode; cases that are not tried in it are left out. Unsaid, it is drawn of those of the case.
 //! With `--worker-kills` the process that serves the guest is killed up to so many times, at random moments, while the guest goes through its steps.
 //! A case is tried under amberlog and, in its first round and whenever something is found, on QEMU's own disk: what fails there
 //! too is not amberlog's, and what cannot be mounted there cannot be tried here. A pattern is a part of a name, or its beginning
@@ -21,6 +22,7 @@ mod trial;
 
 use case::Case;
 use guest_kit::Platform;
+use guest_kit::workload::Mode;
 use guest_tools::options::Options;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +31,8 @@ use table::{Run, Table, Verdict};
 use trial::{End, Outcome, Server, Trial};
 
 const PLACEMENTS: [&str; 6] = ["retain", "copy", "storage", "nvm", "durable", "durable-0"];
+
+const MODES: [Mode; 3] = [Mode::Journal, Mode::Ordered, Mode::Writeback];
 
 /// When a case is tried on QEMU's own disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,7 @@ struct Request {
     limit: Option<Duration>,
     placement: Option<&'static str>,
     end: Option<End>,
+    mode: Option<Mode>,
     worker_kills: u64,
     control: Control,
     json: Option<PathBuf>,
@@ -74,6 +79,8 @@ impl Request {
             placement: one_of("placement", options.text("placement"), &PLACEMENTS)?,
             end: one_of("end", options.text("end"), &["qemu", "both", "reset"])?
                 .and_then(|name| [End::Qemu, End::Both, End::Reset].into_iter().find(|end| end.name() == name)),
+            mode: one_of("mode", options.text("mode"), &MODES.map(Mode::name))?
+                .and_then(|name| MODES.into_iter().find(|mode| mode.name() == name)),
             worker_kills: options.number("worker-kills", 0, 0..=1_000_000)?,
             control: match one_of("control", options.text("control"), &["first", "failed", "always"])? {
                 Some("always") => Control::Always,
@@ -97,13 +104,23 @@ impl Request {
             None => name.contains(pattern),
         };
         let is_wanted = |name: &str| self.patterns.iter().any(|pattern| matches(name, pattern));
-        let cases: Vec<Case> =
-            case::all().into_iter().filter(|case| is_wanted(&case.name) && (!self.is_quick || case.is_quick)).collect();
+        let cases: Vec<Case> = case::all()
+            .into_iter()
+            .filter(|case| is_wanted(&case.name) && (!self.is_quick || case.is_quick) && self.has_mode(case))
+            .collect();
         let is_random = !self.is_quick && is_wanted("random/");
         if cases.is_empty() && !is_random {
-            return Err(format!("--cases {}: there are none of that name; --list names them", self.patterns.join(",")));
+            return Err(format!(
+                "--cases {}: there are none of that name in the mode that was asked for; --list names them",
+                self.patterns.join(",")
+            ));
         }
         Ok((cases, is_random))
+    }
+
+    /// Whether a case is tried in the mode that was asked for, if one was.
+    fn has_mode(&self, case: &Case) -> bool {
+        self.mode.is_none_or(|mode| case.modes.contains(&mode))
     }
 }
 
@@ -152,7 +169,7 @@ fn run(request: &Request, cases: &[Case], is_random: bool) -> Table {
     let mut table = Table::default();
     for round in 0..request.rounds {
         let seed = request.seed + round;
-        let drawn = is_random.then(|| Case::drawn(seed, &everything));
+        let drawn = is_random.then(|| Case::drawn(seed, &everything)).filter(|case| request.has_mode(case));
         for case in cases.iter().chain(&drawn) {
             if request.limit.is_some_and(|limit| started.elapsed() > limit) {
                 return table;
@@ -181,8 +198,9 @@ fn run_case(request: &Request, case: &Case, seed: u64, is_first: bool) -> Run {
     });
     let placement = case.placement_for(placement);
     let keep = request.keep.as_deref();
-    let trial = Trial::new(case, seed, Server::Amberlog(placement), request.end).killing_workers(request.worker_kills);
-    let control = || Trial::new(case, seed, Server::Qemu, request.end).run(keep);
+    let of = |server| Trial::new(case, seed, server, request.end).in_mode(request.mode);
+    let trial = of(Server::Amberlog(placement)).killing_workers(request.worker_kills);
+    let control = || of(Server::Qemu).run(keep);
     let wants_control = request.control == Control::Always || (request.control == Control::First && is_first);
     let first = wants_control.then(control);
     let impossible = first.as_ref().and_then(|outcome| outcome.cannot.clone());
@@ -191,11 +209,14 @@ fn run_case(request: &Request, case: &Case, seed: u64, is_first: bool) -> Run {
     let first = if is_good || impossible.is_some() { first } else { first.or_else(|| Some(control())) };
     let verdict = Verdict::of(&outcome, first.as_ref());
     let mut details: Vec<String> = outcome.faults.iter().map(|(kind, text)| format!("{kind:?}: {text}")).collect();
+    details.extend(outcome.notes);
     details.extend(outcome.failure);
     details.extend(outcome.cannot.clone());
-    if let Some(first) = first.filter(|_| verdict != Verdict::Ok) {
+    // What is found on QEMU's own disk is told whatever is found here: who compares the two has to count both.
+    if let Some(first) = first {
         let of_control = first.faults.iter().map(|(kind, text)| format!("the control, {kind:?}: {text}"));
         details.extend(of_control.chain(first.failure).chain(first.cannot));
+        details.extend(first.notes.iter().map(|note| format!("the control, {note}")));
     }
     Run {
         case: case.name.clone(),

@@ -149,10 +149,13 @@ impl fmt::Display for Table {
             writeln!(f, "workers killed under their guests: {kills}")?;
         }
         for run in self.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Ok | Verdict::Cannot)) {
-            let (case, seed, placement, end) = (&run.case, run.seed, run.placement, run.end);
+            let (case, seed, placement, mode, end) = (&run.case, run.seed, run.placement, run.mode, run.end);
             let case = if case.starts_with("random/") { "random/" } else { case };
             let kills = if run.worker_kills > 0 { " --worker-kills N" } else { "" };
-            writeln!(f, "again: variety --cases {case} --seed {seed} --placement {placement} --end {end}{kills}")?;
+            writeln!(
+                f,
+                "again: variety --cases {case} --seed {seed} --placement {placement} --mode {mode} --end {end}{kills}"
+            )?;
         }
         Ok(())
     }

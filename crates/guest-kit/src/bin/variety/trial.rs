@@ -4,7 +4,7 @@
 use crate::case::{Case, Wanted};
 use crate::disk::Disks;
 use crate::killer::Killer;
-use guest_kit::image::copy_image;
+use guest_kit::image::{FileSystem, copy_image};
 use guest_kit::workload::Mode;
 use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Kernel, Reported, Result, judge, program};
 use guest_tools::random::Random;
@@ -88,15 +88,23 @@ pub struct Outcome {
     pub cannot: Option<String>,
     /// What is wrong.
     pub faults: Vec<(Kind, String)>,
+    /// What was seen and is none of the disk's faults.
+    pub notes: Vec<String>,
     /// What the trial itself failed of.
     pub failure: Option<String>,
     /// Sync points that were acknowledged.
     pub acknowledged: u64,
+    /// A kernel said that it forgets its orphans, as it does where the case has it note an error: no loss of the disk's.
+    pub forgets_orphans: bool,
     /// How often the process that serves the guest was killed, and another one went on.
     pub worker_kills: u64,
 }
 
 impl Outcome {
+    fn hear(&mut self, case: &Case, reported: &Reported) {
+        self.forgets_orphans |= case.notes_error() && reported.marks.iter().any(|mark| mark == "orphans forgotten");
+    }
+
     fn fault(&mut self, kind: Kind, text: impl Into<String>) {
         self.faults.push((kind, text.into()));
     }
@@ -138,6 +146,12 @@ impl<'a> Trial<'a> {
     /// The same, with the process that serves the guest killed so many times at most.
     pub fn killing_workers(mut self, kills: u64) -> Self {
         self.worker_kills = kills;
+        self
+    }
+
+    /// The same in another mode, if one is asked for; the other choices stay as they are.
+    pub fn in_mode(mut self, mode: Option<Mode>) -> Self {
+        self.mode = mode.unwrap_or(self.mode);
         self
     }
 
@@ -356,6 +370,7 @@ impl<'a> Trial<'a> {
         }
         self.end(&mut guest, area, outcome)?;
         let reported = guest.final_report();
+        outcome.hear(self.case, &reported);
         let known = backup.map_or(&[][..], |(_, streams)| &streams[..]);
         for stream in &mut streams {
             // Names of workers of the backup were names of workers here, before it was restored.
@@ -421,9 +436,9 @@ impl<'a> Trial<'a> {
             let directory = directory_in(&std::env::temp_dir())?;
             let copy = disks.copied(directory.path())?;
             judge::replay_with_e2fsck(&copy)?;
-            self.blame(judge::check(&copy)?, "e2fsck after its own replay", outcome);
+            self.blame(&copy, "e2fsck after its own replay", outcome)?;
         } else {
-            self.blame(judge::check(&disks.file_system)?, "e2fsck", outcome);
+            self.blame(&disks.file_system, "e2fsck", outcome)?;
         }
         let mut looks = String::new();
         for Stream { name, seed, acknowledged } in streams {
@@ -452,18 +467,30 @@ impl<'a> Trial<'a> {
         let mut guest = Guest::start(spec.drives(images.map(|path| Drive::new(path, Cache::Writeback)).collect()))?;
         guest.wait_exit_code(LIMIT)?;
         guest.wait_end(LIMIT)?;
-        for mark in guest.final_report().marks {
+        let reported = guest.final_report();
+        outcome.hear(self.case, &reported);
+        for mark in reported.marks {
             if let Some(text) = mark.strip_prefix("bad lost ") {
                 outcome.fault(Kind::Lost, format!("in a fresh guest: {text}"));
             } else if let Some(text) = mark.strip_prefix("bad damaged ") {
                 outcome.fault(Kind::Damaged, text);
             }
         }
-        self.blame(judge::check(&disks.file_system)?, "e2fsck after the fresh guest", outcome);
-        Ok(())
+        self.blame(&disks.file_system, "e2fsck after the fresh guest", outcome)
     }
 
-    fn blame(&self, verdict: judge::Verdict, who: &str, outcome: &mut Outcome) {
+    fn blame(&self, file_system: &FileSystem, who: &str, outcome: &mut Outcome) -> Result<()> {
+        let mut verdict = judge::check(file_system)?;
+        // e2fsck forgets them as a kernel does.
+        if outcome.forgets_orphans || (self.case.notes_error() && judge::has_error_noted(file_system)?) {
+            judge::forgive_forgotten_orphans(&mut verdict, file_system)?;
+            if !verdict.forgotten.is_empty() {
+                outcome.notes.push(format!(
+                    "{who}: no loss of the disk's, as ext4 forgot them: {}",
+                    verdict.forgotten.join("; ")
+                ));
+            }
+        }
         if verdict.needs_recovery {
             outcome.fault(Kind::Damaged, format!("{who}: the journal is not replayed"));
         }
@@ -472,6 +499,7 @@ impl<'a> Trial<'a> {
             let first = verdict.problems.into_iter().take(4).collect::<Vec<_>>().join("; ");
             outcome.fault(Kind::Damaged, format!("{who}: {count} lines: {first}"));
         }
+        Ok(())
     }
 }
 
