@@ -5,7 +5,7 @@
 //! turns count; absolute numbers say as much about the machine as about the program. Ends with a
 //! table: figure, measured, limit, met.
 //!
-//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote,pause,moved]
+//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote,pause,moved,migration]
 //! [--rounds N] [--load NAME]`: `--load` chooses of the loads of stages `nvm` and `remote`. `--quick` makes everything small, and then judges counters only, never time.
 //! `--strict` makes a missed figure exit code 1; otherwise a missed figure is a result like any
 //! other.
@@ -21,6 +21,7 @@ mod alternative;
 mod figure;
 mod fsync;
 mod machine;
+mod migration;
 mod moved;
 mod nbd;
 mod nvm;
@@ -87,6 +88,7 @@ fn bench(options: &Options) -> Outcome<bool> {
             Stage::Remote => remote::measure(options, &machine, directory.path())?,
             Stage::Pause => pause::measure(options, &machine, directory.path())?,
             Stage::Moved => moved::measure(options, &machine, directory.path())?,
+            Stage::Migration => migration::measure(options, directory.path())?,
         };
         figures.extend(of_stage);
         details.insert(stage.name().to_owned(), detail);

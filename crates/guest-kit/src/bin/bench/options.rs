@@ -22,12 +22,23 @@ pub enum Stage {
     Pause,
     /// What a guest sees of its journals' going to storage and back.
     Moved,
+    /// What amberlog adds to the time in which a guest is moved to another host.
+    Migration,
 }
 
 impl Stage {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 8] =
-        [Self::Commit, Self::Fsync, Self::Space, Self::DataPath, Self::Pause, Self::Moved, Self::Nvm, Self::Remote];
+    pub const ALL: [Self; 9] = [
+        Self::Commit,
+        Self::Fsync,
+        Self::Space,
+        Self::DataPath,
+        Self::Pause,
+        Self::Moved,
+        Self::Migration,
+        Self::Nvm,
+        Self::Remote,
+    ];
 
     /// Its word for `--only`.
     pub fn name(self) -> &'static str {
@@ -40,6 +51,7 @@ impl Stage {
             Self::Remote => "remote",
             Self::Pause => "pause",
             Self::Moved => "moved",
+            Self::Migration => "migration",
         }
     }
 }
