@@ -33,7 +33,7 @@ const START_KERNEL: &str = "read -r word </dev/ttyS1; kexec -e || bad damaged ke
 pub enum End {
     /// `kill -9` of QEMU.
     Qemu,
-    /// `kill -9` of amberlog and QEMU; `recover --area` finishes.
+    /// `kill -9` of amberlog and QEMU; `recover` finishes.
     Both,
     /// The machine is reset, the same case's kernel mounts again, and then QEMU is killed.
     Reset,
@@ -368,7 +368,7 @@ impl<'a> Trial<'a> {
                 outcome.fault(Kind::Damaged, format!("the guest noticed that a worker died: {line}"));
             }
         }
-        self.end(&mut guest, area, outcome)?;
+        self.end(&mut guest, (area, image, &regions.join("region")), outcome)?;
         let reported = guest.final_report();
         outcome.hear(self.case, &reported);
         let known = backup.map_or(&[][..], |(_, streams)| &streams[..]);
@@ -394,12 +394,22 @@ impl<'a> Trial<'a> {
         Ok(streams)
     }
 
-    fn end(&self, guest: &mut Guest, area: &Path, outcome: &mut Outcome) -> Result<()> {
+    fn end(
+        &self,
+        guest: &mut Guest,
+        (area, image, region): (&Path, &Path, &Path),
+        outcome: &mut Outcome,
+    ) -> Result<()> {
         match (self.end, self.server) {
-            (End::Both, Server::Amberlog(_)) => {
+            (End::Both, Server::Amberlog(placement)) => {
                 guest.kill_all()?;
                 let mut recover = Command::new(program::workspace_binary("amberlog")?);
-                if let Err(error) = program::run(recover.args(["recover", "--area"]).arg(area), &[0]) {
+                match placement {
+                    // A region has all that there is; it is no matter of the area's.
+                    "nvm" => recover.args(["recover", "--disk"]).arg(image).arg("--nvm").arg(region),
+                    _ => recover.args(["recover", "--area"]).arg(area),
+                };
+                if let Err(error) = program::run(&mut recover, &[0]) {
                     outcome.fault(Kind::Damaged, error.to_string());
                 }
             }
