@@ -23,9 +23,10 @@
 //!
 //! * (g) *past the journal*: what the guest has at home instead of a copy is replayed over for as long as its own log would do so, and no
 //!   longer: a tail that passes the copy is answered when a compound has revoked it, whose flush covers what was written
-//!   ([`Durability::write_carries`], `pass_over`). Nor do we write the copy over it. With one exception: who goes on after another
-//!   machine does not know what was written past the journal before, and writes the copy home where the log has to be emptied before the
-//!   guest's tail passes it, as the guest's own replay would.
+//!   ([`Durability::write_carries`], `pass_over`). Nor do we write the copy over it. Who goes on after another machine is told of what was
+//!   written so, or asked for, before ([`Past`]), which somebody has to keep ([`Durability::goes_over`]). With one exception: what is asked
+//!   for before the first compound of such a machine may be older than what that found, and where the log has to be emptied before the
+//!   guest's tail passes the copy, that goes home over it.
 //!
 //! And one that spares a flush: with no age the guest's flush has to find durable what it has written home.
 //!

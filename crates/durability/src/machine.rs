@@ -190,6 +190,8 @@ struct Asked {
     kind: Kind,
     /// The last transaction that was committed when it came: what it carries is no newer.
     as_of: u32,
+    /// It may have been asked of an earlier machine.
+    is_again: bool,
 }
 
 /// Over which version a write of the guest goes: most are its home write.
@@ -254,6 +256,9 @@ struct Waiting {
 pub enum Past {
     /// Something newer that it wrote past its journal.
     Written,
+    /// That, or what the block had before, or a part of both. It had asked to write something newer, past its journal, or this very
+    /// version; and who was not answered asks again.
+    Begun,
     /// That, or what the block had before: nobody knows.
     Perhaps,
 }
@@ -275,6 +280,8 @@ pub struct Durability {
     is_following: bool,
     /// Meanwhile: newest versions that are durable in the log that was found.
     found: BTreeMap<u64, Held>,
+    /// Versions, by block and transaction, which the guest has asked an earlier machine to write over: what it asks again goes over them.
+    gone_over: BTreeMap<u64, u32>,
     open: Window,
     making: Option<Making>,
     /// Compounds that the superblock on its way leaves out.
@@ -335,6 +342,7 @@ impl Durability {
             is_proven: true,
             is_following: false,
             found: BTreeMap::new(),
+            gone_over: BTreeMap::new(),
             open: Window::default(),
             making: None,
             dropping: 0,
@@ -423,11 +431,13 @@ impl Durability {
     /// A log that another machine had before, which is gone: `superblock` is the guest's own, and `found` what is on storage, with
     /// nothing of it under way any more. `owed` are committed versions, by transaction, the oldest first: at least those that a replay
     /// of `found` would not bring home, each with the newest of its block. `guest_tail` is where the guest's log begins, and `last` its
-    /// last committed transaction.
+    /// last committed transaction. `past` tells of these versions what the guest has done at home, as far as
+    /// the earlier machine had it written down.
     ///
     /// Storage stays a truth. Who was told nothing of a commit is told nothing before the first compound of this machine is durable: it
     /// brings what `found` has to the guest's last transaction. Until then no write of the guest sets out, and each
-    /// counts as older than all that is committed: it may have been asked of the earlier machine, long ago.
+    /// counts as older than all that is committed: it may have been asked of the earlier machine, long ago. But not where `past` knows
+    /// that the guest has asked to write over what is newest.
     ///
     /// # Errors
     /// As [`Durability::opened`], and when what was found is none of it.
@@ -436,6 +446,7 @@ impl Durability {
         within: Age,
         found: &FoundLog,
         (owed, guest_tail, last): (&[Transaction], u32, u32),
+        past: &BTreeMap<u64, Past>,
         now: Duration,
     ) -> Result<Self, String> {
         let mut machine = Self::opened(superblock, within)?;
@@ -453,8 +464,12 @@ impl Durability {
         for transaction in owed {
             let (there, blocks) = transaction.blocks.iter().partition(|(block, _)| same.contains(block));
             let there: Vec<(u64, Version)> = there;
-            let held = |version| Held { version, sequence: transaction.sequence, home: None, is_past: true };
+            let sequence = transaction.sequence;
+            let held = |version| Held { version, sequence, home: None, is_past: true };
             machine.found.extend(there.into_iter().map(|(block, version)| (block, held(version))));
+            let is_known = |block: &u64| matches!(past.get(block), Some(Past::Written | Past::Begun));
+            let all = transaction.blocks.iter().map(|(block, _)| *block).filter(is_known);
+            machine.gone_over.extend(all.map(|block| (block, sequence)));
             machine.open.add(&Transaction { blocks, ..transaction.clone() }, now, 0);
         }
         // What of the found is superseded, freed or revoked by what is not durable is not known.
@@ -489,15 +504,23 @@ impl Durability {
                     // With the first compound it is needed no more, and need not be brought home.
                     machine.open.revoked.insert(*block);
                 }
-                FoundSaid::Same(_) if machine.found.contains_key(block) => {}
+                FoundSaid::Same(_) if machine.found.contains_key(block) => {
+                    if past.get(block) == Some(&Past::Written) {
+                        machine.live.written(*block, compound, machine.ended);
+                    }
+                }
                 FoundSaid::Newer if machine.open.blocks.contains_key(block) => {}
                 FoundSaid::Same(_) | FoundSaid::Newer => {
                     return Err(format!("the newest version of block {block} is not at home, and not owed"));
                 }
             }
         }
-        // Nor whether the guest has written past its journal what is owed.
-        machine.open.blocks.values_mut().for_each(|held| held.is_past = true);
+        // Nor whether the guest has written past its journal what is owed, where nobody has written that down.
+        let ended = machine.ended;
+        for (block, held) in machine.open.blocks.iter_mut().chain(&mut machine.found) {
+            held.is_past = true;
+            held.home = (past.get(block) == Some(&Past::Written)).then_some(ended);
+        }
         machine.is_urgent = true;
         machine.phase = Phase::Follow;
         Ok(machine)
@@ -543,8 +566,9 @@ impl Durability {
     ) -> bool {
         let as_of = self.last();
         let as_of = first_asked.filter(|first| sequence::is_after(as_of, *first)).unwrap_or(as_of);
-        let as_of = if self.is_following { self.durable } else { as_of };
-        let asked = Asked { id, touched, whole, kind, as_of };
+        let is_again = self.is_following;
+        let as_of = if is_again { self.durable } else { as_of };
+        let asked = Asked { id, touched, whole, kind, as_of, is_again };
         if let Some(wait) = self.wait_of(&asked, self.held.len(), view) {
             self.wish(wait);
             *(if kind == Kind::Discard { &mut self.status.discards_held } else { &mut self.status.writes_held }) += 1;
@@ -566,8 +590,8 @@ impl Durability {
         if self.within.is_zero() || self.flights.values().any(overlaps) {
             return false;
         }
-        let asked =
-            Asked { id: WriteId(0), touched: blocks.clone(), whole: blocks, kind: Kind::Write, as_of: self.durable };
+        let (touched, whole, kind, as_of) = (blocks.clone(), blocks, Kind::Write, self.durable);
+        let asked = Asked { id: WriteId(0), touched, whole, kind, as_of, is_again: false };
         matches!(self.wait_of(&asked, self.held.len(), view), Some(Wait::Open | Wait::Making))
     }
 
@@ -603,6 +627,34 @@ impl Durability {
             && touched == whole
             && touched.clone().eq(flight.was_settled.iter().map(|(block, _)| *block));
         (is_all && !is_busy).then(|| flight.was_settled.iter().map(|(_, version)| *version).collect())
+    }
+
+    /// The blocks of a write over whose newest version, which is not durable at home, it goes, or will when it has waited: it was asked when
+    /// there was that version already. What of them it does not carry is newer.
+    #[must_use]
+    pub fn goes_over(&self, id: WriteId) -> Vec<u64> {
+        if let Some(flight) = self.flights.get(&id) {
+            return flight.marks.iter().map(|(block, _)| *block).collect();
+        }
+        let Some(asked) = self.held.iter().find(|asked| asked.id == id) else { return Vec::new() };
+        let making = self.making.as_ref().map(|making| &making.window);
+        let windows = [Some(&self.open), making].into_iter().flatten();
+        let held = windows.flat_map(|window| window.blocks.range(asked.whole.clone()));
+        let held = held.map(|(block, held)| (*block, held.sequence));
+        let live = self.live.within(asked.whole.clone()).map(|(block, copy)| (block, copy.transaction));
+        let mut newest: BTreeMap<u64, u32> = BTreeMap::new();
+        for (block, transaction) in held.chain(live) {
+            let known = newest.entry(block).or_insert(transaction);
+            *known = sequence::latest(*known, transaction);
+        }
+        newest.retain(|block, transaction| self.is_over(asked, *block, *transaction));
+        newest.into_keys().collect()
+    }
+
+    /// Whether a write was asked when there was this version of the block, or after that.
+    fn is_over(&self, asked: &Asked, block: u64, transaction: u32) -> bool {
+        let is_known = asked.is_again && self.gone_over.get(&block) == Some(&transaction);
+        is_known || !sequence::is_after(transaction, asked.as_of)
     }
 
     /// A write that may go sets out, and these blocks of it are seen to carry just the newest committed version: rule (g). For the rest of
@@ -964,10 +1016,11 @@ impl Durability {
         let mut marks = Vec::new();
         if self.phase != Phase::Failed {
             // One that had to wait may carry less than what is durable now: then the newest version is in the log only.
-            let is_newest = |transaction: u32| !sequence::is_after(transaction, asked.as_of);
-            let live = self.live.depart(asked.whole.clone()).filter(|(_, copy)| is_newest(copy.transaction));
+            let live: Vec<(u64, Copy)> = self.live.depart(asked.whole.clone()).collect();
+            let live = live.into_iter().filter(|(block, copy)| self.is_over(&asked, *block, copy.transaction));
             marks.extend(live.map(|(block, copy)| (block, Mark::Live(copy.compound))));
-            let open = self.open.blocks.range(asked.whole.clone()).filter(|(_, held)| is_newest(held.sequence));
+            let open = self.open.blocks.range(asked.whole.clone());
+            let open = open.filter(|(block, held)| self.is_over(&asked, **block, held.sequence));
             marks.extend(open.map(|(block, held)| (*block, Mark::Open(held.version, held.sequence))));
         }
         self.flights.insert(asked.id, Flight { asked, marks, carried: BTreeSet::new(), was_settled });

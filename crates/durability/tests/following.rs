@@ -5,6 +5,7 @@ use durability::{
 };
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, SuperblockEdit};
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
@@ -37,7 +38,8 @@ fn superblock() -> Vec<u8> {
 
 fn followed() -> Durability {
     let found = FoundLog { tail: (1, 2), ..FoundLog::default() };
-    Durability::followed(&superblock(), Duration::from_secs(1), &found, (&[], 2, 1), Duration::ZERO).expect("a log")
+    let (owed, past) = ((&[][..], 2, 1), BTreeMap::new());
+    Durability::followed(&superblock(), Duration::from_secs(1), &found, owed, &past, Duration::ZERO).expect("a log")
 }
 
 fn operations(steps: &[Step]) -> Vec<OperationId> {
@@ -88,8 +90,9 @@ fn a_copy_that_the_log_has_nothing_of_is_revoked() {
     let copy = FoundCopy { block: 40, compound: 2, position: 2, escaped: false, said: FoundSaid::Nothing };
     let found = FoundLog { tail: (1, 2), lengths: vec![3], copies: vec![copy], last_clock: (0, 0) };
     let owed = (&[][..], 3, 2);
-    let mut machine =
-        Durability::followed(&superblock(), Duration::from_secs(1), &found, owed, Duration::ZERO).expect("a log");
+    let past = BTreeMap::new();
+    let mut machine = Durability::followed(&superblock(), Duration::from_secs(1), &found, owed, &past, Duration::ZERO)
+        .expect("a log");
     let (mut steps, now, id) = (Vec::new(), Duration::ZERO, WriteId(1));
     assert!(!machine.write_begins(now, id, Kind::Write, 40..41, 40..41, None, &mut Shown, &mut steps));
     let mut written = Vec::new();

@@ -314,7 +314,8 @@ fn who_follows_does_not_know_what_was_written_past_the_journal() {
         let owed = Transaction { sequence: 2, blocks, revokes: vec![], freed: Freed::Unknown };
         let owed = if matches!(said, FoundSaid::Same(_)) { vec![owed] } else { vec![] };
         let owed = (&owed[..], tail, 2);
-        let mut rig = Rig::of(Durability::followed(&superblock(), LONG, &found, owed, NOW).expect("a log"));
+        let past = BTreeMap::new();
+        let mut rig = Rig::of(Durability::followed(&superblock(), LONG, &found, owed, &past, NOW).expect("a log"));
         rig.call(|machine, view, steps| machine.timer(NOW, view, steps));
         rig.come_to_rest();
         let before = rig.compounds();
@@ -326,4 +327,73 @@ fn who_follows_does_not_know_what_was_written_past_the_journal() {
     assert_eq!(revoked(FoundSaid::Same(2), 2), (0, 1), "it is not seen to be at home");
     assert_eq!(revoked(FoundSaid::AtHome(2), 2), (0, 0), "what is at home is the copy");
     assert_eq!(revoked(FoundSaid::AtHome(2), 3), (1, 1), "the tail has passed it: whatever is at home stays");
+}
+
+/// What a machine finds of a block whose committed version is of transaction 2: with a copy of just that in the log, or with none.
+fn followed(is_copied: bool, past: Option<Past>) -> Rig {
+    let copy = FoundCopy { block: BLOCK, compound: 2, position: 2, escaped: false, said: FoundSaid::Same(2) };
+    let (lengths, copies) = if is_copied { (vec![3], vec![copy]) } else { (vec![], vec![]) };
+    let found = FoundLog { tail: (1, 2), lengths, copies, last_clock: (0, 0) };
+    let owed = [Transaction { sequence: 2, blocks: vec![(BLOCK, Version(2))], revokes: vec![], freed: Freed::Unknown }];
+    let past: BTreeMap<u64, Past> = past.map(|past| (BLOCK, past)).into_iter().collect();
+    Rig::of(Durability::followed(&superblock(), LONG, &found, (&owed, 2, 2), &past, NOW).expect("a log"))
+}
+
+/// It has ended under the machine before, and that was written down.
+#[test]
+fn who_follows_writes_no_copy_over_what_was_written_past_the_journal() {
+    for is_copied in [true, false] {
+        for (past, is_brought) in [(Some(Past::Written), false), (Some(Past::Begun), true), (None, true)] {
+            let mut rig = followed(is_copied, past);
+            rig.call(|machine, view, steps| machine.timer(NOW, view, steps));
+            rig.come_to_rest();
+            assert_eq!(rig.closes_with_copy(), is_brought, "copied: {is_copied}, {past:?}");
+        }
+    }
+}
+
+/// It was under way, or waited, when the machine before died: the guest asks again.
+#[test]
+fn what_is_asked_again_goes_over_what_it_went_over_before() {
+    for is_copied in [true, false] {
+        for (past, is_brought) in [(Some(Past::Written), false), (Some(Past::Begun), false), (None, true)] {
+            let mut rig = followed(is_copied, past);
+            assert!(!rig.begin(1, None));
+            let is_known = past.is_some();
+            assert_eq!(rig.machine.goes_over(WriteId(1)).contains(&BLOCK), is_known);
+            rig.come_to_rest();
+            assert_eq!(rig.gone, [WriteId(1)]);
+            assert_eq!(rig.machine.goes_over(WriteId(1)), if is_known { vec![BLOCK] } else { vec![] });
+            rig.end(1);
+            assert_eq!(rig.closes_with_copy(), is_brought, "copied: {is_copied}, {past:?}");
+        }
+    }
+}
+
+/// Not over what is committed only then.
+#[test]
+fn what_is_asked_again_does_not_go_over_what_is_newer() {
+    let mut rig = followed(true, Some(Past::Begun));
+    assert!(!rig.begin(1, None));
+    rig.commit(3, BLOCK);
+    assert!(rig.machine.goes_over(WriteId(1)).is_empty());
+    rig.make();
+    rig.come_to_rest();
+    assert_eq!(rig.gone, [WriteId(1)]);
+    rig.end(1);
+    assert!(rig.closes_with_copy());
+}
+
+/// One that waits goes over what is newest when it was asked, in the log or on its way there, and not over what comes after that.
+#[test]
+fn a_write_that_waits_goes_over_what_it_was_asked_over() {
+    let mut rig = copied(LONG);
+    rig.commit(3, BLOCK);
+    assert!(!rig.begin(1, None) && !rig.begin(2, Some(2)));
+    assert_eq!((rig.machine.goes_over(WriteId(1)), rig.machine.goes_over(WriteId(2))), (vec![BLOCK], vec![]));
+    rig.make();
+    assert_eq!(rig.machine.goes_over(WriteId(1)), [BLOCK], "it is being made durable");
+    rig.commit(4, BLOCK);
+    assert!(rig.machine.goes_over(WriteId(1)).is_empty());
+    assert!(rig.machine.goes_over(WriteId(3)).is_empty(), "nobody asked for it");
 }

@@ -7,10 +7,10 @@
 
 use crate::commit::{Accepted, LogWrite, Outcome};
 use crate::error::Error;
-use crate::home::{HomeWrite, HostWrite};
+use crate::home::{HomeWrite, HostWrite, Over};
 use crate::inflight::Writer;
 use crate::jcb::{Counters, Holding, LogShape, VmJcb};
-use crate::location::Location;
+use crate::location::{Location, Past};
 use crate::log::HeldLog;
 use crate::pages::{HotPages, Pages};
 use crate::pool::Pool;
@@ -592,12 +592,26 @@ impl JournalArea {
     }
 
     /// A guest's home write begins; see [`HomeWrite`].
-    pub fn home_write_begins(&self, id: LogId, blocks: Range<u64>, payload: &[Option<MemorySlice>]) -> HomeWrite {
+    pub fn home_write_begins(
+        &self,
+        id: LogId,
+        blocks: Range<u64>,
+        payload: &[Option<MemorySlice>],
+        over: &Over<'_>,
+    ) -> HomeWrite {
         let mut inner = self.lock();
         match inner.log(id) {
-            Some((pages, jcb)) => jcb.home_write_begins(pages, blocks, payload),
+            Some((pages, jcb)) => jcb.home_write_begins(pages, blocks, payload, over),
             // No operation has this number, so its end is nobody's.
             None => HomeWrite::Go { operation: usize::MAX, replaced: Vec::new(), carried: Vec::new() },
+        }
+    }
+
+    /// The guest has asked to write these home blocks, over the committed versions of them, and waits: whoever goes on after a death
+    /// knows it when it is asked again.
+    pub fn home_write_asked(&self, id: LogId, blocks: &[u64]) {
+        if let Some((_, jcb)) = self.lock().log(id) {
+            jcb.past_asked(blocks);
         }
     }
 
@@ -986,9 +1000,9 @@ impl JournalArea {
         jcb.versions_owed()
     }
 
-    /// Of [`JournalArea::versions_owed`] the home blocks that the guest has written past its journal since; true where that is certain,
-    /// and not only possible.
-    pub fn written_past(&self, id: LogId) -> Vec<(u64, bool)> {
+    /// Of [`JournalArea::versions_owed`] the home blocks that the guest has written past its journal since, or may have; nothing where no
+    /// more is known.
+    pub fn written_past(&self, id: LogId) -> Vec<(u64, Option<Past>)> {
         let mut inner = self.lock();
         inner.log(id).map(|(_, jcb)| jcb.written_past()).unwrap_or_default()
     }

@@ -6,9 +6,10 @@
 
 use crate::inflight::{Candidate, HomeOperation, Writer};
 use crate::jcb::VmJcb;
-use crate::location::Location;
+use crate::location::{Location, Past};
 use crate::pages::Pages;
 use guest_memory::{MemorySlice, PageId};
+use jbd2::sequence;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -44,6 +45,24 @@ pub enum HomeWrite {
     Restore(Vec<u64>),
 }
 
+/// Over which committed versions a home write of the guest goes: those that were there when the guest asked for it. Where it carries
+/// something else than such a version, that is newer.
+#[derive(Clone, Debug)]
+pub enum Over<'a> {
+    /// Nobody knows.
+    Unknown,
+    /// Over those of these home blocks.
+    Blocks(&'a [u64]),
+    /// Over all that it covers whole, as of a transaction: the last one that was committed when it was asked first. Nothing where that is
+    /// now.
+    AsOf {
+        /// What it covers whole.
+        whole: Range<u64>,
+        /// The transaction.
+        first_asked: Option<u32>,
+    },
+}
+
 /// A block that the host is to write home.
 #[derive(Debug)]
 pub struct HostWrite {
@@ -60,6 +79,7 @@ impl VmJcb {
         pages: &mut Pages,
         blocks: Range<u64>,
         payload: &[Option<MemorySlice>],
+        over: &Over<'_>,
     ) -> HomeWrite {
         if self.is_taken || self.in_flight.overlaps(&blocks, Some(Writer::Host)) {
             return HomeWrite::Wait;
@@ -136,10 +156,68 @@ impl VmJcb {
             }
             return HomeWrite::Restore(restore);
         }
-        let carried = candidates.iter().map(|candidate| candidate.block).collect();
-        let operation =
-            self.in_flight.begin(HomeOperation { blocks, writer: Writer::Guest, tainted: false, candidates, pinned });
+        let carried: Vec<u64> = candidates.iter().map(|candidate| candidate.block).collect();
+        let past = self.past_begins(&blocks, &carried, over);
+        let operation = self.in_flight.begin(HomeOperation {
+            blocks,
+            writer: Writer::Guest,
+            tainted: false,
+            candidates,
+            pinned,
+            past,
+        });
         HomeWrite::Go { operation, replaced, carried }
+    }
+
+    /// A write of the guest is about to change these homes. Before it does, the table says over which versions it goes past the guest's
+    /// journal, and does not say any more that something else is there. Gives the former.
+    fn past_begins(&mut self, blocks: &Range<u64>, carried: &[u64], over: &Over<'_>) -> Vec<(u64, u32, u32)> {
+        let mut past = Vec::new();
+        for position in self.versions_in(blocks) {
+            let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
+            let is_over = match over {
+                Over::Unknown => false,
+                Over::Blocks(blocks) => blocks.contains(&block),
+                Over::AsOf { whole, first_asked } => {
+                    let is_older = |asked: u32| sequence::is_after(sequence, asked);
+                    // What was asked of another process may be older than what that one took in.
+                    let is_unknown = self.followed_through.is_some_and(|through| !is_older(through));
+                    !is_unknown && whole.contains(&block) && !first_asked.is_some_and(is_older)
+                }
+            };
+            let is_carried = carried.binary_search(&block).is_ok();
+            // Whatever was there: from now on nobody knows.
+            let is_begun = self.table.past(position).is_some() || is_over && !is_carried;
+            self.say_past(position, is_begun.then_some(Past::Begun));
+            if is_begun && !is_carried {
+                past.push((block, position, sequence));
+            }
+        }
+        past
+    }
+
+    /// The guest has asked to write over the versions of these blocks, and waits.
+    pub(crate) fn past_asked(&mut self, blocks: &[u64]) {
+        for block in blocks {
+            if let Some(position) = self.newest(*block)
+                && self.table.past(position).is_none()
+            {
+                self.say_past(position, Some(Past::Begun));
+            }
+        }
+    }
+
+    /// A write past the guest's journal is there.
+    fn past_ended(&mut self, past: &[(u64, u32, u32)]) {
+        for (block, position, sequence) in past {
+            if self.newest(*block) == Some(*position)
+                && self.sequence_of(*position) == Some(*sequence)
+                && self.table.past(*position) == Some(Past::Begun)
+                && !self.in_flight.overlaps(&(*block..*block + 1), None)
+            {
+                self.say_past(*position, Some(Past::Written));
+            }
+        }
     }
 
     /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns the number of
@@ -164,6 +242,9 @@ impl VmJcb {
                     released += 1;
                 }
             }
+        }
+        if ok {
+            self.past_ended(&operation.past);
         }
         if operation.writer == Writer::Guest && !self.transactions.is_empty() {
             for position in self.versions_in(&operation.blocks) {
@@ -246,11 +327,10 @@ impl VmJcb {
         self.versions_where(|location| location.is_held() || location == Location::Storage)
     }
 
-    /// Of what is owed, the home blocks that the guest has written past its journal since; true where that is certain, and not only
-    /// possible.
-    pub(crate) fn written_past(&self) -> Vec<(u64, bool)> {
+    /// Of what is owed, the home blocks that the guest has written past its journal since, or may have; nothing where no more is known.
+    pub(crate) fn written_past(&self) -> Vec<(u64, Option<Past>)> {
         let found = self.overwritten.iter().filter(|position| self.location(**position).is_held());
-        found.filter_map(|position| Some((self.home_of(*position)?, self.written_over.contains(position)))).collect()
+        found.filter_map(|position| Some((self.home_of(*position)?, self.table.past(*position)))).collect()
     }
 
     /// Those that are at home, likewise.
@@ -339,6 +419,7 @@ impl VmJcb {
             tainted: false,
             candidates: vec![Candidate { block, position, sequence, location }],
             pinned,
+            past: Vec::new(),
         });
         Some((operation, HostWrite { block, source }))
     }

@@ -39,6 +39,8 @@ pub struct HomeOperation {
     pub candidates: Vec<Candidate>,
     /// Block slots it reads from.
     pub pinned: Vec<u32>,
+    /// Versions over which it goes past the guest's journal: home block, log block, transaction.
+    pub past: Vec<(u64, u32, u32)>,
 }
 
 /// All writes in flight to one file system.

@@ -15,7 +15,7 @@ use crate::commit::Accepted;
 use crate::contradiction::Unexplained;
 use crate::homes::Homes;
 use crate::inflight::InFlight;
-use crate::location::Location;
+use crate::location::{Location, Past};
 use crate::pages::Pages;
 use crate::pool::Pool;
 use crate::table::{Table, Tail};
@@ -139,6 +139,8 @@ pub struct VmJcb {
     /// The log is read as it was when its transactions counted for the first time ([`VmJcb::rebuild`]): what is at home or gone
     /// was there then.
     pub(crate) is_rebuilding: bool,
+    /// Of transactions up to this one, which another process took in, nobody knows which home writes were asked for before them.
+    pub(crate) followed_through: Option<u32>,
     /// Somebody is bringing it elsewhere ([`crate::Taking`]): what is newest of it, and where it begins, must not change.
     pub(crate) is_taken: bool,
     /// Somebody wants to know of every transaction that is accepted.
@@ -184,6 +186,7 @@ impl VmJcb {
             misplaced: 0,
             contradiction: None,
             is_rebuilding: false,
+            followed_through: None,
             is_taken: false,
             tells_accepted: false,
             accepted: Vec::new(),
@@ -240,6 +243,11 @@ impl VmJcb {
     /// Changes where a log block's content is. The only place that does: what the old location named is let go after the
     /// table says the new one, and the books of pages and of owed blocks follow.
     pub(crate) fn set_location(&mut self, pages: &mut Pages, position: u32, new: Location) {
+        self.set_location_past(pages, position, new, None);
+    }
+
+    /// And what the guest has done past its journal is said with it, in one step.
+    fn set_location_past(&mut self, pages: &mut Pages, position: u32, new: Location, past: Option<Past>) {
         let old = self.location(position);
         if old == new {
             return;
@@ -250,7 +258,7 @@ impl VmJcb {
         if old.is_held() && !new.is_held() && self.is_newest(position) {
             self.owed_changes(position, -1);
         }
-        self.table.store(position, new);
+        self.table.store_past(position, new, past);
         self.absorbed.remove(&position);
         if new.is_held() && !old.is_held() && self.is_newest(position) {
             self.owed_changes(position, 1);
@@ -406,11 +414,21 @@ impl VmJcb {
         if self.by_block.remove(self.block_hash(block), position) && self.location(position).is_held() {
             self.owed_changes(position, -1);
         }
+        self.say_past(position, None);
         self.homes.clear(position);
         self.escaped.remove(&position);
         self.written_over.remove(&position);
         self.overwritten.remove(&position);
         self.absorbed.remove(&position);
+    }
+
+    /// Has the table say what the guest has done at home of a held version, past its journal.
+    pub(crate) fn say_past(&mut self, position: u32, past: Option<Past>) {
+        let location = self.location(position);
+        let is_version = matches!(location, Location::Guest(_) | Location::Block(_));
+        if is_version && self.table.past(position) != past && !self.table.is_absorbed(position) {
+            self.table.store_past(position, location, past);
+        }
     }
 
     /// Whether a version is held with its first word taken out.
@@ -483,7 +501,9 @@ impl VmJcb {
         let slot = self.pool.insert_block(&scratch);
         self.scratch = scratch;
         let Some(slot) = slot else { return false };
-        self.set_location(pages, position, Location::Block(slot));
+        // It is the same version still.
+        let past = self.table.past(position);
+        self.set_location_past(pages, position, Location::Block(slot), past);
         self.counters.cow_faults += 1;
         self.counters.pages_copied += 1;
         self.note_memory();
@@ -578,6 +598,7 @@ impl VmJcb {
         self.escaped = HashSet::new();
         self.overwritten = HashSet::new();
         self.absorbed.clear();
+        self.followed_through = None;
         self.table.set_read(false);
         self.set_torn(false);
         self.by_block.clear();

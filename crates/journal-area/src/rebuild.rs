@@ -6,7 +6,7 @@
 //! discarded.
 //!
 //! What is not known any more is taken for the worse: which owed versions the guest has written over at home, past its own
-//! journal (all of them, so the host writes none home by itself until the guest has moved on); which pages are hot, and what was seen that
+//! journal, beside those of which the table says so (all of them, so the host writes none home by itself until the guest has moved on); which pages are hot, and what was seen that
 //! could not be explained (none). A log whose books were proven wrong, or that somebody has written over, is refused: what was known of it
 //! beside the table is gone.
 
@@ -91,6 +91,7 @@ impl VmJcb {
         jcb.is_rebuilding = false;
         jcb.forget_passed(pages);
         jcb.forget_discarded();
+        jcb.followed_through = Some(jcb.cursor.sequence.wrapping_sub(1));
         jcb.counters.transactions = 0;
         jcb.counters.blocks_committed = 0;
         jcb.counters.released_superseded = 0;

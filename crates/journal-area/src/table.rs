@@ -14,7 +14,7 @@
 //! open. It says of a block that has no word that it is in its own place on storage, at home, or gone. A word goes before the map:
 //! what changes from the one to the other is stored in the new place first.
 
-use crate::location::Location;
+use crate::location::{Location, Past};
 use crate::pieces::PIECE;
 use guest_memory::{Error as MemoryError, HostFile};
 use std::io;
@@ -505,7 +505,31 @@ impl Table {
         self.store_word(position, Location::pack_absorbed(slot));
     }
 
-    /// Whether that was said last.
+    /// Says, in one step, where a block is that has memory for its word, and what the guest has done at its home past its journal.
+    ///
+    /// # Panics
+    /// If the log has no such block.
+    pub fn store_past(&mut self, position: u32, location: Location, past: Option<Past>) {
+        match past.and_then(|past| location.pack_past(past)) {
+            Some(word) => {
+                self.store_word(position, word);
+                self.store_mapped(position, Location::None);
+            }
+            None => self.store(position, location),
+        }
+    }
+
+    /// What was said last of the guest's writes past its journal.
+    ///
+    /// # Panics
+    /// If the log has no such block.
+    pub fn past(&self, position: u32) -> Option<Past> {
+        let at = self.word(position);
+        let is_present = self.pieces[position as usize / PIECE].is_present;
+        if is_present { Location::past(self.file.load_u32(at)) } else { None }
+    }
+
+    /// Whether [`Table::store_absorbed`] was what was said last.
     ///
     /// # Panics
     /// If the log has no such block.

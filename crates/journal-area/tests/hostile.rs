@@ -4,7 +4,7 @@ use guest_memory::VmMemory;
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Features, Superblock};
 use journal_area::{
-    Content, Error, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, SuperblockEffect,
+    Content, Error, FoundLog, Holding, HomeWrite, JournalArea, LogId, LogShape, LogWrite, Over, SuperblockEffect,
 };
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl Rig {
     }
 
     fn write_home(&self, first: u64, count: u64) {
-        match self.area.home_write_begins(self.log, first..first + count, &[]) {
+        match self.area.home_write_begins(self.log, first..first + count, &[], &Over::Unknown) {
             HomeWrite::Go { operation, .. } => self.area.home_write_ended(self.log, operation, true),
             other => panic!("{other:?}"),
         }

@@ -5,7 +5,7 @@ use guest_memory::{HostFile, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, sim
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, HotPages, JournalArea, Location, LogId, LogShape, LogWrite, Source,
+    Content, FoundLog, Holding, HomeWrite, HotPages, JournalArea, Location, LogId, LogShape, LogWrite, Over, Source,
     SuperblockEffect,
 };
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Rig {
         for (block, page) in self.live.remove(0).blocks {
             let payload = [self.memory.page(page)];
             let HomeWrite::Go { operation, replaced, .. } =
-                self.area.home_write_begins(self.log, block..block + 1, &payload)
+                self.area.home_write_begins(self.log, block..block + 1, &payload, &Over::Unknown)
             else {
                 panic!("nothing is in the way")
             };

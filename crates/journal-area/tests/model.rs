@@ -10,8 +10,8 @@ use guest_memory::{
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, HostWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Pressure,
-    Source, SuperblockEffect,
+    Content, FoundLog, Holding, HomeWrite, HostWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Over, Past,
+    Pressure, Source, SuperblockEffect,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -100,6 +100,8 @@ struct InFlight {
     is_discard: bool,
     /// How often each block had been committed when the write began.
     commits: Vec<u64>,
+    /// It was newer than what was committed when it began, and no other one to these blocks has been under way with it.
+    is_alone: bool,
 }
 
 struct Guest {
@@ -125,6 +127,8 @@ struct Guest {
     told: HashSet<u64>,
     /// How often each block was committed.
     commits: HashMap<u64, u64>,
+    /// How often it had been when the guest last wrote it home, and that has ended well.
+    ended: HashMap<u64, u64>,
     /// Page that caches each block.
     cache: HashMap<u64, PageId>,
     next_page: u32,
@@ -142,6 +146,8 @@ struct Guest {
     holding: Holding,
     /// Before which of its next stores this process dies.
     dies_before: Option<usize>,
+    /// What was asked of a process that is dead is asked again.
+    is_asking_again: bool,
     /// The guest opens or closes its log: it may be either.
     is_turning: bool,
     directory: tempfile::TempDir,
@@ -221,6 +227,7 @@ impl Guest {
             written: HashSet::new(),
             told: HashSet::new(),
             commits: HashMap::new(),
+            ended: HashMap::new(),
             cache: HashMap::new(),
             next_page: 0,
             live: Vec::new(),
@@ -232,6 +239,7 @@ impl Guest {
             is_full_now: false,
             holding,
             dies_before: None,
+            is_asking_again: false,
             is_turning: false,
             directory,
         }
@@ -256,9 +264,12 @@ impl Guest {
         assert!(self.is_turning || self.area.is_open(self.log) == self.open);
         // Where there is no room the device waits with what it was asked for.
         simulated_room::set_full(false);
+        // The step that it died in is neither done nor not.
+        self.is_asking_again = true;
         for write in in_flight {
             self.ask_again(&write);
         }
+        self.is_asking_again = false;
         simulated_room::set_full(self.is_full_now);
     }
 
@@ -268,7 +279,8 @@ impl Guest {
         match (write.is_host, write.is_discard) {
             (true, _) => {}
             (false, true) => self.begin_discard(first, count),
-            (false, false) => self.begin_home_write(first, count),
+            // One from before a commit is older than that.
+            (false, false) => self.begin_home_write_over(first, count, write.commits == self.commits_of(first, count)),
         }
     }
 
@@ -543,6 +555,10 @@ impl Guest {
 
     /// Begins a home write of `count` blocks from `first` on, as far as the guest has them cached.
     fn begin_home_write(&mut self, first: u64, count: u64) {
+        self.begin_home_write_over(first, count, true);
+    }
+
+    fn begin_home_write_over(&mut self, first: u64, count: u64, is_newer: bool) {
         let count = (0..count).take_while(|offset| self.cache.contains_key(&(first + offset))).count() as u64;
         if count == 0 {
             return;
@@ -553,14 +569,20 @@ impl Guest {
         let pages: Vec<PageId> = (first..first + count).map(|block| self.cache[&block]).collect();
         loop {
             // Anew each time: another process has the pages elsewhere.
-            let payload: Vec<_> = pages.iter().map(|page| Some(self.page_slice(*page))).collect();
-            match self.area.home_write_begins(self.log, first..first + count, &payload) {
+            let over: Vec<u64> = if is_newer { (first..first + count).collect() } else { Vec::new() };
+            let begins = |guest: &mut Self| {
+                let payload: Vec<_> = pages.iter().map(|page| Some(guest.page_slice(*page))).collect();
+                guest.area.home_write_begins(guest.log, first..first + count, &payload, &Over::Blocks(&over))
+            };
+            let begun = if self.is_asking_again { begins(self) } else { self.step(begins) };
+            match begun {
                 HomeWrite::Go { operation, replaced, .. } => {
                     let content: Vec<Arc<[u8]>> = pages.iter().map(|page| self.content(*page).into()).collect();
                     for (index, source) in &replaced {
                         assert!(bytes_of(source) == *content[*index], "what goes home is not what the guest gave");
                     }
-                    let commits = self.commits_of(first, count);
+                    let (commits, is_alone) = (self.commits_of(first, count), self.is_alone(first, count) && is_newer);
+                    (first..first + count).for_each(|block| _ = self.ended.remove(&block));
                     self.in_flight.push(InFlight {
                         operation,
                         first,
@@ -570,6 +592,7 @@ impl Guest {
                         is_host: false,
                         is_discard: false,
                         commits,
+                        is_alone,
                     });
                     return;
                 }
@@ -637,6 +660,16 @@ impl Guest {
         (first..first + count).map(|block| self.commits.get(&block).copied().unwrap_or_default()).collect()
     }
 
+    /// Whether no other write to these blocks is under way. Those that are have company now.
+    fn is_alone(&mut self, first: u64, count: u64) -> bool {
+        let is_beside = |write: &InFlight| {
+            write.first < first + count && first < write.first + write.content.len() as u64 && !write.is_host
+        };
+        let mut beside: Vec<&mut InFlight> = self.in_flight.iter_mut().filter(|write| is_beside(write)).collect();
+        beside.iter_mut().for_each(|write| write.is_alone = false);
+        beside.is_empty()
+    }
+
     fn end_host_write(&mut self) {
         let host = self.in_flight.iter().position(|write| write.is_host);
         self.end_home_write(host.expect("it waits for the host"), true, false);
@@ -660,7 +693,7 @@ impl Guest {
         }
         loop {
             self.step(|guest| guest.area.discarded(guest.log, blocks.clone()));
-            match self.area.home_write_begins(self.log, blocks.clone(), &vec![None; count as usize]) {
+            match self.area.home_write_begins(self.log, blocks.clone(), &vec![None; count as usize], &Over::Unknown) {
                 HomeWrite::Go { operation, replaced, .. } => {
                     assert!(replaced.is_empty(), "nothing is given");
                     let content = vec![Arc::from([0; BLOCK].as_slice()); count as usize];
@@ -674,6 +707,7 @@ impl Guest {
                         is_host: false,
                         is_discard: true,
                         commits,
+                        is_alone: false,
                     });
                     return;
                 }
@@ -744,6 +778,27 @@ impl Guest {
             let known = blocks.enumerate().filter(|(index, _)| is_newest(*index) && is_same(*index));
             let known: Vec<u64> = known.map(|(_, block)| block).collect();
             self.written.extend(known);
+            let first = write.first;
+            let newest = (0..write.content.len()).filter(|index| commits[*index] == write.commits[*index]);
+            let newest: Vec<(u64, u64)> = newest.map(|index| (first + index as u64, commits[index])).collect();
+            if write.is_alone {
+                // Whoever follows knows what is there, of all that it did not carry.
+                for (block, past) in self.area.written_past(self.log) {
+                    let is_here = newest.iter().any(|(written, _)| *written == block);
+                    assert!(!is_here || past == Some(Past::Written), "block {block}: {past:?}");
+                }
+            }
+            self.ended.extend(newest);
+        }
+    }
+
+    /// Where it is said that the guest has written something newer past its journal, it has, and nothing is under way there.
+    fn compare_past(&self) {
+        for (block, past) in self.area.written_past(self.log) {
+            let covers = |write: &InFlight| (write.first..write.first + write.content.len() as u64).contains(&block);
+            let is_there = self.ended.contains_key(&block) && self.ended.get(&block) == self.commits.get(&block);
+            let is_written = is_there && !self.in_flight.iter().any(covers);
+            assert!(past != Some(Past::Written) || is_written, "block {block} is not there");
         }
     }
 
@@ -777,6 +832,7 @@ impl Guest {
                 is_host: true,
                 is_discard: false,
                 commits: vec![0],
+                is_alone: false,
             });
         }
     }
@@ -1102,6 +1158,7 @@ fn run(checksum: Checksum, holding: Holding, first: u32, steps: &[Step]) {
         }
         guest.compare();
         guest.compare_read();
+        guest.compare_past();
     }
     guest.compare_found();
     // A clean stop: everything home, the log closed, nothing held.

@@ -5,7 +5,8 @@ use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, 
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
 use journal_area::{
-    Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Pressure, SuperblockEffect,
+    Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Over, Past, Pressure,
+    SuperblockEffect,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const BLOCK: usize = PAGE_BYTES;
 const PAGES: u32 = 16;
 const LOG_BLOCKS: u32 = 64;
+const SHAPE: LogShape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
 
 struct Rig {
     memory: Arc<VmMemory>,
@@ -23,7 +25,7 @@ struct Rig {
     builder: LogBuilder,
     /// What was told of the last commit.
     told: Vec<Accepted>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Rig {
@@ -38,8 +40,7 @@ impl Rig {
         let table = memory.map(vec![region]).expect("mapped");
         memory.simulate_protection();
         let area = JournalArea::new(&memory, u64::MAX);
-        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
-        let log = area.make_log(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
+        let log = area.make_log(directory.path(), "log", SHAPE, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
             SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
                 .checksum(Checksum::None);
@@ -54,8 +55,25 @@ impl Rig {
             superblock,
             builder: LogBuilder::new(format, 1, 1),
             told: Vec::new(),
-            _directory: directory,
+            directory,
         }
+    }
+
+    /// The process is killed, and another one goes on.
+    fn followed(self) -> Self {
+        let path = self.directory.path();
+        let protected: Vec<PageId> =
+            (0..PAGES).map(PageId).filter(|page| self.memory.simulated_is_protected(*page)).collect();
+        let ram = std::fs::OpenOptions::new().read(true).write(true).open(path.join("ram")).expect("a file");
+        let size = u64::from(PAGES) * BLOCK as u64;
+        let memory = VmMemory::new();
+        let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
+        let table = memory.map(vec![region]).expect("mapped");
+        memory.simulate_protection();
+        memory.protect(&protected).expect("simulated");
+        let area = JournalArea::new(&memory, u64::MAX);
+        let log = area.adopt_log(path, "log", SHAPE, Holding::Retain, Vec::new()).expect("a log");
+        Rig { memory, table, area, log, ..self }
     }
 
     /// Commits blocks, each from a page. Returns their log blocks.
@@ -177,7 +195,9 @@ fn a_write_home_lets_go_of_the_version_that_it_carried() {
     rig.fill(page, 1);
     let first = rig.commit(&[(10, page)]);
     let payload = [rig.memory.page(page)];
-    let HomeWrite::Go { operation, replaced, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload) else {
+    let HomeWrite::Go { operation, replaced, .. } =
+        rig.area.home_write_begins(rig.log, 10..11, &payload, &Over::Unknown)
+    else {
         panic!("nothing is in the way")
     };
     assert!(replaced.is_empty(), "it goes out as it is");
@@ -208,21 +228,63 @@ fn a_write_past_the_journal_is_told_from_one_that_brings_what_it_has() {
     rig.commit(&[(10, same), (11, committed)]);
     rig.fill(other, 3);
     let payload = [same, other, other].map(|page| rig.memory.page(page));
-    let HomeWrite::Go { operation, carried, .. } = rig.area.home_write_begins(rig.log, 10..13, &payload) else {
+    let over = Over::AsOf { whole: 10..13, first_asked: None };
+    let HomeWrite::Go { operation, carried, .. } = rig.area.home_write_begins(rig.log, 10..13, &payload, &over) else {
         panic!("nothing is in the way")
     };
     assert_eq!(carried, [10]);
-    assert_eq!(rig.area.written_past(rig.log), [(11, false)], "it may fail yet");
+    assert_eq!(rig.area.written_past(rig.log), [(11, Some(Past::Begun))], "it may fail yet");
     rig.area.home_write_ended(rig.log, operation, true);
-    assert_eq!(rig.area.written_past(rig.log), [(11, true)]);
+    assert_eq!(rig.area.written_past(rig.log), [(11, Some(Past::Written))]);
+    // Its page is copied out, and the version stays the same.
+    rig.fill(committed, 4);
+    assert_eq!(rig.area.written_past(rig.log), [(11, Some(Past::Written))]);
+    rig.fill(committed, 2);
     let HomeWrite::Go { operation, carried, .. } =
-        rig.area.home_write_begins(rig.log, 11..12, &[rig.memory.page(committed)])
+        rig.area.home_write_begins(rig.log, 11..12, &[rig.memory.page(committed)], &Over::Unknown)
     else {
         panic!("nothing is in the way")
     };
     assert_eq!(carried, [11]);
     rig.area.home_write_ended(rig.log, operation, true);
     assert_eq!(rig.area.written_past(rig.log), []);
+    rig.area.check().expect("the books are right");
+}
+
+/// Over which versions a write goes, as far as anybody knows: those that were there when it was asked.
+#[test]
+fn what_was_asked_before_a_commit_is_not_written_past_it() {
+    let mut rig = Rig::new();
+    let (committed, other) = (PageId(5), PageId(7));
+    rig.fill(committed, 1);
+    rig.commit(&[(10, committed)]);
+    rig.fill(other, 3);
+    let write = |rig: &Rig, over: &Over<'_>| {
+        let payload = [rig.memory.page(other)];
+        let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload, over) else {
+            panic!("nothing is in the way")
+        };
+        rig.area.home_write_ended(rig.log, operation, true);
+        rig.area.written_past(rig.log)
+    };
+    let as_of = |whole, first_asked| Over::AsOf { whole, first_asked };
+    assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
+    assert_eq!(write(&rig, &Over::Blocks(&[11])), [(10, None)]);
+    assert_eq!(write(&rig, &as_of(10..11, Some(0))), [(10, None)], "the transaction is the first");
+    assert_eq!(write(&rig, &as_of(11..11, None)), [(10, None)], "a part of the block");
+    rig.area.home_write_asked(rig.log, &[10, 12]);
+    assert_eq!(rig.area.written_past(rig.log), [(10, Some(Past::Begun))]);
+    assert_eq!(write(&rig, &Over::Unknown), [(10, Some(Past::Written))], "another one was asked after the commit");
+    rig.area.home_write_asked(rig.log, &[10]);
+    assert_eq!(rig.area.written_past(rig.log), [(10, Some(Past::Written))], "it has not begun");
+    // What was asked of the process before this one may be older than all that it took in.
+    rig.fill(committed, 4);
+    rig.commit(&[(10, committed)]);
+    let mut rig = rig.followed();
+    assert_eq!(write(&rig, &as_of(10..11, None)), [(10, None)]);
+    rig.fill(committed, 5);
+    rig.commit(&[(10, committed)]);
+    assert_eq!(write(&rig, &as_of(10..11, Some(3))), [(10, Some(Past::Written))]);
     rig.area.check().expect("the books are right");
 }
 
@@ -331,7 +393,10 @@ fn pages_are_answered_while_a_log_is_taken_elsewhere() {
     assert!(held.read_held(positions[0], &mut block));
     assert_eq!(block, [1; BLOCK]);
     // Homes do not change, and nothing is let go: what is newest was counted when it began.
-    assert!(matches!(rig.area.home_write_begins(rig.log, 10..11, &[rig.memory.page(pages[1])]), HomeWrite::Wait));
+    assert!(matches!(
+        rig.area.home_write_begins(rig.log, 10..11, &[rig.memory.page(pages[1])], &Over::Unknown),
+        HomeWrite::Wait
+    ));
     rig.area.discarded(rig.log, 10..12);
     assert!(rig.area.host_writes(rig.log, 8, false).is_empty());
     assert_eq!(rig.area.owed(rig.log).blocks, 2);
@@ -340,7 +405,7 @@ fn pages_are_answered_while_a_log_is_taken_elsewhere() {
     rig.area.check().expect("the books are right");
     assert!(rig.area.is_open(rig.log) && rig.holds(positions[0], 1));
     let payload = [rig.memory.page(pages[1])];
-    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 11..12, &payload) else {
+    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 11..12, &payload, &Over::Unknown) else {
         panic!("nothing is in the way any more")
     };
     assert!(rig.area.take_for_hand_over(rig.log).is_none(), "a home write is on its way");
@@ -418,7 +483,7 @@ fn an_absorbed_home_write_is_done_before_anything_else() {
     assert!(!absorbs(&rig, 10..11, &[None], None, 8), "not given");
     assert!(!absorbs(&rig, 10..11, &payload, Some(tail), 8), "the guest is about to give it up");
     assert!(!absorbs(&rig, 10..12, &[payload[0], rig.memory.page(other)], None, 1), "too many");
-    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload) else {
+    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload, &Over::Unknown) else {
         panic!("nothing is in the way")
     };
     assert!(!absorbs(&rig, 10..11, &payload, None, 8), "another is under way");
@@ -437,7 +502,7 @@ fn an_absorbed_home_write_is_done_before_anything_else() {
     assert!(rig.area.has_absorbed_before(rig.log, tail) && !rig.area.has_absorbed_before(rig.log, first));
     assert!(rig.holds(positions[0], 1));
     assert_eq!(rig.area.owed(rig.log).blocks, 2);
-    assert!(matches!(rig.area.home_write_begins(rig.log, 8..14, &[None; 6]), HomeWrite::Wait));
+    assert!(matches!(rig.area.home_write_begins(rig.log, 8..14, &[None; 6], &Over::Unknown), HomeWrite::Wait));
     assert!(rig.area.take_for_hand_over(rig.log).is_none());
     rig.area.check().expect("the books are right");
     assert!(rig.area.absorbed_writes(rig.log, 8, &|block, _| block == 11).is_empty());

@@ -204,14 +204,15 @@ pub struct World {
     direct_ended: Vec<(u64, u32)>,
     /// Of these: what a flush has covered, and what has to be there.
     direct_flushed: u32,
-    /// Written past a committed version before a process died, or before the next one had made all durable: whoever follows cannot tell
-    /// it from what is older than that version.
+    /// Written past a committed version before who follows had made all durable: it cannot tell it from what is older than that version.
     direct_doubted: u32,
     is_doubting: bool,
     direct_floor: u32,
     directs: BTreeSet<u32>,
     /// Of each block the newest committed version that the guest's log has, and whether it is at home: the books that outlive a process.
     books: BTreeMap<u64, (u32, bool)>,
+    /// Of versions that are not at home: what is written down of writes past the journal, for who follows.
+    past: BTreeMap<u64, (u32, Past)>,
     /// What is written past the journal and has ended.
     direct_home: u32,
     /// When a process died, the guest's log knew nothing of that block, and has not journaled it since.
@@ -295,6 +296,7 @@ impl World {
             direct_floor: 0,
             directs: BTreeSet::new(),
             books: BTreeMap::new(),
+            past: BTreeMap::new(),
             direct_home: 0,
             is_direct_forgotten: false,
             died_at: 0,
@@ -406,7 +408,19 @@ impl World {
             }
         }
         self.note_carried(id);
-        if let (Some(machine), Some(_)) = (&mut self.machine, self.writes[&id].carries) {
+        let over = match &self.machine {
+            Some(machine) => machine.goes_over(id),
+            None => write.blocks.clone().collect(),
+        };
+        let carries = self.writes[&id].carries;
+        for block in write.blocks.clone() {
+            let Some((newest, _)) = self.books.get(&block) else { continue };
+            let was = self.past.remove(&block).is_some_and(|(sequence, _)| sequence == *newest);
+            if carries.is_none() && (was || over.contains(&block)) {
+                self.past.insert(block, (*newest, Past::Begun));
+            }
+        }
+        if let (Some(machine), Some(_)) = (&mut self.machine, carries) {
             machine.write_carries(id, write.blocks.clone());
         }
         let bytes = write.bytes.unwrap_or_else(|| Arc::from(vec![0; len]));
@@ -455,6 +469,13 @@ impl World {
             })?
         {
             self.go(id);
+        } else if let Some(machine) = &self.machine {
+            for block in machine.goes_over(id) {
+                let Some((newest, _)) = self.books.get(&block) else { continue };
+                if self.past.get(&block).is_none_or(|(sequence, _)| sequence != newest) {
+                    self.past.insert(block, (*newest, Past::Begun));
+                }
+            }
         }
         Ok(())
     }
@@ -466,6 +487,14 @@ impl World {
     /// The guest is told that its write is done; `number` is that of the disk, if it got there.
     fn guest_write_ended(&mut self, id: WriteId, number: Option<u64>) {
         let write = self.writes.remove(&id).unwrap();
+        for block in write.blocks.clone() {
+            if let (Some((newest, false)), Some((sequence, past))) = (self.books.get(&block), self.past.get_mut(&block))
+                && sequence == newest
+                && write.carries.is_none()
+            {
+                *past = Past::Written;
+            }
+        }
         match write.what {
             What::Home(block, sequence) => {
                 if let Some((newest, is_home)) = self.books.get_mut(&block) {
@@ -769,7 +798,8 @@ impl World {
         }
         let stamp = self.stamp();
         self.direct_now = stamp;
-        if self.is_doubting {
+        let newest = self.books.get(&DIRECT).map(|(sequence, _)| *sequence);
+        if self.is_doubting && self.past.get(&DIRECT).map(|(sequence, _)| *sequence) != newest {
             self.direct_doubted = stamp;
         }
         self.directs.insert(stamp);
@@ -955,8 +985,7 @@ impl World {
                 newest.insert(*block, committed.sequence);
             }
         }
-        let is_past = newest.get(&DIRECT).is_some_and(|sequence| self.direct_home > self.states[sequence].direct);
-        let past = BTreeMap::from_iter(is_past.then_some((DIRECT, Past::Written)));
+        let past = self.known_past();
         let mut owed = BTreeMap::new();
         for (block, sequence) in newest {
             let version = Version(self.next_version);
@@ -979,6 +1008,13 @@ impl World {
         self.engaged_at = Some(self.now);
         // A transaction that is on its way to be told was held already.
         self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
+    }
+
+    /// What is written down of writes past the journal, of what is newest and not at home.
+    fn known_past(&self) -> BTreeMap<u64, Past> {
+        let newest = |block: &u64| self.books.get(block).filter(|(_, is_home)| !is_home).map(|(sequence, _)| *sequence);
+        let known = self.past.iter().filter(|(block, (sequence, _))| newest(block) == Some(*sequence));
+        known.map(|(block, (_, past))| (*block, *past)).collect()
     }
 
     fn content(&self, block: u64, sequence: u32) -> Vec<u8> {
@@ -1008,9 +1044,6 @@ impl World {
         self.says_closing = false;
         self.is_direct_forgotten = !self.books.contains_key(&DIRECT);
         self.is_doubting = self.books.contains_key(&DIRECT);
-        if self.is_doubting {
-            self.direct_doubted = self.direct_now;
-        }
         let last = self.committing.as_ref().map(|committing| committing.sequence);
         let last = last.or(self.committed.keys().next_back().copied()).unwrap_or(self.tail - 1);
         for (copy, content) in found.copies.iter_mut().zip(contents) {
@@ -1044,7 +1077,8 @@ impl World {
         self.durable_bitmap = self.states[&last.max(FIRST - 1)].bitmap();
         let owed: Vec<Transaction> = owed.into_values().collect();
         let within = Duration::from_millis(self.setting.within);
-        let machine = Durability::followed(&superblock, within, &found, (&owed, self.tail, last), self.time())?;
+        let (past, owed) = (self.known_past(), (&owed[..], self.tail, last));
+        let machine = Durability::followed(&superblock, within, &found, owed, &past, self.time())?;
         self.machine = Some(machine);
         // In the guest's order, or any other.
         let mut writes: Vec<(WriteId, GuestWrite)> = std::mem::take(&mut self.writes).into_iter().collect();

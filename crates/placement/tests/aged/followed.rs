@@ -570,3 +570,73 @@ fn one_that_is_being_closed_is_closed_under_the_next_worker() {
         }
     }
 }
+
+/// Where the worker dies that the guest has asked to write past its journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dies {
+    /// When the write was answered.
+    After,
+    /// While it is under way: storage has it, or not.
+    Amid { is_sent: bool },
+    /// While it waits for what it is written over to be durable.
+    Before,
+}
+
+/// The next worker empties the log before the guest's tail has passed what that has of the block: the copy does not go home over what the
+/// guest wrote, which it goes on counting on.
+#[test]
+fn who_follows_brings_no_copy_home_over_what_was_written_past_the_journal() {
+    for within in [AGE, Duration::ZERO] {
+        for dies in [Dies::After, Dies::Amid { is_sent: true }, Dies::Amid { is_sent: false }, Dies::Before] {
+            for times in 1..3 {
+                let case = format!("{within:?}, {dies:?}, {times} times");
+                let mut rig = Rig::new(Some(within));
+                rig.open();
+                rig.commit();
+                if dies != Dies::Before {
+                    rig.settle();
+                    rig.pass(1500);
+                    rig.promise(rig.committed);
+                }
+                rig.writes_directly(DIRECT);
+                let (last, [first, second, third]) = (rig.committed, rig.homes);
+                rig.write_home(first, DIRECT);
+                match dies {
+                    Dies::After => rig.settle(),
+                    Dies::Amid { is_sent } => {
+                        assert_eq!(rig.waiting.len(), 1, "{case}");
+                        if is_sent {
+                            rig.file.write_all_at(&content(DIRECT), first * BLOCK).expect("written");
+                            rig.log.written(first * BLOCK, &content(DIRECT));
+                        }
+                    }
+                    Dies::Before => {
+                        let is_home = |operation: &DiskOperation| operation.offset == first * BLOCK;
+                        assert!(!rig.waiting.iter().any(is_home), "{case}");
+                    }
+                }
+                for _ in 0..times {
+                    rig.waiting.clear();
+                    rig.follow(Some(within)).expect("another one goes on");
+                    if dies != Dies::After {
+                        rig.write_home(first, DIRECT);
+                    }
+                }
+                rig.pass(0);
+                rig.pass(1500);
+                rig.write_home(second, last);
+                rig.write_home(third, last);
+                rig.settle();
+                rig.flushes();
+                rig.superblock(0, rig.builder.sequence);
+                rig.pass(0);
+                rig.promise_direct(last, DIRECT);
+                let mut block = content(0);
+                rig.file.read_exact_at(&mut block, first * BLOCK).expect("read");
+                assert_eq!(block[0], DIRECT, "{case}");
+                // What is not durable yet when the write comes is promised at no certain moment.
+                assert!(dies == Dies::Before || rig.judge() > 20, "{case}");
+            }
+        }
+    }
+}

@@ -36,8 +36,10 @@ use durability::{
     AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version, View, WriteId,
 };
 use jbd2::{Format, Superblock, sequence};
-use journal_area::{Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Source};
-use std::collections::{HashMap, HashSet};
+use journal_area::{
+    Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Over, Source,
+};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -741,6 +743,8 @@ impl Held {
                     machine.write_begins(now, id, kind, change.blocks.clone(), whole, first_asked, view, said)
                 });
                 if !may_go {
+                    // Who goes on without this process is asked again, and has to know that it is newer than what there is now.
+                    self.area.home_write_asked(self.id, &aging.machine.goes_over(id));
                     self.end_if_drained(log, &mut state, steps);
                     return Ok(HomeVerdict::Wait);
                 }
@@ -748,7 +752,8 @@ impl Held {
                 id
             }
         };
-        let verdict = match self.home_begins_in_area(log, change, false) {
+        let over = aging.machine.goes_over(id);
+        let verdict = match self.home_begins_in_area(log, change, &Over::Blocks(&over), false) {
             Ok(None) => {
                 // Its place is not its own while compounds are there.
                 aging.guests.remove(&key);
@@ -788,7 +793,11 @@ impl Held {
     }
 
     fn home_begins_unaged(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
-        Ok(self.home_begins_in_area(log, change, true)?.map_or(HomeVerdict::Wait, |(verdict, _)| verdict))
+        let over = Over::AsOf {
+            whole: change.whole.clone(),
+            first_asked: self.first_asked((change.request, change.range.start)),
+        };
+        Ok(self.home_begins_in_area(log, change, &over, true)?.map_or(HomeVerdict::Wait, |(verdict, _)| verdict))
     }
 
     /// With the blocks to which it is seen to bring the newest committed version. Nothing where there is no memory to hold what is about to
@@ -797,13 +806,14 @@ impl Held {
         &self,
         log: &Log,
         change: &HomeChange<'_>,
+        over: &Over<'_>,
         may_store: bool,
     ) -> io::Result<Option<(HomeVerdict, Vec<u64>)>> {
         if change.kind == RequestKind::Discard && change.whole.start < change.whole.end {
             self.area.discarded(self.id, change.whole.clone());
         }
         loop {
-            match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload) {
+            match self.area.home_write_begins(self.id, change.blocks.clone(), change.payload, over) {
                 HomeWrite::Go { operation, replaced, carried } => {
                     return Ok(Some((HomeVerdict::Go { operation, replaced }, carried)));
                 }
@@ -1178,8 +1188,7 @@ impl Held {
         let (owed, contents) = self.all_owed(log)?;
         let watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
         let last = next.wrapping_sub(1);
-        let past = |(block, is_certain)| (block, if is_certain { Past::Written } else { Past::Perhaps });
-        let past = self.area.written_past(self.id).into_iter().map(past).collect();
+        let past = self.written_past();
         let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), &past, Duration::ZERO)?
             .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
         let marked = log.take_mark().ok_or("its mark on storage is not known")?;
@@ -1194,6 +1203,16 @@ impl Held {
             within.as_secs()
         );
         Ok(())
+    }
+
+    /// Of what is committed and not at home, what the guest has written past its journal, or may have.
+    fn written_past(&self) -> BTreeMap<u64, Past> {
+        let known = |past| match past {
+            Some(journal_area::Past::Written) => Past::Written,
+            Some(journal_area::Past::Begun) => Past::Begun,
+            None => Past::Perhaps,
+        };
+        self.area.written_past(self.id).into_iter().map(|(block, past)| (block, known(past))).collect()
     }
 
     /// What is committed and not at home, by transaction, and the content of each version.
@@ -1261,7 +1280,8 @@ impl Held {
             .filter(|(block, ..)| same.contains(block))
             .map(|(block, version, _)| (*block, *version))
             .collect();
-        let machine = Durability::followed(&superblock, within, &found, (&owed, tail.sequence, last), Duration::ZERO)?;
+        let (past, owed) = (self.written_past(), (&owed[..], tail.sequence, last));
+        let machine = Durability::followed(&superblock, within, &found, owed, &past, Duration::ZERO)?;
         let mut watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
         watched.made_durable(tail.sequence.wrapping_sub(1), &durable);
         let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
