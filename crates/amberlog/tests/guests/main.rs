@@ -38,5 +38,6 @@ mod shared;
 mod stacked;
 mod supervisor;
 mod support;
+mod tuned;
 mod wild;
 mod worker;
