@@ -14,7 +14,7 @@ use block_route::{Identity, Plan, Route};
 use guest_memory::{PageId, VmMemory};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -151,6 +151,36 @@ pub struct Device<R: Route + ?Sized + 'static> {
     threads: Option<Threads<R>>,
 }
 
+/// A device of which it is not known yet whether the kernel gives it what it needs. Dropping it ends it.
+pub struct Starting<R: Route + ?Sized + 'static> {
+    /// Before the device, which ends when nobody can open it any more.
+    open: SyncSender<()>,
+    is_ready: Receiver<Result<(), Error>>,
+    device: Device<R>,
+}
+
+impl<R: Route + ?Sized + 'static> Starting<R> {
+    /// Waits until it has what it needs, and lets its VMM in.
+    ///
+    /// # Errors
+    /// An io_uring that the kernel refuses.
+    pub fn finish(self) -> Result<Device<R>, Error> {
+        let Starting { open, is_ready, mut device } = self;
+        let outcome = is_ready.recv().unwrap_or_else(|_| Err(Error::Stopped { name: device.handle.name.to_string() }));
+        if let Err(error) = outcome {
+            drop(open);
+            // There is no worker that could be told to end: both threads do.
+            if let Some(threads) = device.threads.take() {
+                let _ = threads.control_thread.join();
+                let _ = threads.worker_thread.join();
+            }
+            return Err(error);
+        }
+        let _ = open.send(());
+        Ok(device)
+    }
+}
+
 struct Threads<R: ?Sized> {
     control: Arc<Control>,
     control_thread: JoinHandle<()>,
@@ -277,6 +307,20 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         memory: Arc<VmMemory>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
+        Self::begin(config, route, memory, observer)?.finish()
+    }
+
+    /// The first half of [`Device::start`]: its threads are started, and nobody is let in. Who has several devices has all of them begin
+    /// before the first one is waited for.
+    ///
+    /// # Errors
+    /// A configuration that cannot be, a socket that is in use, a thread that the kernel refuses.
+    pub fn begin(
+        config: DeviceConfig,
+        route: Box<R>,
+        memory: Arc<VmMemory>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Starting<R>, Error> {
         config.check()?;
         let DeviceConfig { name, image, drain_timeout, .. } = config.clone();
         let counters = Arc::new(Counters::default());
@@ -323,20 +367,18 @@ impl<R: Route + ?Sized + 'static> Device<R> {
             }
         })
         .map_err(spawn_failed)?;
-        match is_ready.recv() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(error),
-            Err(_) => return Err(Error::Stopped { name }),
-        }
 
         let (ended, control_ended) = sync_channel(1);
+        let (open, is_open) = sync_channel(1);
         let control_thread = {
             let (control, mailbox, channel) = (Arc::clone(&control), mailbox.clone(), Arc::clone(&channel));
             log_context::spawn(std::thread::Builder::new().name(format!("vhost {name}")), move || {
                 if let Some(sandbox) = &config.sandbox {
                     sandbox.enter(sandbox::Role::Vmm);
                 }
-                control.run(&config, &mailbox, &memory, &observer, &channel);
+                if is_open.recv().is_ok() {
+                    control.run(&config, &mailbox, &memory, &observer, &channel);
+                }
                 let _ = ended.send(());
             })
         };
@@ -349,7 +391,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         };
         let handle = DeviceHandle { name: name.into(), mailbox, image, counters, channel };
         let threads = Threads { control, control_thread, control_ended, worker_thread, ended: worker_ended };
-        Ok(Device { handle, drain_timeout, threads: Some(threads) })
+        Ok(Starting { device: Device { handle, drain_timeout, threads: Some(threads) }, is_ready, open })
     }
 
     /// For asking it things from elsewhere.

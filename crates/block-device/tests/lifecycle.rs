@@ -66,6 +66,28 @@ fn the_owner_is_told_everything_in_order() {
 }
 
 #[test]
+fn devices_begin_beside_each_other_and_one_that_is_given_up_leaves_nothing() {
+    let places = [Place::new(MIB), Place::new(MIB)];
+    let begun = places.each_ref().map(|place| {
+        let config = DeviceConfig::new("test-disk", place.socket(), open(&place.image(), CacheMode::Auto));
+        let journal = Journal::default();
+        let mut route = NotingRoute::default();
+        route.journal = journal.clone();
+        (Device::begin(config, Box::new(route), VmMemory::new(), Arc::new(journal.clone())).unwrap(), journal)
+    });
+    let [(first, _), (given_up, untold)] = begun;
+    let device = first.finish().unwrap();
+    assert_eq!(disk(&places[0], FrontEndOptions::default()).write(0, &[1; 512]).unwrap(), STATUS_OK);
+    device.stop().unwrap();
+    let again = || block_device::Image::open(&places[1].image(), block_device::ImageOptions::default());
+    again().expect_err("the device has its lock");
+    assert!(places[1].socket().exists());
+    drop(given_up);
+    again().expect("nobody has it any more");
+    assert!(!places[1].socket().exists() && untold.all().is_empty());
+}
+
+#[test]
 fn a_reset_is_told_from_a_pause() {
     let place = Place::new(MIB);
     let (_device, journal) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});

@@ -817,6 +817,8 @@ impl Vm {
         };
         let mut throttles: HashMap<&str, Throttle> = HashMap::new();
         let mut doors = self.doors.clone();
+        // All at once: a guest may wait, and a thread that is started waits for a processor.
+        let mut starting = Vec::new();
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
             let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
             let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
@@ -843,9 +845,12 @@ impl Vm {
             config.entrance = Some(entrance);
             let route: Box<dyn Route> = Box::new(DiskRoute::new(Arc::clone(&self.journals), index));
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index, door });
-            serving.devices.push(Device::start(config, route, Arc::clone(&self.memory), observer)?);
+            starting.push(Device::begin(config, route, Arc::clone(&self.memory), observer)?);
             let image = (disk.options.path.clone(), disk.options.read_only);
             serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
+        }
+        for device in starting {
+            serving.devices.push(device.finish()?);
         }
         if let Some(migration) = &self.migration {
             serving.working = Some(migration.start(serving.handles())?);
