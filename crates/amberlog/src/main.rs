@@ -38,6 +38,7 @@ mod backup;
 mod disk;
 mod exit;
 mod inspect;
+mod last_memory;
 mod libvirt;
 mod metrics;
 mod power;
@@ -48,6 +49,7 @@ mod serve;
 mod shim;
 mod supervisor;
 mod takeover;
+mod turns;
 mod vm;
 mod worker;
 

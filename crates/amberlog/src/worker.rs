@@ -65,6 +65,11 @@ pub fn run(args: WorkerArgs) -> ExitCode {
         println!("{STATE_FORMAT} {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
+    // What follows starts threads, each of which its guest may wait for.
+    crate::turns::be_short();
+    if args.command.is_some() {
+        crate::last_memory::outlive_files();
+    }
     match args.command {
         Some(WorkerCommand::Run(args)) => crate::run::work::work(&args),
         Some(WorkerCommand::Serve(args)) => crate::serve::work::work(&args),

@@ -126,6 +126,8 @@ impl Workers {
     /// Has another worker go on where one has died, until one ends as it was to. Gives how the last one ended. Without a
     /// worker the guest would hang: if they die again and again, the VMM is ended.
     fn watch(mut self, current: &Mutex<Current>, vmm_pid: &AtomicI32) -> anyhow::Result<ExitStatus> {
+        // The next worker inherits that before it can ask for it.
+        crate::turns::be_short();
         loop {
             let status = self.charge.hear_to_the_end(&mut self.worker).context("waiting for the worker")?;
             let has_ended = current.lock().expect("no panic under this lock").has_ended;

@@ -263,6 +263,8 @@ impl Supervised {
     /// The thread of a VM; ends when it is not wanted any more. Says whether nothing of it is kept.
     pub fn run(&self) -> bool {
         let _entered = self.enter();
+        // A worker inherits that before it can ask for it.
+        crate::turns::be_short();
         let mut charge = self.charge.lock().expect("no panic under this lock").take().unwrap_or_default();
         if let Some(doubt) = charge.doubt().filter(|_| !charge.vmm_has_ended()) {
             log::error!("vm {}: no worker goes on with its guest: {doubt}", self.name);
