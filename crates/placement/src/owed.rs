@@ -4,14 +4,15 @@
 //! carries amberlog's mark for as long as its log is elsewhere, whoever has the area and whether there still is one.
 //! Nothing is changed here.
 
-use crate::description::{AreaDirectory, DirectoryError, LogDescription, image_key};
+use crate::description::{AreaDirectory, DirectoryError, ImageDescription, LogDescription, image_key};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish::dry_run_held;
 use crate::found::{FinishError, area_opened_as, open_logs};
 use crate::mark::{HeldMark, MarkKind};
 use crate::registry::{foreign_entries, has_opening, own_places};
+use crate::remote::{MarkFound, RemoteMark};
 use crate::scan;
-use crate::scan::offset_of;
+use crate::scan::{FoundLogPlace, offset_of};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use std::io;
@@ -143,33 +144,82 @@ fn transactions(log: &LogDescription, found: &FoundLog, image: &Path) -> Option<
     dry_run_held(&found.log(), &log.place, &file).ok().map(|report| report.transactions)
 }
 
+/// What no directory in tmpfs holds of the images that one is about: a sentence for each of their logs that is in a region of NVM or on a
+/// journal server, which that directory's recovery leaves where it is. Only images that our own list names for it are opened, and only those
+/// that are what they were. Reads only.
+///
+/// # Errors
+/// When the description or an image cannot be read.
+pub fn elsewhere(directory: &AreaDirectory) -> Result<Vec<(PathBuf, String)>, FinishError> {
+    let images = directory.description()?.and_then(|description| description.images).unwrap_or_default();
+    let is_its = |image: &ImageDescription| {
+        image_key(&image.path).is_ok_and(|key| key == image.key) && directory.is_registered(&image.key)
+    };
+    let paths: Vec<PathBuf> = images.into_iter().filter(is_its).map(|image| image.path).collect();
+    elsewhere_of(&paths).map_err(|error| {
+        FinishError::Failed(format!("looking for journals that are not in {}: {error}", directory.path().display()))
+    })
+}
+
+fn elsewhere_of(images: &[PathBuf]) -> io::Result<Vec<(PathBuf, String)>> {
+    let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
+    let mut found = Vec::new();
+    for place in scan::scan(&disks)?.logs {
+        let Some(raw) = superblock_of(&disks, &place)? else { continue };
+        let (image, offset) = (&images[place.home_disk], place.home_start);
+        let at = image.display();
+        let sentence = match (HeldMark::read(&raw), RemoteMark::read(&raw)) {
+            (HeldMark::Ours(MarkKind::Nvm, _), _) => format!(
+                "the journal of the file system at byte {offset} is in a region of NVM, and not finished by this: run \
+                 'amberlog recover --disk {at} --nvm PATH' with the region that it was used with"
+            ),
+            (_, MarkFound::Live(_)) => format!(
+                "the journal of the file system at byte {offset} is on a journal server, and not finished by this: run \
+                 'amberlog recover --disk {at} --remote HOST:PORT/NAME'"
+            ),
+            _ => continue,
+        };
+        found.push((image.clone(), sentence));
+    }
+    Ok(found)
+}
+
 /// The logs of an image that say that they are elsewhere.
 fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
-    let mut disks = Vec::new();
-    for path in images {
-        disks.push(Arc::new(Disk::open(DiskOptions {
-            name: path.display().to_string(),
-            path: path.to_path_buf(),
-            placement: PlacementKind::Storage,
-            honour_flush: true,
-            read_only: true,
-            nvm: None,
-            remote: None,
-            durable_within: None,
-            write_log: None,
-        })?));
-    }
+    let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
     let mut lost = Vec::new();
     for place in scan::scan(&disks)?.logs {
-        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { continue };
-        let mut raw = [0; SUPERBLOCK_BYTES];
-        disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
+        let Some(raw) = superblock_of(&disks, &place)? else { continue };
         let mark = HeldMark::read(&raw);
         if let (true, Ok(superblock)) = (mark != HeldMark::None, Superblock::decode(&raw)) {
             lost.push(LostLog { offset: place.home_start, mark, errno: superblock.errno, others: Vec::new() });
         }
     }
     Ok(lost)
+}
+
+/// An image as a disk that is only looked at.
+fn look_at(image: &Path) -> io::Result<Arc<Disk>> {
+    let disk = Disk::open(DiskOptions {
+        name: image.display().to_string(),
+        path: image.to_path_buf(),
+        placement: PlacementKind::Storage,
+        honour_flush: true,
+        read_only: true,
+        nvm: None,
+        remote: None,
+        durable_within: None,
+        write_log: None,
+    })?;
+    Ok(Arc::new(disk))
+}
+
+/// What storage has of a log's superblock.
+fn superblock_of(disks: &[Arc<Disk>], place: &FoundLogPlace) -> io::Result<Option<[u8; SUPERBLOCK_BYTES]>> {
+    let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(None) };
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;
+    Ok(Some(raw))
 }
 
 impl Owed {

@@ -22,6 +22,8 @@ const LOCK: &str = "lock";
 struct Attempt {
     path: PathBuf,
     result: Result<Finish, FinishError>,
+    /// What its images say of journals that are neither in it nor on them, and of which image.
+    elsewhere: Vec<(PathBuf, String)>,
 }
 
 /// Runs the command. `images` are what the caller says may be owed something.
@@ -44,17 +46,18 @@ pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
     let mut left_alone = 0;
     for (path, opened) in directories {
         if let Err(error) = opened {
-            attempts.push(Attempt { path, result: Err(DirectoryError::from(error).into()) });
+            attempts.push(Attempt { path, result: Err(DirectoryError::from(error).into()), elsewhere: Vec::new() });
             continue;
         }
-        let result = finish(&path, images, deadline);
+        let mut elsewhere = Vec::new();
+        let result = finish(&path, images, deadline, &mut elsewhere);
         if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
             // Asked for all that is left over: what lives is not.
             crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
             left_alone += 1;
             continue;
         }
-        attempts.push(Attempt { path, result });
+        attempts.push(Attempt { path, result, elsewhere });
     }
     show(area, &attempts, left_alone, json)
 }
@@ -97,11 +100,21 @@ fn is_own_directory(path: &Path) -> bool {
     is_vms && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == us)
 }
 
-fn finish(path: &Path, images: &[PathBuf], deadline: Instant) -> Result<Finish, FinishError> {
+fn finish(
+    path: &Path,
+    images: &[PathBuf],
+    deadline: Instant,
+    elsewhere: &mut Vec<(PathBuf, String)>,
+) -> Result<Finish, FinishError> {
     // The one that knows of it, if there are several.
     let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
     let registry = own_places()?.into_iter().find(knows).unwrap_or_else(own_place);
     let directory = take_over(path, &registry, deadline)?;
+    // The directory may be gone afterwards, and its images with it.
+    match placement::elsewhere(&directory) {
+        Ok(found) => *elsewhere = found,
+        Err(error) => crate::exit::say("amberlog recover", format_args!("{error}")),
+    }
     let outcome = finish_directory_into(&directory, images)?;
     if outcome.failed.is_empty() {
         directory.remove();
@@ -112,6 +125,7 @@ fn finish(path: &Path, images: &[PathBuf], deadline: Instant) -> Result<Finish, 
 fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> ExitCode {
     let mut finished = Vec::new();
     let mut errors = Vec::new();
+    let elsewhere: Vec<&(PathBuf, String)> = attempts.iter().flat_map(|attempt| &attempt.elsewhere).collect();
     let mut is_only_refused = true;
     let mut is_not_ours = false;
     for attempt in attempts {
@@ -138,13 +152,21 @@ fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> Exi
             crate::exit::say("amberlog recover", format_args!("{}: {note}", name(log)));
         }
     }
+    for (image, sentence) in &elsewhere {
+        crate::exit::say("amberlog recover", format_args!("{}: {sentence}", image.display()));
+    }
     if json {
-        println!("{}", object(&finished, &errors));
+        let mut object = object(&finished, &errors);
+        if !elsewhere.is_empty() {
+            object["elsewhere"] =
+                elsewhere.iter().map(|(image, sentence)| json!({"image": image, "sentence": sentence})).collect();
+        }
+        println!("{object}");
     } else {
         for log in &finished {
             println!("{}: {}", name(log), super::sentence(&log.recovery, false));
         }
-        if finished.is_empty() && errors.is_empty() {
+        if finished.is_empty() && errors.is_empty() && elsewhere.is_empty() {
             let others = match left_alone {
                 0 => String::new(),
                 1 => "; one VM's directory is in use, and was left alone".to_owned(),

@@ -239,8 +239,11 @@ fn comes_from_the_server(accelerator: Accelerator) {
         }
         assert_eq!(guest.kill_all().unwrap().signal_number(), Some(9));
         let reported = guest.final_report();
-        // Storage says where the log is, and that it is not lost.
+        // Storage says where the log is, and that it is not lost. So does who finishes what is in tmpfs.
         assert_eq!(journal_superblock(&image).errno, -5);
+        let area = bench.recover_area();
+        let sentence = area["elsewhere"][0]["sentence"].as_str().unwrap_or_default();
+        assert!(sentence.contains("is on a journal server, and not finished by this"), "{area}");
         let copy = bench.path("copy");
         copy_image(&image, &copy).unwrap();
         let unrecovered = load.check(&FileSystem::whole(copy.clone()), &reported);
