@@ -123,8 +123,9 @@ impl Platform {
             // QEMU 7.2 sets an MSR for it that such a KVM does not have, and aborts.
             Accelerator::Kvm if is_paravirtual => "host,-arch-capabilities",
             Accelerator::Kvm => "host",
-            // RDRAND seeds the kernel's random numbers at once.
-            Accelerator::Tcg => "qemu64,+rdrand,+ssse3,+sse4.2",
+            // RDRAND seeds the kernel's random numbers at once. QEMU 7.2 emulates CMPXCHG16B with flags that are none now and then: Linux 6.12,
+            // whose slabs use it without a lock, dies of that, on QEMU's own disk as well.
+            Accelerator::Tcg => "qemu64,+rdrand,+ssse3,+sse4.2,-cx16",
         };
         Self {
             accelerator,
