@@ -4,10 +4,13 @@
 //!
 //! Failure story: whatever e2fsck says and is not known to be harmless is a problem.
 
+mod forgotten;
+
+pub use forgotten::forgive_forgotten_orphans;
+
 use crate::error::{Error, FileContext, Result};
 use crate::image::{FileSystem, copy_image};
 use crate::program::{command, run};
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -95,99 +98,12 @@ pub fn check(file_system: &FileSystem) -> Result<Verdict> {
     e2fsck(&copy, "-fy")
 }
 
-/// Of a file system with an error noted, or whose kernel said that it cleared a list of orphans: takes out of the problems what
-/// follows from just that.
-///
-/// ext4 empties the list of orphans, and ends none of them, when it mounts a file system that has an error noted, and e2fsck
-/// does the same. They stay as they are until a full check: no links, no time of deletion (or the next of the list in its place),
-/// in use by the bitmaps, with their blocks and the block of their attributes, directories among them counted as such. Whoever
-/// stops a journal between an unlink and its inode's end gets that on any disk. Nothing else is forgiven: not a bit that is
-/// missing, no inode that is not such an orphan by its own words, no block that is none of theirs, no count that is off by
-/// anything but just these.
-pub fn forgive_forgotten_orphans(verdict: &mut Verdict, file_system: &FileSystem) -> Result<()> {
-    let inodes: BTreeSet<u64> = verdict.problems.iter().filter_map(|line| forgotten_orphan(line)).collect();
-    if inodes.is_empty() {
-        return Ok(());
-    }
-    let (mut blocks, mut directories) = (BTreeSet::new(), 0);
-    for inode in &inodes {
-        let text = debugfs(file_system, &format!("blocks <{inode}>"))?;
-        blocks.extend(text.split_whitespace().filter_map(|word| word.parse::<u64>().ok()));
-        let text = debugfs(file_system, &format!("stat <{inode}>"))?;
-        let field = |name: &str| text.split_once(name).and_then(|(_, rest)| rest.split_whitespace().next());
-        blocks.extend(field("File ACL: ").and_then(|word| word.parse::<u64>().ok()).filter(|block| *block > 0));
-        directories += u64::from(field("Type: ") == Some("directory"));
-    }
-    let surplus = |name: &str, known: &BTreeSet<u64>| -> Option<(String, u64)> {
-        let line = verdict.problems.iter().find(|line| line.starts_with(name))?;
-        let bits = surplus_bits(line.strip_prefix(name)?)?;
-        bits.is_subset(known).then(|| (line.clone(), bits.len() as u64))
-    };
-    let of_inodes = surplus("Inode bitmap differences:", &inodes);
-    let of_blocks = surplus("Block bitmap differences:", &blocks);
-    // What a count is off by: said of each group, and to be as much as there are in all.
-    let counts = |name: &str, expected: u64| -> Vec<String> {
-        let lines = verdict.problems.iter().filter(|line| line.starts_with(name)).cloned().collect::<Vec<_>>();
-        let sum = lines.iter().map(|line| surplus_count(line)).sum::<Option<u64>>();
-        if expected > 0 && sum == Some(expected) { lines } else { Vec::new() }
-    };
-    let bits = |surplus: &Option<(String, u64)>| surplus.as_ref().map_or(0, |(_, bits)| *bits);
-    let mut forgiven = counts("Free blocks count wrong for group #", bits(&of_blocks));
-    forgiven.extend(counts("Free inodes count wrong for group #", bits(&of_inodes)));
-    forgiven.extend(counts("Directories count wrong for group #", directories));
-    forgiven.extend([of_inodes, of_blocks].into_iter().flatten().map(|(line, _)| line));
-    let is_of = |line: &String| {
-        forgotten_orphan(line).is_some()
-            || line.starts_with("Inodes that were part of a corrupted orphan linked list found.")
-            || forgiven.contains(line)
-    };
-    let (forgotten, problems) = std::mem::take(&mut verdict.problems).into_iter().partition(is_of);
-    (verdict.forgotten, verdict.problems) = (forgotten, problems);
-    Ok(())
-}
-
 /// Whether an error is noted in a file system's superblock: whoever mounts or checks it then trusts no list of orphans.
 pub fn has_error_noted(file_system: &FileSystem) -> Result<bool> {
     let output = run(command("dumpe2fs")?.arg("-h").arg(file_system.argument()), &[0])?;
     let text = String::from_utf8_lossy(&output.stdout);
     let state = text.lines().find_map(|line| line.strip_prefix("Filesystem state:"));
     Ok(state.is_some_and(|state| state.contains("with errors")))
-}
-
-/// By how much a group's count says that more is in use than was counted: `… (20762, counted=20788).` of what is free, the other
-/// way round of directories.
-fn surplus_count(line: &str) -> Option<u64> {
-    let (said, counted) = line.rsplit_once('(')?.1.strip_suffix(").")?.split_once(", counted=")?;
-    let (said, counted): (u64, u64) = (said.parse().ok()?, counted.parse().ok()?);
-    if line.starts_with("Directories") { said.checked_sub(counted) } else { counted.checked_sub(said) }
-}
-
-/// The inode of which a line says that it was on a list of orphans that is lost.
-fn forgotten_orphan(line: &str) -> Option<u64> {
-    let last = line.strip_prefix("Deleted inode ").and_then(|rest| rest.split_once(" has zero dtime."));
-    let other =
-        || line.strip_prefix("Inode ").and_then(|rest| rest.split_once(" was part of the orphaned inode list."));
-    last.or_else(other)?.0.parse().ok()
-}
-
-/// The bits of ` -30 -(41--43)`, which are set and should not be; `None` where one should be, or anything is not understood.
-fn surplus_bits(differences: &str) -> Option<BTreeSet<u64>> {
-    /// More than any of these file systems has.
-    const BITS_MAX: u64 = 1 << 24;
-    let mut bits = BTreeSet::new();
-    for word in differences.split_whitespace() {
-        let word = word.strip_prefix('-')?;
-        let (first, last) = match word.strip_prefix('(').and_then(|range| range.strip_suffix(')')) {
-            Some(range) => range.split_once("--")?,
-            None => (word, word),
-        };
-        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= BITS_MAX {
-            return None;
-        }
-        bits.extend(first..=last);
-    }
-    Some(bits)
 }
 
 fn e2fsck(file_system: &FileSystem, how: &str) -> Result<Verdict> {
@@ -366,12 +282,12 @@ mod tests {
     use super::*;
     use crate::image::{ExtRecipe, Journal, MIB, PartitionTable, journal_device, partitioned};
 
-    fn directory() -> TempDir {
+    pub(super) fn directory() -> TempDir {
         tempfile::tempdir().unwrap()
     }
 
     /// A directory with one file, for `content`.
-    fn content() -> TempDir {
+    pub(super) fn content() -> TempDir {
         let content = directory();
         std::fs::create_dir(content.path().join("inner")).unwrap();
         std::fs::write(content.path().join("inner/file"), b"content").unwrap();
@@ -477,98 +393,6 @@ mod tests {
         assert!(verdict.is_consistent() && verdict.orphans.len() == 1, "{verdict:?}");
         debugfs("setb 4000");
         assert!(!check(&file_system).unwrap().is_consistent());
-    }
-
-    #[test]
-    fn orphans_that_a_kernel_forgot_are_forgiven_and_nothing_beside_them() {
-        let (directory, content) = (directory(), content());
-        std::fs::write(content.path().join("inner/last"), vec![7; 70_000]).unwrap();
-        std::fs::create_dir(content.path().join("inner/gone")).unwrap();
-        let image = directory.path().join("image");
-        let recipe = ExtRecipe { content: Some(content.path().to_owned()), ..ExtRecipe::ext3(16, 4) };
-        let file_system = recipe.make(&image).unwrap();
-        let requests = |requests: &[&str]| {
-            let mut said = String::new();
-            for request in requests {
-                let output = run(command("debugfs").unwrap().args(["-w", "-R", request]).arg(&image), &[0]).unwrap();
-                said.push_str(&String::from_utf8_lossy(&output.stdout));
-            }
-            said
-        };
-        let number = |path: &str| -> u64 {
-            let said = requests(&[&format!("stat {path}")]);
-            said.split("Inode: ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap()
-        };
-        let (first, last) = (number("/inner/file"), number("/inner/last"));
-        let directory_gone = number("/inner/gone");
-        // As ext4 leaves them: no names, no links, and what the one said of the other, but no list that begins with it.
-        requests(&[
-            "unlink /inner/file",
-            "unlink /inner/last",
-            &format!("sif <{first}> links_count 0"),
-            &format!("sif <{last}> links_count 0"),
-            &format!("sif <{first}> dtime @{last}"),
-            "unlink /inner/gone",
-            &format!("sif <{directory_gone}> links_count 0"),
-            &format!("sif <{directory_gone}> dtime @{last}"),
-            &format!("sif <{}> links_count 2", number("/inner")),
-        ]);
-        // Its attributes have a block of their own.
-        let attributes = directory.path().join("attributes");
-        std::fs::write(&attributes, vec![b'x'; 700]).unwrap();
-        requests(&[&format!("ea_set -f {} <{last}> user.large", attributes.display())]);
-        let judged = || {
-            let mut verdict = check(&file_system).unwrap();
-            assert!(!verdict.is_consistent(), "{verdict:?}");
-            forgive_forgotten_orphans(&mut verdict, &file_system).unwrap();
-            verdict
-        };
-        let verdict = judged();
-        assert!(verdict.is_consistent() && !verdict.is_clean(), "{verdict:?}");
-        assert!(verdict.forgotten.len() >= 4, "{verdict:?}");
-        let counted =
-            |verdict: &Verdict| verdict.forgotten.iter().any(|line| line.starts_with("Directories count wrong"));
-        assert!(counted(&verdict), "{verdict:?}");
-        let directories = |change: i64| {
-            let said = String::from_utf8(run(command("dumpe2fs").unwrap().arg(&image), &[0]).unwrap().stdout).unwrap();
-            let before = said.split_once(" directories").unwrap().0.rsplit(' ').next().unwrap().parse::<i64>().unwrap();
-            requests(&[&format!("set_bg 0 used_dirs_count {}", before + change)]);
-        };
-        directories(1);
-        let verdict = judged();
-        assert!(!counted(&verdict) && !verdict.is_consistent(), "{verdict:?}");
-        directories(-1);
-        assert!(counted(&judged()));
-        // A bit too many, and one that is missing: of a block, of an inode.
-        let used = requests(&["bmap /inner 0"]);
-        let used = used.trim();
-        let surplus_inode = last + 3;
-        for (harm, mend) in [
-            ("setb 4000".to_owned(), "freeb 4000".to_owned()),
-            (format!("freeb {used}"), format!("setb {used}")),
-            (format!("seti <{surplus_inode}>"), format!("freei <{surplus_inode}>")),
-        ] {
-            requests(&[&harm]);
-            let verdict = judged();
-            assert!(verdict.problems.iter().any(|line| line.contains(" bitmap differences:")), "{harm}: {verdict:?}");
-            requests(&[&mend]);
-            assert!(judged().is_consistent(), "{mend}");
-        }
-    }
-
-    #[test]
-    fn only_surplus_bits_are_read_as_such() {
-        assert_eq!(surplus_count("Free blocks count wrong for group #0 (20762, counted=20788)."), Some(26));
-        assert_eq!(surplus_count("Directories count wrong for group #0 (50, counted=49)."), Some(1));
-        for text in
-            ["Free blocks count wrong for group #0 (5, counted=4).", "Directories count wrong (1, counted=2).", "x"]
-        {
-            assert_eq!(surplus_count(text), None, "{text}");
-        }
-        assert_eq!(surplus_bits("  -30 -(41--43)"), Some(BTreeSet::from([30, 41, 42, 43])));
-        for text in [" +30", " -30 +(41--43)", " -(1--99999999999)", " -x", " 5"] {
-            assert_eq!(surplus_bits(text), None, "{text}");
-        }
     }
 
     #[test]

@@ -282,6 +282,7 @@ fn online() -> Vec<Case> {
         Case { mount: "discard", ..case("discard", TRIM) },
         Case { programs: &["e4defrag"], modes: &[Mode::Ordered, Mode::Journal], ..case("e4defrag", DEFRAGMENT) },
         Case { memory_mib: 192, ..case("swap-file", SWAP) },
+        case("truncations", TRUNCATIONS),
         case("loop-inside", LOOP),
         case("mount-storm", STORM),
         case("journal-removed-and-added", JOURNAL_AGAIN),
@@ -304,6 +305,7 @@ fn again() -> Vec<Case> {
         Case { modes: &[Mode::Ordered], ..case("other-modes", OTHER_MODES) },
         case("abort", ABORT),
         case("abort-with-orphans", ABORT_WITH_ORPHANS),
+        case("abort-amid-truncations", ABORT_AMID_TRUNCATIONS),
         case("shutdown-full", SHUTDOWN),
         case("shutdown-with-flush", SHUTDOWN_WITH_FLUSH),
         case("shutdown-without-flush", SHUTDOWN_WITHOUT_FLUSH),
@@ -414,6 +416,38 @@ mkdir /mnt/gone; exec 9</mnt/gone; rmdir /mnt/gone
 rm /mnt/held /mnt/other; sync
 echo 1 >/sys/fs/ext4/${DISK##*/}/trigger_fs_error || cannot trigger_fs_error
 exec 7>&- 8>&- 9<&-
+again";
+
+/// Files of several extents are written, and cut short while that is written back.
+const TRUNCATIONS: &str = "settle
+for n in 1 2 3 4; do
+    perl -e 'while (1) {
+        open(my $f, \"+>\", \"/mnt/cut$ARGV[0]\") or exit;
+        for my $i (0 .. 11) { sysseek($f, $i * 131072, 0) and syswrite($f, \"x\" x 65536) or exit; }
+        syscall(277, fileno($f), 0, 0, 2) == 0 or exit;
+        truncate($f, 8865) or exit;
+        syscall(74, fileno($f)) == 0 or exit;
+    }' $n &
+    cutters=\"$cutters $!\"
+done
+settle 200";
+
+/// Files of several extents are cut short all the while: an inode that is being cut is an orphan until its last block is free. A kernel waits
+/// for what is being written beyond its new size before it begins with that, and a commit may come meanwhile.
+const ABORT_AMID_TRUNCATIONS: &str = "settle
+for n in 1 2 3 4; do
+    perl -e 'while (1) {
+        open(my $f, \"+>\", \"/mnt/cut$ARGV[0]\") or exit;
+        for my $i (0 .. 11) { sysseek($f, $i * 131072, 0) and syswrite($f, \"x\" x 65536) or exit; }
+        syscall(277, fileno($f), 0, 0, 2) == 0 or exit;
+        truncate($f, 8865) or exit;
+        syscall(74, fileno($f)) == 0 or exit;
+    }' $n &
+    cutters=\"$cutters $!\"
+done
+sleep 1
+echo 1 >/sys/fs/ext4/${DISK##*/}/trigger_fs_error || cannot trigger_fs_error
+sleep 0.3; kill $cutters 2>/dev/null; wait $cutters 2>/dev/null
 again";
 
 const SHUTDOWN: &str = "settle; shutdown_flavour 0; again; settle; shutdown_flavour 0; again";

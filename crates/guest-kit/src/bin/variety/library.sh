@@ -8,7 +8,7 @@ number=0
 
 # said FILE: its last words.
 said() { tail -n 2 "$1" | tr '\n' ' '; }
-last_words() { dmesg | grep -iE 'ext4|jbd2|loop' | tail -n 2 | tr '\n' ' '; }
+last_words() { dmesg | grep -E "JBD2|EXT4|Buffer I.O" | tail -n 8 | tr "\n" " "; }
 # cannot WHY: this cannot be tried here.
 cannot() { mark cannot "$@"; sleep 1000; }
 # bad lost|damaged WHAT: a finding. The first ends it, as what follows is of little worth.
