@@ -5,6 +5,7 @@
 //! fails, what is still owed stays in the directory, and the next process finds it.
 
 pub mod change;
+mod cloud_hypervisor;
 mod disk_option;
 mod marks;
 pub mod migration;

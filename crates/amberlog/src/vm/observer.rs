@@ -4,6 +4,7 @@
 //! lives, whichever disk of the VM it asks for.
 
 use super::watched::Watched;
+use super::{cloud_hypervisor, qemu};
 use crate::worker::Line;
 use block_device::{Observer, Peer};
 use guest_memory::{HandoverSocket, PageId, VmMemory};
@@ -82,8 +83,7 @@ impl VmObserver {
         }
         // Also of a VMM that we started: what we started may be a script that gives it more.
         let arguments = arguments_of(peer.pid);
-        if let Some(reason) = arguments.as_ref().ok().and_then(|known| super::qemu::contradiction(known, self.may_come))
-        {
+        if let Some(reason) = arguments.as_ref().ok().and_then(|known| contradiction(known, self.may_come)) {
             return Err(reason);
         }
         if self.strangers_at.is_some() {
@@ -224,10 +224,25 @@ pub fn arguments_of(pid: i32) -> Result<Vec<OsString>, String> {
     Ok(bytes.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect())
 }
 
+/// What in a VMM's arguments contradicts what amberlog promises; a guest may come from elsewhere where that is asked for.
+fn contradiction(arguments: &[OsString], may_come: bool) -> Option<String> {
+    match arguments.first() {
+        Some(program) if cloud_hypervisor::is_it(program) => cloud_hypervisor::contradiction(arguments),
+        _ => qemu::contradiction(arguments, may_come),
+    }
+}
+
 /// What keeps guest pages from being protected, in what is known of a VMM's arguments. Of arguments that are not known nothing can be said.
 pub fn bypasses_protection(arguments: Result<Vec<OsString>, String>, sockets: &Path) -> Option<String> {
     match arguments {
-        Ok(arguments) => super::qemu::bypasses_protection(&arguments, Some(sockets)),
+        Ok(arguments) if arguments.first().is_some_and(|program| cloud_hypervisor::is_it(program)) => {
+            cloud_hypervisor::bypasses_protection(&arguments, sockets)
+        }
+        Ok(arguments) if !qemu::is_known(&arguments) => {
+            let program = arguments.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
+            Some(format!("the VMM ('{program}') is none that amberlog knows, so what it may take away is not seen"))
+        }
+        Ok(arguments) => qemu::bypasses_protection(&arguments, Some(sockets)),
         Err(reason) => Some(reason),
     }
 }
@@ -279,7 +294,10 @@ mod tests {
     fn arguments_that_are_not_known_keep_pages_from_being_protected() {
         let own = arguments_of(std::process::id().cast_signed());
         assert!(own.as_ref().is_ok_and(|words| words[0] == std::env::args_os().next().unwrap_or_default()), "{own:?}");
-        assert_eq!(bypasses_protection(own, Path::new("/")), None);
+        let reason = bypasses_protection(own, Path::new("/"));
+        assert!(reason.is_some_and(|reason| reason.contains("none that amberlog knows")));
+        let qemu = Ok(["/usr/bin/qemu-system-x86_64", "-m", "1G", ""].map(OsString::from).to_vec());
+        assert_eq!(bypasses_protection(qemu, Path::new("/")), None);
         // As many as Linux takes, at least.
         let word = "x".repeat(120_000);
         let mut child = Command::new("sh")

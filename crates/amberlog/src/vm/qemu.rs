@@ -12,6 +12,7 @@ mod version;
 
 use anyhow::Context;
 use command_line::CommandLine;
+pub use command_line::is_known;
 use memory::{GuestMemory, RESERVED};
 use properties::Properties;
 use std::collections::HashSet;

@@ -74,6 +74,12 @@ fn is_qemu(word: &OsStr) -> bool {
     name.starts_with("qemu-system-") || matches!(&*name, "qemu" | "qemu-kvm" | "kvm")
 }
 
+/// Whether a process with these arguments is QEMU, or something that goes by its name.
+pub fn is_known(words: &[OsString]) -> bool {
+    let is_like_it = |name: &OsStr| name.to_string_lossy().contains("qemu");
+    words.first().is_some_and(|word| is_qemu(word) || Path::new(word).file_name().is_some_and(is_like_it))
+}
+
 impl<'a> CommandLine<'a> {
     /// Takes a command line apart.
     pub fn parse(words: &'a [OsString]) -> Self {
