@@ -5,6 +5,7 @@
 //! run's directory (console, QEMU's stderr) is removed at the end, unless something failed.
 
 use crate::assets::Assets;
+use crate::cloud_hypervisor;
 use crate::error::{Error, FileContext, Result};
 use crate::interrupt;
 use crate::platform::Platform;
@@ -76,17 +77,24 @@ impl Guest {
         let qmp_path = path.join("qmp");
         let qmp_listener = UnixListener::bind(&qmp_path).at("listen on", &qmp_path)?;
 
-        let qemu = program::find_program("qemu-system-x86_64")?;
+        let vmm = program::find_program(match spec.disks {
+            Disks::CloudHypervisor(_) => cloud_hypervisor::PROGRAM,
+            Disks::Plain(_) | Disks::Wrapper(_) => "qemu-system-x86_64",
+        })?;
         // A wrapper is asked to end, so that it can take its QEMU along; QEMU itself is killed.
         let death = if matches!(spec.disks, Disks::Wrapper(_)) { "TERM" } else { "KILL" };
         let mut command = Command::new(program::find_program("setpriv")?);
         command.args(["--pdeathsig", death, "--"]);
+        let arguments = match &spec.disks {
+            Disks::CloudHypervisor(words) => spec.cloud_hypervisor_arguments(platform, path, words),
+            Disks::Plain(_) | Disks::Wrapper(_) => spec.arguments(platform, path),
+        };
         if let Disks::Wrapper(words) = &spec.disks {
             command.args(words).arg("--");
         }
         command
-            .arg(&qemu)
-            .args(spec.arguments(platform, path))
+            .arg(&vmm)
+            .args(arguments)
             .envs(spec.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log_file(&path.join("stdout.log"))?)
@@ -97,10 +105,16 @@ impl Guest {
             Ok(child) => child,
             Err(error) => {
                 let _ = UnixStream::connect(&report_path);
-                return Err(error).at("start", &qemu);
+                return Err(error).at("start", &vmm);
             }
         };
         interrupt::enter(child.id(), directory.path());
+        if let Disks::CloudHypervisor(_) = spec.disks {
+            // It writes none itself, and what was started has become it.
+            let pid_file = path.join("qemu.pid");
+            std::fs::write(&pid_file, child.id().to_string()).at("write", &pid_file)?;
+            cloud_hypervisor::report(path, &report_path, child.id()).at("listen to", &report_path)?;
+        }
         Ok(Self {
             name: spec.name,
             directory: Some(directory),

@@ -13,6 +13,7 @@
 pub mod accelerator;
 pub mod aged;
 pub mod assets;
+mod cloud_hypervisor;
 mod cpio;
 pub mod error;
 pub mod evidence;

@@ -46,6 +46,8 @@ pub enum Disks {
     /// A command that adds the disks and starts QEMU: the words before `--`, such as
     /// `amberlog run --disk IMAGE`.
     Wrapper(Vec<OsString>),
+    /// Cloud Hypervisor instead of QEMU: the words for its memory and its disks. The native kernel boots under KVM, or nothing does.
+    CloudHypervisor(Vec<OsString>),
 }
 
 /// What the guest does when the host's script has ended.

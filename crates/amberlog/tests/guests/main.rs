@@ -6,6 +6,7 @@
 mod arguments;
 mod backup;
 mod clean;
+mod cloud_hypervisor;
 mod daemon;
 mod dax;
 mod detach;
