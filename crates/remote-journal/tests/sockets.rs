@@ -36,7 +36,13 @@ async fn write(options: &ClientOptions, name: &str, count: u64) -> Result<u64, C
     let (mut sender, mut receiver) = client.into_pipeline();
     for sequence in 1..=count {
         let blocks = vec![block(sequence as u32, sequence as u8), block(0, sequence as u8)];
-        sender.send(vec![Batch { epoch, sequence, tail: 1, blocks }]).await?;
+        if let Err(error) = sender.send(vec![Batch { epoch, sequence, tail: 1, blocks }]).await {
+            // Whoever drops a connection has said why, and that is not read yet.
+            while !matches!(receiver.hear(Duration::from_secs(5)).await?, remote_journal::client::Heard::Durable(last) if last == count)
+            {
+            }
+            return Err(error);
+        }
     }
     let mut durable = 0;
     while durable < count {

@@ -338,6 +338,14 @@ mod tests {
         assert_eq!(of(&extent, Some((8865, 1024))).lines, BTreeSet::from([0, 1]));
         // It ends where the file does; it is no file's.
         assert!(of(&extent, Some((12 * 1024, 1024))).lines.is_empty() && of(&extent, None).lines.is_empty());
+        // As many sectors as those four blocks have, of that inode.
+        for (line, lines) in [
+            ("Inode 9, i_blocks is 100, should be 92.  Fix? no", BTreeSet::from([0, 1, 2])),
+            ("Inode 9, i_blocks is 100, should be 90.  Fix? no", BTreeSet::from([0, 1])),
+            ("Inode 8, i_blocks is 100, should be 92.  Fix? no", BTreeSet::from([0, 1])),
+        ] {
+            assert_eq!(of(&[extent[0], extent[1], line], Some((8865, 1024))).lines, lines, "{line}");
+        }
         let size =
             ["Inode 9, i_size is 8865, should be 20480.  Fix? no", "Inode 9, i_blocks is 9, should be 40.  Fix? no"];
         assert_eq!(of(&size, Some((8865, 1024))).lines, BTreeSet::from([0]));
