@@ -71,6 +71,14 @@ fn workers_are_of_the_program_that_was_judged() {
     let refused = ask(&run, &["upgrade"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
+    // A program that says that it knows another state only.
+    std::fs::write(&program, "#!/bin/sh\necho 1000 9.9.9\n").unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let refused = ask(&run, &["upgrade"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("cannot go on with the guests of this amberlog"), "{said}");
+    assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
     kill(u64::from(daemon.0.id()), rustix::process::Signal::TERM);
     let deadline = Instant::now() + LIMIT;
     while daemon.0.try_wait().unwrap().is_none() {

@@ -296,11 +296,16 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
             let told = format!("or end its VMM (process {vmm})");
             assert!(entry["state_text"].as_str().unwrap().contains(&told), "{entry}");
             assert!(daemon.log().contains(&told), "{}", daemon.log());
+            let ill = daemon.ask(&["health"]);
+            assert_eq!(ill.status.code(), Some(1), "{ill:?}");
+            assert!(String::from_utf8_lossy(&ill.stdout).contains("one"), "{ill:?}");
             let last = guest.acknowledged("a").last.unwrap_or(0);
             daemon.signal(Signal::HUP);
             if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
                 panic!("{error}\n--- the daemon's log\n{}", daemon.log());
             }
+            let well = daemon.ask(&["health"]);
+            assert_eq!(well.status.code(), Some(0), "{well:?}");
             guest.kill_qemu().unwrap();
         }
         guest.wait_end(LIMIT).unwrap();
