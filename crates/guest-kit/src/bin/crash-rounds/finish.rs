@@ -75,15 +75,24 @@ impl Finish {
         }
         program::run(&mut command(), &[0])?;
         let mut faults = Vec::new();
-        // Whatever was cut off may have left a directory that holds nothing; nothing may be owed any more.
-        let mut sweep = Command::new(amberlog);
-        let swept = program::run(sweep.args(["recover", "--json", "--area"]).arg(area), &[0])?;
-        let swept: serde_json::Value = serde_json::from_slice(&swept.stdout)
-            .map_err(|error| Error::Assets(format!("recover --json is not understood: {error}")))?;
-        if swept["logs"].as_array().is_none_or(|logs| !logs.is_empty()) {
-            faults.push(format!("after it was finished there was something left to finish: {swept}"));
-        }
-        faults.extend(left_in(area).into_iter().map(|path| format!("{} is left in the area", path.display())));
+        // Whatever was cut off may have left a directory that holds nothing; nothing may be owed any more. A worker whose supervisor was
+        // killed may have its directory for a moment still, and leave it: it is looked for again.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let left = loop {
+            let mut sweep = Command::new(amberlog);
+            let swept = program::run(sweep.args(["recover", "--json", "--area"]).arg(area), &[0])?;
+            let swept: serde_json::Value = serde_json::from_slice(&swept.stdout)
+                .map_err(|error| Error::Assets(format!("recover --json is not understood: {error}")))?;
+            if swept["logs"].as_array().is_none_or(|logs| !logs.is_empty()) {
+                faults.push(format!("after it was finished there was something left to finish: {swept}"));
+            }
+            let left = entries_of(area);
+            if left.is_empty() || Instant::now() > deadline {
+                break left;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        faults.extend(left.into_iter().map(|path| format!("{} is left in the area", path.display())));
         Ok((cut_off, faults))
     }
 }
@@ -92,14 +101,17 @@ impl Finish {
 pub fn left_in(area: &Path) -> Vec<PathBuf> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        let entries = std::fs::read_dir(area);
-        let left: Vec<PathBuf> =
-            entries.map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|entry| entry.path()).collect());
+        let left = entries_of(area);
         if left.is_empty() || Instant::now() > deadline {
             return left;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+fn entries_of(area: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(area);
+    entries.map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|entry| entry.path()).collect())
 }
 
 /// Starts a command and kills it. Says whether it still ran.
