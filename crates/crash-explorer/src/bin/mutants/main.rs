@@ -64,10 +64,10 @@ fn run() -> Result<bool, String> {
     tests.sort_unstable();
     tests.dedup();
     if tests.iter().any(|test| test.contains("--test guests")) {
-        // The tests with guests look for it beside the program, and no package of theirs has cargo build it.
-        let built = cargo(&["build", "--quiet", "-p", "vmm-shim"], &scratch).output();
+        // The tests with guests look for these beside the program, and no package of theirs has cargo build them.
+        let built = cargo(&["build", "--quiet", "-p", "vmm-shim", "-p", "journal-server"], &scratch).output();
         if !built.map_err(|e| format!("running cargo: {e}"))?.status.success() {
-            return Err("vmm-shim cannot be built without any fault; mend that first".to_owned());
+            return Err("vmm-shim and journal-server cannot be built without any fault; mend that first".to_owned());
         }
     }
     for test in tests {
