@@ -137,4 +137,31 @@ mod tests {
         assert!(file.sync_data().is_err());
         assert_eq!((other.failed_flushes(), seen.load(Ordering::Acquire)), (1, 1));
     }
+
+    /// Whoever has the file says what he writes before he does.
+    #[test]
+    fn who_wants_to_know_of_writes_is_told_before() -> io::Result<()> {
+        use image_moments::{BLOCK_BYTES, Moment, Record, Target};
+        let image = tempfile::tempdir()?;
+        let open = |name: &str| {
+            File::options().create(true).truncate(false).read(true).write(true).open(image.path().join(name))
+        };
+        let (source, target, size) = (open("image")?, open("copy")?, 4 * BLOCK_BYTES);
+        source.write_all_at(&vec![1; usize::try_from(size).expect("it is small")], 0)?;
+        target.set_len(size)?;
+        let file = LoggedFile::new(source.try_clone()?, None);
+        let other = file.clone();
+        let changes = Arc::new(Changes::new(Record::new()?));
+        file.tell(&changes);
+        let (record, epoch) = (changes.record(), changes.record().next_epoch().expect("there are more"));
+        let moment = Arc::new(Moment::new(source, size, None, Target::Whole(target.try_clone()?)));
+        let copied =
+            changes.keep_while(&moment, || other.write_all_at(&[2; 512], BLOCK_BYTES).and_then(|()| moment.copy()));
+        copied.expect("it is the only copy")?;
+        let mut first = [0];
+        target.read_exact_at(&mut first, BLOCK_BYTES)?;
+        assert_eq!(first, [1], "it was kept before it was written over");
+        assert!(record.since(epoch, size).expect("all of it is known").contains(1));
+        Ok(())
+    }
 }
