@@ -8,7 +8,11 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+
+/// What a file in memory is made of.
+const PAGE_BYTES: u64 = 4096;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +155,40 @@ impl OwnDirectory {
         written
     }
 
+    /// As [`OwnDirectory::write`], into a file that an earlier call has put by with room for `reserve_bytes`: what is not
+    /// longer than that, with what is there now, can be written where the file system is full, again and again, unless others take within the
+    /// moment what the last one had.
+    ///
+    /// # Errors
+    /// When the system refuses. What was put by is not given up then.
+    pub fn write_from_reserve(&self, name: impl AsRef<OsStr>, bytes: &[u8], reserve_bytes: u64) -> Result<(), Error> {
+        let shown = self.path().join(name.as_ref());
+        let mut reserve = name.as_ref().to_owned();
+        reserve.push(".new");
+        let file = self.file(&reserve, How::WriteOrMake)?;
+        let reserved = file.metadata().map_err(Error::system("examining", &shown))?.len();
+        let written = file.write_all_at(bytes, 0).and_then(|()| file.set_len(bytes.len() as u64));
+        if let Err(error) = written {
+            // What did not fit keeps nothing of a full file system but what was put by before.
+            let _ = file.set_len(reserved);
+            return Err(Error::system("writing", &shown)(error));
+        }
+        self.rename(&reserve, name.as_ref())?;
+        self.put_by(&reserve, reserve_bytes);
+        Ok(())
+    }
+
+    /// Has a file of so many bytes there, or of as many as can be had. It is a precaution: that there is none is no error.
+    fn put_by(&self, name: &OsStr, bytes: u64) {
+        let Ok(file) = self.file(name, How::MakeNew) else { return };
+        let takes = |bytes| rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).is_ok();
+        let mut sizes =
+            std::iter::successors(Some(bytes), |bytes| Some(bytes / 2)).take_while(|bytes| *bytes >= PAGE_BYTES);
+        if !sizes.any(takes) {
+            let _ = self.remove(name);
+        }
+    }
+
     /// Gives a file another name in the same directory; what had that name goes.
     ///
     /// # Errors
@@ -172,5 +210,67 @@ impl OwnDirectory {
             Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
             Err(error) => Err(Error::system("removing", &shown)(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// A file system of its own, taken away at the end.
+    struct Small(tempfile::TempDir);
+
+    impl Small {
+        /// Nothing where this process may not mount.
+        fn mounted(bytes: u64) -> Option<Self> {
+            let small = Small(tempfile::tempdir().expect("a temporary directory"));
+            let options = format!("size={bytes},mode=0700");
+            let mut mount = Command::new("mount");
+            let done = mount.args(["-t", "tmpfs", "-o", &options, "none"]).arg(small.0.path()).output();
+            done.is_ok_and(|output| output.status.success()).then_some(small)
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
+        }
+    }
+
+    #[test]
+    fn a_file_is_written_anew_from_its_reserve_where_there_is_no_room() {
+        let Some(small) = Small::mounted(1 << 20) else { return eprintln!("left out: this process may not mount") };
+        let directory = OwnDirectory::open_or_make(small.0.path()).expect("it is ours");
+        let say = |bytes: &[u8]| directory.write_from_reserve("text", bytes, 16 << 10);
+        let said = || directory.read("text", 1 << 20).expect("read").expect("it is there");
+        say(b"first").expect("there is room");
+        // Somebody takes all that is left, and goes on taking.
+        let mut other = directory.file("other", How::MakeNew).expect("made");
+        let fill = |other: &mut File| while other.write_all(&[1; 4096]).is_ok() {};
+        fill(&mut other);
+        for len in [1_usize, 4096, 4097, 8 << 10, 9, 16 << 10, 100] {
+            let text = vec![len.to_le_bytes()[0]; len];
+            say(&text).unwrap_or_else(|error| panic!("{len} bytes: {error}"));
+            assert_eq!(said(), text);
+        }
+        // Beyond what was put by it is an error, which loses neither the old nor the reserve.
+        fill(&mut other);
+        let len = other.metadata().expect("examined").len();
+        other.set_len(len - (64 << 10)).expect("cut");
+        say(&[2; 128 << 10]).expect_err("there is no room for that");
+        assert_eq!(said(), vec![100; 100]);
+        other.write_all_at(&[1; 64 << 10], len - (64 << 10)).expect("what did not fit has taken nothing");
+        fill(&mut other);
+        say(b"last").expect("its room is there still");
+        assert_eq!(said(), b"last");
+        // With nothing put by, as an earlier process left it, room is looked for.
+        directory.remove("text.new").expect("removed");
+        fill(&mut other);
+        say(&[3; 8 << 10]).expect_err("there is none");
+        drop(other);
+        directory.remove("other").expect("removed");
+        say(&[3; 8 << 10]).expect("there is");
+        assert_eq!(said(), vec![3; 8 << 10]);
     }
 }

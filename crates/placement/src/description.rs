@@ -30,6 +30,8 @@ pub const MEMORY: &str = "ram";
 /// See [`MEMORY`].
 pub const MEMORY_TAKEN: &str = "ram-taken";
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+/// Room that is put by for the next description: those of a few disks are shorter.
+const RESERVE_BYTES_MIN: u64 = 16 << 10;
 /// How long a worker may live after its supervisor.
 const A_MOMENT: Duration = Duration::from_secs(1);
 const VMMS_BYTES_MAX: u64 = 64 << 10;
@@ -442,7 +444,8 @@ impl AreaDirectory {
     }
 
     /// Writes the description anew, in one step; not where it says the same already: a worker that follows one that died has nothing else to
-    /// say as a rule, and there may be no room to say it in.
+    /// say as a rule. Room for the next one is put by, since what a guest's journal comes to (it is distrusted, for one) has to be said where
+    /// memory has run out.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -465,7 +468,8 @@ impl AreaDirectory {
         if said.is_some_and(|said| said == text) {
             return Ok(());
         }
-        Ok(self.directory.write(DESCRIPTION, &text)?)
+        let reserve = RESERVE_BYTES_MIN.max(2 * text.len() as u64);
+        Ok(self.directory.write_from_reserve(DESCRIPTION, &text, reserve)?)
     }
 
     fn know_memory(&self, ram: &[RamDescription]) {
@@ -674,7 +678,10 @@ mod tests {
         describe(0).expect("described");
         let first = inode();
         // Where no other file can be made.
-        std::fs::create_dir(directory.path().join("area.json.new")).expect("in the way");
+        let next = directory.path().join("area.json.new");
+        assert!(std::fs::metadata(&next).expect("room is put by").len() >= RESERVE_BYTES_MIN);
+        std::fs::remove_file(&next).expect("removed");
+        std::fs::create_dir(&next).expect("in the way");
         describe(0).expect("it is described");
         assert_eq!(inode(), first);
         describe(1).expect_err("something else has to be written");
