@@ -607,11 +607,11 @@ impl JournalArea {
         }
     }
 
-    /// The guest has asked to write these home blocks, over the committed versions of them, and waits: whoever goes on after a death
-    /// knows it when it is asked again.
-    pub fn home_write_asked(&self, id: LogId, blocks: &[u64]) {
+    /// The guest has asked just now to write `blocks`, over the committed versions of those that it covers whole, and waits: whoever
+    /// goes on after a death knows it when it is asked again.
+    pub fn home_write_asked(&self, id: LogId, blocks: &Range<u64>, whole: &Range<u64>) {
         if let Some((_, jcb)) = self.lock().log(id) {
-            jcb.past_asked(blocks);
+            jcb.past_asked(blocks, whole);
         }
     }
 

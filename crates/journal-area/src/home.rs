@@ -175,16 +175,7 @@ impl VmJcb {
         let mut past = Vec::new();
         for position in self.versions_in(blocks) {
             let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
-            let is_over = match over {
-                Over::Unknown => false,
-                Over::Blocks(blocks) => blocks.contains(&block),
-                Over::AsOf { whole, first_asked } => {
-                    let is_older = |asked: u32| sequence::is_after(sequence, asked);
-                    // What was asked of another process may be older than what that one took in.
-                    let is_unknown = self.followed_through.is_some_and(|through| !is_older(through));
-                    !is_unknown && whole.contains(&block) && !first_asked.is_some_and(is_older)
-                }
-            };
+            let is_over = self.is_asked_over(over, block, sequence);
             let is_carried = carried.binary_search(&block).is_ok();
             // Whatever was there: from now on nobody knows.
             let is_begun = self.table.past(position).is_some() || is_over && !is_carried;
@@ -196,12 +187,26 @@ impl VmJcb {
         past
     }
 
-    /// The guest has asked to write over the versions of these blocks, and waits.
-    pub(crate) fn past_asked(&mut self, blocks: &[u64]) {
-        for block in blocks {
-            if let Some(position) = self.newest(*block)
-                && self.table.past(position).is_none()
-            {
+    /// Whether a write was asked for when there was this version already, so that it is newer where it is not the same.
+    fn is_asked_over(&self, over: &Over<'_>, block: u64, sequence: u32) -> bool {
+        match over {
+            Over::Unknown => false,
+            Over::Blocks(blocks) => blocks.contains(&block),
+            Over::AsOf { whole, first_asked } => {
+                let is_older = |asked: u32| sequence::is_after(sequence, asked);
+                // What was asked of another process may be older than what that one took in.
+                let is_unknown = self.followed_through.is_some_and(|through| !is_older(through));
+                !is_unknown && whole.contains(&block) && !first_asked.is_some_and(is_older)
+            }
+        }
+    }
+
+    /// The guest has asked just now to write `blocks`, over the versions of those that it covers whole, and waits.
+    pub(crate) fn past_asked(&mut self, blocks: &Range<u64>, whole: &Range<u64>) {
+        let over = Over::AsOf { whole: whole.clone(), first_asked: None };
+        for position in self.versions_in(blocks) {
+            let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
+            if self.table.past(position).is_none() && self.is_asked_over(&over, block, sequence) {
                 self.say_past(position, Some(Past::Begun));
             }
         }

@@ -272,10 +272,10 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
     assert_eq!(write(&rig, &Over::Blocks(&[11])), [(10, None)]);
     assert_eq!(write(&rig, &as_of(10..11, Some(0))), [(10, None)], "the transaction is the first");
     assert_eq!(write(&rig, &as_of(11..11, None)), [(10, None)], "a part of the block");
-    rig.area.home_write_asked(rig.log, &[10, 12]);
+    rig.area.home_write_asked(rig.log, &(10..13), &(10..13));
     assert_eq!(rig.area.written_past(rig.log), [(10, Some(Past::Begun))]);
     assert_eq!(write(&rig, &Over::Unknown), [(10, Some(Past::Written))], "another one was asked after the commit");
-    rig.area.home_write_asked(rig.log, &[10]);
+    rig.area.home_write_asked(rig.log, &(10..11), &(10..11));
     assert_eq!(rig.area.written_past(rig.log), [(10, Some(Past::Written))], "it has not begun");
     // What was asked of the process before this one may be older than all that it took in.
     rig.fill(committed, 4);

@@ -306,7 +306,7 @@ impl Keeper for Held {
             Some(verdict) => verdict,
             None => self.aged_home_begins(log, change, steps),
         };
-        self.note_asked((change.request, change.range.start), matches!(verdict, Ok(HomeVerdict::Wait)));
+        self.note_asked(change, matches!(verdict, Ok(HomeVerdict::Wait)));
         verdict
     }
 

@@ -34,6 +34,9 @@ struct Guest {
 impl Guest {
     fn new(seed: u64, within: Option<Duration>) -> Self {
         let mut rig = Rig::new(within);
+        if within.is_none() {
+            rig.gives_up();
+        }
         rig.open();
         Guest {
             rig,
@@ -639,4 +642,109 @@ fn who_follows_brings_no_copy_home_over_what_was_written_past_the_journal() {
             }
         }
     }
+}
+
+/// What becomes of durability while the guest asks to write past its journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Begins,
+    Ends,
+}
+
+/// The guest asks to write past its journal while durability begins or ends, and waits; the worker dies any number of steps later, and
+/// perhaps the next one, too. Whoever goes on writes nothing that the journal has over it, though the log on storage is emptied before
+/// the guest's tail has passed that.
+#[test]
+fn who_follows_knows_what_waited_while_durability_began_or_ended() {
+    for change in [Change::Begins, Change::Ends] {
+        for deaths in 1..3 {
+            for steps in 0..10 {
+                for seed in 0..3 {
+                    waits_while(change, deaths, steps, seed);
+                }
+            }
+        }
+    }
+}
+
+fn waits_while(change: Change, deaths: u32, steps: u32, seed: u64) {
+    let case = format!("{change:?}, {deaths} deaths, {steps} steps, seed {seed}");
+    let mut guest = Guest::new(seed, (change == Change::Ends).then_some(AGE));
+    guest.rig.gives_up();
+    guest.commit();
+    guest.settle();
+    guest.rig.clock.fetch_add(1500, Ordering::AcqRel);
+    guest.wake();
+    guest.settle();
+    guest.rig.promise(guest.rig.committed);
+    let second_at = (guest.rig.builder.position, guest.rig.builder.sequence);
+    let (last, [first, second, third]) = (guest.rig.committed, guest.rig.homes);
+    // Its tail can pass the other homes, and not this one.
+    guest.commit_of(first, content(last));
+    guest.settle();
+    let write = |block: u64, version: u8| Asked {
+        kind: RequestKind::Write,
+        offset: block * BLOCK,
+        content: content(version),
+        commits: None,
+    };
+    guest.within = match change {
+        // Beside a home write that is under way it does not begin.
+        Change::Begins => {
+            guest.ask(write(third, last));
+            Some(AGE)
+        }
+        // Beside what makes a compound it does not end.
+        Change::Ends => {
+            guest.rig.clock.fetch_add(1500, Ordering::AcqRel);
+            None
+        }
+    };
+    guest.wake();
+    guest.rig.journals.set_durable_within(0, guest.within).expect("possible");
+    guest.wake();
+    guest.rig.writes_directly(DIRECT);
+    guest.ask(write(first, DIRECT));
+    let is_sent =
+        guest.rig.waiting.iter().any(|operation| operation.offset == first * BLOCK && operation.request.is_some());
+    assert!(!is_sent, "{case}: it waits");
+    (0..steps).for_each(|_| guest.one());
+    for _ in 0..deaths {
+        guest.die().unwrap_or_else(|error| panic!("{case}: {error}"));
+        guest.ask_again();
+    }
+    guest.settle();
+    guest.wake();
+    guest.settle();
+    assert!(guest.asked.is_empty() && guest.failed.is_empty(), "{case}: {:?}", guest.asked);
+    guest.rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    for _ in 0..2 {
+        guest.wake();
+        guest.settle();
+        guest.rig.clock.fetch_add(1500, Ordering::AcqRel);
+    }
+    assert!(is_aged(&guest.rig), "{case}");
+    for block in [second, third] {
+        guest.ask(write(block, last));
+    }
+    guest.settle();
+    guest.flush();
+    guest.settle();
+    guest.begin_log(second_at.0, second_at.1);
+    guest.settle();
+    assert!(guest.asked.is_empty(), "{case}: {:?}", guest.asked);
+    // What the guest's log does not have any more waits until the one on storage is empty.
+    guest.ask(write(second, last));
+    guest.settle();
+    let mut block = content(0);
+    guest.rig.file.read_exact_at(&mut block, first * BLOCK).expect("read");
+    assert_eq!(block[0], DIRECT, "{case}: what the guest wrote is written over");
+    guest.flush();
+    guest.settle();
+    guest.rig.superblock(0, guest.rig.builder.sequence + 16);
+    guest.rig.pass(0);
+    guest.rig.promise_direct(last, DIRECT);
+    guest.rig.file.read_exact_at(&mut block, first * BLOCK).expect("read");
+    assert_eq!(block[0], DIRECT, "{case}");
+    assert!(guest.rig.judge() > 20, "{case}");
 }

@@ -177,12 +177,17 @@ impl Held {
         }
     }
 
-    /// A change of homes waits, or does not any more.
-    pub(super) fn note_asked(&self, key: (RequestId, u64), waits: bool) {
+    /// A change of homes waits, for whatever reason, or does not any more.
+    pub(super) fn note_asked(&self, change: &HomeChange<'_>, waits: bool) {
+        let key = (change.request, change.range.start);
         if !waits {
             self.absorbing().asked.remove(&key);
-        } else if let Some(next) = self.area.next_sequence(self.id) {
-            self.absorbing().asked.entry(key).or_insert(next.wrapping_sub(1));
+        } else if self.first_asked(key).is_none()
+            && let Some(next) = self.area.next_sequence(self.id)
+        {
+            self.absorbing().asked.insert(key, next.wrapping_sub(1));
+            // Who goes on without this process is asked again, and has to know that it is newer than what there is now.
+            self.area.home_write_asked(self.id, &change.blocks, &change.whole);
         }
     }
 

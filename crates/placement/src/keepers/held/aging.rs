@@ -743,8 +743,6 @@ impl Held {
                     machine.write_begins(now, id, kind, change.blocks.clone(), whole, first_asked, view, said)
                 });
                 if !may_go {
-                    // Who goes on without this process is asked again, and has to know that it is newer than what there is now.
-                    self.area.home_write_asked(self.id, &aging.machine.goes_over(id));
                     self.end_if_drained(log, &mut state, steps);
                     return Ok(HomeVerdict::Wait);
                 }
