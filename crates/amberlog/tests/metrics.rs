@@ -161,6 +161,8 @@ fn the_alert_rules_are_understood_and_say_what_they_should() {
         ("> 0.5", "> 5"),
         ("> 3\n", "> 300\n"),
         ("state=\"held\"} == 1", "state=\"held\"} == 2"),
+        ("stuck == 1", "stuck == 2"),
+        ("stuck == 1\n        for: 5m", "stuck == 1\n        for: 3m"),
         (&format!("{restarting}1m"), &format!("{restarting}0m")),
     ] {
         assert!(rules.contains(from), "{from}");

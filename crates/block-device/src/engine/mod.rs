@@ -99,6 +99,13 @@ impl Engine {
                 e,
             )
         })?;
+        let missing = missing_operations(&ring);
+        if !missing.is_empty() {
+            return Err(Error::system(
+                format!("the kernel's io_uring cannot {} (Linux 5.19 or newer is needed)", missing.join(", ")),
+                io::Error::from(io::ErrorKind::Unsupported),
+            ));
+        }
         // The kernel keeps what is registered until the last operation has ended, and longer: it takes a ring down when it finds time.
         // So locks stay until then, whoever dies. Operations go to a file that is not registered, where the end of that says enough.
         let pipe = under_way.filter(|_| !image.tells_its_end()).map(AsRawFd::as_raw_fd);
@@ -527,6 +534,29 @@ impl Drop for Engine {
             log::debug!("unregistering an image failed: {error}");
         }
     }
+}
+
+/// What an engine asks a kernel for, with the kernel's names.
+const OPERATIONS: [(&str, u8); 8] = [
+    ("READ", opcode::Read::CODE),
+    ("WRITE", opcode::Write::CODE),
+    ("READV", opcode::Readv::CODE),
+    ("WRITEV", opcode::Writev::CODE),
+    ("FSYNC", opcode::Fsync::CODE),
+    ("FALLOCATE", opcode::Fallocate::CODE),
+    ("POLL_ADD", opcode::PollAdd::CODE),
+    ("POLL_REMOVE", opcode::PollRemove::CODE),
+];
+
+/// What of that the kernel says it has not: better known before a guest asks for it. A kernel that cannot be asked is older than any that is
+/// supported, or forbids that alone: it is found out later.
+fn missing_operations(ring: &IoUring) -> Vec<&'static str> {
+    let mut probe = io_uring::Probe::new();
+    if let Err(error) = ring.submitter().register_probe(&mut probe) {
+        log::debug!("what io_uring can do here is not known: {error}");
+        return Vec::new();
+    }
+    OPERATIONS.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name).collect()
 }
 
 fn build_ring() -> io::Result<IoUring> {
