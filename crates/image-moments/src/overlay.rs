@@ -97,6 +97,33 @@ impl Overlay {
         Ok(Some(changed))
     }
 
+    /// Puts bytes into blocks that it has, whatever is there.
+    ///
+    /// # Errors
+    /// When it does not have them, or they cannot be written.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
+            let len = (bytes.len() - done).min((BLOCK_BYTES - within) as usize);
+            let cluster = match self.clusters.get(&block) {
+                Some(Some(cluster)) => *cluster,
+                Some(None) => {
+                    // The file is longer by zeros then.
+                    self.next += 1;
+                    self.file.set_len(self.next * BLOCK_BYTES)?;
+                    self.clusters.insert(block, Some(self.next - 1));
+                    self.next - 1
+                }
+                None => return Err(io::Error::other(format!("the block of byte {at} is not in it"))),
+            };
+            self.file.write_all_at(&bytes[done..done + len], cluster * BLOCK_BYTES + within)?;
+            done += len;
+        }
+        Ok(())
+    }
+
     /// How many blocks it has of its own.
     pub fn len(&self) -> usize {
         self.clusters.len()

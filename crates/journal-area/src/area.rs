@@ -56,6 +56,9 @@ pub enum NotHome {
     Torn,
     /// So many versions, or blocks that describe some, are at their own place in the log on storage, for want of memory.
     Stored(u64),
+    /// Of so many versions nobody knows whether the guest has written something else over their home blocks: the process that knew has died,
+    /// or an older write was under way when they were committed. The host writes none of these home, the guest does.
+    Unknown(u64),
 }
 
 /// Where a committed version is.
@@ -911,7 +914,10 @@ impl JournalArea {
         } else if jcb.is_torn {
             Some(NotHome::Torn)
         } else {
-            Some(jcb.stored_or_unread(pages)).filter(|blocks| *blocks > 0).map(NotHome::Stored)
+            let stored = Some(jcb.stored_or_unread(pages)).filter(|blocks| *blocks > 0).map(NotHome::Stored);
+            stored.or_else(|| {
+                Some(jcb.versions_unknown().len() as u64).filter(|blocks| *blocks > 0).map(NotHome::Unknown)
+            })
         }
     }
 
@@ -1005,6 +1011,23 @@ impl JournalArea {
     pub fn written_past(&self, id: LogId) -> Vec<(u64, Option<Past>)> {
         let mut inner = self.lock();
         inner.log(id).map(|(_, jcb)| jcb.written_past()).unwrap_or_default()
+    }
+
+    /// Those of which [`NotHome::Unknown`] speaks: home block, and content as it belongs there. Nothing where that is more than `bytes_max`, or
+    /// the books do not say what is committed. What a recovery would write home at this moment is these, beside what is at home.
+    pub fn versions_unknown(&self, id: LogId, bytes_max: u64) -> Option<Vec<(u64, Vec<u8>)>> {
+        let mut inner = self.lock();
+        let (pages, jcb) = inner.log(id)?;
+        let unknown = jcb.versions_unknown();
+        let is_too_much = unknown.len() as u64 * u64::from(jcb.shape.block_bytes) > bytes_max;
+        if is_too_much || jcb.contradiction.is_some() || jcb.is_torn || jcb.table.is_materialise() {
+            return None;
+        }
+        let content = |(block, position)| {
+            let mut content = vec![0; jcb.shape.block_bytes as usize];
+            jcb.read_version(pages, position, &mut content).then_some((block, content))
+        };
+        unknown.into_iter().map(content).collect()
     }
 
     /// The newest committed versions that are at home, likewise.

@@ -338,6 +338,17 @@ impl VmJcb {
         found.filter_map(|position| Some((self.home_of(*position)?, self.table.past(*position)))).collect()
     }
 
+    /// Of what is owed, that over which the guest may have written something else, and of which it is not known that it has: home block and log
+    /// block, by home block.
+    pub(crate) fn versions_unknown(&self) -> Vec<(u64, u32)> {
+        let is_unknown =
+            |position: &u32| self.location(*position).is_held() && self.table.past(*position) != Some(Past::Written);
+        let positions = self.overwritten.iter().copied().filter(is_unknown);
+        let mut unknown: Vec<_> = positions.filter_map(|position| Some((self.home_of(position)?, position))).collect();
+        unknown.sort_unstable();
+        unknown
+    }
+
     /// Those that are at home, likewise.
     pub(crate) fn versions_at_home(&self) -> Vec<(u32, u64, u32)> {
         self.versions_where(|location| location == Location::Home)

@@ -15,7 +15,7 @@ use crate::jcb::{Holding, LogShape, VmJcb};
 use crate::location::Location;
 use crate::pages::Pages;
 use crate::pool::Pool;
-use crate::table::Table;
+use crate::table::{Passed, Table};
 use guest_memory::{HostFile, PAGE_BYTES, PageId};
 use jbd2::Superblock;
 use std::ops::Range;
@@ -86,6 +86,7 @@ impl VmJcb {
         let superblock =
             Superblock::decode(&block).map_err(|error| Error::Table { position: 0, what: error.to_string() })?;
         jcb.format = superblock.format().ok();
+        jcb.forget_what_was_passed(pages, tail.position);
         jcb.is_rebuilding = true;
         jcb.accept(pages);
         jcb.is_rebuilding = false;
@@ -98,6 +99,24 @@ impl VmJcb {
         jcb.counters.released_revoked = 0;
         jcb.note_memory();
         Ok(jcb)
+    }
+
+    /// The earlier process died when the tail had passed something, and before all of that was forgotten.
+    fn forget_what_was_passed(&mut self, pages: &mut Pages, tail: u32) {
+        let positions = match (self.table.passed(), self.format) {
+            (Some(Passed::Everything), _) => (1..self.shape.log_blocks).collect(),
+            (Some(Passed::From(from)), Some(format)) if format.contains(from) && format.contains(tail) => {
+                let next = |position: &u32| Some(format.next(*position)).filter(|position| *position != tail);
+                std::iter::successors(Some(from), next).collect()
+            }
+            _ => Vec::new(),
+        };
+        for position in positions {
+            if self.location(position) != Location::None {
+                self.set_location(pages, position, Location::None);
+            }
+        }
+        self.table.set_forgotten();
     }
 
     /// Only versions that count can be at home or gone. What was let go, and was to be forgotten when the earlier process died, would stand

@@ -54,6 +54,19 @@ const NUMBERED: u64 = 1 << 32;
 const OFFSET_DOUBT: u64 = 80;
 const DOUBTED: u64 = 1;
 const UNTOLD: u64 = 2;
+const OFFSET_PASSED_FROM: u64 = 88;
+const OFFSET_PASSED_TO: u64 = 96;
+/// Of what is passed by a tail: all that is there.
+const EVERYTHING: u32 = u32::MAX;
+
+/// What a tail has passed, and is to be forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passed {
+    /// From this log block on, up to the tail.
+    From(u32),
+    /// Whatever is there: the log begins anew.
+    Everything,
+}
 
 /// Where the live log begins: the oldest transaction that recovery has to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -555,6 +568,37 @@ impl Table {
     /// Moves the beginning of the live log, or closes it, in one step.
     pub fn set_tail(&self, tail: Option<Tail>) {
         self.file.store_u64(OFFSET_TAIL, pack_tail(tail));
+    }
+
+    /// Moves the beginning of an open log past what is to be forgotten then ([`Table::set_forgotten`]). Who is killed before all of that is
+    /// forgotten leaves word of it: what is left over would be taken for a part of what the guest writes there next.
+    pub fn pass(&self, passed: Passed, tail: Tail) {
+        let position = match passed {
+            Passed::From(position) => position,
+            Passed::Everything => EVERYTHING,
+        };
+        // Counts for this very tail, and so from the moment on at which that is said. What was said of an earlier one that was not reached
+        // must not be taken for it.
+        self.file.store_u64(OFFSET_PASSED_TO, 0);
+        self.file.store_u64(OFFSET_PASSED_FROM, u64::from(position));
+        self.file.store_u64(OFFSET_PASSED_TO, pack_tail(Some(tail)));
+        self.set_tail(Some(tail));
+    }
+
+    /// Nothing is left of what the tail has passed.
+    pub fn set_forgotten(&self) {
+        self.file.store_u64(OFFSET_PASSED_TO, 0);
+    }
+
+    /// What the tail has passed and an earlier process may not have forgotten.
+    pub fn passed(&self) -> Option<Passed> {
+        let to = unpack_tail(self.file.load_u64(OFFSET_PASSED_TO))?;
+        let from = u32::try_from(self.file.load_u64(OFFSET_PASSED_FROM)).unwrap_or(0);
+        (self.tail() == Some(to) && from != 0).then_some(if from == EVERYTHING {
+            Passed::Everything
+        } else {
+            Passed::From(from)
+        })
     }
 
     /// Where the log goes on outside, if it was about to be handed over.

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::jcb::VmJcb;
 use crate::location::Location;
 use crate::pages::Pages;
-use crate::table::Tail;
+use crate::table::{Passed, Tail};
 use jbd2::{Format, Superblock, SuperblockError};
 
 /// What a write of the log's superblock means.
@@ -151,12 +151,13 @@ impl VmJcb {
 
     /// The guest has replayed the log: nothing that was in it counts any more.
     fn begin_anew(&mut self, pages: &mut Pages, tail: Tail) {
-        self.table.set_tail(Some(tail));
+        self.table.pass(Passed::Everything, tail);
         for position in 1..self.shape.log_blocks {
             if self.location(position) != Location::None || self.home_of(position).is_some() {
                 self.clear_position(pages, position);
             }
         }
+        self.table.set_forgotten();
         self.transactions.clear();
         self.set_torn(false);
         self.cursor = tail;
@@ -190,7 +191,7 @@ impl VmJcb {
         });
         let Some(start) = self.transactions.front().map(|transaction| transaction.first_position) else { return };
         // First the table says that the log begins later; then what lies before may go.
-        self.table.set_tail(Some(end));
+        self.table.pass(Passed::From(start), end);
         let mut position = start;
         loop {
             self.clear_position(pages, position);
@@ -199,6 +200,7 @@ impl VmJcb {
                 break;
             }
         }
+        self.table.set_forgotten();
         self.transactions.drain(..count);
         self.give_back_unused();
     }

@@ -10,8 +10,8 @@ use guest_memory::{
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, HostWrite, JournalArea, LogId, LogShape, LogWrite, Outside, Over, Past,
-    Pressure, Source, SuperblockEffect,
+    Content, FoundLog, Holding, HomeWrite, HostWrite, JournalArea, LogId, LogShape, LogWrite, NotHome, Outside, Over,
+    Past, Pressure, Source, SuperblockEffect,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -921,6 +921,42 @@ impl Guest {
         }
     }
 
+    /// The guest is frozen: what it has asked for is answered, and the host writes home all that it may. Then home is what a replay of the
+    /// complete journal makes of it, beside what the guest is known to have written past its journal, or the area says why it is not. What
+    /// only the guest knows is that, too, once it is put there.
+    fn freeze(&mut self) {
+        self.end_all();
+        loop {
+            self.absorbed_writes(usize::MAX, &|_, _| true);
+            self.host_writes(usize::MAX);
+            if self.in_flight.is_empty() {
+                break;
+            }
+            self.end_all();
+        }
+        if !self.open || !self.area.is_open(self.log) || self.is_partial {
+            return;
+        }
+        let why = self.area.why_not_home(self.log);
+        if !matches!(why, None | Some(NotHome::Unknown(_))) {
+            return;
+        }
+        assert_eq!(self.area.owed(self.log).writable, 0, "the host has nothing left to do");
+        let unknown = self.area.versions_unknown(self.log, u64::MAX).expect("there is no bound");
+        assert_eq!(why.is_none(), unknown.is_empty(), "{why:?}");
+        let mut expected = self.guest_disk.clone();
+        replay(&mut CompleteLog(&self.complete), &mut expected);
+        for (block, past) in self.area.written_past(self.log) {
+            if past == Some(Past::Written) {
+                expected.insert(block, self.guest_disk[&block].clone());
+            }
+        }
+        let mut found = self.disk.clone();
+        found.extend(unknown.into_iter().map(|(block, content)| (block, content.into())));
+        let differing = self.differing(&expected, &found);
+        assert_eq!(differing, None, "all that is committed is said to be home, but for {why:?}");
+    }
+
     /// Where the guest was told that a block is home, it reads what it wrote.
     fn compare_read(&self) {
         let mut block = vec![0; BLOCK];
@@ -1063,6 +1099,8 @@ enum Step {
     Absorb(u64, u64),
     /// The host writes so many absorbed blocks home.
     AbsorbedWrites(usize),
+    /// Its disks are held for a moment, and all that is committed is brought home.
+    Freeze,
     /// The process is killed, and another one goes on.
     Die,
     /// The same before so many more of its stores, whatever it is about then.
@@ -1100,6 +1138,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (1usize..4).prop_map(Step::HostWrites),
         4 => (block(), 1u64..4).prop_map(|(first, count)| Step::Absorb(first, count)),
         1 => (1usize..4).prop_map(Step::AbsorbedWrites),
+        1 => Just(Step::Freeze),
         1 => Just(Step::Die),
         1 => (0usize..24).prop_map(Step::DieBefore),
         1 => (blocks(), 1usize..8).prop_map(|(blocks, split)| Step::CommitAgain(blocks, split)),
@@ -1138,6 +1177,7 @@ fn run(checksum: Checksum, holding: Holding, first: u32, steps: &[Step]) {
             Step::AbsorbedWrites(count) => {
                 guest.absorbed_writes(*count, &|_, _| true);
             }
+            Step::Freeze => guest.freeze(),
             Step::Die => guest.die(None),
             Step::CommitAgain(blocks, split) => guest.commit(blocks, &[], *split, End::Commit),
             Step::Discard(first, count) => guest.discard(*first, *count),
@@ -1305,5 +1345,31 @@ fn what_was_absorbed_is_not_forgotten() {
             let newer = [Step::AbsorbedWrites(2), commit(vec![2]), end(), end(), Step::Absorb(2, 1)];
             run(Checksum::V3, holding, 1, &[&absorbed[..], &newer].concat());
         }
+    }
+}
+
+/// A process is killed when the tail has passed a log, and before all of that is forgotten: what is left over is not taken for a part of
+/// what the guest writes there next, whose commit block comes first.
+#[test]
+fn what_was_passed_is_forgotten_whoever_dies_over_it() {
+    let commit =
+        |blocks: Vec<u64>, revokes: Vec<u64>, split, end| Step::Commit { blocks, revokes, split, escaped: false, end };
+    for dies_before in 0..24 {
+        let first = commit(vec![2, 3, 0], vec![1], 3, End::Commit);
+        let second = commit(vec![2, 0], vec![], 3, End::CommitFirst);
+        let begins_anew = [
+            Step::DieBefore(dies_before),
+            first.clone(),
+            Step::MountAgain(false, false),
+            commit(vec![0], vec![], 1, End::Commit),
+            second.clone(),
+            Step::Die,
+        ];
+        run(Checksum::V2, Holding::Copy, OVER_PIECES, &begins_anew);
+        // The same where the log goes round.
+        let mut goes_round = vec![first.clone(), first, Step::DieBefore(dies_before), Step::Checkpoint(1, false)];
+        (0..12).for_each(|_| goes_round.extend([second.clone(), Step::Checkpoint(1, false)]));
+        goes_round.push(Step::Die);
+        run(Checksum::V2, Holding::Copy, 1, &goes_round);
     }
 }

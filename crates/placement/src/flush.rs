@@ -10,6 +10,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 const PAUSE: Duration = Duration::from_millis(2);
+/// How often it is looked whether the guest has written home what only it can.
+const LOOK: Duration = Duration::from_millis(100);
+/// Committed blocks that are copied into memory for a snapshot at most, in bytes.
+const UNKNOWN_BYTES_MAX: u64 = 256 << 20;
 
 impl Journals {
     /// Has every committed block written home, and flushes the disks. Each log was seen to owe nothing at some moment of
@@ -43,9 +47,65 @@ impl Journals {
     /// # Errors
     /// A sentence where the home blocks are something else, though nobody has anything left to write there.
     pub fn check_all_home(&self, disk: Option<usize>) -> io::Result<()> {
+        self.check_home(disk, |_| true)
+    }
+
+    /// The same, but for blocks of which only the guest knows whether they are home ([`Journals::versions_unknown`]).
+    ///
+    /// # Errors
+    /// As [`Journals::check_all_home`].
+    pub fn check_known_home(&self, disk: usize) -> io::Result<()> {
+        self.check_home(Some(disk), |why| !matches!(why, NotHome::Unknown(_)))
+    }
+
+    /// Has all that is committed be home, as [`Journals::write_home`] and [`Journals::check_all_home`], under a guest that goes on: what only it
+    /// can write home is waited for. Returns how many blocks were owed at the beginning.
+    ///
+    /// # Errors
+    /// As theirs.
+    pub fn write_all_home(&self, patience: Duration) -> io::Result<u64> {
+        let deadline = Instant::now() + patience;
+        let blocks = self.write_home(patience)?;
+        while self.check_all_home(None).is_err() && Instant::now() < deadline {
+            let is_only_unknown = (0..self.disks().len()).all(|disk| self.check_known_home(disk).is_ok());
+            if !is_only_unknown {
+                break;
+            }
+            std::thread::sleep(LOOK);
+            if let Err(error) = self.write_home(deadline.saturating_duration_since(Instant::now())) {
+                // The time was up while it was looked once more: what was waited for is what there is to say.
+                return Err(self.check_all_home(None).err().unwrap_or(error));
+            }
+        }
+        self.check_all_home(None)?;
+        Ok(blocks)
+    }
+
+    /// What of a disk's held journals is committed, and is home or not, which only the guest knows: where in the image, and the content. What is
+    /// home after [`Journals::write_home`] under these is the state of the last commit, as a recovery would leave it.
+    ///
+    /// # Errors
+    /// A sentence when it is too much to be had.
+    pub fn versions_unknown(&self, disk: usize) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let mut all = Vec::new();
+        for log in self.logs().iter().filter(|log| log.home_disk == disk && log.keeper.why_not_home(log).is_some()) {
+            let unknown = self.area.versions_unknown(log.id, UNKNOWN_BYTES_MAX).ok_or_else(|| {
+                io::Error::other(format!(
+                    "disk {}: of more than {} MiB that its guest has committed only the guest knows whether they are home (another worker \
+                     served it then): try again in a minute",
+                    log.home.options.name,
+                    UNKNOWN_BYTES_MAX >> 20
+                ))
+            })?;
+            all.extend(unknown.into_iter().map(|(block, content)| (log.home_offset(block), content)));
+        }
+        Ok(all)
+    }
+
+    fn check_home(&self, disk: Option<usize>, matters: impl Fn(&NotHome) -> bool) -> io::Result<()> {
         let is_its = |log: &Log| disk.is_none_or(|disk| log.home_disk == disk || log.journal_disk == disk);
         for log in self.logs().iter().filter(|log| is_its(log)) {
-            let Some(why) = log.keeper.why_not_home(log) else { continue };
+            let Some(why) = log.keeper.why_not_home(log).filter(&matters) else { continue };
             let why = match why {
                 NotHome::Uninterpreted => {
                     "only the guest's own kernel can replay the journal, which is held block for block: unmount the file system, or end \
@@ -56,6 +116,10 @@ impl Journals {
                 NotHome::Stored(blocks) => format!(
                     "{blocks} blocks of the journal are in their own place on storage for want of memory: try again when the guest has \
                      written them home (sync in the guest helps), and make room in the tmpfs or raise --memory-budget"
+                ),
+                NotHome::Unknown(blocks) => format!(
+                    "of {blocks} blocks only the guest knows whether they are home (another worker served it when they were committed, or they \
+                     were being written): it writes them within a minute as a rule (sync in the guest helps); try again then"
                 ),
             };
             return Err(io::Error::other(format!(

@@ -623,7 +623,7 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let mut freezing = live.moments.freezing();
-        super::freeze::freeze(&live, time, None)?;
+        super::freeze::freeze(&live, time)?;
         *freezing = Some(Instant::now() + time);
         log::info!("vm {}: is frozen for {} s at most", self.name, time.as_secs());
         Ok(())
@@ -767,10 +767,7 @@ impl Slot {
     /// When storage fails, or it takes longer than `patience`.
     pub fn flush(&self, patience: Duration) -> anyhow::Result<u64> {
         let _entered = self.enter();
-        let live = self.live()?;
-        let blocks = live.journals.write_home(patience)?;
-        live.journals.check_all_home(None)?;
-        Ok(blocks)
+        Ok(self.live()?.journals.write_all_home(patience)?)
     }
 
     /// Has the journals of a disk live elsewhere while the guest runs. Gives a sentence about when that is so.

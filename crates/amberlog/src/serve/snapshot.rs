@@ -7,7 +7,7 @@
 //! Must never: let a copy pass for one of a moment that it is not of: the image has its name when it is whole, and another one before.
 //! Failure story: a copy that fails is removed, and the guest goes on; with the worker a copy ends, and its unfinished file stays.
 
-use super::freeze::{freeze, thaw};
+use super::freeze::{freeze_for_copy, thaw};
 use super::slot::Live;
 use crate::worker::Line;
 use anyhow::{Context, bail, ensure};
@@ -265,7 +265,7 @@ fn make(
         freezing.is_none_or(|until| Instant::now() >= until),
         "its VM is frozen: let it go on first (amberlog thaw), or copy its images as they are"
     );
-    freeze(live, wish.time, Some(index))?;
+    freeze_for_copy(live, wish.time, index)?;
     let begun = begin(live, index, wish, base.as_ref(), &out, line);
     let begun = match begun {
         Ok(begun) => begun,
@@ -308,9 +308,14 @@ fn make(
     };
     let (mut notes, is_overlay) = match target {
         // By its descriptor: the name may be another file's by now.
-        Target::Whole(file) => (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?, false),
-        Target::Overlay(overlay) => {
+        Target::Whole(file) => {
+            (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), &begun.unknown)?, false)
+        }
+        Target::Overlay(mut overlay) => {
             let count = overlay.len();
+            for (offset, content) in &begun.unknown {
+                overlay.write(*offset, content)?;
+            }
             finish_overlay(&overlay, &logs(live, index))?;
             overlay.finish()?;
             (vec![format!("{count} blocks of 64 KiB")], true)
@@ -354,6 +359,8 @@ struct Begun {
     id: String,
     epoch: u16,
     wanted: Option<BlockSet>,
+    /// What is committed and belongs there, and is in the image or not.
+    unknown: Vec<(u64, Vec<u8>)>,
     /// What is to be copied, and where to; nothing when the file has it all.
     source: Option<(File, Target)>,
 }
@@ -390,7 +397,13 @@ fn begin(
     // A random number of the kernel's.
     let id = format!("{:016x}", RandomState::new().hash_one(epoch));
     let record = changes.record();
-    let begun = |wanted, source| Begun { changes: Arc::clone(&changes), record, id, epoch, wanted, source };
+    let unknown = live.journals.versions_unknown(index)?;
+    for (offset, content) in &unknown {
+        // The image that is made has it, and the disk's own may not: what is made of changes has it, and the next one looks again.
+        changes.begins(*offset, content.len() as u64);
+        changes.ended(*offset, content.len() as u64);
+    }
+    let begun = |wanted, source| Begun { changes: Arc::clone(&changes), record, id, epoch, wanted, unknown, source };
     if let Some(base) = base {
         match identity(&base.image) {
             Ok((file, written)) => ensure!(
@@ -482,8 +495,9 @@ fn finish_overlay(overlay: &Overlay, logs: &[Arc<Log>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes amberlog's marks off the copy's journals, which say that what was committed is elsewhere, and replays what is in them.
-fn finish(out: &Path) -> anyhow::Result<Vec<String>> {
+/// Takes amberlog's marks off the copy's journals, which say that what was committed is elsewhere, replays what is in them, and then puts there
+/// what was committed after that, and was held.
+fn finish(out: &Path, held: &[(u64, Vec<u8>)]) -> anyhow::Result<Vec<String>> {
     let disk = Disk::open(out, Access::Write)?;
     let located = match recovery::locate(&disk, None) {
         Ok(located) => located,
@@ -508,6 +522,9 @@ fn finish(out: &Path) -> anyhow::Result<Vec<String>> {
                 result.notes.join("; ")
             );
             notes.push(format!("{} transactions replayed", result.transactions));
+        }
+        for (offset, content) in held {
+            disk.file().write_all_at(content, *offset)?;
         }
         for one in located.iter().filter(|one| matches!(one.log, LogPlace::Internal)) {
             needs_no_recovery(disk.file(), one.file_system.offset)?;

@@ -3,7 +3,9 @@
 use crate::serve::{Daemon, write_config};
 use crate::support::*;
 use guest_kit::Guest;
+use guest_kit::evidence::RecordLayout;
 use guest_kit::image::{ExtRecipe, FileSystem};
+use std::time::{Duration, Instant};
 
 #[test]
 fn an_image_of_a_moment_has_all_that_was_acknowledged_before_it() {
@@ -148,6 +150,61 @@ fn what_was_written_since_is_an_image_with_the_one_before() {
     assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
 }
 
+/// What a worker left owed when it was killed only the guest knows to be home or not: an image that is made before the guest has written it
+/// has it all the same, and nobody says that the disk's own has.
+#[test]
+fn what_was_committed_under_a_worker_that_was_killed_is_in_an_image_too() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("db", image.display().to_string())]);
+    let daemon = Daemon::start(&bench, &config);
+    // Each record is a file's own, and none is written again; the guest has no reason to write anything home for a while.
+    let layout = RecordLayout { files: 8, ..appended(23) };
+    let script = format!(
+        "mount -t ext4 -o data=journal,commit=1 /dev/vda /mnt || fail mount
+for file in /proc/sys/vm/dirty_writeback_centisecs /proc/sys/vm/dirty_expire_centisecs; do echo 100000 > $file; done
+{}
+sleep 1000",
+        record_writer("/mnt/records", "records", &layout, "--count 40")
+    );
+    let mut guest = Guest::start(daemon.spec_with("db", script, &[])).unwrap();
+    guest.wait_acknowledged("records", 39, LIMIT).unwrap();
+    let before = guest.reported();
+    let pid = daemon.wait_state("db", "running")["worker_pid"].as_u64().unwrap() as u32;
+    let whole_before = bench.path("whole-before").display().to_string();
+    crate::worker::kill_nine(pid);
+    let deadline = Instant::now() + LIMIT;
+    while daemon.wait_state("db", "running")["worker_pid"].as_u64().is_none_or(|now| now == u64::from(pid)) {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = daemon.ask(&["flush", "db", "--patience", "1"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("only the guest knows"), "{}", text(&output.stderr));
+    let output = daemon.ask(&["freeze", "db"]);
+    assert!(text(&output.stderr).contains("only the guest knows"), "{}", text(&output.stderr));
+    let output = daemon.ask(&["snapshot", "db", "disk0", &whole_before]);
+    assert!(output.status.success(), "{}\n{}", text(&output.stderr), daemon.log());
+    let of_moment = FileSystem::whole(bench.path("whole-before"));
+    assert_consistent(&of_moment);
+    assert_records(&of_moment, "/records", "records", &layout, &before);
+    // The next one of a chain has it, too.
+    let part = bench.path("part").display().to_string();
+    let output = daemon.ask(&["snapshot", "db", "disk0", &part, "--incremental-since", &id_of(&output)]);
+    assert!(output.status.success(), "{}\n{}", text(&output.stderr), daemon.log());
+    let whole = bench.path("whole").display().to_string();
+    run("qemu-img", &["check", &part]);
+    run("qemu-img", &["convert", "-O", "raw", &part, &whole]);
+    let of_moment = FileSystem::whole(bench.path("whole"));
+    assert_consistent(&of_moment);
+    assert_records(&of_moment, "/records", "records", &layout, &before);
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("db", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
+}
+
 fn run(program: &str, arguments: &[&str]) {
     let output = std::process::Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {}", text(&output.stderr));
@@ -183,7 +240,7 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     let (before, image_before) = (state(), std::fs::read(&image).unwrap());
     // What is retained now is of a transaction that is not committed yet; the test above judges that the rest is home.
     // It would have written much in this time; on a machine that is too busy for it this proves nothing, and is true.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(1));
     assert_eq!(state(), before, "a frozen guest was served");
     // The mark in the journal superblock counts on, in one sector or two.
     let image_now = std::fs::read(&image).unwrap();

@@ -897,6 +897,29 @@ fn nobody_says_that_all_is_home_where_the_books_cannot_know() {
     assert!(why.contains("only the guest's own kernel"), "{why}");
 }
 
+/// After a worker's death the host writes nothing home of which only the guest knows whether it is home, and says so to who wants all of it there.
+#[test]
+fn what_only_the_guest_knows_to_be_home_is_not_said_to_be() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    rig.commit(2001);
+    rig.die(None).expect("it goes on");
+    let (area, id) = (Arc::clone(&rig.journals.area), rig.log().id);
+    assert_eq!((area.owed(id).blocks, area.owed(id).writable), (2, 0), "the host has nothing to do");
+    let why = rig.journals.check_all_home(None).expect_err("it is not home").to_string();
+    assert!(why.contains("of 2 blocks only the guest knows"), "{why}");
+    rig.journals.check_known_home(0).expect("the rest is");
+    let unknown = rig.journals.versions_unknown(0).expect("they can be had");
+    let places: Vec<u64> = unknown.iter().map(|(offset, _)| *offset).collect();
+    assert_eq!(places, [2000, 2001].map(|block| rig.log().home_offset(block)));
+    assert!(unknown.iter().all(|(_, content)| content.len() as u64 == BLOCK && content[0] != 0));
+    // The next one is known.
+    rig.commit(2001);
+    assert_eq!(area.owed(id).writable, 1);
+    assert_eq!(rig.journals.versions_unknown(0).expect("they can be had").len(), 1);
+}
+
 /// Whoever finishes what was left does not pass over a table of something open.
 #[test]
 fn the_table_of_an_open_journal_that_is_not_described_is_not_thrown_away() {

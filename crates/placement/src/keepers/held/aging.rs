@@ -444,11 +444,12 @@ impl Aging {
     }
 
     fn answered(&mut self, answer: AnswerId, is_good: bool, steps: &mut Steps) {
-        let is_wished = self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish);
+        let ends_for = |cause| self.ending.as_ref().is_some_and(|ending| ending.cause == cause);
+        // It is held from now on as it would be without durability. Who was promised more than that, and waits for it, is not told that it is so.
+        let is_held = ends_for(Cause::Wish) || ends_for(Cause::Memory) && !self.answers_late();
         match self.answers.remove(&answer) {
             Some(Asked::Commit(requests)) => {
-                // At a wish it is held from now on as it would be without durability.
-                let status = if is_good || is_wished { Status::Ok } else { Status::IoError };
+                let status = if is_good || is_held { Status::Ok } else { Status::IoError };
                 requests.into_iter().for_each(|request| steps.push(Side::Journal, Step::Release(request, status)));
             }
             Some(Asked::Superblock { request, content, closes }) if is_good => {
@@ -1035,6 +1036,8 @@ impl Held {
                 fail_waiting(std::mem::take(&mut aging.unheld), std::mem::take(&mut aging.later), steps);
             }
             self.fail_absorbing(steps);
+            // So would a home write that waits: it is asked for again, tries to end this once more, and fails if that does.
+            steps.push(Side::Home, Step::Retry);
         }
     }
 
