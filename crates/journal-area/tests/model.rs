@@ -1354,7 +1354,7 @@ fn what_was_absorbed_is_not_forgotten() {
 fn what_was_passed_is_forgotten_whoever_dies_over_it() {
     let commit =
         |blocks: Vec<u64>, revokes: Vec<u64>, split, end| Step::Commit { blocks, revokes, split, escaped: false, end };
-    for dies_before in 0..24 {
+    for dies_before in 0..60 {
         let first = commit(vec![2, 3, 0], vec![1], 3, End::Commit);
         let second = commit(vec![2, 0], vec![], 3, End::CommitFirst);
         let begins_anew = [
@@ -1368,7 +1368,7 @@ fn what_was_passed_is_forgotten_whoever_dies_over_it() {
         run(Checksum::V2, Holding::Copy, OVER_PIECES, &begins_anew);
         // The same where the log goes round.
         let mut goes_round = vec![first.clone(), first, Step::DieBefore(dies_before), Step::Checkpoint(1, false)];
-        (0..12).for_each(|_| goes_round.extend([second.clone(), Step::Checkpoint(1, false)]));
+        (0..40).for_each(|_| goes_round.extend([second.clone(), Step::Checkpoint(1, false)]));
         goes_round.push(Step::Die);
         run(Checksum::V2, Holding::Copy, 1, &goes_round);
     }
