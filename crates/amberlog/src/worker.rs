@@ -29,7 +29,10 @@ pub struct WorkerArgs {
     /// The user's own file mode creation mask, as a decimal number.
     #[arg(long, default_value_t = 0o077)]
     users_mask: u32,
-    /// Say which state of other workers this one can go on with, and end.
+    /// Say which states of other workers this one can go on with, and end.
+    #[arg(long)]
+    state_formats: bool,
+    /// The same, as builds asked that leave state 4.
     #[arg(long)]
     state_format: bool,
     #[command(subcommand)]
@@ -41,12 +44,21 @@ const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 
 /// What a worker leaves for the next one: the keys and words that are kept, the table, the pool, the description, the notes beside a region
 /// of NVM and the copy of a shipped log; the words of the line to the supervisor; and how that keeps all of it where it outlives the supervisor itself. Another number where any of that is
-/// understood in another way.
-const STATE_FORMAT: u32 = 4;
+/// understood in another way, and where a
+/// table may say what builds before refuse as damaged. 5: a table says what was written past the journal (durability by age).
+const STATE_FORMAT: u32 = 5;
+
+/// What builds leave that leave state 4, and this one goes on with, too.
+const STATE_FORMAT_BEFORE: u32 = 4;
 
 /// What it says of that to the next supervisor: the number first.
 pub fn store_format() -> String {
     format!("{STATE_FORMAT} (amberlog {})", env!("CARGO_PKG_VERSION"))
+}
+
+/// The number that an earlier supervisor may have said, and that this one goes on with.
+pub fn store_format_before() -> String {
+    STATE_FORMAT_BEFORE.to_string()
 }
 
 /// What the worker is for.
@@ -61,8 +73,13 @@ pub enum WorkerCommand {
 /// Runs the command.
 pub fn run(args: WorkerArgs) -> ExitCode {
     own_files::keep_files_private_for(rustix::fs::Mode::from_raw_mode(args.users_mask));
+    if args.state_formats {
+        println!("{STATE_FORMAT},{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
+        return ExitCode::SUCCESS;
+    }
     if args.state_format {
-        println!("{STATE_FORMAT} {}", env!("CARGO_PKG_VERSION"));
+        // Who asks so goes by whether it is its own.
+        println!("{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
     // What follows starts threads, each of which its guest may wait for.
@@ -351,13 +368,15 @@ impl Program {
         let file = Arc::new(File::open(&name).with_context(starting)?);
         // The child finds it there before it is closed.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let output = Command::new(&path).args(["worker", "--state-format"]).stdin(Stdio::null()).output();
+        let output = Command::new(&path).args(["worker", "--state-formats"]).stdin(Stdio::null()).output();
         let output = output.with_context(starting)?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (format, version) = said.trim().split_once(' ').unwrap_or_default();
+        let (formats, version) = said.trim().split_once(' ').unwrap_or_default();
+        // An older one does not know the question, and would take what is left for damaged.
         anyhow::ensure!(
-            output.status.success() && format == STATE_FORMAT.to_string(),
-            "{} cannot go on with the guests of this amberlog ({}), and nothing was changed: use 'amberlog detach', and start it",
+            output.status.success() && formats.split(',').any(|format| format == STATE_FORMAT.to_string()),
+            "{} cannot go on with the guests of this amberlog ({}, which leaves state {STATE_FORMAT}), and nothing was changed: use \
+             'amberlog detach', and start it",
             name.display(),
             env!("CARGO_PKG_VERSION")
         );

@@ -41,6 +41,14 @@ fn kill(pid: u64, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
+/// What a supervisor of before asks, which goes on with state 4: this program goes on with that.
+#[test]
+fn a_program_of_before_may_be_replaced() {
+    let output = Command::new(env!("CARGO_BIN_EXE_amberlog")).args(["worker", "--state-format"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said.trim().split_once(' '), Some(("4", env!("CARGO_PKG_VERSION"))), "{said}");
+}
+
 #[test]
 fn workers_are_of_the_program_that_was_judged() {
     let directory = tempfile::tempdir().unwrap();
@@ -71,14 +79,18 @@ fn workers_are_of_the_program_that_was_judged() {
     let refused = ask(&run, &["upgrade"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
-    // A program that says that it knows another state only.
-    std::fs::write(&program, "#!/bin/sh\necho 1000 9.9.9\n").unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let refused = ask(&run, &["upgrade"]);
-    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("cannot go on with the guests of this amberlog"), "{said}");
-    assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
+    // A program that says that it knows other states only; and one of before, which knows another question, and would take tables
+    // for damaged.
+    let before = "[ \"$*\" = 'worker --state-format' ] || exit 2\necho 4 0.2.0";
+    for says in ["echo 1000,15 9.9.9", before] {
+        std::fs::write(&program, format!("#!/bin/sh\n{says}\n")).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let refused = ask(&run, &["upgrade"]);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(said.contains("cannot go on with the guests of this amberlog"), "{said}");
+        assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
+    }
     kill(u64::from(daemon.0.id()), rustix::process::Signal::TERM);
     let deadline = Instant::now() + LIMIT;
     while daemon.0.try_wait().unwrap().is_none() {

@@ -120,12 +120,20 @@ impl StandIn {
     /// # Panics
     /// When there are no descriptors left.
     pub fn open_as(&self, format: &str) -> Opened {
+        self.open_after(format, &[])
+    }
+
+    /// Opens it as another program, which goes on with these ways, too.
+    ///
+    /// # Panics
+    /// When there are no descriptors left.
+    pub fn open_after(&self, format: &str, before: &[&str]) -> Opened {
         let left = {
             let inner = self.lock();
             let left = inner.stored.iter();
             left.map(|(name, it)| (name.clone(), it.try_clone().expect("a descriptor"))).collect()
         };
-        Shelf::open(Box::new(self.clone()), left, format)
+        Shelf::open(Box::new(self.clone()), left, format, before)
     }
 
     /// What another process would find if this one died now, whatever this one does from now on.

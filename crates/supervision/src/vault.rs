@@ -110,8 +110,9 @@ pub enum Opened {
 
 impl Shelf {
     /// All that there is: what an earlier process has left in the store, with the names it has there. What is not understood is
-    /// thrown away. The first word of `format` is the way in which it is kept.
-    pub fn open(store: Box<dyn Store>, left: Vec<(String, OwnedFd)>, format: &str) -> Opened {
+    /// thrown away. The first word of `format` is the way in which it is kept; what is kept in one of the ways `before` is taken up,
+    /// and kept in this one from then on.
+    pub fn open(store: Box<dyn Store>, left: Vec<(String, OwnedFd)>, format: &str, before: &[&str]) -> Opened {
         let mut newest: BTreeMap<String, (u64, Found)> = BTreeMap::new();
         let mut outdated = Vec::new();
         let mut next = 0;
@@ -139,6 +140,8 @@ impl Shelf {
         let first = |words: &str| words.split(' ').next().unwrap_or_default().to_owned();
         match was {
             Some(was) if first(&was) == first(format) => {}
+            // Before anything else is said there: an earlier program must not take that for its own.
+            Some(was) if before.contains(&first(&was).as_str()) => shelf.put(FORMAT, format.as_bytes(), &[]),
             None if shelf.found.is_empty() => shelf.put(FORMAT, format.as_bytes(), &[]),
             was => return Opened::Foreign { format: was.unwrap_or_default(), parts: shelf.parts() },
         }

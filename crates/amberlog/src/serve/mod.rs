@@ -381,7 +381,8 @@ impl Vms {
         };
         let Some(manager) = manager else { return vms };
         let store = Box::new(InStore(Arc::clone(manager)));
-        match Shelf::open(store, inherited::descriptors(), &crate::worker::store_format()) {
+        let (format, before) = (crate::worker::store_format(), crate::worker::store_format_before());
+        match Shelf::open(store, inherited::descriptors(), &format, &[before.as_str()]) {
             Opened::Ours(shelf) => vms.shelf = shelf,
             Opened::Foreign { format, parts } => {
                 log::error!(

@@ -65,7 +65,7 @@ impl Manager {
         let open = |format: &str| {
             let store = self.store.lock().unwrap();
             let left = store.descriptors.iter().map(|(name, it)| (name.clone(), it.try_clone().unwrap()));
-            Shelf::open(Box::new(Left), left.collect(), format)
+            Shelf::open(Box::new(Left), left.collect(), format, &[])
         };
         let Opened::Foreign { format, .. } = open("none of its formats") else { panic!("it has a format") };
         let Opened::Ours(mut shelf) = open(&format) else { panic!("{format}") };

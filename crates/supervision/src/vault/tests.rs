@@ -214,3 +214,17 @@ fn what_another_program_keeps_is_not_touched() {
     assert!(matches!(old.open_as("test"), Opened::Foreign { .. }), "who says nothing keeps it in another way");
     assert_eq!(old.len(), 1);
 }
+
+/// A later program goes on with it; from then on the earlier one does not, whatever of that the store has taken.
+#[test]
+fn what_an_earlier_program_keeps_is_taken_up() {
+    let store = StandIn::default();
+    store.open().split("db").put("a", b"1", &[]);
+    assert!(matches!(store.copy().open_after("later 2.0", &["earlier"]), Opened::Foreign { .. }));
+    let Opened::Ours(mut root) = store.open_after("later 2.0", &["test"]) else { panic!("it goes on with that") };
+    assert_eq!(root.split("db").words("a"), Some(&b"1"[..]));
+    let Opened::Foreign { format, .. } = store.copy().open_as("test") else { panic!("it is a later one's") };
+    assert_eq!(format, "later 2.0");
+    let Opened::Ours(mut root) = store.copy().open_after("later 2.0", &["test"]) else { panic!("its own") };
+    assert_eq!(root.split("db").words("a"), Some(&b"1"[..]));
+}
