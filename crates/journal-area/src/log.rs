@@ -4,7 +4,7 @@
 use crate::area::{JournalArea, LogId};
 use crate::error::Error;
 use crate::jcb::VmJcb;
-use crate::location::Location;
+use crate::location::{Location, Past};
 use crate::pages::Pages;
 use crate::pool::Pool;
 use crate::table::{Opening, Table, Tail};
@@ -198,6 +198,11 @@ impl<'a> HeldLog<'a> {
     /// Where a log block's content is.
     pub fn location(&self, position: u32) -> Location {
         self.now(|_, table| table.load(position).unwrap_or(Location::None))
+    }
+
+    /// Whether the guest has written something over the home of what is there, past its journal, or may have; nothing where no more is known.
+    pub fn past(&self, position: u32) -> Option<Past> {
+        self.now(|_, table| table.past(position))
     }
 
     /// Whether a log block belongs to a transaction of the live log that counts. Nothing is known of a log that was found.

@@ -7,7 +7,7 @@ use crate::scan::FoundLogPlace;
 use crate::scan::offset_of;
 use extfs::ReadAt;
 use jbd2::{Content, LogRead};
-use journal_area::{HeldLog, Location};
+use journal_area::{HeldLog, Location, Past};
 use recovery::{Error, HomeBounds, HomeWriter, JournalDisk, JournalPlace, LogBounds, Report, Status};
 use std::io;
 use std::time::Instant;
@@ -75,6 +75,21 @@ impl LogRead for LogReader<'_, '_> {
             .ok_or_else(|| io::Error::other(format!("log block {position} has no place on its disk")))?;
         self.journal.read_exact_at(buffer, offset)?;
         Ok(Content::Present)
+    }
+}
+
+/// The same for a guest that goes on: what it has written past its journal is at home, and newer than what the journal has. Its kernel
+/// may have nothing left to write there, so that nobody would put right what an older version is written over.
+struct BesideTheGuest<'l, 'a>(LogReader<'l, 'a>);
+
+impl LogRead for BesideTheGuest<'_, '_> {
+    type Error = io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<Content> {
+        if self.0.held.past(position) == Some(Past::Written) {
+            return Ok(Content::AtHome);
+        }
+        self.0.read(position, buffer)
     }
 }
 
@@ -153,7 +168,7 @@ pub(crate) fn write_home(
     home: &LoggedFile,
     journal: &LoggedFile,
 ) -> Result<Report, Error> {
-    write_home_of(&mut LogReader { held, place, journal }, place, home)
+    write_home_of(&mut BesideTheGuest(LogReader { held, place, journal }), place, home)
 }
 
 /// Writes home what a log brings, and flushes. The log stays as it is.

@@ -871,6 +871,23 @@ fn a_log_is_not_handed_over_while_a_home_write_is_under_way() {
     assert_eq!(rig.home(block), content(2));
 }
 
+/// A kernel that has written past its journal (ext4 its superblock, when it is tuned) has nothing left to write there: what it wrote is not
+/// written over by what the journal has, under a guest that goes on.
+#[test]
+fn a_hand_over_leaves_what_the_guest_wrote_past_its_journal() {
+    let mut rig = Rig::new();
+    rig.open();
+    let (block, other) = (300, 301);
+    rig.commit(&[(block, content(1)), (other, content(1))]);
+    let write = rig.write(Rig::home_at(block), &content(9));
+    rig.carry_out(write);
+    let index = rig.journals.logs()[0].index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
+    assert_eq!((rig.home(block), rig.home(other)), (content(9), content(1)));
+}
+
 #[test]
 fn a_guest_that_was_left_goes_on_from_storage() {
     let mut rig = Rig::new();
