@@ -203,7 +203,7 @@ impl SpinningDrive {
     };
 
     /// The drive for loads that are a part of what they were: its caches are that part of what they are, and its patience is
-    /// a part of what it is as the loads' clocks are.
+    /// such a part of what it is (`clocks`, in the drive's own time: a slowed one slows it once more).
     #[must_use]
     pub fn scaled(self, sizes: f64, clocks: f64) -> Self {
         let part = |full: u64, part: f64| (full as f64 * part).round() as u64;

@@ -55,6 +55,12 @@ impl Parameters {
         self.scale < 1.0 && self.clocks != 1.0
     }
 
+    /// The part of its own clocks that the modelled drive has. The model's time is slowed as a whole already, and what is to be a
+    /// part of the run's length as it was must not be slowed twice.
+    pub fn drive_clocks(&self) -> f64 {
+        if self.is_declared() { (self.clocks / self.time_scale).min(1.0) } else { 1.0 }
+    }
+
     /// In words: what is scaled, and what is not.
     pub fn scale_in_words(&self) -> String {
         let drive = if self.time_scale == 1.0 {
@@ -129,6 +135,7 @@ mod tests {
         // A machine of 8 GB, as NJS's: a tenth of it.
         let large = guest_lines(&Parameters { memory_mib: Some(8192), ..tenth.clone() });
         assert!(large.contains("-gt 819 ") && large.contains("echo 171798691 >/proc/sys/vm/dirty_bytes"), "{large}");
+        assert_eq!((tenth.drive_clocks(), Parameters::for_tests().drive_clocks()), (0.1, 1.0));
         assert!(Parameters { clocks: 1.0, ..tenth }.scale_in_words().contains("not scaled"));
     }
 }

@@ -16,7 +16,7 @@ use crate::workload::{Sizes, Workload};
 use disk_model::{Model, Profile, Server, ServerOptions};
 use guest_kit::aged::Aged;
 use guest_kit::image::{self, ExtRecipe, FileSystem, Journal};
-use guest_kit::{Guest, GuestSpec, interrupt, program, toolchain};
+use guest_kit::{Guest, GuestSpec, Platform, interrupt, program, toolchain};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -283,7 +283,7 @@ impl Rig {
             time_scale: plan.time_scale.min(PREPARATION_TIME_SCALE),
             socket: Some(directory.path().join("model")),
         };
-        let server = Server::start_with(Model::scaled(profile, seed, sizes, parameters.clocks), options)?;
+        let server = Server::start_with(Model::scaled(profile, seed, sizes, parameters.drive_clocks()), options)?;
         // As slow beside the drive as it was: preparation too, which is short on it.
         let memory = (group.mode == Mode::TmpfsSlowed).then(|| {
             let socket = Some(directory.path().join("memory"));
@@ -331,6 +331,7 @@ impl Rig {
             if group.mode == Mode::Ramdisk {
                 spec.modules.push(format!("brd rd_nr=1 rd_size={}", plan.journal_mib * 1024));
             }
+            same_platform(&Platform::native()?.describe(), &Platform::for_guest(&spec)?.describe(), group.mode)?;
             running.guests.push(Guest::launch(spec)?);
         }
         for number in 0..running.guests.len() {
@@ -344,8 +345,10 @@ impl Rig {
         }
         running.note_phase("boot", booting);
         let preparing = Instant::now();
+        // What a large load prepares takes its part of the time that the load may take.
+        let preparation = BOOT_LIMIT.max(self.time_limit(workload_of(cell)?, cell, parameters));
         for number in 0..running.guests.len() {
-            if let Err(error) = running.guests[number].wait_mark("ready", BOOT_LIMIT) {
+            if let Err(error) = running.guests[number].wait_mark("ready", preparation) {
                 self.keep_console(&mut running.guests[number], cell, number);
                 return Err(error.into());
             }
@@ -455,4 +458,28 @@ pub(crate) fn workload_of(cell: &Cell) -> Result<Workload> {
 /// The first line of an error: consoles are kept elsewhere.
 pub(crate) fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
+}
+
+/// A guest that needs modules gets a kernel that has some, on whatever runs that one: beside the others' it would be compared with
+/// what is not the same.
+fn same_platform(of_run: &str, own: &str, mode: Mode) -> Result<()> {
+    if of_run == own {
+        return Ok(());
+    }
+    Err(Error::Told(format!(
+        "guests of mode {mode} need modules, which the kernel of this run ({of_run}) has not; they would run on {own}, and be compared \
+         with guests that do not: set ACCEL=tcg for the whole run"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_of_another_platform_are_refused() {
+        assert!(same_platform("tcg, Linux 6.1", "tcg, Linux 6.1", Mode::Ramdisk).is_ok());
+        let refused = same_platform("kvm, Linux 6.12", "tcg, Linux 6.1", Mode::Ramdisk).unwrap_err().to_string();
+        assert!(refused.contains("ramdisk") && refused.contains("tcg, Linux 6.1"), "{refused}");
+    }
 }
