@@ -374,6 +374,10 @@ impl Experiment {
         let is_computed = matches!(self.kind, Kind::Flash | Kind::Sizes);
         let of_group = |guests: u32| match extent.iterations {
             _ if is_computed => 1,
+            // A few crashes of many say nothing of how often: fewer than it asks for are for a quick look.
+            Some(iterations) if extent.is_of_paper && !extent.quick && self.kind == Kind::Integrity => {
+                iterations.max(usual)
+            }
             Some(iterations) => iterations,
             None if !extent.is_of_paper || extent.quick => usual,
             None if guests >= MANY_GUESTS && self.kind == Kind::Load => ITERATIONS_OF_MANY,
@@ -483,6 +487,9 @@ mod tests {
         }
         let records = select(&["spe2012-fig19".to_owned()]).unwrap().remove(0);
         assert_eq!(records.cells(&paper).len(), records.modes.len() * 5 * 120);
+        let ten = Extent { iterations: Some(10), ..paper };
+        assert_eq!(records.cells(&ten).len(), records.modes.len() * 5 * 120, "ten of a paper's loads, and its crashes");
+        assert_eq!(experiment.cells(&ten).len(), experiment.modes.len() * 4 * 10);
     }
 
     #[test]
