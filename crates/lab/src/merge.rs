@@ -6,9 +6,9 @@
 
 use crate::catalogue::{self, OWN_TEXT};
 use crate::cell::Group;
-use crate::error::{Error, FileContext, Result};
-use crate::results::{self, CellResult, Parameters, Results};
-use std::collections::BTreeSet;
+use crate::error::{FileContext, Result};
+use crate::results::{self, CellResult, Parameters, Results, SummaryRow};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What became of an experiment's earlier results.
@@ -18,19 +18,20 @@ pub enum Merged {
     New,
     /// They are measured in the same way: both are there now.
     Joined,
-    /// All of their cells were measured anew, and they are gone.
+    /// All of their cells were measured anew, each as often at least, and they are gone.
     Replaced,
-    /// They have cells that were not, and are kept under this name.
+    /// They have cells that were not, or were measured more often, and are kept under this name.
     Kept(String),
     /// Nothing was measured anew: they are as they were.
     Nothing,
 }
 
-/// Puts every experiment's results in `from` among those in `into`; earlier ones that are kept get `-SUFFIX` behind their names. Who calls
+/// Puts every experiment's results in `from` among those in `into`; earlier ones that are kept get `-SUFFIX` behind their names, and a number where
+/// that name is taken. Who calls
 /// it summarises `into` then.
 ///
 /// # Errors
-/// When a file cannot be read or written, or the name for what is kept is taken.
+/// When a file cannot be read or written.
 pub fn merge(from: &Path, into: &Path, suffix: &str) -> Result<Vec<(String, Merged)>> {
     let mut all = Vec::new();
     for new in results::read_all(from)? {
@@ -50,14 +51,13 @@ fn one(from: &Path, new: &Results, into: &Path, suffix: &str) -> Result<Merged> 
         None => Merged::New,
         Some(earlier) if earlier.parameters == new.parameters => Merged::Joined,
         Some(earlier) => {
-            let measured = |results: &Results| -> BTreeSet<Group> {
-                results.rows.iter().filter(|row| row.count > 0).map(|row| row.group.clone()).collect()
-            };
-            if measured(earlier).is_subset(&measured(new)) {
+            let counts: BTreeMap<&Group, usize> = new.rows.iter().map(|row| (&row.group, row.count)).collect();
+            let is_anew = |row: &SummaryRow| row.count <= counts.get(&row.group).copied().unwrap_or(0);
+            if earlier.rows.iter().all(is_anew) {
                 std::fs::remove_dir_all(&to).at("remove", &to)?;
                 Merged::Replaced
             } else {
-                let id = format!("{}-{suffix}", new.id);
+                let id = free_name(into, &format!("{}-{suffix}", new.id));
                 keep(&to, &into.join(&id), &id, earlier)?;
                 Merged::Kept(id)
             }
@@ -65,7 +65,8 @@ fn one(from: &Path, new: &Results, into: &Path, suffix: &str) -> Result<Merged> 
     };
     let raw = to.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
-    for cell in results::read_raw(from)? {
+    // A directory in which parameters were changed has cells of the earlier ones yet.
+    for cell in results::read_raw(from)?.into_iter().filter(|cell| cell.parameters == new.parameters) {
         // A failure takes no measurement's place.
         let path = raw.join(format!("{}.json", cell.cell.file_name()));
         if cell.failure.is_none() || results::read::<CellResult>(&path)?.is_none() {
@@ -81,11 +82,15 @@ fn one(from: &Path, new: &Results, into: &Path, suffix: &str) -> Result<Merged> 
     Ok(merged)
 }
 
+/// This name, or the first of it with a number that nothing has: parameters may change more than once.
+fn free_name(directory: &Path, name: &str) -> String {
+    let numbered = (2..).map(|number: u32| format!("{name}-{number}"));
+    let mut names = std::iter::once(name.to_owned()).chain(numbered);
+    names.find(|name| !directory.join(name).exists()).unwrap_or_else(|| name.to_owned())
+}
+
 /// Moves earlier results to a name of their own, with a description of their own.
 fn keep(directory: &Path, to: &Path, id: &str, earlier: &Results) -> Result<()> {
-    if to.exists() {
-        return Err(Error::Told(format!("{} is there already; keep what it was under another name", to.display())));
-    }
     let text = match std::fs::read_to_string(directory.join(OWN_TEXT)) {
         Ok(own) => own,
         Err(_) => catalogue::text(&earlier.id)?.to_owned(),
@@ -127,7 +132,6 @@ mod tests {
     use super::*;
     use crate::cell::{Cell, Mode};
     use crate::results::SCHEMA;
-    use std::collections::BTreeMap;
 
     fn kept(directory: &Path, id: &str, scale: f64, cells: &[(u32, u32)], failure: Option<&str>) {
         let parameters = Parameters { scale, ..Parameters::for_tests() };
@@ -214,5 +218,23 @@ mod tests {
         assert_eq!(results.rows[0].count, 0);
         assert_eq!(merge(&from, &into, "tenth").unwrap()[0].1, Merged::Nothing);
         assert_eq!(read(&into, "spe2012-fig09").rows[0].count, 2);
+    }
+
+    #[test]
+    fn fewer_measurements_replace_none_and_a_second_change_of_parameters_is_kept_too() {
+        let both = tempfile::tempdir().unwrap();
+        let (from, into) = (both.path().join("from"), both.path().join("into"));
+        kept(&into, "spe2012-fig09", 0.1, &[(1, 0), (1, 1), (1, 2)], None);
+        kept(&from, "spe2012-fig09", 0.5, &[(1, 0), (1, 1)], None);
+        let id = |name: &str| Merged::Kept(name.to_owned());
+        assert_eq!(merge(&from, &into, "old").unwrap()[0].1, id("spe2012-fig09-old"), "three are more than two");
+        // Of the same directory with other parameters: the second cell is still of the earlier ones.
+        kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], None);
+        crate::run::summarise(&into).unwrap();
+        assert_eq!(merge(&from, &into, "old").unwrap()[0].1, id("spe2012-fig09-old-2"));
+        crate::run::summarise(&into).unwrap();
+        let counts = |id: &str| (read(&into, id).parameters.scale, read(&into, id).rows[0].count);
+        assert_eq!(counts("spe2012-fig09"), (1.0, 1), "no cell of other parameters came along");
+        assert_eq!((counts("spe2012-fig09-old"), counts("spe2012-fig09-old-2")), ((0.1, 3), (0.5, 2)));
     }
 }
