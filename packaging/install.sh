@@ -20,9 +20,11 @@ for file in amberlog amberlog-lab amberlog-journal-server libamberlog_vmm_shim.s
     [ -f "$programs/$file" ] || fail "$programs/$file is not there; run 'cargo build --release' first"
 done
 
-# What is not a program goes where the system looks for it, and that is below the prefix only for /usr/local and the like.
-etc=/etc
-[ "$prefix" = /usr ] || etc=$prefix/etc
+# The programs look for their configuration in /etc, where the system's own prefixes have it.
+case "$prefix" in
+    /usr | /usr/local) etc=/etc ;;
+    *) etc=$prefix/etc ;;
+esac
 documents=$(mktemp -d)
 trap 'rm -rf "$documents"' EXIT
 
@@ -49,6 +51,9 @@ for unit in amberlog.service amberlog-journal-server.service; do
     install -d "$root$prefix/lib/systemd/system"
     sed "s|/usr/bin/amberlog|$prefix/bin/amberlog|; s|/usr/share/doc/|$prefix/share/doc/|" "packaging/$unit" \
         >"$root$prefix/lib/systemd/system/$unit"
+    if [ "$etc" != /etc ]; then
+        sed -i "s|^\(ExecStart=.*/amberlog serve\)|\1 --config $etc/amberlog/amberlog.toml|" "$root$prefix/lib/systemd/system/$unit"
+    fi
     chmod 644 "$root$prefix/lib/systemd/system/$unit"
 done
 install -D -m 644 packaging/sysusers.d/amberlog.conf "$root$prefix/lib/sysusers.d/amberlog.conf"
@@ -70,7 +75,8 @@ for directory in amberlog.service.d apparmor libvirt prometheus grafana; do
         install -D -m $mode "$file" "$documentation/$directory/$(basename "$file")"
     done
 done
-sed -i "s|/usr/bin/amberlog|$prefix/bin/amberlog|" "$documentation/libvirt/amberlog"
+sed -i "s|/usr/bin/amberlog|$prefix/bin/amberlog|g" "$documentation/libvirt/amberlog"
+sed -i "s|/usr/lib/amberlog|$prefix/lib/amberlog|g" "$documentation/apparmor/libvirt-qemu"
 
 # Called where they are, so not among the documents: packages make those unexecutable.
 for file in packaging/power/* packaging/backup/*; do

@@ -147,7 +147,7 @@ inside amberlog status --json >"$packages/status.json"
 mv "$root/usr/bin/amberlog" "$root/usr/bin/amberlog.real"
 printf '#!/bin/sh\ncat /root/status.json\n' >"$root/usr/bin/amberlog"
 chmod 755 "$root/usr/bin/amberlog"
-for state in running held restarting recovering preparing; do
+for state in running held failed restarting recovering preparing; do
     sed "s/^      \"state\": \"waiting\"/      \"state\": \"$state\"/" "$packages/status.json" >"$root/root/status.json"
     if inside "$prerm" remove >"$packages/refused.log" 2>&1; then fail "it is removed under a VM that is $state"; fi
     grep -q '1 VMs run on disks that amberlog serves' "$packages/refused.log" || fail "the refusal does not say why: see $packages/refused.log"
@@ -178,7 +178,14 @@ mkdir -p "$state/journals"
 printf '{\n  "schema": 1,\n  "vm": "db",\n  "disks": []\n}' >"$state/db.json"
 for file in journals/segment-0 data.img other.json; do echo precious >"$state/$file"; done
 ln -s other.json "$state/link.json"
+install -D -m 755 packaging/libvirt/amberlog "$root/etc/libvirt/hooks/qemu.d/amberlog"
 inside dpkg -r amberlog amberlog-lab amberlog-journal-server >"$packages/remove.log" 2>&1 || fail "dpkg -r failed; $packages/remove.log says why"
+for operation in "prepare begin" "reconnect begin" "release end"; do
+    # shellcheck disable=SC2086
+    inside /etc/libvirt/hooks/qemu.d/amberlog other $operation - || fail "the hook that was left fails at $operation, and with it every domain"
+done
+grep -q 'qemu.d/amberlog is left' "$packages/remove.log" || fail "removing does not say that the hook was left"
+rm -r "$root/etc/libvirt"
 [ -f "$root/etc/amberlog/amberlog.toml" ] || fail "removing has taken the configuration along"
 inside dpkg -P amberlog amberlog-lab amberlog-journal-server >"$packages/purge.log" 2>&1 || fail "dpkg -P failed; $packages/purge.log says why"
 [ -d "$root/dev/shm/amberlog/vm-owed" ] || fail "purging has removed what a guest is owed"

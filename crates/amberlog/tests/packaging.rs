@@ -189,7 +189,8 @@ fn what_is_installed_is_whole() {
     }
     let unit = std::fs::read_to_string(at("lib/systemd/system/amberlog.service")).unwrap();
     assert!(
-        unit.contains("ExecStart=/opt/amber/bin/amberlog serve") && unit.contains("ExecReload=/usr/bin/kill"),
+        unit.contains("ExecStart=/opt/amber/bin/amberlog serve --config /opt/amber/etc/amberlog/amberlog.toml")
+            && unit.contains("ExecReload=/usr/bin/kill"),
         "{unit}"
     );
     let output = run(Command::new(at("bin/amberlog")).args(["libvirt", "--help"]));
@@ -201,6 +202,11 @@ fn what_is_installed_is_whole() {
     assert!(links > 100, "{links} links");
     let hook = std::fs::read_to_string(at("share/doc/amberlog/libvirt/amberlog")).unwrap();
     assert!(hook.contains("exec /opt/amber/bin/amberlog libvirt hook"), "{hook}");
+    // Its program is not there: domains of others start, and go on.
+    for operation in [["prepare", "begin"], ["reconnect", "begin"]] {
+        let output = run(Command::new(at("share/doc/amberlog/libvirt/amberlog")).arg("other").args(operation));
+        assert!(output.status.success(), "{}", said(&output));
+    }
     // What pages, and the files themselves, say is somewhere is there, and what is called can be.
     let named = installed_paths_that_are_named();
     for path in &named {

@@ -8,6 +8,7 @@ use crate::remote::RemoteOptions;
 use image_moments::Changes;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
@@ -222,6 +223,13 @@ impl Disk {
             faults: Mutex::default(),
             passed_on: Mutex::default(),
         })
+    }
+
+    /// Whether another file has the image's name by now. One that has gone is no other one.
+    pub fn is_replaced(&self) -> bool {
+        let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
+        let named = std::fs::metadata(&self.options.path).map(identity);
+        named.is_ok_and(|named| self.file.for_reading().metadata().map(identity).is_ok_and(|opened| opened != named))
     }
 
     /// From now on whatever amberlog itself writes to the image is said to these.

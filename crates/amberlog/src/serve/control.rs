@@ -192,7 +192,9 @@ impl Drop for Place {
 /// their journals on storage now.
 pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience;
-    let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+    // Those that were taken out and are over stay there until the next reload.
+    let all = slots.lock().expect("no panic under this lock").clone();
+    let all: Vec<_> = all.into_values().filter(|slot| !slot.is_over()).collect();
     all.iter().try_for_each(|slot| slot.ask(&Asked::CheckLeft { with_paused }, Duration::ZERO).map(drop))?;
     all.iter().try_for_each(|slot| {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -55,7 +55,9 @@ pub fn set(slots: &Slots, run: &Path, on_battery: bool, patience: Duration) -> a
     };
     noted.with_context(|| format!("noting at {} whether the host runs on battery", flag.display()))?;
     log::info!("the host runs on {}", if on_battery { "battery: journals go to storage" } else { "mains" });
-    let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+    // Those that were taken out and are over stay there until the next reload.
+    let all = slots.lock().expect("no panic under this lock").clone();
+    let all: Vec<_> = all.into_values().filter(|slot| !slot.is_over()).collect();
     let deadline = Instant::now() + patience;
     // All at once: a battery is not patient.
     let threads: Vec<_> = all

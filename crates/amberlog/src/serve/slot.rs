@@ -552,6 +552,12 @@ impl Slot {
                     }
                 }
                 Wanted::Gone if is_nobodys() => return End::Finish,
+                Wanted::Serve(_)
+                    if vmms.is_empty() && vm.journals.disks().iter().any(|disk| disk.is_replaced()) && is_nobodys() =>
+                {
+                    log::info!("vm {}: an image is another file now, which is opened instead", self.name);
+                    return End::Finish;
+                }
                 Wanted::Serve(wanted) if **wanted != *config && is_nobodys() => return End::Finish,
                 _ => {}
             }

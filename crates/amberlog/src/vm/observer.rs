@@ -86,6 +86,13 @@ impl VmObserver {
         if let Some(reason) = arguments.as_ref().ok().and_then(|known| contradiction(known, self.may_come)) {
             return Err(reason);
         }
+        // A backup that was put back, say: what was opened has no name any more, and all that a guest writes there would be gone with it.
+        if let Some(disk) = self.journals.disks().iter().find(|disk| disk.is_replaced()) {
+            return Err(format!(
+                "{} is another file than the one that was opened for this VM; it is opened anew",
+                disk.options.path.display()
+            ));
+        }
         if self.strangers_at.is_some() {
             let noted = self.journals.directory().note_vmm(peer.pid);
             noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;

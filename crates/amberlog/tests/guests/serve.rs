@@ -392,6 +392,37 @@ fn leaves_nvm_and_is_elsewhere_with_the_next_mount(at_last: &str) {
 }
 
 /// A connection that says nothing is no VMM, whatever it is for; and the sockets are there for whom the configuration names.
+/// A backup is put in the place of an image whose VM is not running: it is what the next guest has.
+#[test]
+fn an_image_that_was_put_in_the_place_of_another_one_is_the_one_that_is_served() {
+    let bench = Bench::new();
+    let (image, backup) = (bench.path("image"), bench.path("backup"));
+    ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("db", image.display().to_string())]);
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("db", "waiting");
+    let write = |name: &str| {
+        format!("mount /dev/vda /mnt || fail mount\ntouch /mnt/{name} || fail {name}\numount /mnt || fail umount")
+    };
+    let mut guest = Guest::start(daemon.spec_with("db", write("of-before"), &[])).unwrap();
+    assert_eq!(guest.wait_exit_code(LIMIT).unwrap(), 0);
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("db", "waiting");
+    let restored = ExtRecipe::ext4(64, 8).make(&backup).unwrap();
+    std::fs::rename(&backup, &image).unwrap();
+    wait_for(&daemon, "an image is another file now", 1);
+    daemon.wait_state("db", "waiting");
+    let mut guest = Guest::start(daemon.spec_with("db", write("of-after"), &[])).unwrap();
+    assert_eq!(guest.wait_exit_code(LIMIT).unwrap(), 0);
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("db", "waiting");
+    let file_system = FileSystem { image: image.clone(), ..restored };
+    assert_clean(&file_system);
+    let listed = Command::new("debugfs").args(["-R", "ls -p /"]).arg(&image).output().unwrap();
+    let listed = text(&listed.stdout);
+    assert!(listed.contains("of-after") && !listed.contains("of-before"), "{listed}");
+}
+
 #[test]
 fn a_silent_connection_is_no_vmm_and_sockets_belong_to_whom_they_shall() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
