@@ -35,6 +35,7 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod backup;
+mod children;
 mod disk;
 mod exit;
 mod inspect;

@@ -3,6 +3,7 @@
 //! Its standard input is the line to the supervisor. When that ends, so does the worker, at once and as if it was killed:
 //! whoever comes next finds in tmpfs what is owed.
 
+use crate::children::OwnChild;
 use crate::run::RunArgs;
 use crate::serve::work::WorkArgs;
 use anyhow::Context;
@@ -17,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -283,7 +284,7 @@ impl Line {
 pub struct Worker {
     /// The line to it.
     pub channel: Arc<Channel>,
-    process: Child,
+    process: OwnChild,
 }
 
 impl Worker {
@@ -298,14 +299,13 @@ impl Worker {
     ) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair().context("making the line to a worker")?;
         ours.set_patience(LISTENING_PATIENCE).context("bounding the line to a worker")?;
-        let process = program
-            .command()
+        let mut command = program.command();
+        command
             .args(["worker", "--users-mask", &own_files::keep_files_private().as_raw_mode().to_string()])
             .args(arguments)
             .stdin(Stdio::from(theirs))
-            .stdout(output)
-            .spawn()
-            .context("starting the worker of a VM (is /proc mounted?)")?;
+            .stdout(output);
+        let process = OwnChild::start(&mut command).context("starting the worker of a VM (is /proc mounted?)")?;
         Ok(Worker { channel: Arc::new(ours), process })
     }
 
@@ -368,13 +368,13 @@ impl Program {
         let file = Arc::new(File::open(&name).with_context(starting)?);
         // The child finds it there before it is closed.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let output = Command::new(&path).args(["worker", "--state-formats"]).stdin(Stdio::null()).output();
-        let output = output.with_context(starting)?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let output = crate::children::output(Command::new(&path).args(["worker", "--state-formats"]));
+        let (status, said) = output.with_context(starting)?;
+        let said = String::from_utf8_lossy(&said).into_owned();
         let (formats, version) = said.trim().split_once(' ').unwrap_or_default();
         // An older one does not know the question, and would take what is left for damaged.
         anyhow::ensure!(
-            output.status.success() && formats.split(',').any(|format| format == STATE_FORMAT.to_string()),
+            status.success() && formats.split(',').any(|format| format == STATE_FORMAT.to_string()),
             "{} cannot go on with the guests of this amberlog ({}, which leaves state {STATE_FORMAT}), and nothing was changed: use \
              'amberlog detach', and start it",
             name.display(),

@@ -1,12 +1,13 @@
 //! The VMM's process: started so that it dies with us and keeps our lock.
 
+use crate::children::OwnChild;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::Command;
 
 /// Starts `arguments` (program first). The process inherits `lock`, and the kernel kills it when the calling thread
 /// ends: call it from the main thread. What it makes has the modes that `mask` gives.
@@ -15,7 +16,7 @@ pub fn start(
     environment: &[(String, OsString)],
     lock: BorrowedFd<'_>,
     mask: Mode,
-) -> io::Result<Child> {
+) -> io::Result<OwnChild> {
     let (program, rest) =
         arguments.split_first().ok_or_else(|| io::Error::other("the VMM's command line is missing after --"))?;
     let mut command = Command::new(program);
@@ -38,7 +39,7 @@ pub fn start(
             Ok(())
         });
     }
-    command.spawn().map_err(|e| {
+    OwnChild::start(&mut command).map_err(|e| {
         let program = program.to_string_lossy();
         io::Error::new(e.kind(), format!("starting {program}: {e}; is it installed and on the PATH?"))
     })

@@ -45,6 +45,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
         "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept".to_owned(),
     );
     let users_mask = own_files::keep_files_private();
+    crate::children::take_orphans();
     let mut workers = Workers::start(args.deaths_max, args.on_crash)?;
     let Some((needed, lock)) = workers.wait_until_ready()? else {
         // It has said why.

@@ -201,6 +201,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         signal_hook::consts::SIGINT,
         signal_hook::consts::SIGUSR2,
     ])?;
+    crate::children::take_orphans();
     let manager = Manager::of_this_process().map(Arc::new);
     let mut vms = Vms::found(manager.as_ref(), args.no_sandbox);
     let parts = vms.parts();
@@ -355,17 +356,9 @@ fn feel_pulses(slots: &Slots) -> anyhow::Result<()> {
 
 /// Tells the service manager, as often as it wants to hear it, that questions are answered.
 fn watch(manager: &Arc<Manager>, slots: &Slots) -> anyhow::Result<()> {
-    let Some(interval) = manager.interval else { return Ok(()) };
-    let (manager, slots) = (Arc::clone(manager), Arc::clone(slots));
-    std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
-        loop {
-            // Whoever answers a question takes this lock.
-            drop(slots.lock().expect("no panic under this lock"));
-            manager.tell("WATCHDOG=1");
-            std::thread::sleep(interval / 3);
-        }
-    })?;
-    Ok(())
+    let slots = Arc::clone(slots);
+    // Whoever answers a question takes this lock.
+    Ok(manager.watch(move || drop(slots.lock().expect("no panic under this lock")))?)
 }
 
 impl Vms {

@@ -54,6 +54,25 @@ impl Manager {
     }
 }
 
+impl Manager {
+    /// Tells it, as often as it wants to hear it, that `answers` returns.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn watch(self: &Arc<Self>, answers: impl Fn() + Send + 'static) -> io::Result<()> {
+        let Some(interval) = self.interval else { return Ok(()) };
+        let manager = Arc::clone(self);
+        std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
+            loop {
+                answers();
+                manager.tell("WATCHDOG=1");
+                std::thread::sleep(interval / 3);
+            }
+        })?;
+        Ok(())
+    }
+}
+
 /// Its store of descriptors.
 pub struct InStore(pub Arc<Manager>);
 
@@ -93,5 +112,30 @@ mod tests {
         drop(listens);
         manager.tell("STOPPING=1");
         Manager::at("/nowhere/notify", None).expect_err("nobody is there");
+    }
+
+    #[test]
+    fn it_hears_nothing_while_no_question_can_be_answered() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let listens = UnixDatagram::bind(&path).expect("bound");
+        let manager = Manager::at(path.to_str().expect("text"), Some(Duration::from_millis(3))).expect("connected");
+        // One answer for each that is sent here.
+        let (allow, allowed) = std::sync::mpsc::sync_channel(0);
+        let is_hung = move || {
+            let _ = allowed.recv();
+        };
+        Arc::new(manager).watch(is_hung).expect("a thread");
+        let mut buffer = [0; 64];
+        for _ in 0..3 {
+            listens.set_nonblocking(true).expect("set");
+            listens.recv(&mut buffer).expect_err("nothing was answered");
+            listens.set_nonblocking(false).expect("set");
+            allow.send(()).expect("it waits");
+            let count = listens.recv(&mut buffer).expect("received");
+            assert_eq!(&buffer[..count], b"WATCHDOG=1");
+        }
+        // Not to be told any more when this test has ended.
+        std::mem::forget(allow);
     }
 }
