@@ -39,6 +39,7 @@ mod shared;
 mod stacked;
 mod supervisor;
 mod support;
+mod systemd;
 mod tuned;
 mod wild;
 mod worker;

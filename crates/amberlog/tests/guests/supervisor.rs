@@ -1,5 +1,5 @@
 //! The supervisor itself dies, where a service manager keeps what it had kept. The manager is a stand-in for systemd: it hears what
-//! sd_notify(3) says, keeps descriptors, and gives them to the next daemon as sd_listen_fds(3) says. No systemd was asked.
+//! sd_notify(3) says, keeps descriptors, and gives them to the next daemon as sd_listen_fds(3) says. A real one is in `systemd`.
 
 use crate::serve::{Daemon, write_config};
 use crate::support::*;
