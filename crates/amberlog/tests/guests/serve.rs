@@ -108,6 +108,10 @@ impl Daemon {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
     }
 
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(super) fn wait(mut self) -> ExitStatus {
         self.process.wait().unwrap()
     }

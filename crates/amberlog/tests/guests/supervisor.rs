@@ -6,6 +6,7 @@ use crate::support::*;
 use crate::worker::kill_nine;
 use guest_kit::image::ExtRecipe;
 use guest_kit::{Guest, Signal};
+use guest_tools::random::Random;
 use rustix::io::FdFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::collections::BTreeMap;
@@ -207,6 +208,85 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
     assert_eq!(daemon.wait().code(), Some(0));
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(manager.len(), 0, "nothing is left of what has ended");
+}
+
+/// Workers die under a guest that commits, and every now and then the supervisor, too, at any moment, alone or with the worker: also while the one before it
+/// has not begun yet. `AMBERLOG_ROUNDS` is how many supervisors die for each placement.
+#[test]
+fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
+    let mut random = Random::new(seed());
+    for placement in ["retain", "copy", "storage", "retain,durable-within=1", "copy,durable-within=0", "nvm"] {
+        let (ext3, mode) = (random.below(3) == 0, if random.below(2) == 0 { "journal" } else { "ordered" });
+        let what = format!("{placement}, {}, data={mode}", if ext3 { "ext3" } else { "ext4" });
+        let bench = Bench::new();
+        let image = bench.path("one.img");
+        let recipe = if ext3 { ExtRecipe::ext3(96, 8) } else { ExtRecipe::ext4(96, 8) };
+        let file_system = recipe.make(&image).unwrap();
+        let region = match placement {
+            "nvm" => format!("={},nvm-size=16", bench.path("region").display()),
+            _ => String::new(),
+        };
+        let disk = format!("{},placement={placement}{region}", image.display());
+        let config = write_config(&bench, &[("one", disk)]);
+        let manager = Manager::start(&bench);
+        let mut daemon = manager.start_daemon(&bench, &config);
+        let layout = overwritten(random.below(1000));
+        let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+        let kind = if ext3 { "ext3" } else { "ext4" };
+        let script = format!("mount -t {kind} -o data={mode} /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+        let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
+        guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+        let (mut workers, mut together) = (0, 0);
+        let supervisors = rounds(4);
+        for _ in 0..supervisors {
+            // No more: after the third death within ten seconds it would be held.
+            for _ in 0..random.below(3) {
+                std::thread::sleep(Duration::from_micros(random.below(400_000)));
+                workers += u64::from(guest_kit::worker_of(daemon.pid()).is_some_and(is_killed));
+            }
+            std::thread::sleep(Duration::from_micros(random.below(400_000)));
+            let worker = guest_kit::worker_of(daemon.pid()).filter(|_| random.below(2) == 0);
+            daemon.signal(Signal::KILL);
+            // It ends with its supervisor, but perhaps not before this.
+            together += u64::from(worker.is_some_and(is_killed));
+            daemon.wait();
+            daemon = manager.start_daemon(&bench, &config);
+            if random.below(2) == 0 {
+                let last = guest.acknowledged("a").last.unwrap_or(0);
+                if let Err(error) = guest.wait_acknowledged("a", last + 3, LIMIT) {
+                    panic!("{what}: {error}\n--- the daemon's log\n{}", daemon.log());
+                }
+            }
+        }
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", last + 3, LIMIT) {
+            panic!("{what}: {error}\n--- the daemon's log\n{}", daemon.log());
+        }
+        let console = guest.console();
+        assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{what}: {console}");
+        guest.kill_qemu().unwrap();
+        guest.wait_end(LIMIT).unwrap();
+        let reported = guest.final_report();
+        daemon.wait_state("one", "waiting");
+        daemon.signal(Signal::TERM);
+        let log = daemon.log();
+        assert_eq!(daemon.wait().code(), Some(0), "{what}: {log}");
+        if placement == "storage" {
+            // Whoever mounts next replays it.
+            guest_kit::judge::replay_with_e2fsck(&file_system).unwrap();
+        }
+        assert_consistent(&file_system);
+        let count = assert_records(&file_system, "/a", "a", &layout, &reported);
+        eprintln!(
+            "{what}: {supervisors} supervisors killed, {together} with their workers, {workers} workers alone; {count} acknowledged"
+        );
+    }
+}
+
+/// Kills a process that may have ended. Says whether it had not.
+fn is_killed(pid: u32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).is_ok()
 }
 
 /// The supervisor died while a VMM was saying something: nobody knows what, so its connection ends, QEMU connects again, and the guest goes
