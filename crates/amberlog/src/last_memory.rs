@@ -77,9 +77,20 @@ mod tests {
         (waited, status)
     }
 
+    /// One that does not end as it should would keep this test's files open, and whoever reads from it waiting.
+    struct EndOfAll(c_int);
+
+    impl Drop for EndOfAll {
+        fn drop(&mut self) {
+            let pid = rustix::process::Pid::from_raw(self.0).expect("a number");
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+
     #[test]
     fn it_has_no_file_of_ours_and_ends_with_the_pipe() {
         let (life, pid) = hold().expect("a process");
+        let ended = EndOfAll(pid);
         let of = format!("/proc/{pid}");
         let name = || std::fs::read_to_string(Path::new(&of).join("comm")).expect("it lives");
         while name().trim() != "memory" {
@@ -92,5 +103,7 @@ mod tests {
         // Others of this process's threads may be starting programs, which have this descriptor for a moment.
         drop(life);
         assert_eq!(wait(pid, 0), (pid, 0));
+        // Its number may be another one's by now.
+        std::mem::forget(ended);
     }
 }

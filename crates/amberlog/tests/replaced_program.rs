@@ -62,6 +62,7 @@ fn workers_are_of_the_program_that_was_judged() {
     std::fs::write(path("amberlog.toml"), text).unwrap();
     let daemon = Command::new(&program)
         .args(["serve".as_ref(), "--config".as_ref(), path("amberlog.toml").as_os_str()])
+        .current_dir(directory.path())
         .stdin(Stdio::null())
         .stderr(std::fs::File::create(&log).unwrap())
         .spawn()
@@ -81,16 +82,20 @@ fn workers_are_of_the_program_that_was_judged() {
     assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
     // A program that says that it knows other states only; and one of before, which knows another question, and would take tables
     // for damaged.
-    let before = "[ \"$*\" = 'worker --state-format' ] || exit 2\necho 4 0.2.0";
+    // It is started by a descriptor that it does not inherit, so a script would not find itself: this is a shell, which takes its first argument for a
+    // script where it is.
+    std::fs::remove_file(&program).unwrap();
+    std::fs::copy("/bin/sh", &program).unwrap();
+    let before = "[ \"$*\" = --state-format ] || exit 2\necho 4 0.2.0";
     for says in ["echo 1000,15 9.9.9", before] {
-        std::fs::write(&program, format!("#!/bin/sh\n{says}\n")).unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(path("worker"), format!("{says}\necho \"$*\" >>asked\n")).unwrap();
         let refused = ask(&run, &["upgrade"]);
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(said.contains("cannot go on with the guests of this amberlog"), "{said}");
         assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
     }
+    assert_eq!(std::fs::read_to_string(path("asked")).unwrap(), "--state-formats\n", "the first one has answered");
     kill(u64::from(daemon.0.id()), rustix::process::Signal::TERM);
     let deadline = Instant::now() + LIMIT;
     while daemon.0.try_wait().unwrap().is_none() {

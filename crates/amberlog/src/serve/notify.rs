@@ -120,22 +120,24 @@ mod tests {
         let path = directory.path().join("notify");
         let listens = UnixDatagram::bind(&path).expect("bound");
         let manager = Manager::at(path.to_str().expect("text"), Some(Duration::from_millis(3))).expect("connected");
-        // One answer for each that is sent here.
-        let (allow, allowed) = std::sync::mpsc::sync_channel(0);
-        let is_hung = move || {
-            let _ = allowed.recv();
+        let (ask, asked) = std::sync::mpsc::sync_channel(0);
+        let (answer, answered) = std::sync::mpsc::sync_channel(0);
+        let question = move || {
+            let _ = ask.send(());
+            let _ = answered.recv();
         };
-        Arc::new(manager).watch(is_hung).expect("a thread");
+        Arc::new(manager).watch(question).expect("a thread");
         let mut buffer = [0; 64];
         for _ in 0..3 {
+            asked.recv().expect("a question");
             listens.set_nonblocking(true).expect("set");
             listens.recv(&mut buffer).expect_err("nothing was answered");
             listens.set_nonblocking(false).expect("set");
-            allow.send(()).expect("it waits");
+            answer.send(()).expect("it waits");
             let count = listens.recv(&mut buffer).expect("received");
             assert_eq!(&buffer[..count], b"WATCHDOG=1");
         }
-        // Not to be told any more when this test has ended.
-        std::mem::forget(allow);
+        // It waits for an answer until the process ends.
+        std::mem::forget((asked, answer));
     }
 }
