@@ -237,7 +237,7 @@ fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
         let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
         guest.wait_acknowledged("a", 10, LIMIT).unwrap();
         let (mut workers, mut together) = (0, 0);
-        let supervisors = rounds(4);
+        let supervisors = rounds(2);
         for _ in 0..supervisors {
             // No more: after the third death within ten seconds it would be held.
             for _ in 0..random.below(3) {

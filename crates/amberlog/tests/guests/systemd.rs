@@ -27,7 +27,7 @@ export XDG_RUNTIME_DIR=/run/user/0 USERS_HOME="$HOME" HOME=/run/home
 /lib/systemd/systemd --user --unit=basic.target > /run/systemd.log 2>&1 &
 for attempt in $(seq 100); do systemctl --user is-active -q basic.target && break; sleep 0.1; done
 export HOME="$USERS_HOME"
-exec "$1" --exact "$2" --nocapture
+exec "$1" --exact "$2" --ignored --nocapture
 "#;
 
 fn systemctl(words: &[&str]) -> String {
@@ -50,6 +50,7 @@ fn write_unit(bench: &Bench, config: &Path) {
 }
 
 #[test]
+#[ignore = "`make crash` runs it: it needs a systemd that can be started in namespaces of its own"]
 fn a_guest_goes_on_whose_supervisor_a_real_systemd_starts_again() {
     if std::env::var_os(INSIDE).is_some() {
         return goes_on();
