@@ -78,6 +78,28 @@ pub fn run(args: RecoverArgs) -> ExitCode {
     }
 }
 
+/// Refuses an image of which somebody holds what was committed, wherever else a journal of it may be. With a journal server an error number
+/// that has no mark of a held log beside it is judged by what the server says.
+fn refuse_owed(disk: &Path, journal: Option<&Path>, has_server: bool) -> Result<(), Error> {
+    let is_held = |log: &placement::LostLog| matches!(log.mark, placement::HeldMark::Ours(..));
+    let is_judged_later =
+        |owed: &placement::Owed| has_server && matches!(owed, placement::Owed::Lost(lost) if !lost.iter().any(is_held));
+    let owed = placement::owed(disk, journal).map(|owed| Some(owed).filter(|owed| !is_judged_later(owed)));
+    match owed.map(|owed| owed.and_then(|owed| owed.sentence(disk))) {
+        Ok(None) => {}
+        Ok(Some(sentence)) => return Err(Error::Refused(sentence)),
+        // An image on which nothing is found is judged later.
+        Err(error @ (placement::FinishError::Refused(_) | placement::FinishError::Directory(_))) => {
+            return Err(Error::Refused(error.to_string()));
+        }
+        Err(placement::FinishError::Failed(_)) => {}
+    }
+    if let Ok(Some(sentence)) = placement::held_by_another(disk) {
+        return Err(Error::Refused(sentence));
+    }
+    Ok(())
+}
+
 fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let path = disk;
@@ -91,16 +113,7 @@ fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Err
              HOST:PORT/NAME"
         )));
     }
-    let owed = placement::owed(path, args.journal.as_deref());
-    match owed.map(|owed| owed.sentence(path)) {
-        Ok(None) => {}
-        Ok(Some(sentence)) => return Err(Error::Refused(sentence)),
-        // An image on which nothing is found is judged below.
-        Err(error @ (placement::FinishError::Refused(_) | placement::FinishError::Directory(_))) => {
-            return Err(Error::Refused(error.to_string()));
-        }
-        Err(placement::FinishError::Failed(_)) => {}
-    }
+    refuse_owed(path, args.journal.as_deref(), false)?;
     let journal = args.journal.as_deref().map(|path| open_journal(args.format, path, &disk, access)).transpose()?;
     recovery::recover_disk(&disk, journal.as_ref(), Options { dry_run: args.dry_run })
 }

@@ -106,7 +106,8 @@ pub fn held_by_another(image: &Path) -> io::Result<Option<String>> {
         return Ok(None);
     }
     for log in marks(&[image])? {
-        let HeldMark::Ours(MarkKind::Held, opening) = log.mark else { continue };
+        // What was made durable by age is whole by itself, and older than what that user has.
+        let HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) = log.mark else { continue };
         let has_it = |(_, user, area): &&(PathBuf, u32, Option<PathBuf>)| {
             area.as_deref().is_some_and(|area| has_opening(area, *user, &opening.number))
         };

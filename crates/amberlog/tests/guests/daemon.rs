@@ -94,6 +94,12 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
         assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(&*of_vm.to_string_lossy()), "{}", text(&output.stderr));
         assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
+        // Nor is it asked for at a server, whose the journal is not.
+        let words = ["recover", "--remote-insecure", "--remote", "127.0.0.1:1/db", "--disk"].map(std::ffi::OsStr::new);
+        let output = amberlog_with(words.into_iter().chain([image.as_os_str()]));
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
+        assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
     }
     let copied = amberlog_with(["run".as_ref(), "--disk".as_ref(), crash.as_os_str(), "--".as_ref(), "true".as_ref()]);
     assert_eq!(copied.status.code(), Some(3), "{}", text(&copied.stderr));
