@@ -53,6 +53,8 @@ pub(crate) struct ProtectionChannel {
     userfault: OnceLock<Arc<UserFault>>,
     windows: RwLock<Windows>,
     calls: AtomicU64,
+    /// Nanoseconds that the calls took.
+    calls_ns: AtomicU64,
     #[cfg(feature = "simulate")]
     simulated: OnceLock<std::sync::Mutex<std::collections::BTreeSet<u32>>>,
 }
@@ -192,6 +194,7 @@ impl ProtectionChannel {
             // faults after it was told is answered then.
             return Ok(0);
         }
+        let began = std::time::Instant::now();
         let mut calls = 0;
         let mut rest = pages;
         while let Some(first) = rest.first() {
@@ -212,6 +215,7 @@ impl ProtectionChannel {
             rest = &rest[run..];
         }
         self.calls.fetch_add(calls, Ordering::Relaxed);
+        self.calls_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(calls)
     }
 }
@@ -260,6 +264,12 @@ impl VmMemory {
     /// Number of protect and unprotect calls made so far.
     pub fn protection_calls(&self) -> u64 {
         self.channel.calls.load(Ordering::Relaxed)
+    }
+
+    /// The time that these calls took, in nanoseconds: what the guest's processors wait for their own page tables meanwhile is not
+    /// in it.
+    pub fn protection_ns(&self) -> u64 {
+        self.channel.calls_ns.load(Ordering::Relaxed)
     }
 
     /// Says that pages of this VM must not be protected, for `reason` (a balloon, say, that takes pages away without a

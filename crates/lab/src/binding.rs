@@ -99,6 +99,8 @@ pub fn shares(result: &CellResult, processors: f64) -> Vec<(&'static str, f64)> 
     let host = all("vm_cpu_seconds").max(known) + all("server_cpu_seconds");
     let mut shares = Vec::new();
     shares.extend(of_model("busy_ms").map(|share| ("drive_busy_percent", share)));
+    // The guest's own clock counts both, whatever the drive's is.
+    shares.extend(result.mean("protection_calls_us").map(|us| ("protection_percent", percent(us / 1e6))));
     shares.extend(of_model("flushing_ms").map(|share| ("flushing_percent", share)));
     if let Some(own) = result.mean("guest_cpu_seconds") {
         shares.push(("guest_cpu_percent", percent(own)));
@@ -139,6 +141,14 @@ mod tests {
         served.processors = 2;
         served.guests[0].insert("vm_cpu_seconds".to_owned(), 18.0);
         assert_eq!(of(served).words(), "drive 20 %, processor 90 %, flushing 0 %");
+        let mut protecting = cell(2000.0, 0.0, 1.0);
+        protecting.parameters.time_scale = 2.0;
+        protecting.guests[0].insert("protection_calls_us".to_owned(), 2_000_000.0);
+        assert_eq!(
+            summarise(&[protecting])[0].fields["protection_percent"].mean,
+            20.0,
+            "the guest's clock is no drive's"
+        );
         let none = SummaryRow { fields: BTreeMap::new(), ..summarise(&[cell(0.0, 0.0, 0.0)]).remove(0) };
         assert_eq!(binding(&none).bound, Bound::Unknown);
     }

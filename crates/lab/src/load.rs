@@ -194,7 +194,7 @@ pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>
     if disk["journal"]["kind"] == "none" && mode.has_journal_on_image() {
         return Err(damaged("amberlog found no journal on the data disk".to_owned()));
     }
-    let mut fields = flattened(disk);
+    let mut fields = flattened(&value);
     for (name, value) in &mut fields {
         if is_sum(name) {
             *value -= before.get(name).copied().unwrap_or(0.0);
@@ -214,9 +214,13 @@ pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>
     Ok(fields)
 }
 
-/// A disk of amberlog's report, as fields.
-fn flattened(disk: &Value) -> BTreeMap<String, f64> {
+/// The first disk of amberlog's report and what protection took, as fields.
+fn flattened(report: &Value) -> BTreeMap<String, f64> {
+    let disk = &report["disks"][0];
     let mut fields = BTreeMap::new();
+    for (name, value) in report["protection"].as_object().into_iter().flatten() {
+        fields.extend(value.as_f64().map(|value| (format!("protection_{name}"), value)));
+    }
     for (name, value) in disk["counters"].as_object().into_iter().flatten() {
         fields.extend(value.as_u64().map(|value| (name.clone(), value as f64)));
     }
@@ -259,7 +263,7 @@ impl Running {
                     _ => std::thread::sleep(SAMPLE_PAUSE),
                 }
             };
-            counted.push(flattened(&sample["disks"][0]));
+            counted.push(flattened(&sample));
         }
         Ok(counted)
     }

@@ -66,5 +66,5 @@ pub use registry::{is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
-pub use report::{CountersReport, DiskReport, DurabilityReport, VmReport};
+pub use report::{CountersReport, DiskReport, DurabilityReport, ProtectionReport, VmReport};
 pub use stored::{Elsewhere, Says, Stored};

@@ -19,6 +19,19 @@ pub struct VmReport {
     pub vm: String,
     /// Its disks, in the order in which they are attached.
     pub disks: Vec<DiskReport>,
+    /// What protecting its memory took, since the process that serves it began.
+    pub protection: ProtectionReport,
+}
+
+/// Protection of a VM's pages.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct ProtectionReport {
+    /// Calls to protect and to let go.
+    pub calls: u64,
+    /// Microseconds in them.
+    pub calls_us: u64,
+    /// Microseconds in which a writer to a protected page waited for its answer; the calls that let such pages go are in both.
+    pub faults_us: u64,
 }
 
 /// A disk.
@@ -154,7 +167,13 @@ impl Journals {
     /// What the VM's disks have done so far.
     pub fn report(&self, vm: &str) -> VmReport {
         let disks = (0..self.disks().len()).map(|index| self.disk_report(index)).collect();
-        VmReport { schema: 1, vm: vm.to_owned(), disks }
+        let memory = &self.memory;
+        let protection = ProtectionReport {
+            calls: memory.protection_calls(),
+            calls_us: memory.protection_ns() / 1000,
+            faults_us: memory.fault_latency().sum_ns / 1000,
+        };
+        VmReport { schema: 1, vm: vm.to_owned(), disks, protection }
     }
 
     /// What they have done, where the VM has ended: nothing is in force any more, and `within_s` says what was asked for last.

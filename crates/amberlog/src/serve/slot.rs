@@ -16,7 +16,7 @@ use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
-use placement::{AreaMemory, Change, Journals, PlacementKind, VmReport};
+use placement::{AreaMemory, Change, Journals, PlacementKind, ProtectionReport, VmReport};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -580,7 +580,12 @@ impl Slot {
         };
         let report = match &live {
             Some(live) => live.journals.report(&self.name),
-            None => VmReport { schema: 1, vm: self.name.clone(), disks: Vec::new() },
+            None => VmReport {
+                schema: 1,
+                vm: self.name.clone(),
+                disks: Vec::new(),
+                protection: ProtectionReport::default(),
+            },
         };
         let mut entry = serde_json::to_value(report).unwrap_or_else(|_| json!({"schema": 1, "vm": self.name}));
         entry["state"] = json!(state);

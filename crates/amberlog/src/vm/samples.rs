@@ -60,6 +60,7 @@ fn line(journals: &Journals, begun: Instant) -> serde_json::Value {
         "cow_faults": sum(|counters| counters.cow_faults),
         "transactions": sum(|counters| counters.transactions),
         "disks": report.disks,
+        "protection": report.protection,
     })
 }
 
