@@ -443,6 +443,7 @@ impl VmJcb {
             return;
         }
         self.commit_version(pages, position, home, tag.escaped);
+        self.note_committed(pages, position, home, data);
         if self.tells_accepted {
             tags.push((position, home));
         }

@@ -14,8 +14,8 @@
 //! * A committed tag names a block outside the file system, or inside the log itself.
 //! * Its tail moves past committed blocks that were never written home, while the same contents were written to other
 //!   blocks of the same file system that had no reason to get them. Either alone is legal: a guest in `data=journal` mode lets
-//!   freed blocks go without a word, and it may write any content anywhere. Together, and [`MISPLACED_MIN`] times, they
-//!   say that the home of a block is not where the books have it.
+//!   freed blocks go without a word, and it may write any content anywhere. Together, again and again, they say that the home of a
+//!   block is not where the books have it. What counts as such a write says [`crate::Strays`].
 //!
 //! A home write with another content counts as written home: ext4 writes its superblock past its own journal, and
 //! e2fsck mends what it replays.
@@ -27,63 +27,30 @@
 
 use crate::jcb::VmJcb;
 use crate::pages::Pages;
+use crate::strays::{Mark, Strays};
 use guest_memory::MemorySlice;
-use std::hash::BuildHasher;
-
-/// So many contents at the wrong place are no coincidence.
-const MISPLACED_MIN: u32 = 3;
-
-/// Bytes of each of the two pieces of a block that stand for its content.
-const PIECE_BYTES: usize = 64;
-
-/// Contents written home lately for which the books have no reason: 44 bits of a hash each, the newest in each slot.
-#[derive(Debug, Default)]
-pub(crate) struct Unexplained {
-    slots: Vec<u32>,
-}
-
-impl Unexplained {
-    const SLOTS: usize = 4096;
-
-    fn note(&mut self, hash: u64) {
-        if self.slots.is_empty() {
-            self.slots = vec![0; Self::SLOTS];
-        }
-        self.slots[hash as usize % Self::SLOTS] = Self::mark(hash);
-    }
-
-    fn has(&self, hash: u64) -> bool {
-        self.slots.get(hash as usize % Self::SLOTS).is_some_and(|slot| *slot == Self::mark(hash))
-    }
-
-    fn mark(hash: u64) -> u32 {
-        // 0 is an empty slot.
-        ((hash >> 32) as u32).max(1)
-    }
-
-    /// Bytes of memory it takes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.slots.len() as u64 * 4
-    }
-}
 
 impl VmJcb {
-    /// What stands for the content of a block; nothing for one that says nothing, such as zeros.
-    fn fingerprint(&self, copy: impl Fn(usize, &mut [u8])) -> Option<u64> {
-        let mut pieces = [0; 2 * PIECE_BYTES];
-        let (first, second) = pieces.split_at_mut(PIECE_BYTES);
-        copy(0, first);
-        copy(self.shape.block_bytes as usize / 2, second);
-        pieces.iter().any(|byte| *byte != pieces[0]).then(|| self.hasher().hash_one(pieces))
+    /// What stands for the content of a block.
+    fn mark(&self, copy: impl Fn(usize, &mut [u8])) -> Mark {
+        Mark::of(self.hasher(), self.shape.block_bytes as usize, copy)
     }
 
-    /// A home write carries a content that the books have no reason for.
-    pub(crate) fn note_unexplained(&mut self, content: &MemorySlice) {
+    /// A home write of `block` carries a content that the books have no reason for; `owed` is the version that they have, if any.
+    pub(crate) fn note_stray(&mut self, block: u64, content: &MemorySlice, owed: Option<&[u8]>) {
         if self.transactions.is_empty() || self.table.is_materialise() {
             return;
         }
-        if let Some(hash) = self.fingerprint(|at, piece| content.copy_out(at, piece)) {
-            self.unexplained.note(hash);
+        let given = self.mark(|at, piece| content.copy_out(at, piece));
+        let owed = owed.map(|owed| self.mark(|at, piece| piece.copy_from_slice(&owed[at..at + piece.len()])));
+        self.strays.written(block, given, owed);
+    }
+
+    /// A version of `block` is committed, and may have been written there before that.
+    pub(crate) fn note_committed(&mut self, pages: &Pages, position: u32, block: u64, data: &mut [u8]) {
+        if !self.strays.is_empty() && self.read_version(pages, position, data) {
+            let mark = self.mark(|at, piece| piece.copy_from_slice(&data[at..at + piece.len()]));
+            self.strays.committed(block, mark);
         }
     }
 
@@ -113,7 +80,7 @@ impl VmJcb {
     /// proves the books wrong.
     pub(crate) fn contradicts_passing(&mut self, pages: &Pages, count: usize) -> bool {
         let (Some(format), Some(oldest)) = (self.format, self.transactions.front()) else { return false };
-        if self.unexplained.memory_bytes() == 0 || count == 0 {
+        if self.strays.is_empty() || count == 0 {
             return false;
         }
         let mut block = vec![0; self.shape.block_bytes as usize];
@@ -121,23 +88,18 @@ impl VmJcb {
         let end = self.transactions.get(count).map_or(self.cursor.position, |next| next.first_position);
         loop {
             if self.is_unwritten(position) && self.read_version(pages, position, &mut block) {
-                let hash = self.fingerprint(|at, piece| piece.copy_from_slice(&block[at..at + piece.len()]));
-                if hash.is_some_and(|hash| self.unexplained.has(hash)) {
-                    self.misplaced += 1;
-                }
+                let mark = self.mark(|at, piece| piece.copy_from_slice(&block[at..at + piece.len()]));
+                self.strays.passed_unwritten(mark);
             }
             position = format.next(position);
             if position == end {
                 break;
             }
         }
-        if self.misplaced < MISPLACED_MIN {
-            return false;
-        }
+        let Some(misplaced) = self.strays.proof() else { return false };
         self.distrust(format!(
-            "the guest's journal is done with {} committed blocks that were never written home, but to other blocks of \
-             the disk",
-            self.misplaced
+            "the guest's journal is done with {misplaced} committed blocks that were never written home, but to other blocks of \
+             the disk"
         ));
         true
     }
@@ -159,8 +121,7 @@ impl VmJcb {
 
     /// Forgets what was seen: the log is opened, or closed.
     pub(crate) fn forget_signs(&mut self) {
-        self.unexplained = Unexplained::default();
-        self.misplaced = 0;
+        self.strays = Strays::default();
         self.written_over.clear();
         self.contradiction = None;
     }

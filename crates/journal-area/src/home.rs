@@ -100,7 +100,7 @@ impl VmJcb {
             let index = (block - blocks.start) as usize;
             let Some(position) = self.newest(block) else {
                 if let Some(content) = payload.get(index).copied().flatten() {
-                    self.note_unexplained(&content);
+                    self.note_stray(block, &content, None);
                 }
                 continue;
             };
@@ -122,15 +122,18 @@ impl VmJcb {
                     self.overwritten.remove(&position);
                 }
                 candidates.push(candidate);
+                self.strays.placed();
                 continue;
             }
             held.resize(self.shape.block_bytes as usize, 0);
             given.resize(self.shape.block_bytes as usize, 0);
             slice.copy_out(0, &mut given);
-            if !self.read_version(pages, position, &mut held) || held != given {
-                self.note_unexplained(&slice);
+            let is_read = self.read_version(pages, position, &mut held);
+            if !is_read || held != given {
+                self.note_stray(block, &slice, is_read.then_some(held.as_slice()));
                 continue;
             }
+            self.strays.placed();
             if is_alone {
                 self.overwritten.remove(&position);
             }

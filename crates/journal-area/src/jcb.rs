@@ -12,12 +12,12 @@
 
 use crate::chains::Chains;
 use crate::commit::Accepted;
-use crate::contradiction::Unexplained;
 use crate::homes::Homes;
 use crate::inflight::InFlight;
 use crate::location::{Location, Past};
 use crate::pages::Pages;
 use crate::pool::Pool;
+use crate::strays::Strays;
 use crate::table::{Table, Tail};
 use guest_memory::{MemorySlice, PageId};
 use hashbrown::DefaultHashBuilder;
@@ -131,9 +131,7 @@ pub struct VmJcb {
     pub(crate) counters: Counters,
     /// Owed versions whose home block was written, with something else, since they were committed.
     pub(crate) written_over: HashSet<u32>,
-    pub(crate) unexplained: Unexplained,
-    /// Owed versions that were passed unwritten while their content was written elsewhere.
-    pub(crate) misplaced: u32,
+    pub(crate) strays: Strays,
     /// What proved the books wrong.
     pub(crate) contradiction: Option<String>,
     /// The log is read as it was when its transactions counted for the first time ([`VmJcb::rebuild`]): what is at home or gone
@@ -182,8 +180,7 @@ impl VmJcb {
             superblock_spare: None,
             counters: Counters::default(),
             written_over: HashSet::new(),
-            unexplained: Unexplained::default(),
-            misplaced: 0,
+            strays: Strays::default(),
             contradiction: None,
             is_rebuilding: false,
             followed_through: None,
@@ -655,7 +652,7 @@ impl VmJcb {
             + self.homes.memory_bytes()
             + self.by_page.memory_bytes()
             + self.by_block.memory_bytes()
-            + self.unexplained.memory_bytes()
+            + self.strays.memory_bytes()
             + (self.transactions.capacity() * size_of::<Transaction>()) as u64
             + [&self.escaped, &self.overwritten, &self.written_over].map(set_bytes).iter().sum::<u64>()
     }

@@ -13,24 +13,17 @@ use crate::nvm::log_stream::{LogStream, Tail, TailMove};
 use crate::scan::FoundLogPlace;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
+use journal_area::{Mark, Strays};
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// So many contents at the wrong place are no coincidence.
-const MISPLACED_MIN: u32 = 3;
-/// Bytes of each of the two pieces of a block that stand for its content.
-const PIECE_BYTES: usize = 64;
-/// Contents written lately for which the log has no reason: the newest in each slot.
-const SLOTS: usize = 4096;
 
 /// The newest committed version of a block.
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     sequence: u32,
-    content: Option<u64>,
+    content: Mark,
     /// Something was written there since it was committed.
     is_written: bool,
 }
@@ -43,8 +36,7 @@ pub(crate) struct Watch {
     /// Sequence numbers of the live transactions, and the blocks of each.
     live: VecDeque<(u32, Vec<u64>)>,
     newest: HashMap<u64, Newest>,
-    unexplained: Vec<u64>,
-    misplaced: u32,
+    strays: Strays,
     hasher: RandomState,
 }
 
@@ -99,8 +91,9 @@ impl Watch {
                         "transaction {sequence} of the guest's journal has a version of block {block}, which is {where_it_is}"
                     ));
                 }
-                let content =
-                    self.fingerprint(|at, piece| piece.copy_from_slice(&content[at..at + piece.len()]), content.len());
+                let copy = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&content[at..at + piece.len()]);
+                let content = Mark::of(&self.hasher, content.len(), copy);
+                self.strays.committed(*block, content);
                 self.newest.insert(*block, Newest { sequence, content, is_written: false });
             }
             self.live.push_back((sequence, transaction.blocks.into_keys().collect()));
@@ -114,19 +107,17 @@ impl Watch {
             return;
         }
         for (index, block) in blocks.enumerate() {
-            let content = payload
-                .get(index)
-                .and_then(Option::as_ref)
-                .and_then(|slice| self.fingerprint(|at, piece| slice.copy_out(at, piece), slice.len()));
-            let newest = self.newest.get_mut(&block);
-            let is_explained = newest.as_ref().is_some_and(|newest| newest.content == content);
-            if let Some(newest) = newest {
+            let slice = payload.get(index).and_then(Option::as_ref);
+            let content = slice.map(|slice| Mark::of(&self.hasher, slice.len(), |at, piece| slice.copy_out(at, piece)));
+            let owed = self.newest.get_mut(&block).map(|newest| {
                 // With another content, too: ext4 writes its superblock past its journal, and e2fsck mends what it replays.
                 newest.is_written = true;
-            }
-            if let (false, Some(content)) = (is_explained, content) {
-                self.unexplained.resize(SLOTS, 0);
-                self.unexplained[content as usize % SLOTS] = content;
+                newest.content
+            });
+            match content {
+                Some(content) if owed == Some(content) => self.strays.placed(),
+                Some(content) => self.strays.written(block, content, owed),
+                None => {}
             }
         }
     }
@@ -156,34 +147,17 @@ impl Watch {
                     continue;
                 };
                 self.newest.remove(&block);
-                let is_elsewhere = newest.content.is_some_and(|content| {
-                    self.unexplained.get(content as usize % SLOTS).is_some_and(|known| *known == content)
-                });
-                self.misplaced += u32::from(!newest.is_written && is_elsewhere);
+                if !newest.is_written {
+                    self.strays.passed_unwritten(newest.content);
+                }
             }
         }
-        if self.misplaced < MISPLACED_MIN {
-            return None;
-        }
-        let misplaced = self.misplaced;
+        let misplaced = self.strays.proof()?;
         self.forget();
         Some(format!(
             "the guest's journal is done with {misplaced} committed blocks that were never written home, but to other blocks of \
              the disk"
         ))
-    }
-
-    /// What stands for a content; nothing for one that says nothing, such as zeros.
-    fn fingerprint(&self, copy: impl Fn(usize, &mut [u8]), bytes: usize) -> Option<u64> {
-        if bytes < 4 * PIECE_BYTES {
-            return None;
-        }
-        let mut pieces = [0; 2 * PIECE_BYTES];
-        let (first, second) = pieces.split_at_mut(PIECE_BYTES);
-        copy(0, first);
-        copy(bytes / 2, second);
-        // 0 is an empty slot.
-        pieces.iter().any(|byte| *byte != pieces[0]).then(|| self.hasher.hash_one(pieces).max(1))
     }
 }
 
