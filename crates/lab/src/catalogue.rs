@@ -69,6 +69,9 @@ pub struct Experiment {
     pub file_system: Option<String>,
     /// The memory of its paper's machine, in MiB; that of the run, where it does not say.
     pub memory_mib: Option<u32>,
+    /// What its paper's kernel let be dirty, where today's lets less: per cent of memory from which on it writes back, and from which on
+    /// writers wait.
+    pub dirty_percent: Option<(u32, u32)>,
     /// The fields that its plots show.
     pub plot: String,
     /// What is drawn over time.
@@ -230,6 +233,7 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
         part: 1.0,
         file_system: None,
         memory_mib: None,
+        dirty_percent: None,
         plot: "seconds".to_owned(),
         curves: String::new(),
         claims: Vec::new(),
@@ -251,6 +255,13 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
             },
             "memory-mib" => {
                 experiment.memory_mib = Some(value.parse().map_err(|_| bad(format!("memory-mib: {value}")))?);
+            }
+            "dirty-percent" => {
+                let percents: Vec<u32> = words().map_while(|word| word.parse().ok()).collect();
+                experiment.dirty_percent = match percents[..] {
+                    [background, dirty] if background < dirty && dirty <= 100 => Some((background, dirty)),
+                    _ => return Err(bad(format!("dirty-percent: {value}"))),
+                };
             }
             "part" => {
                 let part = value.parse().ok().filter(|part| (0.001..=1.0).contains(part));
@@ -336,7 +347,8 @@ impl Experiment {
         // Records are not scaled: what counts is what is written until the crash.
         let clocks = if self.kind == Kind::Integrity { 1.0 } else { of_run.clocks };
         let guest_mib = of_run.guest_mib.max(memory);
-        Parameters { scale, file_system, clocks, guest_mib, memory_mib: self.memory_mib, ..of_run.clone() }
+        let (memory_mib, dirty_percent) = (self.memory_mib, self.dirty_percent);
+        Parameters { scale, file_system, clocks, guest_mib, memory_mib, dirty_percent, ..of_run.clone() }
     }
 
     /// Its own scale in a run at this one: the papers' sizes are the papers', however large.

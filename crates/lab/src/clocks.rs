@@ -14,10 +14,9 @@ const COMMIT_SECONDS: f64 = 5.0;
 const DIRTY_EXPIRE_CS: f64 = 3000.0;
 const DIRTY_WRITEBACK_CS: f64 = 500.0;
 /// The papers' guests: their memory, in MiB, where an experiment says nothing else, and the parts of it that may be dirty, in per cent,
-/// as kernels have them.
+/// as kernels have them since 2.6.30, where it says nothing else.
 const PAPERS_GUEST_MIB: f64 = 128.0;
-const DIRTY_BACKGROUND_PERCENT: f64 = 10.0;
-const DIRTY_PERCENT: f64 = 20.0;
+const DIRTY_PERCENT: (u32, u32) = (10, 20);
 /// Below this a guest's kernel has no room for its page cache, and reads its programs again and again.
 const AVAILABLE_MIB_MIN: f64 = 48.0;
 
@@ -82,11 +81,18 @@ impl Parameters {
 
 /// Shell lines for a guest: its flusher, what may be dirty, and what is left for its page cache.
 pub fn guest_lines(parameters: &Parameters) -> String {
+    let dirty_percent = parameters.dirty_percent.unwrap_or(DIRTY_PERCENT);
     if !parameters.is_declared() {
-        return String::new();
+        if dirty_percent == DIRTY_PERCENT {
+            return String::new();
+        }
+        let (background, dirty) = dirty_percent;
+        return format!(
+            "echo {background} >/proc/sys/vm/dirty_background_ratio\necho {dirty} >/proc/sys/vm/dirty_ratio"
+        );
     }
     let papers_mib = parameters.memory_mib.map_or(PAPERS_GUEST_MIB, f64::from);
-    let bytes = |percent: f64| (papers_mib * parameters.scale * percent / 100.0 * 1_048_576.0) as u64;
+    let bytes = |percent: u32| (papers_mib * parameters.scale * f64::from(percent) / 100.0 * 1_048_576.0) as u64;
     let cs = |full: f64| (full * parameters.clocks).round().max(1.0) as u64;
     let available = (papers_mib * parameters.scale).max(AVAILABLE_MIB_MIN) as u64;
     // What the guest has more than it should is taken by a file in its memory, which no pressure moves (and no tmpfs bounds).
@@ -104,8 +110,8 @@ pub fn guest_lines(parameters: &Parameters) -> String {
              done </proc/meminfo",
         expire = cs(DIRTY_EXPIRE_CS),
         writeback = cs(DIRTY_WRITEBACK_CS),
-        background = bytes(DIRTY_BACKGROUND_PERCENT).max(65_536),
-        dirty = bytes(DIRTY_PERCENT).max(131_072),
+        background = bytes(dirty_percent.0).max(65_536),
+        dirty = bytes(dirty_percent.1).max(131_072),
     )
 }
 
@@ -128,6 +134,11 @@ mod tests {
     #[test]
     fn a_guest_of_a_full_run_is_left_as_it_is_and_a_small_one_says_what_it_is() {
         assert_eq!(guest_lines(&Parameters::for_tests()), "");
+        let earlier = Parameters { dirty_percent: Some((10, 40)), ..Parameters::for_tests() };
+        assert!(
+            guest_lines(&earlier).contains("echo 40 >/proc/sys/vm/dirty_ratio"),
+            "a kernel of 2005 let writers go on"
+        );
         let tenth = Parameters { scale: 0.1, time_scale: 2.0, clocks: 0.2, ..Parameters::for_tests() };
         let lines = guest_lines(&tenth);
         assert!(lines.contains("echo 600 >/proc/sys/vm/dirty_expire_centisecs") && lines.contains("count="), "{lines}");

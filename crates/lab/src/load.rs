@@ -194,6 +194,10 @@ pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>
     if disk["journal"]["kind"] == "none" && mode.has_journal_on_image() {
         return Err(damaged("amberlog found no journal on the data disk".to_owned()));
     }
+    if let Some(fault) = disk["fault"].as_str() {
+        // What was measured is not what the mode's name says.
+        return Err(Error::Told(format!("amberlog's report of the disk says: {fault}")));
+    }
     let mut fields = flattened(&value);
     for (name, value) in &mut fields {
         if is_sum(name) {

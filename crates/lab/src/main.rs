@@ -96,7 +96,7 @@ struct Extents {
     /// guests 3, of records 120].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: Option<u32>,
-    /// All experiments of a paper, at its own sizes and clocks unless --scale says less.
+    /// All experiments of a paper, or those that are named, at its own sizes and clocks unless --scale says less.
     #[arg(long, value_parser = ["spe2012", "ssd2010", "rj2005", "njs2018"])]
     paper: Option<String>,
     /// Seconds for a second of the modelled disk [default: 1, or as many as the clocks of a smaller scale need; with emulated
@@ -250,7 +250,7 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         iterations: extents.iterations.map(|iterations| iterations.max(1)),
         guests_max: extents.guests.max(1),
         scale,
-        is_of_paper: extents.paper.is_some(),
+        is_of_paper: extents.paper.is_some() || scale >= 1.0,
         pace: (if is_native { NATIVE_PACE } else { 0.8 })
             + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
     };
@@ -293,7 +293,8 @@ fn list(extents: &Extents) -> Result<ExitCode> {
 fn run(args: RunArgs) -> Result<ExitCode> {
     let Chosen { extent, time_scale, clocks, platform } = chosen(&args.extents, lab::machine::platform()?)?;
     let mut experiments = catalogue::select(&args.ids)?;
-    if let Some(paper) = &args.extents.paper {
+    // Who names some of a paper wants those.
+    if let Some(paper) = args.extents.paper.as_ref().filter(|_| args.ids.is_empty()) {
         experiments.extend(of_paper(Some(paper))?.into_iter().filter(|experiment| experiment.kind != Kind::Missing));
     }
     let parameters = Parameters {
@@ -305,6 +306,7 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         seed: args.seed,
         clocks,
         memory_mib: None,
+        dirty_percent: None,
         platform,
     };
     eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);

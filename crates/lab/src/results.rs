@@ -37,6 +37,10 @@ pub struct Parameters {
     /// Memory of the paper's machine, in MiB, where the experiment says so: of that a declared scale is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
+    /// What the paper's kernel let be dirty, in per cent of memory, where the experiment says so. Results of earlier versions are of
+    /// today's 10 and 20.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_percent: Option<(u32, u32)>,
     /// What guests ran on: accelerator and kernel. Results of earlier versions are of emulated guests.
     #[serde(default = "emulated")]
     pub platform: String,
@@ -73,6 +77,7 @@ impl Parameters {
             seed: 1,
             clocks: 1.0,
             memory_mib: None,
+            dirty_percent: None,
             platform: emulated(),
         }
     }
