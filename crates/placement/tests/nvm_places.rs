@@ -22,6 +22,8 @@ use std::time::Duration;
 
 #[path = "nvm_places/distrusted.rs"]
 mod distrusted;
+#[path = "nvm_places/failures.rs"]
+mod failures;
 #[path = "nvm_places/followed.rs"]
 mod followed;
 
@@ -88,8 +90,14 @@ fn mounted(image: &[u8], start: u64) -> Mounted {
 /// What is done, once, when the region is fenced next.
 type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// What is done each time that something was stored to the region.
-type EachStep = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
+/// What is done each time that something is stored to the region, and when.
+type EachStep = Arc<Mutex<Option<(Moment, Box<dyn FnMut() + Send>)>>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    Before,
+    After,
+}
 
 /// A region with hooks in it.
 struct Hooked {
@@ -99,8 +107,10 @@ struct Hooked {
 }
 
 impl Hooked {
-    fn stepped(&self) {
-        if let Some(each_step) = &mut *self.each_step.lock().expect("no panic") {
+    fn stepped(&self, now: Moment) {
+        if let Some((moment, each_step)) = &mut *self.each_step.lock().expect("no panic")
+            && *moment == now
+        {
             each_step();
         }
     }
@@ -112,8 +122,9 @@ impl Medium for Hooked {
     }
 
     fn store_word(&mut self, offset: u64, value: u64) {
+        self.stepped(Moment::Before);
         self.medium.store_word(offset, value);
-        self.stepped();
+        self.stepped(Moment::After);
     }
 
     fn write_back(&mut self, offset: u64, len: u64) {
@@ -122,7 +133,7 @@ impl Medium for Hooked {
 
     fn stream(&mut self, offset: u64, bytes: &[u8]) {
         self.medium.stream(offset, bytes);
-        self.stepped();
+        self.stepped(Moment::After);
     }
 
     fn fence(&mut self) -> std::io::Result<()> {
@@ -252,6 +263,11 @@ impl Rig {
         std::fs::read(&image).expect("read")
     }
 
+    fn recovered_block(&self, block: u64) -> Vec<u8> {
+        let at = self.home_at(0, block) as usize;
+        self.recovered()[at..][..BLOCK as usize].to_vec()
+    }
+
     fn log(&self, which: usize) -> Arc<Log> {
         let start = self.file_systems[which].start;
         self.journals.logs().into_iter().find(|log| log.place().home_start == start).expect("its log")
@@ -363,7 +379,11 @@ impl Rig {
 
     /// Commits a block. Gives the bytes that went to storage.
     fn commit(&mut self, which: usize, block: u64, content: &[u8]) -> u64 {
-        let transaction = Transaction { blocks: vec![(block, content.to_vec())], ..Transaction::default() };
+        self.commit_all(which, &[(block, content.to_vec())])
+    }
+
+    fn commit_all(&mut self, which: usize, blocks: &[(u64, Vec<u8>)]) -> u64 {
+        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
         let of = &mut self.file_systems[which];
         let mut log = Vec::new();
         of.builder.transaction(&transaction, &mut |position, block| {

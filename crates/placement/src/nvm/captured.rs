@@ -37,6 +37,8 @@ pub(super) struct Held {
     pub overwrites: u32,
     /// The number of the end of the last of those writes; nothing while one is on its way.
     pub overwritten: Option<u64>,
+    /// The number of the end of the last one that has ended, whatever is on its way.
+    pub last_overwritten: Option<u64>,
 }
 
 /// A version that was written home, by the guest or by us. It may leave the region when that is durable, unless the guest has
@@ -133,6 +135,14 @@ impl Captured {
         })
     }
 
+    /// Whether what the guest wrote past its journal onto a block, and was told of, is newer than the end with this number; what has
+    /// not ended yet is nobody's to miss.
+    pub fn is_last_overwritten_since(&self, block: u64, number: u64) -> bool {
+        self.homes.get(&block).is_some_and(|held| {
+            held.home == HomeState::Other && held.last_overwritten.is_some_and(|overwritten| overwritten > number)
+        })
+    }
+
     /// Whether the guest's write past its journal onto a block may be lost, with nothing written there since.
     pub fn is_doubtful(&self, block: u64) -> bool {
         !self.doubtful.is_empty()
@@ -202,12 +212,14 @@ impl Captured {
     }
 
     /// What leaves the region when the guest's log begins later: what the log held before and the guest has not written home, or has
-    /// overwritten there, is not wanted any more. `is_busy` tells blocks that a write is on its way to, which are left for its end.
+    /// overwritten there, is not wanted any more. `is_busy` tells blocks that a write is on its way to, which are left for its end, unless
+    /// an earlier one has ended: that was acknowledged, and recovery would take it back.
     pub fn passed_by(&self, passed: TailMove, is_busy: &dyn Fn(u64) -> bool) -> Vec<u64> {
         self.homes
             .iter()
             .filter(|(block, held)| {
-                held.home != HomeState::Same && is_passed(held.sequence, passed) && !is_busy(**block)
+                let is_left = is_busy(**block) && held.last_overwritten.is_none();
+                held.home != HomeState::Same && is_passed(held.sequence, passed) && !is_left
             })
             .map(|(block, _)| *block)
             .collect()
@@ -300,6 +312,14 @@ impl Captured {
             self.notes.note(&Note::Unread);
         }
         self.shown = None;
+    }
+
+    /// A kernel has replayed the log, or had none in it, and begins it anew: what could not be committed before is over. A region that
+    /// fails has said so by then. True where the next worker has to be told that.
+    pub fn begins_anew(&mut self) -> bool {
+        self.is_read = false;
+        self.shown = None;
+        std::mem::take(&mut self.has_failed)
     }
 
     /// Whether a block of a transaction that is in the log was taken by an earlier worker, which has not answered. It is asked once of

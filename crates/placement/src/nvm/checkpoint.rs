@@ -10,6 +10,7 @@
 //! again and again is scattered, and stays until there is need for its place.
 
 use super::captured::{AtHome, Captured, Held, HomeState, Written};
+use super::commit::Commit;
 use super::inflight::Writer;
 use super::keeper::{Errand, Work};
 use super::notes::Note;
@@ -28,6 +29,9 @@ const RUN_BYTES: u64 = 256 << 10;
 const ROOM_PARTS: u32 = 8;
 /// Pieces on their way at a time.
 const RUNS_MAX: usize = 16;
+
+/// How often a checkpoint is tried that somebody waits for, before they are told that it fails.
+const CHECKPOINT_TRIES: u32 = 3;
 
 /// A checkpoint that is going on.
 #[derive(Debug)]
@@ -78,6 +82,31 @@ impl Checkpoint {
 }
 
 impl Work {
+    /// Whether somebody waits for a checkpoint that is to be tried once more: its guest unmounts, or commits and there is no room.
+    pub(super) fn is_tried_again(&self) -> bool {
+        let is_room_wanted = self.commit.as_ref().is_some_and(Commit::waits_for_room);
+        self.checkpoint_failed
+            && self.checkpoints_failed < CHECKPOINT_TRIES
+            && (self.closing.is_some() || is_room_wanted)
+    }
+
+    /// After which time a checkpoint is to be tried again for who waits for it.
+    pub(super) fn next_try_in(&self) -> Option<Duration> {
+        self.is_tried_again()
+            .then(|| self.nvm.options.checkpoint_patience.saturating_sub(self.checkpoint_failed_at.elapsed()))
+    }
+
+    /// Whether no checkpoint will take home what somebody waits for, however often it is tried now.
+    pub(super) fn has_checkpoint_failed(&self) -> bool {
+        self.checkpoint_failed && !self.is_tried_again()
+    }
+
+    /// Somebody comes who has not tried yet: what has failed before is no reason to refuse them.
+    pub(super) fn try_checkpoints_anew(&mut self) {
+        self.checkpoint_failed = false;
+        self.checkpoints_failed = 0;
+    }
+
     /// Begins a checkpoint of everything that can go home. False when nothing can, or one is going on.
     pub(super) fn begin_checkpoint(&mut self, captured: &mut Captured, steps: &mut Steps) -> bool {
         self.begin_checkpoint_of(captured, 1, steps)
@@ -201,7 +230,13 @@ impl Work {
         }
         if checkpoint.writing == 0 && (checkpoint.has_failed || (checkpoint.is_through() && !checkpoint.has_written()))
         {
-            self.checkpoint_failed |= checkpoint.has_failed;
+            if checkpoint.has_failed {
+                self.checkpoint_failed = true;
+                self.checkpoints_failed += 1;
+                self.checkpoint_failed_at = Instant::now();
+            } else {
+                self.checkpoints_failed = 0;
+            }
             self.checkpoint = None;
             return;
         }

@@ -50,6 +50,11 @@ pub(super) struct Commit {
 }
 
 impl Commit {
+    /// Whether the region has no room for it yet.
+    pub fn waits_for_room(&self) -> bool {
+        self.stage == Stage::Room
+    }
+
     /// Goes on to the next stage.
     fn enter(&mut self, stage: Stage, counters: &NvmCounters) {
         let waited = match self.stage {
@@ -112,6 +117,7 @@ impl Work {
 
     /// Decides for each block where it goes. In doubt it goes to the region.
     fn sort(&mut self, captured: &mut Captured, transaction: Transaction) -> Commit {
+        self.checkpoints_failed = 0;
         let (mut puts, mut appends) = (BTreeMap::new(), BTreeMap::new());
         self.early.keep_only(transaction.sequence);
         for (block, content) in transaction.blocks {
@@ -210,7 +216,10 @@ impl Work {
         }
         if captured.journal.room() < needed && !captured.has_failed {
             let is_hopeless = needed > captured.journal.geometry().blocks
-                || (self.checkpoint.is_none() && !self.begin_checkpoint(captured, steps) && self.in_flight.is_empty());
+                || (self.checkpoint.is_none()
+                    && !self.begin_checkpoint(captured, steps)
+                    && self.in_flight.is_empty()
+                    && !self.is_tried_again());
             if !is_hopeless {
                 // Whose flush makes the room may have been waiting for a reason.
                 self.drive_checkpoint(captured, steps);
@@ -394,6 +403,7 @@ impl Work {
                     noted: HomeState::Behind,
                     overwrites: 0,
                     overwritten: None,
+                    last_overwritten: None,
                 },
             );
             captured.at_home.remove(block);

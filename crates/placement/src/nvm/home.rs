@@ -163,6 +163,7 @@ impl Work {
                 noted: HomeState::Other,
                 overwrites: 0,
                 overwritten: Some(0),
+                last_overwritten: None,
             },
         );
         NvmCounters::add(&self.nvm.counters.blocks_restored, 1);
@@ -304,9 +305,12 @@ impl Work {
         }
         // One that has failed is over as well: its guest was told so, and no flush makes it better.
         self.ended += 1;
-        for block in blocks.clone().filter(|block| !self.in_flight.touches(*block)) {
+        for block in blocks.clone() {
             if let Some(held) = captured.homes.get_mut(&block) {
-                held.overwritten = Some(self.ended);
+                held.last_overwritten = Some(self.ended);
+                if !self.in_flight.touches(block) {
+                    held.overwritten = Some(self.ended);
+                }
             }
         }
         // A whole block that was put together of a part is asked for again if that is still on its way.
@@ -324,7 +328,7 @@ impl Work {
                 .homes
                 .get(block)
                 .is_some_and(|held| held.home == HomeState::Other && captured.is_past(held.sequence))
-                && !self.in_flight.touches(*block)
+                && !self.in_flight.overlaps(&(*block..*block + 1), Some(Writer::Host))
         };
         let late: Vec<u64> = if is_ok { blocks.filter(is_late).collect() } else { Vec::new() };
         if late.is_empty() {

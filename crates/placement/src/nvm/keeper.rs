@@ -123,6 +123,10 @@ pub(super) struct Work {
     pub(super) soon: Vec<u64>,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) checkpoint_failed: bool,
+    /// How many have failed, one after the other, …
+    pub(super) checkpoints_failed: u32,
+    /// … and when the last one did.
+    pub(super) checkpoint_failed_at: Instant,
     /// When everything was last sent home because of the options' interval.
     pub(super) checkpointed: Instant,
     /// How often everything was asked to go home when that was looked at last.
@@ -182,6 +186,8 @@ impl Work {
             soon: Vec::new(),
             checkpoint: None,
             checkpoint_failed: false,
+            checkpoints_failed: 0,
+            checkpoint_failed_at: Instant::now(),
             checkpointed: Instant::now(),
             collection_due: false,
             runs_looked_for: None,
@@ -807,7 +813,10 @@ impl Keeper for InRegion {
         match &work.checkpoint {
             // One that goes on is followed by the next when it has ended.
             Some(checkpoint) => checkpoint.flush_due_in(self.nvm.options.checkpoint_patience),
-            None => Some(self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed())),
+            None => {
+                let next = self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed());
+                Some(work.next_try_in().map_or(next, |again| again.min(next)))
+            }
         }
     }
 

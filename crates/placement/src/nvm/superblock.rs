@@ -110,6 +110,7 @@ impl Work {
                 return Err(io::Error::other("the journal on NVM is being closed already"));
             }
             open => {
+                self.try_checkpoints_anew();
                 let write = (log.place_of(0)?, block.to_vec());
                 if open.is_some() {
                     self.written_over(captured, request, write, Foreign::Superblock);
@@ -160,10 +161,13 @@ impl Work {
         steps: &mut Steps,
     ) -> io::Result<()> {
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
-        captured.goes_on_unread();
         let format = superblock.format().map_err(io::Error::other)?;
         let is_in_log = format == *captured.stream.format() && captured.stream.can_begin(tail);
         let leaves = if is_in_log { TailMove::Passed(tail.sequence) } else { TailMove::Anew };
+        // Who begins it anew says so once more to the next worker, which has to know until then that it may have been replayed.
+        if is_in_log {
+            captured.goes_on_unread();
+        }
         // A kernel whose superblock failed says the same again, with its error in it.
         if let Some(block) = captured.doubtful_passed_by(leaves) {
             return Err(lost(block));
@@ -184,6 +188,7 @@ impl Work {
         let in_flight = &self.in_flight;
         let is_some_passed = !captured.passed_by(passed, &|block| in_flight.touches(block)).is_empty();
         let is_volatile = self.passes_volatile(captured, passed);
+        let mut is_mended = false;
         if passed == TailMove::Anew {
             // Where that fails, what is known here is not what its guest goes on with.
             let is_durable = self.renew_old_mark(captured).and_then(|()| match is_volatile {
@@ -196,6 +201,7 @@ impl Work {
             }
             captured.notes.note(&Note::Anew(Box::new(first_bytes(block)?), tail));
             self.pass(captured, passed)?;
+            is_mended = captured.begins_anew();
         } else if is_volatile || is_some_passed && self.is_mark_old(captured) {
             // Not before what the guest wrote past its journal is durable: until then the region's version may be all there is. And not before the next mark is durable; and until they have left, the guest is not told that its tail has moved: recovery
             // would bring them back.
@@ -215,13 +221,17 @@ impl Work {
         if differs {
             captured.superblock_is(block)?;
         }
+        if is_mended {
+            let state = captured.state(self.home.failed_flushes() > self.home.told_failures());
+            captured.notes.renew(&state);
+        }
         Ok(())
     }
 
     /// Whether what leaves the region with the tail was overwritten by the guest, and that is not durable.
     fn passes_volatile(&self, captured: &Captured, passed: TailMove) -> bool {
         let passing = captured.passed_by(passed, &|block| self.in_flight.touches(block));
-        passing.into_iter().any(|block| captured.is_overwritten_since(block, self.durable))
+        passing.into_iter().any(|block| captured.is_last_overwritten_since(block, self.durable))
     }
 
     /// A flush at once, where somebody mounts or unmounts.
@@ -339,9 +349,18 @@ impl Work {
         let mut notes = Notes::begin(nvm.directory(), identity, &[begun]);
         // First the region says whose it is, then storage says that the journal is elsewhere: a crash in between leaves a
         // region that owes nothing.
-        if let Err(error) = write_mark_bytes(log, &mark) {
+        let mut before = [0; jbd2::SUPERBLOCK_BYTES];
+        let written = log
+            .place_of(0)
+            .and_then(|offset| log.journal.file.read_exact_at(&mut before, offset))
+            .and_then(|()| write_mark_bytes(log, &mark));
+        if let Err(error) = written {
             notes.remove();
-            *state = State::Idle(journal.give_back()?);
+            // A mark without a region is refused by every later start, and it may be there. Where it stays, the region stays
+            // as well, owes nothing, and is finished by the next start.
+            if write_mark_bytes(log, &before).is_ok() {
+                *state = State::Idle(journal.give_back()?);
+            }
             return Err(error);
         }
         let copies_max = copies_max(&journal);
@@ -428,7 +447,14 @@ impl Work {
                 // Goes on when those writes have ended.
                 return;
             }
-            self.begin_checkpoint(captured, steps);
+            if !self.begin_checkpoint(captured, steps) && self.has_checkpoint_failed() {
+                log::error!(
+                    "disk {}: the journal on NVM cannot be closed: writing its blocks home failed",
+                    self.name()
+                );
+                self.closing = None;
+                steps.release(request, Status::IoError);
+            }
             return;
         }
         let Some(closing) = &mut self.closing else { return };

@@ -175,7 +175,11 @@ impl Work {
         let held = |(block, (sequence, home)): (&u64, &(u32, HomeState))| {
             // Whether it is durable is not known.
             let overwritten = (*home == HomeState::Other).then_some(1);
-            (*block, Held { sequence: *sequence, home: *home, noted: *home, overwrites: 0, overwritten })
+            let last_overwritten = overwritten;
+            (
+                *block,
+                Held { sequence: *sequence, home: *home, noted: *home, overwrites: 0, overwritten, last_overwritten },
+            )
         };
         let mut captured = Captured {
             log: Arc::new(log.clone()),

@@ -225,7 +225,8 @@ fn a_kill_on_its_way_leaves_one_that_is_brought_home_or_left_to_its_guest() {
     std::fs::copy(&rig.image, rig.image.with_extension("older")).expect("copied");
     let killed = Arc::new(Mutex::new(killed));
     let steps = Arc::clone(&killed);
-    *rig.each_step.lock().expect("no panic") = Some(Box::new(move || steps.lock().expect("no panic").step()));
+    let step = Box::new(move || steps.lock().expect("no panic").step());
+    *rig.each_step.lock().expect("no panic") = Some((Moment::After, step));
     tail_moves(&mut rig, &mut block);
     *rig.each_step.lock().expect("no panic") = None;
     assert_eq!(rig.log(0).placement, PlacementKind::Storage);

@@ -146,3 +146,55 @@ fn a_tail_waits_for_a_flush_of_what_was_written_past_the_journal_before() {
     rig.end_held();
     assert!(rig.read(0, IN_USE) == content(2));
 }
+
+/// A kernel has replayed the log and begins it anew, and the worker is killed at any step of that: its guest says so once more.
+#[test]
+fn a_log_that_is_begun_anew_is_not_taken_for_another_one_by_who_follows() {
+    let mut steps = 0;
+    for died_at in 0.. {
+        let mut rig = Rig::new(1);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let mut superblock = vec![0; BLOCK as usize];
+        let log_at = rig.file_systems[0].log_at[0];
+        rig.request(RequestKind::Read, log_at, &mut superblock);
+        let (shown, format) = jbd2::Superblock::parse(&superblock).expect("a superblock");
+        let at = rig.home_at(0, IN_USE);
+        rig.request(RequestKind::Write, at, &mut content(1));
+        rig.file_systems[0].builder = LogBuilder::new(format, shown.first, shown.sequence.wrapping_add(2));
+        // What there is at that moment.
+        let mut files = rig.notes();
+        files.extend([rig.image.clone(), rig.region.clone()]);
+        let left: Arc<Mutex<Vec<(PathBuf, Vec<u8>)>>> = Arc::default();
+        let (count, kept) = (Arc::new(Mutex::new(0)), Arc::clone(&left));
+        let counted = Arc::clone(&count);
+        *rig.each_step.lock().expect("no panic") = Some((
+            Moment::Before,
+            Box::new(move || {
+                let mut count = counted.lock().expect("no panic");
+                if *count == died_at {
+                    let of = |file: &PathBuf| (file.clone(), std::fs::read(file).expect("read"));
+                    *kept.lock().expect("no panic") = files.iter().map(of).collect();
+                }
+                *count += 1;
+            }),
+        ));
+        rig.superblock(0, true);
+        *rig.each_step.lock().expect("no panic") = None;
+        steps = *count.lock().expect("no panic");
+        if died_at == steps {
+            break;
+        }
+        for (file, bytes) in left.lock().expect("no panic").iter() {
+            std::fs::write(file, bytes).expect("written");
+        }
+        rig.die().expect("it goes on");
+        rig.superblock(0, true);
+        assert_eq!(rig.log(0).placement, PlacementKind::Nvm, "died at step {died_at}");
+        assert!(rig.log(0).is_open() && rig.journals.disk(0).fault().is_none(), "died at step {died_at}");
+        assert_eq!(rig.commit(0, IN_USE, &content(2)), 0, "a region has it, died at step {died_at}");
+        let at = rig.home_at(0, IN_USE);
+        assert_eq!(rig.request(RequestKind::Write, at, &mut content(2)), 0, "and absorbs it, died at step {died_at}");
+    }
+    assert!(steps > 0, "the region is written to");
+}

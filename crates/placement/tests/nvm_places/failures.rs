@@ -1,0 +1,159 @@
+//! Storage that fails once: whoever waits is served by the next try, and a mount in the same session begins anew.
+
+use super::*;
+
+/// Writes to this place of the disk fail.
+fn fails_at(rig: &mut Rig, at: u64) {
+    rig.may_fail = true;
+    rig.fails = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+}
+
+fn mended(rig: &mut Rig) {
+    rig.fails = Box::new(|_| false);
+}
+
+/// Time has come for what the journal has to do by itself.
+fn woken(rig: &mut Rig) {
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    rig.carry_out(plan);
+}
+
+/// One block that the guest thinks is at home, whose checkpoint has failed.
+fn with_a_failed_checkpoint(change: impl FnOnce(&mut NvmOptions)) -> Rig {
+    let mut rig = Rig::with(1, change);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
+    fails_at(&mut rig, at);
+    rig.journals.disk(0).options.nvm.as_ref().expect("regions").request_checkpoint();
+    woken(&mut rig);
+    rig
+}
+
+#[test]
+fn a_journal_is_closed_where_a_checkpoint_has_failed_once() {
+    let mut rig = with_a_failed_checkpoint(|_| {});
+    mended(&mut rig);
+    rig.superblock(0, false);
+    assert!(rig.failed.is_empty());
+    assert!(rig.stored(0, IN_USE) == content(1), "it is home");
+    assert!(!rig.log(0).is_open(), "and its journal closed");
+}
+
+#[test]
+fn a_journal_that_cannot_be_closed_says_so() {
+    let mut rig = with_a_failed_checkpoint(|_| {});
+    rig.superblock(0, false);
+    assert!(rig.failed.is_empty(), "it is tried again first");
+    assert!(rig.journals.due_in().is_some_and(|due| due.is_zero()), "soon");
+    woken(&mut rig);
+    woken(&mut rig);
+    assert_eq!(rig.failed, [RequestId(rig.next_request)]);
+    assert!(rig.log(0).is_open());
+    // Unmounted again, with storage that works.
+    mended(&mut rig);
+    rig.superblock(0, false);
+    assert_eq!(rig.failed.len(), 1);
+    assert!(!rig.log(0).is_open() && rig.stored(0, IN_USE) == content(1));
+}
+
+#[test]
+fn a_commit_without_room_waits_for_the_next_try() {
+    let mut rig = with_a_failed_checkpoint(|options| {
+        options.create_bytes = 5 << 20;
+        options.log_everything = true;
+    });
+    let of = &rig.file_systems[0];
+    let own: Vec<u64> = of.log_at.iter().map(|at| (at - of.start) / BLOCK).collect();
+    let mut homes =
+        (IN_USE + 1..FILE_SYSTEM_BLOCKS).filter(|block| !own.contains(block)).collect::<Vec<_>>().into_iter();
+    for transaction in 1..=6 {
+        // What is not complete is refused where there is no room, and held where there will be some.
+        let blocks: Vec<(u64, Vec<u8>)> = homes.by_ref().take(150).map(|block| (block, content(block as u8))).collect();
+        rig.commit_all(0, &blocks);
+        for (block, content) in blocks {
+            let at = rig.home_at(0, block);
+            rig.request(RequestKind::Write, at, &mut content.clone());
+        }
+        assert!(rig.failed.is_empty(), "transaction {transaction}");
+        if rig.journals.due_in().is_some_and(|due| due.is_zero()) {
+            break;
+        }
+        assert!(transaction < 6, "the region is full by now");
+    }
+    mended(&mut rig);
+    woken(&mut rig);
+    assert!(rig.failed.is_empty(), "it is committed");
+    rig.commit(0, IN_USE, &content(3));
+    assert!(rig.failed.is_empty());
+}
+
+/// The kernel gives its journal up, is unmounted, and mounts the file system again.
+#[test]
+fn a_mount_after_a_commit_that_failed_begins_anew() {
+    let mut rig = Rig::with(1, |options| options.append_home_bytes_min = 0);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    rig.may_fail = true;
+    rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
+    let free = FILE_SYSTEM_BLOCKS - 10;
+    rig.commit(0, free, &content(2));
+    assert!(!rig.failed.is_empty(), "its appends cannot be made durable");
+    mended(&mut rig);
+    rig.failed.clear();
+    rig.commit(0, free + 1, &content(3));
+    assert!(!rig.failed.is_empty(), "nothing is committed after that");
+    rig.failed.clear();
+    // It reads the log, replays what it is shown, and leaves out a number.
+    let mut superblock = vec![0; BLOCK as usize];
+    let at = rig.file_systems[0].log_at[0];
+    rig.request(RequestKind::Read, at, &mut superblock);
+    let (shown, format) = jbd2::Superblock::parse(&superblock).expect("a superblock");
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(1));
+    rig.file_systems[0].builder = LogBuilder::new(format, shown.first, shown.sequence.wrapping_add(2));
+    rig.superblock(0, true);
+    assert!(rig.failed.is_empty(), "it is mounted");
+    rig.commit(0, IN_USE, &content(4));
+    assert!(rig.failed.is_empty(), "its journal fails in every mount");
+    assert!(rig.recovered_block(IN_USE) == content(4));
+}
+
+/// Two writes past the journal, the later of which is under way when the tail moves.
+#[test]
+fn a_tail_does_not_leave_behind_what_an_acknowledged_write_has_replaced() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    rig.request(RequestKind::Flush, 0, &mut []);
+    rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+    rig.request(RequestKind::Write, at, &mut content(3));
+    assert_eq!(rig.held.len(), 1);
+    rig.superblock(0, true);
+    assert!(rig.recovered_block(IN_USE) == content(2), "what was acknowledged is taken back");
+    rig.end_held();
+    assert!(rig.recovered_block(IN_USE) == content(3));
+}
+
+#[test]
+fn a_write_that_ends_beside_another_one_is_not_taken_back() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let at = rig.home_at(0, IN_USE);
+    assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
+    rig.superblock(0, true);
+    rig.holds = Box::new(move |operation| operation.operation == Operation::Write && operation.offset == at);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    rig.request(RequestKind::Write, at, &mut content(3));
+    rig.holds = Box::new(|_| false);
+    let first = rig.held.remove(0);
+    rig.end(first);
+    assert!(rig.recovered_block(IN_USE) == content(2), "what was acknowledged is taken back");
+    rig.end_held();
+    assert!(rig.recovered_block(IN_USE) == content(3));
+}
