@@ -499,6 +499,10 @@ fn probe_discard(file: &File, kind: ImageKind, size_bytes: u64, keep_time: bool)
             let beyond = size_bytes.next_multiple_of(1 << 20);
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let changed = file.metadata().and_then(|metadata| metadata.modified());
+            // Whoever may not set the time back does not try: what turns out not to be possible is said then.
+            if keep_time && !changed.as_ref().is_ok_and(|changed| file.set_modified(*changed).is_ok()) {
+                return true;
+            }
             let can = rustix::fs::fallocate(file, mode, beyond, 4096).is_ok();
             // Some file systems take that for a change, which it is not.
             if keep_time

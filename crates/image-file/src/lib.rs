@@ -10,9 +10,11 @@ mod format;
 mod lock;
 mod open;
 mod seal;
+mod stamp;
 
 pub use content::content;
 pub use format::{Format, OtherFormat, probe};
 pub use lock::{QemuLock, await_idle, mark_under_way};
 pub use open::open;
 pub use seal::Seal;
+pub use stamp::{Stamp, sum};

@@ -38,9 +38,59 @@ impl Journals {
     /// Makes durable what was written to the images: the guest's next flush goes to another process.
     ///
     /// # Errors
-    /// When storage fails.
+    /// When storage fails: what had been written to that image may be lost, and its guest hears so at its next flush.
     pub fn flush_images(&self) -> io::Result<()> {
-        self.disks().iter().filter(|disk| !disk.options.read_only).try_for_each(|disk| disk.file.sync_data())
+        (0..self.disks().len()).try_for_each(|disk| self.flush_image(disk))
+    }
+
+    /// The same of one image.
+    ///
+    /// # Errors
+    /// As [`Journals::flush_images`].
+    pub fn flush_image(&self, disk: usize) -> io::Result<()> {
+        let disk = self.disk(disk);
+        let flushed = if disk.options.read_only { Ok(()) } else { disk.file.sync_data() };
+        flushed.map_err(|error| {
+            let of = &disk.options;
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "disk {}: flushing the image {} failed, and what its guest had written last may be lost: {error}",
+                    of.name,
+                    of.path.display()
+                ),
+            )
+        })
+    }
+
+    /// Whether a flush of this disk has failed, and its guest was not told: storage does not say so again, so whoever serves it next has to.
+    pub fn has_untold_failure(&self, disk: usize) -> bool {
+        let disk = self.disk(disk);
+        disk.failed_flushes() > disk.told_failures()
+    }
+
+    /// An amberlog that served this disk before has seen a flush fail, as the sentence says, and left before its guest had heard of it: the
+    /// guest's next flush fails. After [`Journals::adopt`].
+    pub fn owes_failure(&self, disk: usize, sentence: &str) {
+        self.disk(disk).note_fault(sentence);
+        self.disk(disk).note_failed_flush();
+    }
+
+    /// Where the superblocks of the file systems on a disk are, and of the journals whose logs are on it, in bytes: blocks that
+    /// whoever makes, checks, mounts or replays such a file system writes to.
+    pub fn superblock_places(&self, disk: usize) -> Vec<u64> {
+        let mut places = Vec::new();
+        for log in self.logs() {
+            if log.home_disk == disk {
+                places.push(log.place.home_start + extfs::SUPERBLOCK_OFFSET);
+            }
+            if log.journal_disk == disk {
+                places.extend(log.offset_of(0));
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        places
     }
 
     /// Takes a guest that another amberlog served and left: its logs are on storage, and stay there until the next mount.

@@ -318,6 +318,12 @@ pub fn detach(args: &DetachArgs) -> ExitCode {
         {
             anyhow::bail!("the daemon has not ended; its log says why");
         }
+        let untold = super::left::untold(&args.daemon.run);
+        anyhow::ensure!(
+            untold.is_empty(),
+            "the daemon has ended, and its VMs wait for the next one, which has the next flush of these disks fail: {}",
+            untold.join("; ")
+        );
         Ok(print("the daemon has ended; its VMs wait for the next one\n")?)
     })())
 }

@@ -1,20 +1,31 @@
-//! The note of a VM that a daemon has left running: which process is to come back to its sockets, how it was served, and on which images.
+//! The note of a VM that a daemon has left running: which process is to come back to its sockets, how it was served, on which images,
+//! and what these looked like then.
 //!
 //! It is in the directory of the VM's sockets, which a new start of the host empties. A process is known by its number and
 //! by when it was started, so that no other one is taken for it. Its guest gets the disks that it had, whatever the configuration says by
-//! then: under another image it would write one file system over another.
+//! then: under another image it would write one file system over another. And it gets them only as it left them: between the two
+//! daemons nobody has the images locked, and a guest whose image was restored from a backup, recovered or checked meanwhile
+//! goes on from what it has in memory, over a file system that is another one by now.
+//!
+//! Must never: say that an image is as it was left where it was written to. Failure story: such a guest is not served, by any daemon, until
+//! its VMM has ended; then the image is served as it is. A note of an earlier amberlog does not say what the images looked like: that
+//! it cannot be told is said, and the guest goes on.
 
 use super::config::{Config, VmConfig};
 use crate::vm::watched::Watched;
 use anyhow::Context;
+use image_file::Stamp;
 use own_files::OwnDirectory;
 use serde::{Deserialize, Serialize};
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const NOTE: &str = "left";
 /// A configuration is the most of it.
 const BYTES_MAX: u64 = 1 << 20;
+/// Of a file system, and of a journal.
+const SUPERBLOCK_BYTES: usize = 1024;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
@@ -26,19 +37,91 @@ struct Note {
     images: Vec<Image>,
 }
 
-/// An image, and which file it was.
-#[derive(Debug, Serialize, Deserialize, PartialEq)]
+/// An image, which file it was, and what it looked like.
+#[derive(Debug, Serialize, Deserialize)]
 struct Image {
     path: PathBuf,
     device: u64,
     inode: u64,
     block_device: u64,
+    /// Nothing in a note of an earlier amberlog.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    as_left: Option<AsLeft>,
+}
+
+/// An image as it was left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsLeft {
+    /// After the last flush.
+    stamp: Stamp,
+    /// Where superblocks were, and the sums of their bytes ([`image_file::sum`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    superblocks: Vec<(u64, u64)>,
+    /// A flush of it has failed, and its guest was not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    untold: Option<String>,
+}
+
+impl AsLeft {
+    /// What an image looks like that nobody here writes to any more, with superblocks at these places; and whether its guest is still to
+    /// be told of a flush that has failed.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn look(image: &File, superblocks: &[u64], untold: Option<String>) -> anyhow::Result<Self> {
+        let sums = superblocks.iter().map(|at| Ok((*at, sum_at(image, *at)?))).collect::<std::io::Result<_>>()?;
+        Ok(AsLeft { stamp: Stamp::of(image)?, superblocks: sums, untold })
+    }
+}
+
+/// Of a superblock; of what there is of it.
+fn sum_at(image: &File, at: u64) -> std::io::Result<u64> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    let read = image.read_at(&mut bytes, at)?;
+    Ok(image_file::sum(&bytes[..read]))
 }
 
 impl Image {
-    fn at(path: &Path) -> anyhow::Result<Self> {
-        let is = std::fs::metadata(path).with_context(|| format!("looking for {}", path.display()))?;
-        Ok(Image { path: path.to_owned(), device: is.dev(), inode: is.ino(), block_device: is.rdev() })
+    fn of(path: &Path, file: &File, as_left: Option<AsLeft>) -> anyhow::Result<Self> {
+        let is = file.metadata().with_context(|| format!("looking for {}", path.display()))?;
+        Ok(Image { path: path.to_owned(), device: is.dev(), inode: is.ino(), block_device: is.rdev(), as_left })
+    }
+
+    /// Why it is not what the guest of that process had.
+    fn check(&self, pid: i32) -> anyhow::Result<()> {
+        let path = self.path.display();
+        let file =
+            File::open(&self.path).with_context(|| format!("opening {path}, which the guest of process {pid} has"))?;
+        let is = file.metadata().with_context(|| format!("looking for {path}"))?;
+        anyhow::ensure!(
+            (is.dev(), is.ino(), is.rdev()) == (self.device, self.inode, self.block_device),
+            "{path} is another file than the one that the guest of process {pid} has: put that one back in its place, or end that process"
+        );
+        let Some(as_left) = &self.as_left else {
+            log::warn!("{path}: the amberlog that left it was an earlier one, and did not note what it looked like");
+            return Ok(());
+        };
+        self.check_stamp(as_left, &file, pid)?;
+        for (at, sum) in &as_left.superblocks {
+            let now = sum_at(&file, *at).with_context(|| format!("reading {path}"))?;
+            anyhow::ensure!(now == *sum, "{}", self.refusal(pid, &format!("has another superblock at byte {at} now")));
+        }
+        Ok(())
+    }
+
+    fn check_stamp(&self, as_left: &AsLeft, file: &File, pid: i32) -> anyhow::Result<()> {
+        let now = Stamp::of(file).with_context(|| format!("looking at {}", self.path.display()))?;
+        match as_left.stamp.became(&now) {
+            None => Ok(()),
+            Some(what) => anyhow::bail!("{}", self.refusal(pid, &what)),
+        }
+    }
+
+    fn refusal(&self, pid: i32, what: &str) -> String {
+        format!(
+            "{} {what}, while the guest of process {pid} was left without a daemon: that guest would write what it has in memory over it, and              is not served any more; end that process, and the image is served as it is",
+            self.path.display()
+        )
     }
 }
 
@@ -46,16 +129,56 @@ fn open(sockets: &Path) -> Result<OwnDirectory, own_files::Error> {
     OwnDirectory::open_allowing(sockets, super::SOCKETS_OTHERS)
 }
 
-/// Notes that the next daemon finds process `pid` waiting for its disks, which were served so.
+/// Notes that the next daemon finds process `pid` waiting for its disks, which were served so, on these images, in order.
 ///
 /// # Errors
 /// When it cannot be written, or the process has ended.
-pub fn write(config: &VmConfig, pid: i32) -> anyhow::Result<()> {
+pub fn write<'a>(
+    config: &VmConfig,
+    pid: i32,
+    images: impl IntoIterator<Item = (&'a Path, &'a File, AsLeft)>,
+) -> anyhow::Result<()> {
     let started = placement::process_started_at(pid).unwrap_or_default();
     anyhow::ensure!(placement::process_lives(pid, started), "process {pid} has ended");
-    let images = config.options.images().map(|(path, _)| Image::at(path)).collect::<anyhow::Result<_>>()?;
+    let images = images.into_iter().map(|(path, file, as_left)| Image::of(path, file, Some(as_left)));
+    let images = images.collect::<anyhow::Result<_>>()?;
     let note = Note { pid, started, configuration: config.source.to_string(), images };
     Ok(open(&config.sockets)?.write(NOTE, &serde_json::to_vec(&note)?)?)
+}
+
+/// How a guest was served that was left.
+#[derive(Debug)]
+pub struct Before {
+    /// The configuration.
+    pub config: VmConfig,
+    pid: i32,
+    images: Vec<Image>,
+}
+
+impl Before {
+    /// Whether the images, which are locked by now, in order, are still as they were left.
+    ///
+    /// # Errors
+    /// When one is not.
+    pub fn check<'a>(&self, files: impl Iterator<Item = &'a File>) -> anyhow::Result<()> {
+        for (image, file) in self.images.iter().zip(files) {
+            if let Some(as_left) = &image.as_left {
+                image.check_stamp(as_left, file, self.pid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of which images, by their place in the order, the guest is to be told that a flush has failed.
+    pub fn untold(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.images.iter().enumerate().filter_map(|(index, image)| Some((index, image.untold()?)))
+    }
+}
+
+impl Image {
+    fn untold(&self) -> Option<&str> {
+        self.as_left.as_ref()?.untold.as_deref()
+    }
 }
 
 /// Who was left.
@@ -66,19 +189,15 @@ pub enum Left {
     /// A process that has ended since: nobody has replayed its logs.
     Gone,
     /// A process that waits for its disks, and how they were served, where the daemon before has said so.
-    Waits(i32, Watched, Option<Box<VmConfig>>),
+    Waits(i32, Watched, Option<Box<Before>>),
 }
 
-/// Who was left of this VM.
-///
-/// # Errors
-/// When somebody else can have written that, or an image is another file than the one that the guest had.
-pub fn find(config: &VmConfig) -> anyhow::Result<Left> {
-    let note = match open(&config.sockets).and_then(|sockets| sockets.read(NOTE, BYTES_MAX)) {
+fn read(sockets: &Path) -> Result<Option<Note>, own_files::Error> {
+    let note = match open(sockets).and_then(|sockets| sockets.read(NOTE, BYTES_MAX)) {
         Err(error) if error.is_missing() => None,
         other => other?,
     };
-    let Some(note) = note else { return Ok(Left::Nobody) };
+    let Some(note) = note else { return Ok(None) };
     let text = String::from_utf8_lossy(&note).into_owned();
     // As 0.1 wrote it: without the rest.
     let before = || {
@@ -86,7 +205,15 @@ pub fn find(config: &VmConfig) -> anyhow::Result<Left> {
         let (pid, started) = (pid.parse().ok()?, started.parse().ok()?);
         Some(Note { pid, started, configuration: String::new(), images: Vec::new() })
     };
-    let Some(note) = serde_json::from_slice::<Note>(&note).ok().or_else(before) else { return Ok(Left::Nobody) };
+    Ok(serde_json::from_slice::<Note>(&note).ok().or_else(before))
+}
+
+/// Who was left of this VM.
+///
+/// # Errors
+/// When somebody else can have written that, or an image is another file than the one that the guest had, or was written to since.
+pub fn find(config: &VmConfig) -> anyhow::Result<Left> {
+    let Some(note) = read(&config.sockets)? else { return Ok(Left::Nobody) };
     // Watched first: from here on the number means this process.
     let watched = match Watched::new(note.pid) {
         Some(watched) if placement::process_lives(note.pid, note.started) => watched,
@@ -95,19 +222,33 @@ pub fn find(config: &VmConfig) -> anyhow::Result<Left> {
     if note.configuration.is_empty() {
         return Ok(Left::Waits(note.pid, watched, None));
     }
+    note.images.iter().try_for_each(|image| image.check(note.pid))?;
     let name = &config.options.name;
-    for image in &note.images {
-        anyhow::ensure!(
-            Image::at(&image.path)? == *image,
-            "{} is another file than the one that the guest of process {} has: put that one back in its place, or end that process",
-            image.path.display(),
-            note.pid
-        );
-    }
     let served = Config::parse(&note.configuration)
         .and_then(|mut served| served.vms.remove(name).context("the VM is not in it"))
         .with_context(|| format!("the configuration with which process {} was served", note.pid))?;
-    Ok(Left::Waits(note.pid, watched, Some(Box::new(served))))
+    Ok(Left::Waits(note.pid, watched, Some(Box::new(Before { config: served, pid: note.pid, images: note.images }))))
+}
+
+/// The process that was left, if it lives, whatever became of its images.
+pub fn waiting(config: &VmConfig) -> Option<i32> {
+    let note = read(&config.sockets).ok()??;
+    placement::process_lives(note.pid, note.started).then_some(note.pid)
+}
+
+/// What the guests that were left are still to be told, a sentence for each image: what the daemon whose sockets are in `run` could not tell
+/// them any more.
+pub fn untold(run: &Path) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(run).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    for sockets in entries.into_iter().filter(|path| path.is_dir()) {
+        let Ok(Some(note)) = read(&sockets) else { continue };
+        let vm = sockets.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        sentences.extend(note.images.iter().filter_map(|image| Some(format!("vm {vm}, {}", image.untold()?))));
+    }
+    sentences
 }
 
 /// Nobody is to come back any more.
@@ -135,23 +276,54 @@ mod tests {
         Config::parse(&text).expect("a configuration").vms.remove("one").expect("the VM")
     }
 
+    fn left_at(config: &VmConfig, pid: i32, untold: Option<&str>) -> anyhow::Result<()> {
+        let opened: Vec<(&Path, File)> =
+            config.options.images().map(|(path, _)| (path, File::open(path).expect("opened"))).collect();
+        let look = |file| AsLeft::look(file, &[1024], untold.map(str::to_owned)).expect("looked");
+        write(config, pid, opened.iter().map(|(path, file)| (*path, file, look(file))))
+    }
+
+    struct Process(std::process::Child);
+
+    impl Process {
+        fn new() -> Self {
+            Process(std::process::Command::new("sleep").arg("60").spawn().expect("started"))
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id() as i32
+        }
+    }
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn make_sockets(config: &VmConfig) {
+        std::fs::create_dir(&config.sockets).expect("a directory");
+        std::fs::set_permissions(&config.sockets, std::fs::Permissions::from_mode(0o700)).expect("its mode");
+    }
+
     #[test]
     fn only_the_process_that_was_left_is_found_and_gets_what_it_had() {
         let directory = tempfile::tempdir().expect("a directory");
         let [first, second] = ["first", "second"].map(|name| directory.path().join(name));
         [&first, &second].into_iter().for_each(|image| std::fs::write(image, "an image").expect("written"));
         let before = config(directory.path(), &[&first, &second]);
-        std::fs::create_dir(&before.sockets).expect("a directory");
-        std::fs::set_permissions(&before.sockets, std::fs::Permissions::from_mode(0o700)).expect("its mode");
+        make_sockets(&before);
         // As somebody has changed it since.
         let now = config(directory.path(), &[&second]);
         let find = || find(&now).expect("ours");
         assert!(matches!(find(), Left::Nobody));
-        let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("started");
-        let pid = process.id() as i32;
-        write(&before, pid).expect("it lives");
+        let process = Process::new();
+        let pid = process.pid();
+        left_at(&before, pid, None).expect("it lives");
         let Left::Waits(found, _, Some(served)) = find() else { panic!("it waits") };
-        assert_eq!((found, &*served), (pid, &before));
+        assert_eq!((found, &served.config), (pid, &before));
+        assert_eq!((served.untold().count(), untold(directory.path())), (0, vec![]));
         // Another file is none of its disks.
         std::fs::rename(&first, directory.path().join("kept")).expect("renamed");
         std::fs::write(&first, "another image").expect("written");
@@ -166,12 +338,87 @@ mod tests {
         let started = placement::process_started_at(pid).expect("it lives");
         std::fs::write(&note, format!("{pid} {started}\n")).expect("written");
         assert!(matches!(find(), Left::Waits(_, _, None)));
-        write(&before, pid).expect("it lives");
-        process.kill().expect("killed");
-        process.wait().expect("gone");
+        left_at(&before, pid, None).expect("it lives");
+        drop(process);
         assert!(matches!(find(), Left::Gone));
-        assert!(write(&before, pid).is_err());
+        assert!(left_at(&before, pid, None).is_err());
         forget(&before.sockets).expect("removed");
         forget(&before.sockets).expect("removed before");
+    }
+
+    /// The same file, and another disk.
+    #[test]
+    fn an_image_that_was_written_to_meanwhile_is_not_the_guests_any_more() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let image = directory.path().join("image");
+        std::fs::write(&image, vec![1; 8192]).expect("written");
+        let served = config(directory.path(), &[&image]);
+        make_sockets(&served);
+        let process = Process::new();
+        left_at(&served, process.pid(), None).expect("it lives");
+        let Left::Waits(_, _, Some(before)) = find(&served).expect("as it was") else { panic!("it waits") };
+        let opened = File::options().read(true).write(true).open(&image).expect("opened");
+        before.check([&opened].into_iter()).expect("as it was");
+        let changed = opened.metadata().and_then(|metadata| metadata.modified()).expect("its time");
+        // A restored backup, of the same size.
+        std::fs::copy(&image, directory.path().join("backup")).expect("copied");
+        std::fs::copy(directory.path().join("backup"), &image).expect("copied");
+        assert_eq!(waiting(&served), Some(process.pid()), "whoever looks for it");
+        let why = find(&served).expect_err("refused").to_string();
+        for part in
+            ["image was written to since by somebody else", "end that process, and the image is served as it is"]
+        {
+            assert!(why.contains(part), "{why}");
+        }
+        assert!(before.check([&opened].into_iter()).is_err(), "seen when it is locked, too");
+        // Whoever sets the time back (rsync -t) is seen by what he wrote.
+        opened.set_modified(changed).expect("set");
+        before.check([&opened].into_iter()).expect("by its time it is as it was");
+        assert!(matches!(find(&served), Ok(Left::Waits(..))), "and by its bytes");
+        opened.write_all_at(&[2], 1024 + 1000).expect("written");
+        opened.set_modified(changed).expect("set");
+        let why = find(&served).expect_err("refused").to_string();
+        assert!(why.contains("has another superblock at byte 1024 now"), "{why}");
+        drop(process);
+        assert!(matches!(find(&served), Ok(Left::Gone)), "then it is served as it is");
+    }
+
+    #[test]
+    fn what_a_guest_was_not_told_is_noted_for_the_next_daemon() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let images = ["first", "second"].map(|name| directory.path().join(name));
+        images.iter().for_each(|image| std::fs::write(image, "an image").expect("written"));
+        let served = config(directory.path(), &[&images[0], &images[1]]);
+        make_sockets(&served);
+        let process = Process::new();
+        left_at(&served, process.pid(), Some("flushing failed")).expect("it lives");
+        let Ok(Left::Waits(_, _, Some(before))) = find(&served) else { panic!("it waits") };
+        assert_eq!(before.untold().collect::<Vec<_>>(), [(0, "flushing failed"), (1, "flushing failed")]);
+        assert_eq!(untold(directory.path()), ["vm one, flushing failed", "vm one, flushing failed"]);
+    }
+
+    /// A note of 0.2 before it said what images looked like: which file each is still counts.
+    #[test]
+    fn a_note_of_an_earlier_amberlog_is_understood() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let image = directory.path().join("image");
+        std::fs::write(&image, "an image").expect("written");
+        let served = config(directory.path(), &[&image]);
+        make_sockets(&served);
+        let process = Process::new();
+        let pid = process.pid();
+        let started = placement::process_started_at(pid).expect("it lives");
+        let is = image.metadata().expect("the image");
+        let note = |inode: u64| {
+            let note = serde_json::json!({
+                "pid": pid, "started": started, "configuration": &*served.source,
+                "images": [{"path": image, "device": is.dev(), "inode": inode, "block_device": 0}],
+            });
+            std::fs::write(served.sockets.join(NOTE), note.to_string()).expect("written");
+        };
+        note(is.ino());
+        assert!(matches!(find(&served), Ok(Left::Waits(_, _, Some(_)))));
+        note(is.ino() + 1);
+        assert!(find(&served).expect_err("refused").to_string().contains("is another file"));
     }
 }

@@ -20,7 +20,7 @@ mod cpus;
 mod disks;
 mod freeze;
 mod inherited;
-mod left;
+pub mod left;
 mod memory;
 mod notify;
 mod power;

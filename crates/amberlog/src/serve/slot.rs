@@ -270,12 +270,12 @@ impl Slot {
 
     /// From the preparation to the recovery after one VMM.
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
-        let left = left::find(config)?;
+        let left = left::find(config).inspect_err(|_| self.lock().left = left::waiting(config))?;
         // A guest that runs gets the disks that it had; what the configuration says by now is for the next one.
         let mut config = config.clone();
-        if let Left::Waits(_, _, Some(served)) = &left {
+        if let Left::Waits(_, _, Some(before)) = &left {
             let sandbox = config.options.sandbox;
-            config = (**served).clone();
+            config = before.config.clone();
             config.options.sandbox = sandbox;
         }
         let config = &config;
@@ -307,9 +307,9 @@ impl Slot {
         vm.note_raw(&mut self.lock().served);
         let left = match left {
             Left::Nobody => None,
-            Left::Waits(pid, watched, _) => {
+            Left::Waits(pid, watched, before) => {
                 // It lives: whatever fails, nothing of its disks may be touched.
-                if let Err(error) = vm.adopt(pid) {
+                if let Err(error) = vm.adopt(pid, before.as_deref()) {
                     vm.abandon();
                     return Err(error);
                 }
@@ -334,7 +334,15 @@ impl Slot {
             Ok(serving)
         });
         let serving = match served {
-            Ok(serving) => serving,
+            Ok(serving) => {
+                if lives.is_some() {
+                    // From here on its guest writes to them. Whoever finds this process dead goes on with what was kept, or with nothing.
+                    if let Err(error) = left::forget(&config.sockets) {
+                        log::error!("vm {}: that it was left stays noted: {error:#}", self.name);
+                    }
+                }
+                serving
+            }
             Err(error) if lives.is_some() => {
                 vm.abandon();
                 return Err(error);
@@ -362,14 +370,15 @@ impl Slot {
             self.die_beside(pid);
         }
         if let End::Leave(pid) = end {
-            match vm.journals.check_left() {
+            // What the note says of the images is so only when nobody writes to them any more.
+            match vm.as_left().and_then(|images| left::write(config, pid, images)) {
                 Ok(()) => {
                     log::info!("vm {}: process {pid} waits for the next daemon", self.name);
                     return vm.leave();
                 }
                 Err(error) => {
                     // Its guest has mounted something in the last moment.
-                    log::error!("vm {}: {error}; its VMM is ended", self.name);
+                    log::error!("vm {}: {error:#}; its VMM is ended", self.name);
                     observer.end_vmms();
                 }
             }
@@ -391,11 +400,8 @@ impl Slot {
     }
 
     /// The daemon ends, and a VMM could not be ended: another user's, perhaps. It is left for the next daemon if it can be.
-    fn leave_or_abandon(&self, config: &VmConfig, journals: &Journals, pid: i32) -> End {
-        let left = self
-            .hand_over(STAYING_PATIENCE)
-            .and_then(|()| Ok(journals.check_left()?))
-            .and_then(|()| left::write(config, pid));
+    fn leave_or_abandon(&self, journals: &Journals, pid: i32) -> End {
+        let left = self.hand_over(STAYING_PATIENCE).and_then(|()| Ok(journals.check_left()?));
         match left {
             Ok(()) => {
                 log::error!(
@@ -532,7 +538,7 @@ impl Slot {
                     drop(inner);
                     serving.observer.end_vmms();
                     return match serving.observer.living() {
-                        Some(pid) => self.leave_or_abandon(config, &vm.journals, pid),
+                        Some(pid) => self.leave_or_abandon(&vm.journals, pid),
                         None => End::Finish,
                     };
                 }
@@ -541,11 +547,11 @@ impl Slot {
                         return End::Finish;
                     };
                     drop(inner);
-                    match vm.journals.check_left().map_err(Into::into).and_then(|()| left::write(config, pid)) {
+                    match vm.journals.check_left() {
                         Ok(()) => return End::Leave(pid),
                         Err(error) => {
                             // It began after all had been handed over.
-                            log::error!("vm {}: {error:#}; its VMM is ended", self.name);
+                            log::error!("vm {}: {error}; its VMM is ended", self.name);
                             serving.observer.end_vmms();
                             return End::Finish;
                         }
@@ -946,6 +952,21 @@ impl Slot {
             }
         }
         live.journals.check_left().with_context(|| format!("vm {}", self.name))
+    }
+
+    /// Flushes the images of a guest that runs, before it is left: storage says once that it has failed, and the daemon that comes next
+    /// opens the images anew. So it is asked while somebody hears it.
+    ///
+    /// # Errors
+    /// When storage fails. The guest hears of it at its next flush.
+    pub fn flush_before_leaving(&self) -> anyhow::Result<()> {
+        let live = {
+            let inner = self.lock();
+            inner.live.clone().filter(|_| matches!(inner.state, State::Running(_)))
+        };
+        // Of a VM without a VMM nobody is left.
+        let Some(live) = live else { return Ok(()) };
+        live.journals.flush_images().with_context(|| format!("vm {}", self.name))
     }
 
     /// Environment and arguments that a VMM needs; with `reconnect` it connects again when a daemon has left it to the next.

@@ -289,7 +289,9 @@ impl Served {
                 Ok(json!({"schema": 1, "vm": vm}))
             }
             Asked::HandOver { patience_seconds } => {
-                self.slot()?.hand_over(seconds(patience_seconds))?;
+                let slot = self.slot()?;
+                slot.hand_over(seconds(patience_seconds))?;
+                slot.flush_before_leaving()?;
                 Ok(json!({"schema": 1, "vm": vm}))
             }
         }

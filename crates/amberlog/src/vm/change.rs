@@ -199,7 +199,7 @@ pub fn prepare(options: &VmOptions, names: &[String], known: &KnownRaw) -> anyho
     }
     let mut prepared = Vec::new();
     for disk in &attached {
-        let image = open_image(disk)?;
+        let image = open_image(disk, false)?;
         let options = &disk.options;
         prepared.push(Prepared {
             name: options.name.clone(),

@@ -19,18 +19,20 @@ mod trace;
 pub mod watched;
 
 use crate::raw::KnownRaw;
+use crate::serve::left::{AsLeft, Before};
 use crate::serve::snapshot::Moments;
 use crate::takeover::{PATIENCE, take_over};
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::Entrance;
-use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageOptions};
+use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageKind, ImageOptions};
 use block_route::Route;
 use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
 use guest_memory::{HandoverSocket, VmMemory};
+use image_file::Seal;
 use marks::Marks;
 use migration::{Beginning, KeptMigration, Migration, Working};
 use model::{ModelChoice, Models};
@@ -50,7 +52,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use supervision::{Kept, Said};
 use throttle::{Limits, Throttle};
 use trace::Trace;
@@ -432,8 +434,8 @@ fn require_raw(attached: &mut [Attached], known: &KnownRaw) -> anyhow::Result<()
 }
 
 /// Opens and locks the image of a disk.
-fn open_image(disk: &Attached) -> anyhow::Result<Image> {
-    open_image_by(disk, Image::open)
+fn open_image(disk: &Attached, keep_time: bool) -> anyhow::Result<Image> {
+    open_image_by(disk, |path, options| Image::open(path, ImageOptions { keep_time, ..options }))
 }
 
 fn open_image_by(
@@ -483,7 +485,9 @@ impl Vm {
             }
         }
         write_down(options, &mut attached)?;
-        let open = |disk| if is_awaiting { open_image_by(disk, Image::open_unlocked) } else { open_image(disk) };
+        // One that was left is looked at once more when it is locked.
+        let open =
+            |disk| if is_awaiting { open_image_by(disk, Image::open_unlocked) } else { open_image(disk, is_left) };
         let images = attached.iter().map(|disk| Ok(Arc::new(open(disk)?)));
         let images = images.collect::<anyhow::Result<Vec<_>>>()?;
         let (models, clients) = connect_models(options, &attached, &images)?;
@@ -749,9 +753,17 @@ impl Vm {
     /// Takes a guest that an earlier daemon left alone: before [`Vm::serve`].
     ///
     /// # Errors
-    /// When its journals are not where that daemon would have left them.
-    pub fn adopt(&self, pid: i32) -> anyhow::Result<()> {
+    /// When its journals are not where that daemon would have left them, or its images not what they were.
+    pub fn adopt(&self, pid: i32, before: Option<&Before>) -> anyhow::Result<()> {
+        if let Some(before) = before {
+            // Nobody else may write to them by now who asks for locks.
+            before.check(self.images.iter().map(|image| image.file()))?;
+        }
         self.journals.adopt()?;
+        for (disk, untold) in before.into_iter().flat_map(Before::untold) {
+            log::error!("vm {}: {untold}; its guest's next flush fails", self.name);
+            self.journals.owes_failure(disk, untold);
+        }
         if let Some(migration) = &self.migration {
             migration.was_left();
         }
@@ -930,20 +942,59 @@ impl Vm {
         Ok(true)
     }
 
-    /// Leaves a guest that goes on under the next process, after [`Serving::stop`]. Nothing of it is held here:
-    /// [`Journals::check_left`] said so. Where something is under way this does not return.
+    /// Flushes the images of a guest that is to be left, after [`Serving::stop`], and gives what they look like then; who comes next has to
+    /// find them so. What storage has failed at is in there. Where something is under way this does not return.
     ///
     /// # Errors
-    /// When storage or the trace fails; the VM is left all the same.
+    /// When an image cannot be read, or something of the guest is held here.
+    pub fn as_left(&self) -> anyhow::Result<Vec<(&Path, &File, AsLeft)>> {
+        self.end_beside_devices();
+        self.journals.check_left()?;
+        let mut all = Vec::new();
+        for (index, image) in self.images.iter().enumerate() {
+            let flushed = self.journals.flush_image(index);
+            Self::seal_left(image);
+            let name = &self.attached[index].options.name;
+            let earlier = || format!("disk {name}: a flush of its image had failed, and its guest was not told yet");
+            let has_failed = self.journals.has_untold_failure(index);
+            let untold = flushed.err().map(|error| error.to_string()).or_else(|| has_failed.then(earlier));
+            if let Some(untold) = &untold {
+                log::error!("vm {}: {untold}; the next daemon has its guest's next flush fail", self.name);
+            }
+            // Through the page cache: superblocks are at no boundary.
+            let opened =
+                image.reopen_buffered().with_context(|| format!("opening {} again", image.path().display()))?;
+            let as_left = AsLeft::look(&opened, &self.journals.superblock_places(index), untold)?;
+            all.push((image.path(), image.file(), as_left));
+        }
+        Ok(all)
+    }
+
+    /// Gives an image that was flushed a time of its last change that no clock gives, so that a write in the same moment is seen, too.
+    /// Where that is not possible, it keeps the time that it has.
+    fn seal_left(image: &Image) {
+        if image.read_only() || image.kind() == ImageKind::BlockDevice {
+            return;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // No ring has this number: it is not taken for the seal of a guest that was moved.
+        let seal = Seal::of(now.as_secs(), &[(u16::MAX, std::process::id() as u16)]);
+        let time = UNIX_EPOCH + Duration::new(seal.seconds, seal.nanoseconds);
+        if let Err(error) = image.file().set_modified(time) {
+            log::debug!("the time of the last change of {} cannot be set: {error}", image.path().display());
+        }
+    }
+
+    /// Leaves a guest that goes on under the next process, after that was noted ([`Vm::as_left`]).
+    ///
+    /// # Errors
+    /// When the trace cannot be written; the VM is left all the same.
     pub fn leave(mut self) -> anyhow::Result<()> {
         debug_assert!(self.journals.check_left().is_ok());
-        self.end_beside_devices();
-        let flushed = self.journals.flush_images();
         drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         self.journals.directory().remove();
         self.clear();
-        flushed.context("flushing the images")?;
         written
     }
 

@@ -7,6 +7,7 @@ use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::{Guest, Reported, Signal, judge};
 use serde_json::Value;
 use std::path::Path;
+use test_storage::TestStorage;
 
 #[track_caller]
 fn more(guest: &mut Guest, stream: &str) {
@@ -235,4 +236,101 @@ fn a_guest_that_was_left_gets_no_other_disks() {
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &layout, &reported);
     assert_clean(&other);
+}
+
+/// A backup is put back while nobody has the image locked: the guest that was left would write what it has in memory over it.
+#[test]
+fn an_image_that_was_restored_meanwhile_is_none_of_the_guests() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let backup = bench.path("backup");
+    copy_image(&image, &backup).unwrap();
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{}",
+        record_writer("/mnt/a", "a", &overwritten(85), "--forever")
+    );
+    let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    detach(daemon);
+    // In place: device, inode and size stay.
+    std::fs::copy(&backup, &image).unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    let refused = daemon.wait_state("one", "failed");
+    let why = refused["state_text"].as_str().unwrap();
+    assert!(why.contains("was written to since by somebody else"), "{why}");
+    let pid = guest.qemu_pid().unwrap();
+    assert!(why.contains(&format!("the guest of process {pid}")), "{why}");
+    assert_eq!(refused["vmm_pid"], pid, "{refused}");
+    let health = daemon.ask(&["health"]);
+    assert_eq!((health.status.code(), text(&health.stdout).contains("was written to since")), (Some(1), true));
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    // It is another disk by now, and served as it is.
+    let entry = daemon.wait_state("one", "waiting");
+    assert_eq!(entry["disks"][0]["fault"], Value::Null, "{entry}");
+    assert!(std::fs::read(&image).unwrap() == std::fs::read(&backup).unwrap(), "nobody has changed the backup");
+    assert_clean(&file_system);
+    let mut next = Guest::start(daemon.spec_with(
+        "one",
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\n[ -e /mnt/a ] && fail restored\necho new >/mnt/new; sync; mark new; sleep 1000",
+        &["--reconnect"],
+    ))
+    .unwrap();
+    next.wait_mark("new", LIMIT).unwrap();
+    // And once more, untouched: nothing keeps it from going on.
+    detach(daemon);
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("one", "running");
+    next.kill_qemu().unwrap();
+    daemon.wait_state("one", "waiting");
+    replay_left(&image);
+    assert_consistent(&file_system);
+}
+
+/// Storage says once that a flush has failed, to who has the image open then. The guest hears of it whoever serves it by then.
+#[test]
+fn a_flush_that_fails_when_a_guest_is_left_is_told() {
+    let bench = Bench::new();
+    let plain = bench.path("plain");
+    std::fs::write(&plain, vec![0; 8 << 20]).unwrap();
+    let storage = match TestStorage::new(&plain) {
+        Ok(storage) => storage,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let config = write_config(&bench, &[("one", storage.image().to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let script = "exec 5</dev/ttyS1
+        dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=5 oflag=direct || fail write
+        mark written
+        read -r line <&5
+        dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=6 conv=fsync && fail 'not told'
+        dd if=/dev/zero of=/dev/vda bs=4k count=1 seek=7 conv=fsync || fail 'told twice'
+        mark told
+        sleep 1000";
+    let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
+    guest.wait_mark("written", LIMIT).unwrap();
+    storage.set_fail_flushes(true);
+    let refused = daemon.ask(&["detach"]);
+    let stderr = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("disk disk0: flushing the image") && stderr.contains("may be lost"), "{stderr}");
+    daemon.wait_state("one", "running");
+    // From here on it says that all is well.
+    storage.set_fail_flushes(false);
+    let left = daemon.ask(&["detach"]);
+    let stderr = text(&left.stderr);
+    assert_eq!(left.status.code(), Some(1), "{stderr}\n{}", daemon.log());
+    assert!(stderr.contains("has the next flush of these disks fail: vm one, disk disk0"), "{stderr}");
+    assert_eq!(daemon.wait().code(), Some(0));
+
+    let daemon = Daemon::start(&bench, &config);
+    let entry = daemon.wait_state("one", "running");
+    assert!(entry["disks"][0]["fault"].as_str().unwrap().contains("a flush of its image had failed"), "{entry}");
+    guest.tell("go on").unwrap();
+    guest.wait_mark("told", LIMIT).unwrap();
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("one", "waiting");
 }
