@@ -269,6 +269,17 @@ impl Client {
                             block.position
                         )));
                     }
+                    // Memory is for one log, whatever a server sends.
+                    if let Some(block) =
+                        batch.blocks.iter().find(|block| block.content.len() != status.block_bytes as usize)
+                    {
+                        return Err(ClientError::Incomplete(format!(
+                            "{name}: log block {} has {} bytes, and this journal's blocks have {}",
+                            block.position,
+                            block.content.len(),
+                            status.block_bytes
+                        )));
+                    }
                     log.blocks.extend(batch.blocks.into_iter().map(|block| (block.position, block.content)));
                     next += 1;
                 }

@@ -493,3 +493,28 @@ fn journals_that_are_over_make_room_for_others() {
     };
     assert!(matches!(error, StoreError::Full(_)) && live == 256, "{live}: {error}");
 }
+
+/// Of each batch something is in memory, so that their number is bounded where their bytes say little.
+#[test]
+fn small_batches_do_not_fill_the_servers_memory() {
+    let mut store = open(Simulated::default()).expect("empty");
+    let (journal, epoch) = store.begin("client/j0", [0; 16], [0; 16], 0, 512).expect("begun");
+    let mut sequence = 0;
+    let error = loop {
+        match store.append(journal, epoch, sequence + 1, 1, &[7; 64]) {
+            Ok(()) => sequence += 1,
+            Err(error) => break error,
+        }
+        assert!(sequence < 100_000, "nothing bounds them");
+        if sequence % 64 == 0 {
+            store.commit().expect("durable");
+        }
+    };
+    assert!(matches!(error, StoreError::Full(_)), "{error}");
+    assert_eq!(sequence, 4096);
+    // Where the log goes on, there is room again; and the store opens with as many as it has.
+    store.append(journal, epoch, sequence + 1, sequence, &[7; 64]).expect("the tail has passed the others");
+    for next in sequence + 2..sequence + 100 {
+        store.append(journal, epoch, next, next - 1, &[7; 64]).expect("appended");
+    }
+}

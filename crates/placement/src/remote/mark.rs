@@ -16,6 +16,15 @@ pub(super) const OFFSET: usize = 0xc0;
 const MAGIC: &[u8; 8] = b"AMBREMO1";
 const BYTES: usize = 8 + 8 + 16 + 4 + 4;
 
+/// Behind the mark: the last batch that the server had acknowledged when the mark was written, and a CRC over the log's nonce and that.
+/// A server that has less was put back from an older state. An earlier amberlog neither writes nor reads it.
+const ACKNOWLEDGED: usize = OFFSET + BYTES;
+const ACKNOWLEDGED_BYTES: usize = 8 + 4;
+
+fn acknowledged_crc(nonce: &[u8; 16], batch: u64) -> [u8; 4] {
+    jbd2::crc32c(jbd2::crc32c(!0, nonce), &batch.to_le_bytes()).to_le_bytes()
+}
+
 /// Which log on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMark {
@@ -60,6 +69,21 @@ impl RemoteMark {
         Ok(bytes)
     }
 
+    /// Says beside this mark, in a superblock that is sealed after, what the server had acknowledged.
+    pub(super) fn write_acknowledged(&self, block: &mut [u8], batch: u64) {
+        if let Some(bytes) = block.get_mut(ACKNOWLEDGED..ACKNOWLEDGED + ACKNOWLEDGED_BYTES) {
+            bytes[..8].copy_from_slice(&batch.to_le_bytes());
+            bytes[8..].copy_from_slice(&acknowledged_crc(&self.nonce, batch));
+        }
+    }
+
+    /// What the server of this mark has acknowledged at least; nothing where that is not known.
+    pub(super) fn acknowledged(&self, block: &[u8]) -> Option<u64> {
+        let bytes = block.get(ACKNOWLEDGED..ACKNOWLEDGED + ACKNOWLEDGED_BYTES)?;
+        let batch = u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
+        (bytes[8..] == acknowledged_crc(&self.nonce, batch)).then_some(batch)
+    }
+
     /// What a superblock from storage says of a server: a column of the table in `stored`.
     pub fn read(block: &[u8]) -> MarkFound {
         match Stored::read(block).says {
@@ -80,6 +104,7 @@ impl RemoteMark {
     pub(crate) fn remove_from(block: &mut [u8]) {
         if block.len() >= SUPERBLOCK_BYTES && block[OFFSET..OFFSET + BYTES].iter().any(|byte| *byte != 0) {
             block[OFFSET..OFFSET + BYTES].fill(0);
+            block[ACKNOWLEDGED..ACKNOWLEDGED + ACKNOWLEDGED_BYTES].fill(0);
             if let Ok(mut edit) = SuperblockEdit::new(block) {
                 edit.seal();
             }

@@ -237,7 +237,9 @@ impl Shared {
     /// Marks the log on storage as the server's, from the tail on that `block` says. On return that is durable.
     fn write_mark(&self, storage: &mut OnStorage, block: &[u8], epoch: u64, nonce: Nonce) -> io::Result<()> {
         self.check(storage)?;
-        let mut bytes = RemoteMark { epoch, nonce }.write_into(block)?;
+        let mark = RemoteMark { epoch, nonce };
+        let mut bytes = mark.write_into(block)?;
+        mark.write_acknowledged(&mut bytes, self.lock().acknowledged);
         storage.own = nonce;
         storage.lineage = Lineage {
             held: Nonce::default(),

@@ -188,7 +188,9 @@ fn recover_log(
     take(&mut client, options, &name, &mark)?;
     if status_of(&mut client, &name, &mark)? != (JournalStatus { fence: status.fence + 1, ..status }) {
         // Its writer added to it until it was fenced off.
-        (_, log) = fetch(&mut client, &name, &mark, place)?;
+        let (now, fetched) = fetch(&mut client, &name, &mark, place)?;
+        refuse_older_server(&name, mark.acknowledged(&superblock.raw), &now)?;
+        log = fetched;
         refuse_older(&name, lineage.count, &log)?;
         judge(&log)?;
     }
@@ -257,6 +259,7 @@ fn fetch_beside_its_writer(
         let raw = superblock.raw;
         let before = status_of(client, name, mark)?;
         let fetched = fetch(client, name, mark, place).and_then(|(status, log)| {
+            refuse_older_server(name, mark.acknowledged(&raw), &status)?;
             refuse_older(name, Lineage::read(&raw).unwrap_or_default().count, &log)?;
             Ok((status, log))
         });
@@ -338,6 +341,19 @@ fn refuse_older(name: &str, count: u64, log: &FetchedLog) -> Result<(), Error> {
     )))
 }
 
+/// Refuses a server whose disk was put back from an older state (a snapshot, a backup, a copy of the store): it has acknowledged more
+/// of this log than it has, and what it has is older than the file system.
+fn refuse_older_server(name: &str, acknowledged: Option<u64>, status: &JournalStatus) -> Result<(), Error> {
+    let Some(acknowledged) = acknowledged.filter(|acknowledged| status.last < *acknowledged) else { return Ok(()) };
+    Err(Error::Refused(format!(
+        "the journal server has an older state of the log {name} than it once had: its last batch is number {}, and number \
+         {acknowledged} was acknowledged; its store was put back from a snapshot or a backup, and the log must not be replayed over \
+         a disk that has gone on since; nothing was changed: bring back the server's newest state, or give the log up with \
+         e2fsck -fy, as after a loss of power without a journal",
+        status.last
+    )))
+}
+
 /// The state of the very log that storage says is live.
 fn status_of(client: &mut BlockingClient, name: &str, mark: &RemoteMark) -> Result<JournalStatus, Error> {
     let status = client.status(name).map_err(because)?.ok_or_else(|| {
@@ -365,6 +381,12 @@ fn fetch(
     place: &FoundLogPlace,
 ) -> Result<(JournalStatus, FetchedLog), Error> {
     let status = status_of(client, name, mark)?;
+    if status.block_bytes != place.block_bytes {
+        return Err(Error::Refused(format!(
+            "what the server holds as {name} has blocks of {} bytes, and this file system's journal of {}; nothing was changed",
+            status.block_bytes, place.block_bytes
+        )));
+    }
     let log = client.fetch(&status, place.log_blocks).map_err(because)?;
     let is_whole = log.blocks.get(&0).is_some_and(|superblock| Superblock::decode(superblock).is_ok());
     let is_same = log.blocks.iter().all(|(position, content)| {

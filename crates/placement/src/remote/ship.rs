@@ -20,6 +20,8 @@ const STEADY: Duration = Duration::from_secs(10);
 /// How old the mark on storage may be while commits go to the server: a copy of the image that was made before the last mark
 /// is told from the true one.
 const MARK_AGE: Duration = Duration::from_secs(10);
+/// A sign is given at least so often, however patient this side is: a server takes who says nothing for a minute for gone.
+const PING_PAUSE: Duration = Duration::from_secs(10);
 /// Longer than any server is silent.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 /// Batches sent before the server is listened to.
@@ -374,7 +376,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         if last_sign.elapsed() > patience {
             return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
         }
-        if last_sent.elapsed() > patience / 3 {
+        if last_sent.elapsed() > (patience / 3).min(PING_PAUSE) {
             sender.ping().await?;
             last_sent = Instant::now();
         }
@@ -387,7 +389,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             last_mark = Instant::now();
             renew_mark(shared, generation)?;
         }
-        let pause = if unsent.is_empty() && !has_more { patience / 4 } else { Duration::ZERO };
+        let pause = if unsent.is_empty() && !has_more { (patience / 4).min(PING_PAUSE) } else { Duration::ZERO };
         tokio::select! {
             biased;
             result = heard.recv() => {

@@ -289,6 +289,25 @@ impl State {
         self.pass.push((Block::new(position, content), passed));
     }
 
+    /// A superblock behind another one that has not been taken to be sent takes its place: a guest waits for none, and may write as many
+    /// as it likes.
+    fn push_superblock(&mut self, block: Arc<[u8]>, passed: Vec<u32>) {
+        if let Some((last, of_last)) = self.pass.last_mut() {
+            if last.position == 0 {
+                *last = Block::new(0, block);
+                of_last.extend(passed);
+                return;
+            }
+        } else if let Some(last) = self.outbox.back_mut().and_then(|batch| batch.blocks.last_mut())
+            && last.position == 0
+        {
+            *last = Block::new(0, block);
+            passed.into_iter().for_each(|position| self.count(position, None));
+            return;
+        }
+        self.push(0, block, passed);
+    }
+
     fn set_dirty(&mut self, position: u32, is_commit: bool) {
         self.dirty.remove(&position);
         self.dirty_commits.remove(&position);
@@ -338,7 +357,7 @@ impl State {
                 self.to_copy.insert(0);
                 self.passed_unsent.extend(passed);
             }
-            Mode::Switching | Mode::Remote => self.push(0, block, passed),
+            Mode::Switching | Mode::Remote => self.push_superblock(block, passed),
             _ => {}
         }
         self.storage_counts() && self.mode != Mode::FallingBack

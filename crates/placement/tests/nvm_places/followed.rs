@@ -165,7 +165,8 @@ fn a_log_that_is_begun_anew_is_not_taken_for_another_one_by_who_follows() {
         // What there is at that moment.
         let mut files = rig.notes();
         files.extend([rig.image.clone(), rig.region.clone()]);
-        let left: Arc<Mutex<Vec<(PathBuf, Vec<u8>)>>> = Arc::default();
+        type Files = Vec<(PathBuf, Vec<u8>)>;
+        let left: Arc<Mutex<Files>> = Arc::default();
         let (count, kept) = (Arc::new(Mutex::new(0)), Arc::clone(&left));
         let counted = Arc::clone(&count);
         *rig.each_step.lock().expect("no panic") = Some((

@@ -101,12 +101,14 @@ impl<M: Medium> Store<M> {
         journal.bytes = 0;
         journal.is_suspect = false;
         let dropped = std::mem::take(&mut journal.batches);
+        self.batches_live -= dropped.len() as u64;
         dropped.values().for_each(|location| self.release(location));
     }
 
     pub(super) fn remove_journal(&mut self, id: u32) {
         if let Some(journal) = self.journals.remove(&id) {
             self.by_name.remove(&journal.record.name);
+            self.batches_live -= journal.batches.len() as u64;
             journal.batches.values().for_each(|location| self.release(location));
         }
     }
@@ -137,6 +139,7 @@ impl<M: Medium> Store<M> {
         if let Some(segment) = self.segments.get_mut(&location.segment) {
             segment.live_bytes += u64::from(location.payload_bytes);
         }
+        self.batches_live = self.batches_live + 1 - dropped.len() as u64;
         dropped.iter().for_each(|location| self.release(location));
     }
 }

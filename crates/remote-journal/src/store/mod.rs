@@ -44,6 +44,11 @@ pub const JOURNALS_MAX: usize = 8192;
 /// Journals of one client.
 pub const JOURNALS_OF_CLIENT_MAX: usize = 256;
 
+/// What a batch counts as at least, where their number is bounded.
+const BATCH_BYTES_MIN: u64 = 8192;
+/// So many are always allowed, of a journal and in all.
+const BATCHES_MIN: u64 = 4096;
+
 /// How a store is bounded.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
@@ -125,6 +130,8 @@ pub struct Store<M: Medium> {
     rotten: BTreeSet<u64>,
     journals: BTreeMap<u32, Journal>,
     by_name: HashMap<String, u32>,
+    /// Batches of all journals.
+    batches_live: u64,
     next_id: u32,
     is_cleaning: bool,
     failed: Option<(io::ErrorKind, String)>,
@@ -441,6 +448,20 @@ impl<M: Medium> Store<M> {
             return Err(StoreError::Full(format!(
                 "{} would hold more than {} bytes",
                 record.name, self.options.journal_bytes_max
+            )));
+        }
+        // Of each batch something is in memory, however small it is.
+        let released = found.batches.range(..tail).count() as u64;
+        let is_over =
+            |batches: u64, bytes_max: u64| batches - released >= (bytes_max / BATCH_BYTES_MIN).max(BATCHES_MIN);
+        if is_over(found.batches.len() as u64, self.options.journal_bytes_max)
+            || is_over(self.batches_live, self.options.space_bytes_max)
+        {
+            return Err(StoreError::Full(format!(
+                "{} would be kept in more batches than there is memory for: {} of its own, {} in all",
+                record.name,
+                found.batches.len(),
+                self.batches_live
             )));
         }
         let header = Header { epoch, sequence, tail, ..self.header(Kind::Batch, journal) };

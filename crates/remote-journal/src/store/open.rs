@@ -258,6 +258,7 @@ impl<M: Medium> Store<M> {
             rotten: BTreeSet::new(),
             journals: BTreeMap::new(),
             by_name: HashMap::new(),
+            batches_live: 0,
             next_id: 0,
             is_cleaning: false,
             failed: None,

@@ -317,3 +317,36 @@ fn a_log_that_was_found_out_is_brought_to_its_place_and_not_replayed() {
         }
     }
 }
+
+/// The store's disk is put back from a snapshot while the client's goes on: epoch, nonce and the end of the log all fit each other.
+#[test]
+fn a_server_that_was_put_back_from_an_older_state_is_refused() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let (mut guest, before) = shipped(301);
+    let world = std::sync::Arc::clone(&guest.world);
+    let older = world.serve_copy();
+    for _ in 0..6 {
+        guest.commit();
+    }
+    // Its tail moves, and the mark is written anew.
+    while guest.live() > 1 {
+        guest.pass(1);
+    }
+    let image = world.image_now();
+    assert!(mark_of(&world, &image) == mark_of(&world, &before), "it is the same log");
+    let reason = refusal(&image, &path, &world.options(older.address()));
+    assert!(reason.contains("put back from a snapshot or a backup"), "{reason}");
+    drop(older);
+    // With what it has now, and of an amberlog that did not say what was acknowledged.
+    let at = superblock_at(&world);
+    let mut unsaid = image.clone();
+    unsaid[at + 0xe8..at + 0xf4].fill(0);
+    let server = world.serve_copy();
+    for image in [image, unsaid] {
+        std::fs::write(&path, image).expect("written");
+        let recovered = recover_remote_image(&path, None, &world.options(server.address()), true, false);
+        assert_eq!(recovered.expect("it is the log").len(), 1);
+    }
+    guest.end();
+}
