@@ -299,6 +299,15 @@ impl Image {
         reopen(&self.file.file, !self.read_only, 0)
     }
 
+    /// The same past the page cache, for who writes beside the disk engine; nothing where that goes through it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn reopen_direct(&self) -> std::io::Result<Option<(File, DirectAlignment)>> {
+        let Some(alignment) = self.direct else { return Ok(None) };
+        Ok(Some((reopen(&self.file.file, !self.read_only, libc::O_DIRECT)?, alignment)))
+    }
+
     /// File or block device.
     pub fn kind(&self) -> ImageKind {
         self.kind

@@ -232,6 +232,11 @@ impl Disk {
         named.is_ok_and(|named| self.file.for_reading().metadata().map(identity).is_ok_and(|opened| opened != named))
     }
 
+    /// The disk engine writes past the page cache: what amberlog itself writes into a page with others goes the same way from now on.
+    pub fn share_with_engine(&self, file: File, unit_bytes: usize) {
+        self.file.share_with(file, unit_bytes);
+    }
+
     /// From now on whatever amberlog itself writes to the image is said to these.
     pub fn tell(&self, changes: &Arc<Changes>) {
         self.file.tell(changes);

@@ -18,6 +18,34 @@ pub struct LoggedFile {
     changes: Arc<OnceLock<Arc<Changes>>>,
     failed_flushes: Arc<AtomicU64>,
     on_failed_flush: Arc<OnceLock<Hook>>,
+    past_cache: Arc<OnceLock<PastCache>>,
+}
+
+/// The same image past the page cache.
+#[derive(Debug)]
+struct PastCache {
+    file: File,
+    /// What offsets and lengths are multiples of.
+    unit_bytes: usize,
+}
+
+/// Bytes of a page of the cache, and an alignment of memory that every device takes.
+const PAGE_BYTES: usize = 4096;
+
+impl PastCache {
+    /// Whether a write shares a page with something else, and can be done without it.
+    fn takes(&self, offset: u64, len: usize) -> bool {
+        let is_multiple = |of: usize| offset.is_multiple_of(of as u64) && len.is_multiple_of(of);
+        !is_multiple(PAGE_BYTES) && is_multiple(self.unit_bytes)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut buffer = vec![0; bytes.len() + PAGE_BYTES];
+        let skip = buffer.as_ptr().align_offset(PAGE_BYTES);
+        let aligned = &mut buffer[skip..][..bytes.len()];
+        aligned.copy_from_slice(bytes);
+        self.file.write_all_at(aligned, offset)
+    }
 }
 
 /// What is done about a flush that has failed, at once.
@@ -33,7 +61,14 @@ impl LoggedFile {
     /// A file, and where writes to it are logged.
     pub fn new(file: File, log: Option<Arc<WriteLog>>) -> Self {
         let (changes, failed_flushes, on_failed_flush) = (Arc::default(), Arc::default(), Arc::default());
-        LoggedFile { file: Arc::new(file), log, changes, failed_flushes, on_failed_flush }
+        LoggedFile { file: Arc::new(file), log, changes, failed_flushes, on_failed_flush, past_cache: Arc::default() }
+    }
+
+    /// Somebody writes the same image past the page cache, through `file` or another one, in multiples of so many bytes. A write of ours
+    /// that shares a page with something else goes the same way from now on: through the cache it would bring along what the page held
+    /// of its neighbours, over what was written to them meanwhile. Said once.
+    pub fn share_with(&self, file: File, unit_bytes: usize) {
+        self.past_cache.get_or_init(|| PastCache { file, unit_bytes });
     }
 
     /// The same open file, whose writes nobody logs.
@@ -71,7 +106,10 @@ impl LoggedFile {
         if let Some(changes) = changes {
             changes.begins(offset, bytes.len() as u64);
         }
-        let written = self.file.write_all_at(bytes, offset);
+        let written = match self.past_cache.get().filter(|past| past.takes(offset, bytes.len())) {
+            Some(past) => past.write_all_at(bytes, offset),
+            None => self.file.write_all_at(bytes, offset),
+        };
         if let Some(changes) = changes {
             changes.ended(offset, bytes.len() as u64);
         }
@@ -136,6 +174,44 @@ mod tests {
         // A pipe has nothing that could be made durable.
         assert!(file.sync_data().is_err());
         assert_eq!((other.failed_flushes(), seen.load(Ordering::Acquire)), (1, 1));
+    }
+
+    /// Whether a page of the cache has what is at an offset.
+    fn is_cached(file: &File, offset: u64) -> bool {
+        let mut byte = [0];
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], offset, flags).is_ok()
+    }
+
+    /// A page that is brought into the cache and written back has what its neighbours were.
+    #[test]
+    fn what_shares_a_page_goes_past_the_cache_where_others_do() -> io::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("image");
+        std::fs::write(&path, vec![1; 1 << 20])?;
+        let open = |flags: rustix::fs::OFlags| {
+            let flags = flags | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+            rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).map(File::from)
+        };
+        let file = open(rustix::fs::OFlags::empty())?;
+        file.sync_all()?;
+        let Ok(direct) = open(rustix::fs::OFlags::DIRECT) else { return Ok(()) };
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        let ours = LoggedFile::new(file.try_clone()?, None);
+        ours.clone().share_with(direct, 512);
+        ours.write_all_at(&[2; 1024], 8192 + 1024)?;
+        assert!(!is_cached(&file, 8192), "the page of its neighbours is in the cache");
+        ours.write_all_at(&[3; 8192], 65_536)?;
+        assert!(is_cached(&file, 65_536), "whole pages need not go that way");
+        ours.write_all_at(&[4; 100], 131_072)?;
+        let mut there = vec![0; 1 << 20];
+        file.read_exact_at(&mut there, 0)?;
+        let expected =
+            [(8192 + 1023, 1), (8192 + 1024, 2), (8192 + 2047, 2), (8192 + 2048, 1), (65_536, 3), (131_072, 4)];
+        for (at, byte) in expected {
+            assert_eq!(there[at], byte, "byte {at}");
+        }
+        Ok(())
     }
 
     /// Whoever has the file says what he writes before he does.

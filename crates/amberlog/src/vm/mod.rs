@@ -845,6 +845,7 @@ impl Vm {
                     .as_deref()
                     .map_or_else(new, |group| throttles.entry(group).or_insert_with(new).clone())
             });
+            share_with_engine(self.journals.disk(index), image);
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
             config.under_way = Some(Arc::clone(&self.under_way));
             if let Some(migration) = &self.migration {
@@ -1068,4 +1069,20 @@ pub fn die_of_panics(message: String) {
         eprintln!("{message}");
         std::process::abort();
     }));
+}
+
+/// What the journals write goes past the page cache where the disk engine does, as far as it shares pages with what that writes.
+fn share_with_engine(disk: &placement::Disk, image: &Image) {
+    if image.read_only() {
+        return;
+    }
+    match image.reopen_direct() {
+        Ok(None) => {}
+        Ok(Some((direct, alignment))) => disk.share_with_engine(direct, alignment.offset_bytes),
+        Err(error) => log::warn!(
+            "{} cannot be opened once more, past the page cache ({error}): where a journal's superblock shares a page with blocks of \
+             files, as with blocks of 1 KiB, a write to it may take back what is written to those at that moment",
+            image.path().display()
+        ),
+    }
 }
