@@ -78,6 +78,9 @@ impl Stream for UnixStream {
     }
 }
 
+/// Waits for whoever comes next.
+type Accept = Box<dyn Fn() -> std::io::Result<Box<dyn Stream>> + Send>;
+
 impl Endpoint {
     /// Listens at all addresses, and answers in threads of its own for as long as the process lives. `open` gives a socket to those
     /// who may connect.
@@ -90,9 +93,10 @@ impl Endpoint {
         source: &Source,
     ) -> anyhow::Result<Self> {
         let mut endpoint = Endpoint { sockets: Vec::new(), addresses: Vec::new() };
-        let slots = Arc::new(AtomicUsize::new(0));
+        // All or none: a thread that accepts keeps its address for the life of the process.
+        let mut all: Vec<Accept> = Vec::new();
         for address in addresses {
-            let accept: Box<dyn Fn() -> std::io::Result<Box<dyn Stream>> + Send> = match address {
+            all.push(match address {
                 Address::Tcp(name) => {
                     let listener =
                         TcpListener::bind(name).with_context(|| format!("listening at {name} for metrics"))?;
@@ -105,7 +109,10 @@ impl Endpoint {
                     open(path)?;
                     Box::new(move || Ok(Box::new(listener.accept()?.0) as Box<dyn Stream>))
                 }
-            };
+            });
+        }
+        let slots = Arc::new(AtomicUsize::new(0));
+        for accept in all {
             let (slots, source) = (Arc::clone(&slots), Arc::clone(source));
             std::thread::Builder::new().name("metrics".to_owned()).spawn(move || {
                 loop {
@@ -270,6 +277,19 @@ mod tests {
         for text in ["", "9469", ":9469", "m.sock", "host:port", "host:70000"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    /// One that is taken leaves no thread with the others: when that was mended, all can be had.
+    #[test]
+    fn an_address_that_is_taken_keeps_no_other_one() {
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").to_string();
+        let second = taken.local_addr().expect("its address").to_string();
+        let addresses = [Address::Tcp(free), Address::Tcp(second)];
+        assert!(Endpoint::start(&addresses, |_| Ok(()), &source()).is_err());
+        drop(taken);
+        let endpoint = Endpoint::start(&addresses, |_| Ok(()), &source()).expect("both are free");
+        assert_eq!(endpoint.addresses().len(), 2);
     }
 
     #[test]

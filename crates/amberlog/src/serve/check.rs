@@ -231,7 +231,15 @@ fn not_believed(path: &Path, open: impl Fn(&Path) -> Result<OwnDirectory, own_fi
 
 /// Why nothing can listen at a socket of metrics.
 fn metrics_socket(address: &Address) -> Option<String> {
-    let Address::Unix(path) = address else { return None };
+    let path = match address {
+        Address::Unix(path) => path,
+        Address::Tcp(name) => {
+            // Taken it may be by the daemon that runs.
+            let error = std::net::TcpListener::bind(name).err()?;
+            return (error.kind() != std::io::ErrorKind::AddrInUse)
+                .then(|| format!("metrics: nothing can listen at {name}: {error}"));
+        }
+    };
     match path.symlink_metadata() {
         Ok(metadata) if metadata.file_type().is_socket() => None,
         Ok(_) => Some(format!("metrics: {} is no socket, and one has to be made there; remove it", path.display())),

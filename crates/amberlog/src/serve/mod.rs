@@ -173,7 +173,8 @@ impl Front {
                     }
                     self.endpoint = Some(endpoint);
                 }
-                Err(error) => failed.push(error),
+                // No guest is to wait for that, and no other change of the configuration.
+                Err(error) => log::error!("there are no metrics: {error:#}; mend that, and reload (SIGHUP)"),
             }
         }
         failed
