@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use image_file::{OtherFormat, QemuLock};
-use image_moments::Changes;
+use image_moments::{Changes, Source};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, StatxFlags};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -306,6 +306,17 @@ impl Image {
     pub fn reopen_direct(&self) -> std::io::Result<Option<(File, DirectAlignment)>> {
         let Some(alignment) = self.direct else { return Ok(None) };
         Ok(Some((reopen(&self.file.file, !self.read_only, libc::O_DIRECT)?, alignment)))
+    }
+
+    /// The same for who copies it while it is written on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn reopen_for_copy(&self) -> std::io::Result<Source> {
+        match self.direct.filter(|_| self.kind == ImageKind::BlockDevice) {
+            Some(_) => Ok(Source::past_cache(reopen(&self.file.file, false, libc::O_DIRECT)?)),
+            None => Ok(self.reopen_buffered()?.into()),
+        }
     }
 
     /// File or block device.

@@ -16,11 +16,13 @@ mod changes;
 mod moment;
 mod overlay;
 mod record;
+mod source;
 
 pub use changes::Changes;
 pub use moment::{Moment, Target};
 pub use overlay::{Base, Overlay};
 pub use record::Record;
+pub use source::{Source, read_past_cache};
 
 /// Bytes of a block: what is kept, and noted, at once. A cluster of qcow2's default size.
 pub const BLOCK_BYTES: u64 = 64 << 10;

@@ -1,7 +1,7 @@
 //! A copy of an image as it was at one moment, made while it is written on.
 
 use crate::overlay::Overlay;
-use crate::{BLOCK_BYTES, BlockSet, blocks};
+use crate::{BLOCK_BYTES, BlockSet, Source, blocks};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -43,7 +43,7 @@ struct State {
 /// See the module.
 #[derive(Debug)]
 pub struct Moment {
-    source: File,
+    source: Source,
     size_bytes: u64,
     wanted: Option<BlockSet>,
     state: Mutex<State>,
@@ -54,11 +54,11 @@ pub struct Moment {
 
 impl Moment {
     /// Of an image of `size_bytes`, read from `source`. Of an image with a set, what is in the set.
-    pub fn new(source: File, size_bytes: u64, wanted: Option<BlockSet>, target: Target) -> Self {
+    pub fn new(source: impl Into<Source>, size_bytes: u64, wanted: Option<BlockSet>, target: Target) -> Self {
         let done = BlockSet::new(size_bytes.div_ceil(BLOCK_BYTES));
         let state = State { target, done, failure: None, is_over: false, content: vec![0; BLOCK_BYTES as usize] };
         Moment {
-            source,
+            source: source.into(),
             size_bytes,
             wanted,
             state: Mutex::new(state),
@@ -124,7 +124,7 @@ impl Moment {
         while block < count {
             if self.wanted.is_none() {
                 // A hole in the image is one in the copy; who fills it has kept that.
-                match rustix::fs::seek(&self.source, rustix::fs::SeekFrom::Data(block * BLOCK_BYTES)) {
+                match rustix::fs::seek(self.source.file(), rustix::fs::SeekFrom::Data(block * BLOCK_BYTES)) {
                     Ok(data) => block = block.max(data / BLOCK_BYTES),
                     Err(rustix::io::Errno::NXIO) => break,
                     Err(_) => {}

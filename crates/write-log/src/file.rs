@@ -27,6 +27,8 @@ struct PastCache {
     file: File,
     /// What offsets and lengths are multiples of.
     unit_bytes: usize,
+    /// It is a device: what is read there goes past the cache, too ([`image_moments::Source`] says why).
+    is_read: bool,
 }
 
 /// Bytes of a page of the cache, and an alignment of memory that every device takes.
@@ -68,7 +70,9 @@ impl LoggedFile {
     /// that shares a page with something else goes the same way from now on: through the cache it would bring along what the page held
     /// of its neighbours, over what was written to them meanwhile. Said once.
     pub fn share_with(&self, file: File, unit_bytes: usize) {
-        self.past_cache.get_or_init(|| PastCache { file, unit_bytes });
+        use std::os::unix::fs::FileTypeExt;
+        let is_read = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+        self.past_cache.get_or_init(|| PastCache { file, unit_bytes, is_read });
     }
 
     /// The same open file, whose writes nobody logs.
@@ -94,7 +98,10 @@ impl LoggedFile {
     /// # Errors
     /// As [`FileExt::read_exact_at`].
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
+        match self.past_cache.get().filter(|past| past.is_read) {
+            Some(past) => image_moments::read_past_cache(&past.file, buffer, offset),
+            None => self.file.read_exact_at(buffer, offset),
+        }
     }
 
     /// Writes all of a buffer.

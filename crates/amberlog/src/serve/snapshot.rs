@@ -12,7 +12,7 @@ use super::slot::Live;
 use crate::worker::Line;
 use anyhow::{Context, bail, ensure};
 use block_device::Image;
-use image_moments::{Base, BlockSet, Changes, Moment, Overlay, Record, Target};
+use image_moments::{Base, BlockSet, Changes, Moment, Overlay, Record, Source, Target};
 use jbd2::{Superblock, SuperblockEdit};
 use placement::{HeldMark, Journals, Log, MarkKind, PlacementKind};
 use recovery::{Access, Disk, LogPlace, Status};
@@ -22,7 +22,7 @@ use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::hash::BuildHasher;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -362,7 +362,7 @@ struct Begun {
     /// What is committed and belongs there, and is in the image or not.
     unknown: Vec<(u64, Vec<u8>)>,
     /// What is to be copied, and where to; nothing when the file has it all.
-    source: Option<(File, Target)>,
+    source: Option<(Source, Target)>,
 }
 
 fn begin(
@@ -428,7 +428,7 @@ fn begin(
             .context("what was written since is not known any more; make a whole one (without --incremental-since)")?;
         let overlay =
             Overlay::new(out.try_clone()?, size_bytes, Base { path: base.image.clone(), is_overlay: base.is_overlay })?;
-        return Ok(begun(Some(wanted), Some((image.reopen_buffered()?, Target::Overlay(overlay)))));
+        return Ok(begun(Some(wanted), Some((image.reopen_for_copy()?, Target::Overlay(overlay)))));
     }
     if rustix::fs::ioctl_ficlone(out, image.file()).is_ok() {
         return Ok(begun(None, None));
@@ -438,30 +438,26 @@ fn begin(
         copy(image, out)?;
         return Ok(begun(None, None));
     }
-    Ok(begun(None, Some((image.reopen_buffered()?, Target::Whole(out.try_clone()?)))))
+    Ok(begun(None, Some((image.reopen_for_copy()?, Target::Whole(out.try_clone()?)))))
 }
 
 /// Copies all of a frozen disk.
 fn copy(image: &Image, out: &File) -> anyhow::Result<()> {
-    let mut from = image.reopen_buffered()?;
+    let from = image.reopen_for_copy()?;
     let size_bytes = image.size_bytes();
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;
     while at < size_bytes {
         // What is a hole there is one here.
-        at = match rustix::fs::seek(&from, rustix::fs::SeekFrom::Data(at)) {
+        at = match rustix::fs::seek(from.file(), rustix::fs::SeekFrom::Data(at)) {
             Ok(data) => data,
             Err(rustix::io::Errno::NXIO) => break,
             Err(_) => at,
         };
-        from.seek(SeekFrom::Start(at))?;
         let len = usize::try_from(size_bytes - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
-        let got = from.read(&mut piece[..len])?;
-        if got == 0 {
-            break;
-        }
-        out.write_all_at(&piece[..got], at)?;
-        at += got as u64;
+        from.read_exact_at(&mut piece[..len], at)?;
+        out.write_all_at(&piece[..len], at)?;
+        at += len as u64;
     }
     Ok(())
 }
@@ -474,7 +470,7 @@ fn superblock_of(log: &Log) -> anyhow::Result<u64> {
 /// Whether a journal has nothing in its place on storage.
 fn is_empty_on_storage(image: &Image, log: &Log) -> anyhow::Result<bool> {
     let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
-    image.reopen_buffered()?.read_exact_at(&mut block, superblock_of(log)?)?;
+    image.reopen_for_copy()?.read_exact_at(&mut block, superblock_of(log)?)?;
     Ok(Superblock::decode(&block)?.is_empty())
 }
 
