@@ -5,6 +5,7 @@ use crate::layout::DiskLayout;
 use crate::log::Log;
 use crate::nvm::NvmDisk;
 use crate::remote::RemoteOptions;
+use image_file::Stamp;
 use image_moments::Changes;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -165,6 +166,8 @@ pub struct Disk {
     pub(crate) file: LoggedFile,
     /// The same past the page cache, where another host may write it.
     pub(crate) direct: Option<File>,
+    /// What the image looked like before anything was read of it, until a guest begins; nothing of one that is somebody else's still.
+    as_opened: Mutex<Option<Stamp>>,
     /// Another host has it: nothing is written to it from here any more.
     is_taken: AtomicBool,
     pub(crate) wake: Wake,
@@ -202,8 +205,10 @@ impl Disk {
     pub fn open(options: DiskOptions) -> std::io::Result<Self> {
         let file = image_file::open(&options.path, !options.read_only)?;
         let direct = crate::remote::open_direct(&file, &options.path);
+        let as_opened = Mutex::new(Some(Stamp::of(&file)?));
         let file = LoggedFile::new(file, options.write_log.clone());
         Ok(Disk {
+            as_opened,
             durable_within: Mutex::new(options.durable_within),
             clock: Clock::default(),
             compound_times: Mutex::default(),
@@ -235,6 +240,18 @@ impl Disk {
     /// The disk engine writes past the page cache: what amberlog itself writes into a page with others goes the same way from now on.
     pub fn share_with_engine(&self, file: File, unit_bytes: usize) {
         self.file.share_with(file, unit_bytes);
+    }
+
+    /// What has become of the image since it was opened, if somebody has written to it: a backup was copied over it, say. What is known of
+    /// its journals is of another disk then. Asked when the first guest begins: from then on it is the guest who writes.
+    pub(crate) fn became(&self) -> std::io::Result<Option<String>> {
+        let Some(opened) = self.as_opened.lock().expect("no panic under this lock").clone() else { return Ok(None) };
+        Ok(opened.became(&Stamp::of(self.file.for_reading())?))
+    }
+
+    /// Nothing of the image was looked at, for it is somebody else's still; or its guest has begun. That it is written to is no news.
+    pub(crate) fn set_awaited(&self) {
+        *self.as_opened.lock().expect("no panic under this lock") = None;
     }
 
     /// From now on whatever amberlog itself writes to the image is said to these.
@@ -363,6 +380,7 @@ impl Disk {
 
     /// A driver starts from the beginning.
     pub(crate) fn set_started(&self) {
+        self.set_awaited();
         self.was_started.store(true, Ordering::Release);
     }
 

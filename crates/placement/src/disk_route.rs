@@ -602,6 +602,7 @@ impl Route for DiskRoute {
                 for log in self.journals.logs_at_home(self.disk) {
                     log.state.own_writes.store(0, Ordering::Release);
                 }
+                self.journals.look_again_if_changed(self.disk)?;
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;
                 self.journals.replay_aged(self.disk)?;

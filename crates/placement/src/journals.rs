@@ -135,6 +135,7 @@ impl Journals {
         options: JournalsOptions,
     ) -> io::Result<Arc<Self>> {
         let journals = Self::set_up(memory, directory, options)?;
+        journals.disks().iter().for_each(|disk| disk.set_awaited());
         journals.describe()?;
         Ok(journals)
     }
@@ -410,26 +411,10 @@ impl Journals {
                     scan::add_to_layouts(&mut layouts, &log.place, log.index);
                     continue;
                 };
-                let mut steps = Steps::default();
-                if !log.keeper.forget(&log, &mut steps) {
+                if !self.forget_log(&log) {
                     // The thread of its disk was faster.
                     self.keep_until_its_writes_end(&log, &mut layouts);
-                    continue;
                 }
-                for (side, step) in steps.0 {
-                    let disk = if side == Side::Home { &log.home } else { &log.journal };
-                    disk.pass_on(Arc::clone(&log), side, step);
-                }
-                if let Some(Err(error)) = log.keeper.copy_name().map(|name| self.directory.directory().remove(name)) {
-                    log::warn!("{error}");
-                }
-                log.take_mark();
-                log.set_closed();
-                self.logs.write().expect("no panic under this lock")[log.index.0] = None;
-                self.area.forget_log(log.id);
-                // Flushes were not passed on while it was open; from now on somebody may depend on them.
-                log.home.set_dirty();
-                log.journal.set_dirty();
             }
         }
         self.note_unheld(&found.not_understood);
@@ -440,6 +425,50 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// A log is not there any more. False if its keeper has something to do with it still.
+    fn forget_log(&self, log: &Arc<Log>) -> bool {
+        let mut steps = Steps::default();
+        if !log.keeper.forget(log, &mut steps) {
+            return false;
+        }
+        for (side, step) in steps.0 {
+            let disk = if side == Side::Home { &log.home } else { &log.journal };
+            disk.pass_on(Arc::clone(log), side, step);
+        }
+        if let Some(Err(error)) = log.keeper.copy_name().map(|name| self.directory.directory().remove(name)) {
+            log::warn!("{error}");
+        }
+        log.take_mark();
+        log.set_closed();
+        self.logs.write().expect("no panic under this lock")[log.index.0] = None;
+        self.area.forget_log(log.id);
+        // Flushes were not passed on while it was open; from now on somebody may depend on them.
+        log.home.set_dirty();
+        log.journal.set_dirty();
+        true
+    }
+
+    /// The first guest of a disk is about to begin. If somebody has written to the image since it was looked at (locks keep nobody from
+    /// copying a backup over it), what is known of its journals is of another disk: they are looked for as at the beginning.
+    ///
+    /// # Errors
+    /// When what is there now cannot be served so.
+    pub(crate) fn look_again_if_changed(&self, disk: usize) -> io::Result<()> {
+        let Some(what) = self.disks[disk].became()? else { return Ok(()) };
+        let options = &self.disks[disk].options;
+        log::warn!("disk {}: {} {what}: it is looked at anew", options.name, options.path.display());
+        {
+            let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+            let of_it = |log: &Arc<Log>| (log.home_disk == disk || log.journal_disk == disk) && !log.is_open();
+            for log in self.logs().into_iter().filter(of_it) {
+                let is_idle = self.forget_log(&log);
+                log::debug!("log {:?} is forgotten: {is_idle}", log.index);
+            }
+        }
+        self.scan_all()?;
+        self.check_durable_within()
     }
 
     /// Its file system is gone, and something goes home or into the log by itself. That must not land on what the guest writes in the

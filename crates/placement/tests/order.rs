@@ -850,6 +850,56 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
     }
 }
 
+/// A backup is copied over an image while its VM waits for its VMM: what was read of it before counts no more.
+#[test]
+fn an_image_that_was_written_to_before_its_guest_begins_is_looked_at_anew() {
+    let rig = Rig::new();
+    let table = Arc::new(rig.map("more"));
+    let prepared = |name: &str| {
+        let directory = rig.directory.path();
+        let area = AreaDirectory::create(&directory.join(name), &directory.join("registry")).expect("a directory");
+        let disks = vec![DiskOptions {
+            name: "disk".to_owned(),
+            path: rig.image.clone(),
+            placement: PlacementKind::Copy,
+            honour_flush: false,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: None,
+            write_log: None,
+        }];
+        let options = JournalsOptions { disks, budget_bytes: u64::MAX, tracer: None };
+        Journals::new(&VmMemory::new(), area, options).expect("journals")
+    };
+    let ids = |journals: &Journals| journals.logs().iter().map(|log| log.id).collect::<Vec<_>>();
+    let begins = |journals: &Arc<Journals>| DiskRoute::new(Arc::clone(journals), 0).started(Start::Fresh, &table);
+    let untouched = prepared("untouched");
+    let known = ids(&untouched);
+    begins(&untouched).expect("as it was");
+    assert_eq!(ids(&untouched), known);
+    // The same file system, and nothing wrong with it: whatever was known of its log is of the one before.
+    let restored = prepared("restored");
+    let known = ids(&restored);
+    rig.file.write_all_at(&rig.superblock, rig.log_at[0]).expect("written");
+    begins(&restored).expect("it can be served");
+    assert_eq!((known.len(), ids(&restored).len()), (1, 1));
+    assert_ne!(ids(&restored), known);
+    // From here on it is the guest who writes.
+    let known = ids(&restored);
+    rig.file.write_all_at(&rig.superblock, rig.log_at[0]).expect("written");
+    begins(&restored).expect("it was reset");
+    assert_eq!(ids(&restored), known);
+    // And one that cannot be served as it is.
+    let marked = prepared("marked");
+    let mut superblock = rig.superblock.clone();
+    superblock[0x20..0x24].copy_from_slice(&(-5i32).to_be_bytes());
+    superblock[0xc0..0xe8].fill(0x5a);
+    rig.file.write_all_at(&superblock, rig.log_at[0]).expect("written");
+    let why = begins(&marked).expect_err("refused").to_string();
+    assert!(why.contains("has a damaged mark of a journal server"), "{why}");
+}
+
 #[test]
 fn a_log_is_not_handed_over_while_a_home_write_is_under_way() {
     let mut rig = Rig::new();
