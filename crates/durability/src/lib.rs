@@ -28,6 +28,15 @@
 //!   for before the first compound of such a machine may be older than what that found, and where the log has to be emptied before the
 //!   guest's tail passes the copy, that goes home over it.
 //!
+//! A write of the guest may land long after it was asked for, when there is a newer version (a kernel's own superblock writes do; writes of
+//! blocks that it commits meanwhile are against the rules of any kernel, and do no harm all the same):
+//!
+//! * (h) *land late*: a write that was asked for before a version that is durable, and that the guest's log has still, lands only where
+//!   ours has a copy of that. Where it has none any more, a compound brings it once more before the write goes (`left_behind`). The copy
+//!   stays owed: only what was asked for when there was that version brings it home, and only if nothing else was on its way to the
+//!   same block at any time between, since of two either may land last (`depart`, [`Durability::write_ended`]). With one exception: of two
+//!   writes to one block that both were not answered when the process died, who follows does not know which was asked for first.
+//!
 //! And one that spares a flush: with no age the guest's flush has to find durable what it has written home.
 //!
 //! * (f) *spared flushes*: a write to homes of which the durable log has copies, of each, need not be covered. A power cut with it or
@@ -51,7 +60,7 @@ mod window;
 
 pub use blocks::BlockSet;
 pub use machine::{
-    Age, AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step, View,
-    WriteId,
+    Age, AnswerId, Committed, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step,
+    View, WriteId,
 };
 pub use window::{Freed, Transaction, Version};

@@ -105,6 +105,23 @@ pub trait View {
 
     /// Seconds and nanoseconds for a commit block.
     fn wall_clock(&self) -> (u64, u32);
+
+    /// Of these blocks the newest versions that were committed after transaction `after`, and that the guest's log has still. Their
+    /// contents can be asked for, whether they have been made durable or not.
+    fn committed_after(&mut self, blocks: Range<u64>, after: u32) -> Vec<Committed>;
+}
+
+/// The newest committed version of a block, as the guest's log has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The home block.
+    pub block: u64,
+    /// Its content.
+    pub version: Version,
+    /// The transaction.
+    pub transaction: u32,
+    /// It is written down that the guest has asked to write over it.
+    pub is_gone_over: bool,
 }
 
 /// The newest copy of a block that an earlier machine has left in the log on storage.
@@ -169,7 +186,7 @@ pub struct Status {
 }
 
 /// Why a write waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Wait {
     /// For what is being made durable.
     Making,
@@ -179,6 +196,8 @@ enum Wait {
     Empty,
     /// For one before it, or one of ours.
     Before,
+    /// For these, which are newer than what it carries, to be in the log on storage: rule (h).
+    Newer(Vec<Committed>),
 }
 
 #[derive(Clone, Debug)]
@@ -190,23 +209,33 @@ struct Asked {
     kind: Kind,
     /// The last transaction that was committed when it came: what it carries is no newer.
     as_of: u32,
-    /// It may have been asked of an earlier machine.
-    is_again: bool,
+    /// It may have been asked of an earlier machine, when this was the last transaction at the latest.
+    again: Option<u32>,
 }
 
 /// Over which version a write of the guest goes: most are its home write.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
-    /// The copy of this compound.
-    Live(u32),
+    /// The copy of this compound, and of this transaction.
+    Live(u32, u32),
     /// One of this transaction, which is not durable.
     Open(Version, u32),
+}
+
+impl Mark {
+    fn transaction(&self) -> u32 {
+        match self {
+            Mark::Live(_, transaction) | Mark::Open(_, transaction) => *transaction,
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Flight {
     asked: Asked,
-    marks: Vec<(u64, Mark)>,
+    marks: BTreeMap<u64, Mark>,
+    /// Blocks that another write, which goes over another version, was on its way to at the same time: either may land last.
+    doubted: BTreeSet<u64>,
     /// Blocks to which it is known to carry the newest committed version. Everything else goes past the guest's journal.
     carried: BTreeSet<u64>,
     /// What was settled of its blocks when it began, for as long as no other write to them has begun.
@@ -566,11 +595,11 @@ impl Durability {
     ) -> bool {
         let as_of = self.last();
         let as_of = first_asked.filter(|first| sequence::is_after(as_of, *first)).unwrap_or(as_of);
-        let is_again = self.is_following;
-        let as_of = if is_again { self.durable } else { as_of };
-        let asked = Asked { id, touched, whole, kind, as_of, is_again };
+        let again = self.is_following.then_some(as_of);
+        let as_of = if again.is_some() { self.durable } else { as_of };
+        let asked = Asked { id, touched, whole, kind, as_of, again };
         if let Some(wait) = self.wait_of(&asked, self.held.len(), view) {
-            self.wish(wait);
+            self.wish(wait, now);
             *(if kind == Kind::Discard { &mut self.status.discards_held } else { &mut self.status.writes_held }) += 1;
             self.held.push_back(asked);
             self.drive(now, view, steps);
@@ -590,8 +619,8 @@ impl Durability {
         if self.within.is_zero() || self.flights.values().any(overlaps) {
             return false;
         }
-        let (touched, whole, kind, as_of) = (blocks.clone(), blocks, Kind::Write, self.durable);
-        let asked = Asked { id: WriteId(0), touched, whole, kind, as_of, is_again: false };
+        let (touched, whole, kind, as_of) = (blocks.clone(), blocks, Kind::Write, self.last());
+        let asked = Asked { id: WriteId(0), touched, whole, kind, as_of, again: None };
         matches!(self.wait_of(&asked, self.held.len(), view), Some(Wait::Open | Wait::Making))
     }
 
@@ -629,21 +658,22 @@ impl Durability {
         (is_all && !is_busy).then(|| flight.was_settled.iter().map(|(_, version)| *version).collect())
     }
 
-    /// The blocks of a write over whose newest version, which is not durable at home, it goes, or will when it has waited: it was asked when
-    /// there was that version already. What of them it does not carry is newer.
+    /// The blocks of a write over whose newest committed version it goes, or will when it has waited: it was asked when there was that
+    /// version already. What of them it does not carry is newer.
     #[must_use]
-    pub fn goes_over(&self, id: WriteId) -> Vec<u64> {
-        if let Some(flight) = self.flights.get(&id) {
-            return flight.marks.iter().map(|(block, _)| *block).collect();
-        }
-        let Some(asked) = self.held.iter().find(|asked| asked.id == id) else { return Vec::new() };
+    pub fn goes_over(&self, id: WriteId, view: &mut dyn View) -> Vec<u64> {
+        let held = || self.held.iter().find(|asked| asked.id == id);
+        let Some(asked) = self.flights.get(&id).map(|flight| &flight.asked).or_else(held) else { return Vec::new() };
         let making = self.making.as_ref().map(|making| &making.window);
         let windows = [Some(&self.open), making].into_iter().flatten();
         let held = windows.flat_map(|window| window.blocks.range(asked.whole.clone()));
         let held = held.map(|(block, held)| (*block, held.sequence));
         let live = self.live.within(asked.whole.clone()).map(|(block, copy)| (block, copy.transaction));
+        // What our log has no copy of any more, the guest's may have.
+        let given_up = view.committed_after(asked.whole.clone(), self.guest_tail.wrapping_sub(1));
+        let given_up = given_up.into_iter().map(|newest| (newest.block, newest.transaction));
         let mut newest: BTreeMap<u64, u32> = BTreeMap::new();
-        for (block, transaction) in held.chain(live) {
+        for (block, transaction) in held.chain(live).chain(given_up) {
             let known = newest.entry(block).or_insert(transaction);
             *known = sequence::latest(*known, transaction);
         }
@@ -653,7 +683,7 @@ impl Durability {
 
     /// Whether a write was asked when there was this version of the block, or after that.
     fn is_over(&self, asked: &Asked, block: u64, transaction: u32) -> bool {
-        let is_known = asked.is_again && self.gone_over.get(&block) == Some(&transaction);
+        let is_known = asked.again.is_some() && self.gone_over.get(&block) == Some(&transaction);
         is_known || !sequence::is_after(transaction, asked.as_of)
     }
 
@@ -707,10 +737,14 @@ impl Durability {
         let others: Vec<u64> =
             self.live.within(touched).map(|(block, _)| block).filter(|block| !flight.carried.contains(block)).collect();
         others.into_iter().for_each(|block| self.live.past(block));
-        for (block, mark) in flight.marks {
-            if is_good {
-                self.mark_written(block, mark, !flight.carried.contains(&block));
-            }
+        // What is at home is known when nothing else is on its way there: that one, or this, may land last.
+        let is_known = |block: &u64| {
+            let is_there = |other: &Flight| other.asked.touched.contains(block);
+            is_good && !flight.doubted.contains(block) && !self.flights.values().any(is_there)
+        };
+        let known: Vec<(u64, Mark)> = flight.marks.into_iter().filter(|(block, _)| is_known(block)).collect();
+        for (block, mark) in known {
+            self.mark_written(block, mark, !flight.carried.contains(&block));
         }
         self.drive(now, view, steps);
         !is_replayed
@@ -719,10 +753,10 @@ impl Durability {
     /// A write over this version has ended.
     fn mark_written(&mut self, block: u64, mark: Mark, is_past: bool) {
         match mark {
-            Mark::Live(compound) if self.live.get(block).is_some_and(|copy| copy.compound == compound) => {
+            Mark::Live(compound, _) if self.live.get(block).is_some_and(|copy| copy.compound == compound) => {
                 self.live.written(block, compound, self.ended);
             }
-            Mark::Live(_) => {}
+            Mark::Live(..) => {}
             Mark::Open(version, transaction) => {
                 let making = self.making.as_mut().map(|making| &mut making.window);
                 let windows = [Some(&mut self.open), making].into_iter().flatten();
@@ -808,7 +842,7 @@ impl Durability {
         let is_failed = self.phase == Phase::Failed;
         let passes = !is_failed && self.pass_over(now, tail);
         if is_failed || !(passes || sequence::is_after(through, self.durable)) {
-            self.guest_tail = sequence::latest(self.guest_tail, tail);
+            self.tail_is(tail);
             steps.push(Step::Answer { answer, is_good: true });
             return;
         }
@@ -816,6 +850,13 @@ impl Durability {
         self.waiting.push(Waiting { through, answer, tail: Some(tail) });
         self.is_urgent |= !self.open.is_empty();
         self.drive(now, view, steps);
+    }
+
+    /// The guest's log begins here. What it has not any more is not brought back: rule (e).
+    fn tail_is(&mut self, tail: u32) {
+        self.guest_tail = sequence::latest(self.guest_tail, tail);
+        let is_durable = |held: &Held| !sequence::is_after(held.sequence, self.durable);
+        self.open.blocks.retain(|_, held| !(is_durable(held) && sequence::is_after(tail, held.sequence)));
     }
 
     /// The guest closes its log with this superblock: answered when storage needs no log and says so.
@@ -992,14 +1033,40 @@ impl Durability {
                 return Some(Wait::Empty);
             }
         }
-        None
+        let newer = self.left_behind(asked, view);
+        (!newer.is_empty()).then_some(Wait::Newer(newer))
     }
 
-    fn wish(&mut self, wait: Wait) {
+    /// Rule (h): newer versions than what a write carries that the guest's log would bring back after it, and ours would not.
+    fn left_behind(&self, asked: &Asked, view: &mut dyn View) -> Vec<Committed> {
+        if !sequence::is_after(self.last(), asked.as_of) {
+            return Vec::new();
+        }
+        let after = sequence::latest(asked.as_of, self.guest_tail.wrapping_sub(1));
+        let mut newer = view.committed_after(asked.touched.clone(), after);
+        newer.retain(|Committed { block, transaction, is_gone_over, .. }| {
+            // It was asked of an earlier machine, when there was that version.
+            let is_known = *is_gone_over && asked.again.is_some_and(|last| !sequence::is_after(*transaction, last));
+            let is_left = self.live.get(*block).is_none() && !self.open.blocks.contains_key(block);
+            is_left && !is_known && !self.is_over(asked, *block, *transaction)
+        });
+        newer
+    }
+
+    fn wish(&mut self, wait: Wait, now: Duration) {
         match wait {
             Wait::Open => self.is_urgent = true,
             Wait::Empty => self.is_emptying = true,
             Wait::Making | Wait::Before => {}
+            Wait::Newer(mut newer) => {
+                // What this machine has not been told of yet comes by itself.
+                let last = self.last();
+                newer.retain(|newest| !sequence::is_after(newest.transaction, last));
+                if !newer.is_empty() {
+                    self.open.log_again(&newer, last, now);
+                    self.is_urgent = true;
+                }
+            }
         }
     }
 
@@ -1013,26 +1080,40 @@ impl Durability {
         for (block, _) in &was_settled {
             self.settled.remove(block);
         }
-        let mut marks = Vec::new();
+        let mut marks = BTreeMap::new();
         if self.phase != Phase::Failed {
             // One that had to wait may carry less than what is durable now: then the newest version is in the log only.
-            let live: Vec<(u64, Copy)> = self.live.depart(asked.whole.clone()).collect();
-            let live = live.into_iter().filter(|(block, copy)| self.is_over(&asked, *block, copy.transaction));
-            marks.extend(live.map(|(block, copy)| (block, Mark::Live(copy.compound))));
+            let live: Vec<(u64, Copy)> = self.live.depart(asked.touched.clone()).collect();
+            let live = live.into_iter().filter(|(block, _)| asked.whole.contains(block));
+            let live = live.filter(|(block, copy)| self.is_over(&asked, *block, copy.transaction));
+            marks.extend(live.map(|(block, copy)| (block, Mark::Live(copy.compound, copy.transaction))));
             let open = self.open.blocks.range(asked.whole.clone());
             let open = open.filter(|(block, held)| self.is_over(&asked, **block, held.sequence));
             marks.extend(open.map(|(block, held)| (*block, Mark::Open(held.version, held.sequence))));
+            // Whatever was there of them is written over.
+            self.open.blocks.range_mut(asked.touched.clone()).for_each(|(_, held)| held.home = None);
         }
-        self.flights.insert(asked.id, Flight { asked, marks, carried: BTreeSet::new(), was_settled });
+        let mut doubted = BTreeSet::new();
+        for flight in self.flights.values_mut() {
+            let is_other = |block: &u64, one: &Mark, marks: &BTreeMap<u64, Mark>| {
+                marks.get(block).map(Mark::transaction) != Some(one.transaction())
+            };
+            let ours = marks.iter().filter(|(block, _)| flight.asked.touched.contains(block));
+            doubted.extend(ours.filter(|(block, one)| is_other(block, one, &flight.marks)).map(|(block, _)| *block));
+            let theirs = flight.marks.range(asked.touched.clone());
+            let theirs = theirs.filter(|(block, one)| is_other(block, one, &marks)).map(|(block, _)| *block);
+            flight.doubted.extend(theirs);
+        }
+        self.flights.insert(asked.id, Flight { asked, marks, doubted, carried: BTreeSet::new(), was_settled });
     }
 
     /// Lets go of what need not wait any more.
-    fn release(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
+    fn release(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
         let mut index = 0;
         while let Some(asked) = self.held.get(index) {
             match self.wait_of(asked, index, view) {
                 Some(wait) => {
-                    self.wish(wait);
+                    self.wish(wait, now);
                     index += 1;
                 }
                 None => {
@@ -1114,7 +1195,7 @@ impl Durability {
 
     /// Does what is to be done, as far as nothing is under way.
     fn drive(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
-        self.release(view, steps);
+        self.release(now, view, steps);
         if self.phase == Phase::Follow && self.left == 0 {
             self.flush(steps);
         }
@@ -1343,9 +1424,8 @@ impl Durability {
         for (block, ..) in &sorted.tags {
             let Some(held) = window.blocks.get(block).filter(|held| held.is_past) else { continue };
             self.live.past(*block);
-            let is_under_way = self.flights.values().any(|flight| flight.asked.touched.contains(block));
             // It is not written over by us. What is under way to it says so when it has ended.
-            if let (Some(ended), false) = (held.home, is_under_way) {
+            if let Some(ended) = held.home {
                 self.live.written(*block, compound, ended);
             }
         }
@@ -1396,7 +1476,7 @@ impl Durability {
                 continue;
             }
             if let Some(tail) = waiting.tail {
-                self.guest_tail = sequence::latest(self.guest_tail, tail);
+                self.tail_is(tail);
             }
             steps.push(Step::Answer { answer: waiting.answer, is_good: true });
         }
@@ -1456,5 +1536,9 @@ impl View for Clocked<'_> {
 
     fn wall_clock(&self) -> (u64, u32) {
         self.view.wall_clock().max(self.at_least)
+    }
+
+    fn committed_after(&mut self, blocks: Range<u64>, after: u32) -> Vec<Committed> {
+        self.view.committed_after(blocks, after)
     }
 }

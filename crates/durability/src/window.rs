@@ -1,6 +1,7 @@
 //! Transactions that are committed and not durable.
 
 use crate::blocks::BlockSet;
+use crate::machine::Committed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
@@ -85,6 +86,15 @@ impl Window {
         self.revoked.extend(blocks);
         self.span.get_or_insert((last, last, now));
         self.ended = ended;
+    }
+
+    /// Rule (h): these are durable, and our log has no copies any more: it gets them once more.
+    pub fn log_again(&mut self, newer: &[Committed], last: u32, now: Duration) {
+        for Committed { block, version, transaction, .. } in newer {
+            let held = Held { version: *version, sequence: *transaction, home: None, is_past: false };
+            self.blocks.insert(*block, held);
+        }
+        self.span.get_or_insert((last, last, now));
     }
 
     /// Whether there is no transaction.

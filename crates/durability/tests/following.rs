@@ -25,6 +25,9 @@ impl View for Shown {
     fn logged(&mut self, _: u32, _: &mut [u8]) -> io::Result<()> {
         unreachable!()
     }
+    fn committed_after(&mut self, _: std::ops::Range<u64>, _: u32) -> Vec<durability::Committed> {
+        Vec::new()
+    }
     fn wall_clock(&self) -> (u64, u32) {
         (0, 0)
     }

@@ -31,6 +31,9 @@ impl View for Shown {
         into.fill(0);
         Ok(())
     }
+    fn committed_after(&mut self, _: std::ops::Range<u64>, _: u32) -> Vec<durability::Committed> {
+        Vec::new()
+    }
     fn wall_clock(&self) -> (u64, u32) {
         (0, 0)
     }

@@ -1037,6 +1037,13 @@ impl JournalArea {
         jcb.versions_at_home()
     }
 
+    /// The newest committed versions of these blocks, wherever they are: home block, transaction, log block, and whether it is written down
+    /// that the guest has asked to write over it.
+    pub fn newest_versions(&self, id: LogId, blocks: &Range<u64>) -> Vec<(u64, u32, u32, bool)> {
+        let mut inner = self.lock();
+        inner.log(id).map(|(_, jcb)| jcb.newest_versions(blocks)).unwrap_or_default()
+    }
+
     /// The name that a log's files have, without the ending.
     pub fn name_of(&self, id: LogId) -> String {
         let inner = self.lock();

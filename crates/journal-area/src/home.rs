@@ -51,8 +51,14 @@ pub enum HomeWrite {
 pub enum Over<'a> {
     /// Nobody knows.
     Unknown,
-    /// Over those of these home blocks.
-    Blocks(&'a [u64]),
+    /// Over those of these home blocks. A version of another one that was committed after transaction `durable` is not durable, and is not
+    /// let go of, though the write carries the same: it was asked for before there was that version.
+    Blocks {
+        /// Home blocks, in order.
+        blocks: &'a [u64],
+        /// The last transaction that is durable, if that matters.
+        durable: Option<u32>,
+    },
     /// Over all that it covers whole, as of a transaction: the last one that was committed when it was asked first. Nothing where that is
     /// now.
     AsOf {
@@ -61,6 +67,18 @@ pub enum Over<'a> {
         /// The transaction.
         first_asked: Option<u32>,
     },
+}
+
+impl Over<'_> {
+    /// Whether a version of a transaction may be forgotten where its home has just that.
+    fn is_durable(&self, block: u64, sequence: u32) -> bool {
+        match self {
+            Over::Blocks { blocks, durable: Some(durable) } => {
+                !sequence::is_after(sequence, *durable) || blocks.contains(&block)
+            }
+            _ => true,
+        }
+    }
 }
 
 /// A block that the host is to write home.
@@ -113,6 +131,9 @@ impl VmJcb {
             self.overwritten.insert(position);
             let (true, Some(slice)) = (location.is_held(), payload.get(index).copied().flatten()) else { continue };
             let Some(sequence) = self.sequence_of(position) else { continue };
+            if !over.is_durable(block, sequence) {
+                continue;
+            }
             let candidate = Candidate { block, position, sequence, location };
             if location == Location::Guest(slice.page())
                 && slice.is_whole_page()
@@ -194,7 +215,7 @@ impl VmJcb {
     fn is_asked_over(&self, over: &Over<'_>, block: u64, sequence: u32) -> bool {
         match over {
             Over::Unknown => false,
-            Over::Blocks(blocks) => blocks.contains(&block),
+            Over::Blocks { blocks, .. } => blocks.contains(&block),
             Over::AsOf { whole, first_asked } => {
                 let is_older = |asked: u32| sequence::is_after(sequence, asked);
                 // What was asked of another process may be older than what that one took in.

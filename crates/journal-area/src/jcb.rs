@@ -443,6 +443,16 @@ impl VmJcb {
         }
     }
 
+    /// The newest committed versions of these blocks: home block, transaction, log block, and whether it is written down that the guest has
+    /// asked to write over it.
+    pub(crate) fn newest_versions(&self, blocks: &std::ops::Range<u64>) -> Vec<(u64, u32, u32, bool)> {
+        let of = |position: u32| {
+            let is_gone_over = self.table.past(position).is_some();
+            Some((self.home_of(position)?, self.sequence_of(position)?, position, is_gone_over))
+        };
+        self.versions_in(blocks).into_iter().filter_map(of).collect()
+    }
+
     /// Copies a held version out as it belongs home: with its first word put back if it was escaped.
     pub(crate) fn read_version(&self, pages: &Pages, position: u32, buffer: &mut [u8]) -> bool {
         let held = self.read_held(pages, position, buffer);

@@ -572,7 +572,12 @@ impl Guest {
             let over: Vec<u64> = if is_newer { (first..first + count).collect() } else { Vec::new() };
             let begins = |guest: &mut Self| {
                 let payload: Vec<_> = pages.iter().map(|page| Some(guest.page_slice(*page))).collect();
-                guest.area.home_write_begins(guest.log, first..first + count, &payload, &Over::Blocks(&over))
+                guest.area.home_write_begins(
+                    guest.log,
+                    first..first + count,
+                    &payload,
+                    &Over::Blocks { blocks: &over, durable: None },
+                )
             };
             let begun = if self.is_asking_again { begins(self) } else { self.step(begins) };
             match begun {

@@ -251,6 +251,33 @@ fn a_write_past_the_journal_is_told_from_one_that_brings_what_it_has() {
     rig.area.check().expect("the books are right");
 }
 
+/// It was asked before there was that version, and happens to carry the same.
+#[test]
+fn what_is_not_durable_is_not_let_go_of_for_what_came_before_it() {
+    let mut rig = Rig::new();
+    let (committed, other) = (PageId(5), PageId(7));
+    rig.fill(committed, 1);
+    rig.fill(other, 1);
+    rig.commit(&[(10, committed)]);
+    let transaction = rig.area.newest_versions(rig.log, &(10..11))[0].1;
+    for (blocks, durable, is_durable) in
+        [(&[][..], transaction - 1, false), (&[10], transaction - 1, true), (&[], transaction, true)]
+    {
+        for page in [committed, other] {
+            let (payload, over) = ([rig.memory.page(page)], Over::Blocks { blocks, durable: Some(durable) });
+            let HomeWrite::Go { operation, carried, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload, &over)
+            else {
+                panic!("nothing is in the way")
+            };
+            assert_eq!(carried, if is_durable { vec![10] } else { vec![] });
+            // One that would let go of it fails.
+            rig.area.home_write_ended(rig.log, operation, !is_durable);
+            assert_eq!(rig.area.owed(rig.log).blocks, 1);
+        }
+    }
+    rig.area.check().expect("the books are right");
+}
+
 /// Over which versions a write goes, as far as anybody knows: those that were there when it was asked.
 #[test]
 fn what_was_asked_before_a_commit_is_not_written_past_it() {
@@ -269,7 +296,7 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
     };
     let as_of = |whole, first_asked| Over::AsOf { whole, first_asked };
     assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
-    assert_eq!(write(&rig, &Over::Blocks(&[11])), [(10, None)]);
+    assert_eq!(write(&rig, &Over::Blocks { blocks: &[11], durable: None }), [(10, None)]);
     assert_eq!(write(&rig, &as_of(10..11, Some(0))), [(10, None)], "the transaction is the first");
     assert_eq!(write(&rig, &as_of(11..11, None)), [(10, None)], "a part of the block");
     rig.area.home_write_asked(rig.log, &(10..13), &(10..13));

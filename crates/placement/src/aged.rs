@@ -25,12 +25,13 @@ use crate::mark;
 use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
-use durability::{AnswerId, Durability, Freed, Place, Step, Transaction, Version, View};
+use durability::{AnswerId, Committed, Durability, Freed, Place, Step, Transaction, Version, View};
 use jbd2::{Content, Format, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
 use journal_area::{HeldLog, Location, Opening};
 use recovery::{Error, HomeBounds, Report};
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use write_log::LoggedFile;
@@ -185,6 +186,11 @@ impl View for Shown<'_> {
 
     fn wall_clock(&self) -> (u64, u32) {
         wall_clock()
+    }
+
+    /// Nobody writes here.
+    fn committed_after(&mut self, _blocks: Range<u64>, _after: u32) -> Vec<Committed> {
+        Vec::new()
     }
 }
 

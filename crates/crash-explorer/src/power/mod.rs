@@ -19,16 +19,17 @@ use crate::scenario::Scenario;
 use crate::simulation::{Step, Stop, finding, scratch};
 use crate::switches::Switches;
 use disk::{Cut, Disk};
-use durability::{AnswerId, Durability, Freed, Place, Transaction, Version, View, WriteId};
+use durability::{AnswerId, Committed, Durability, Freed, Place, Transaction, Version, View, WriteId};
 use extfs::{Allocation, FreedBlocks, JournalExtent, ReadAt};
 use guest_kit::image::FileSystem;
 use guest_kit::{Acknowledged, Reported, judge};
 use guest_tools::random::Random;
 use history::History;
-use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock};
+use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use stream::Stream;
@@ -107,6 +108,7 @@ struct Shown<'a> {
     durable: &'a mut AsOf,
     allocation: &'a mut Allocation,
     versions: &'a mut HashMap<Version, (u64, Arc<[u8]>)>,
+    logged: &'a BTreeMap<u64, Newest>,
     disk: &'a Disk,
     place: &'a LogPlace,
     now: u64,
@@ -127,8 +129,9 @@ impl View for Shown<'_> {
     }
 
     fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
-        let (_, content) = self.versions.get(&version).ok_or(io::ErrorKind::NotFound)?;
-        into.copy_from_slice(content);
+        let held = self.versions.get(&version).map(|(_, content)| content);
+        let logged = || self.logged.values().find(|newest| newest.version == version).map(|newest| &newest.content);
+        into.copy_from_slice(held.or_else(logged).ok_or(io::ErrorKind::NotFound)?);
         Ok(())
     }
 
@@ -140,6 +143,24 @@ impl View for Shown<'_> {
     fn wall_clock(&self) -> (u64, u32) {
         (1_700_000_000 + self.now / 1000, (self.now % 1000) as u32)
     }
+
+    fn committed_after(&mut self, blocks: Range<u64>, after: u32) -> Vec<Committed> {
+        let later = self.logged.range(blocks).filter(|(_, newest)| sequence::is_after(newest.transaction, after));
+        let of = |(block, newest): (&u64, &Newest)| Committed {
+            block: *block,
+            version: newest.version,
+            transaction: newest.transaction,
+            is_gone_over: false,
+        };
+        later.map(of).collect()
+    }
+}
+
+/// The newest version of a block that the guest's log has, or has had: the machine asks for none before the tail.
+struct Newest {
+    transaction: u32,
+    version: Version,
+    content: Arc<[u8]>,
 }
 
 /// Where a log is.
@@ -189,6 +210,8 @@ struct World<'r> {
     freed: FreedBlocks,
     history: History,
     versions: HashMap<Version, (u64, Arc<[u8]>)>,
+    /// By block.
+    logged: BTreeMap<u64, Newest>,
     on_disk: BTreeMap<u64, (OnDisk, u64)>,
     held: HashMap<WriteId, Held>,
     answers: HashMap<AnswerId, Option<u32>>,
@@ -240,6 +263,7 @@ impl<'r> World<'r> {
             freed: FreedBlocks::default(),
             history: History::default(),
             versions: HashMap::new(),
+            logged: BTreeMap::new(),
             on_disk: BTreeMap::new(),
             held: HashMap::new(),
             answers: HashMap::new(),
@@ -274,6 +298,7 @@ impl<'r> World<'r> {
             durable: &mut self.durable,
             allocation: &mut self.allocation,
             versions: &mut self.versions,
+            logged: &self.logged,
             disk: &self.disk,
             place: &self.place,
             now: self.now,
@@ -494,6 +519,7 @@ impl<'r> World<'r> {
         (self.allocation, self.freed) = (Allocation::default(), FreedBlocks::default());
         self.history.opened();
         self.versions.clear();
+        self.logged.clear();
         self.stream = Some(Stream::new(format, said.start, said.sequence));
         self.last = said.sequence.wrapping_sub(1);
         let machine = Durability::opened(&bytes[..SUPERBLOCK_BYTES], Duration::from_millis(self.age));
@@ -510,8 +536,13 @@ impl<'r> World<'r> {
         for (block, content) in &committed.blocks {
             let version = Version(self.id());
             self.versions.insert(version, (*block, Arc::clone(content)));
+            let newest = Newest { transaction: committed.sequence, version, content: Arc::clone(content) };
+            self.logged.insert(*block, newest);
             self.newest.blocks.insert(*block, Arc::clone(content));
             blocks.push((*block, version));
+        }
+        for block in &committed.revokes {
+            self.logged.remove(block);
         }
         self.last = committed.sequence;
         let transaction = Transaction {

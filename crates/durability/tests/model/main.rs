@@ -12,6 +12,7 @@ use world::{Setting, World};
 /// Power cuts for each step, over seeds.
 fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
     let (mut cuts, mut durable, mut unsent, mut deaths, rounds) = (0, 0, [0; 2], 0, seeds.end - seeds.start);
+    let mut odd = [0; 3];
     for seed in seeds {
         let setting = Setting::of_seed(seed);
         let mut world = World::new(seed, setting);
@@ -26,10 +27,15 @@ fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
             *sum += count;
         }
         deaths += world.deaths;
+        for (sum, count) in odd.iter_mut().zip(world.odd) {
+            *sum += count;
+        }
     }
     println!(
         "{unsent:?} writes carried what storage had already, when they came and when they had waited; {deaths} deaths"
     );
+    println!("{odd:?} home writes of several blocks, writes of the host, home writes beside others");
+    assert!(odd.iter().all(|count| *count > rounds), "{odd:?} are too few to be a test");
     assert!(unsent.iter().all(|count| *count > rounds / 4), "{unsent:?} are too few to be a test");
     assert!(deaths > rounds, "{deaths} deaths in {rounds} rounds are too few to be a test");
     assert!(durable > 10 * rounds, "{durable} compounds in {rounds} rounds are too few to be a test");
@@ -53,8 +59,30 @@ fn a_power_cut_leaves_a_state_of_the_guest() {
 fn one_machine_follows_another_in_a_small_log() {
     for seed in 9000..9000 + number("AMBERLOG_ROUNDS", 200) {
         let drawn = Setting::of_seed(seed);
-        let setting =
-            Setting { log_blocks: 64, deaths: 60, in_place: seed % 4 == 0, is_quiet: false, engages: false, ..drawn };
+        let setting = Setting {
+            log_blocks: 64,
+            deaths: 60,
+            overlaps: 0,
+            in_place: seed % 4 == 0,
+            is_quiet: false,
+            engages: false,
+            ..drawn
+        };
+        let mut world = World::new(seed, setting);
+        for step in 0..900 {
+            if let Err(problem) = world.step() {
+                panic!("seed {seed}, step {step}, {setting:?}: {problem}");
+            }
+        }
+    }
+}
+
+/// A guest commits over what it is writing home, and writes that home again beside it, while the host does so, too; and there is little room.
+#[test]
+fn a_guest_writes_over_what_is_on_its_way() {
+    for seed in 12000..12000 + number("AMBERLOG_ROUNDS", 100) {
+        let drawn = Setting { log_blocks: 40, deaths: 0, overlaps: 60, checkpoints: 50, ..Setting::of_seed(seed) };
+        let setting = Setting { is_quiet: false, engages: false, ..drawn };
         let mut world = World::new(seed, setting);
         for step in 0..900 {
             if let Err(problem) = world.step() {

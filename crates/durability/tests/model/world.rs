@@ -7,12 +7,13 @@ use crate::guest::{
 };
 use crate::judge::{self, JOURNAL};
 use durability::{
-    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Step, Transaction, Version, View, WriteId,
+    AnswerId, Committed as Newest, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Step, Transaction,
+    Version, View, WriteId,
 };
 use guest_tools::random::Random;
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, Compound, Features, Format, Superblock};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,6 +49,12 @@ pub struct Setting {
     pub tails: u64,
     /// How often, in a thousand steps, the process that has the machine dies and another one follows.
     pub deaths: u64,
+    /// A home write of the guest has so many blocks at most.
+    pub spread: u64,
+    /// How often the host writes home what is committed, in percent.
+    pub hosts: u64,
+    /// How often the guest writes home what it is writing home already, in percent. It keeps its log until it has written it alone.
+    pub overlaps: u64,
 }
 
 impl Setting {
@@ -66,27 +73,53 @@ impl Setting {
             tails: [0, 2, 10, 30][random.below(4) as usize],
             is_quiet: random.below(10) == 0,
             deaths: [0, 3, 20, 100][Random::of(seed, 13).below(4) as usize],
+            spread: [1, 2, 5, 12][Random::of(seed, 15).below(4) as usize],
+            hosts: [0, 5, 20, 50][Random::of(seed, 16).below(4) as usize],
+            overlaps: [0, 0, 20, 60][Random::of(seed, 17).below(4) as usize],
         };
+        // Who goes on cannot tell apart two writes to one place that were both not answered.
+        let overlaps = if drawn.deaths > 0 { 0 } else { drawn.overlaps };
+        let drawn = Setting { overlaps, ..drawn };
         let quiet = Setting { in_place: false, engages: false, checkpoints: 0, tails: 0, log_blocks: 400, ..drawn };
         if drawn.is_quiet { quiet } else { drawn }
     }
 }
 
-/// A write of the guest.
+/// A write of the guest, or of the host.
 #[derive(Clone, Debug)]
 struct GuestWrite {
     blocks: Range<u64>,
     kind: Kind,
     bytes: Option<Arc<[u8]>>,
     what: What,
-    /// The transaction whose newest version it carried when it set out.
-    carries: Option<u32>,
+    /// Of its blocks the transaction whose newest version it carried when it set out.
+    carries: BTreeMap<u64, u32>,
+    /// It is with the disk.
+    is_sent: bool,
+    /// Another one of the guest's to the same place was under way beside it: what is there then is not known.
+    is_tainted: bool,
+}
+
+impl GuestWrite {
+    fn new(blocks: Range<u64>, kind: Kind, bytes: Option<Arc<[u8]>>, what: What) -> Self {
+        GuestWrite { blocks, kind, bytes, what, carries: BTreeMap::new(), is_sent: false, is_tainted: false }
+    }
+
+    fn overlaps(&self, blocks: &Range<u64>) -> bool {
+        self.blocks.start < blocks.end && blocks.start < self.blocks.end
+    }
+
+    fn is_hosts(&self) -> bool {
+        matches!(self.what, What::Host(_))
+    }
 }
 
 #[derive(Clone, Debug)]
 enum What {
-    /// The home write of a block as of a transaction.
-    Home(u64, u32),
+    /// The home write of blocks, each as of a transaction.
+    Home(Vec<(u64, u32)>),
+    /// The host's, of what is newest.
+    Host(u32),
     InPlace(u64, u32),
     /// Past the journal.
     Direct(u32),
@@ -118,16 +151,32 @@ enum OnDisk {
 struct Shown<'a> {
     bitmap: &'a mut Vec<u8>,
     versions: &'a mut HashMap<Version, Vec<u8>>,
+    contents: &'a HashMap<Version, Vec<u8>>,
+    version_of: &'a HashMap<(u64, u32), Version>,
+    books: &'a BTreeMap<u64, (u32, bool)>,
+    past: &'a BTreeMap<u64, (u32, Past)>,
+    read: &'a mut HashSet<Version>,
     through: Option<u32>,
     disk: &'a Disk,
     now: u64,
+}
+
+impl Shown<'_> {
+    /// The newest version of a block that the guest's log has.
+    fn newest(&self, block: u64) -> Option<Newest> {
+        let (transaction, _) = *self.books.get(&block)?;
+        let is_gone_over = self.past.get(&block).is_some_and(|(past, _)| *past == transaction);
+        Some(Newest { block, version: self.version_of[&(block, transaction)], transaction, is_gone_over })
+    }
 }
 
 impl View for Shown<'_> {
     fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]) {
         self.through = Some(through);
         for (block, version) in blocks {
-            let content = self.versions.remove(version).expect("a version that is held and not durable");
+            let is_held = self.versions.remove(version).is_some();
+            assert!(is_held || self.read.contains(version), "block {block} has a version that is not held");
+            let content = self.contents[version].clone();
             if *block == BITMAP {
                 *self.bitmap = content;
             }
@@ -139,7 +188,11 @@ impl View for Shown<'_> {
     }
 
     fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
-        into.copy_from_slice(self.versions.get(&version).expect("a version that is held and not durable"));
+        let is_newest =
+            || self.books.keys().any(|block| self.newest(*block).is_some_and(|newest| newest.version == version));
+        assert!(self.versions.contains_key(&version) || is_newest(), "a version that the guest's log does not have");
+        self.read.insert(version);
+        into.copy_from_slice(&self.contents[&version]);
         Ok(())
     }
 
@@ -151,12 +204,17 @@ impl View for Shown<'_> {
     fn wall_clock(&self) -> (u64, u32) {
         (self.now / 50, self.now as u32)
     }
+
+    fn committed_after(&mut self, blocks: Range<u64>, after: u32) -> Vec<Newest> {
+        blocks.filter_map(|block| self.newest(block)).filter(|newest| newest.transaction > after).collect()
+    }
 }
 
 pub struct World {
     setting: Setting,
     random: Random,
     random_of_deaths: Random,
+    random_of_hosts: Random,
     now: u64,
     disk: Disk,
     machine: Option<Durability>,
@@ -165,6 +223,9 @@ pub struct World {
     versions: HashMap<Version, Vec<u8>>,
     /// Of all there ever were.
     contents: HashMap<Version, Vec<u8>>,
+    version_of: HashMap<(u64, u32), Version>,
+    /// Those that a compound has had.
+    read: HashSet<Version>,
     /// Writes of the guest that were not sent, when they came and when they had waited.
     pub unsent: [u64; 2],
     next_version: u64,
@@ -211,6 +272,10 @@ pub struct World {
     directs: BTreeSet<u32>,
     /// Of each block the newest committed version that the guest's log has, and whether it is at home: the books that outlive a process.
     books: BTreeMap<u64, (u32, bool)>,
+    /// Versions by block and transaction over which a write of the guest went that was not seen to carry them: the host leaves them alone.
+    overwritten: BTreeSet<(u64, u32)>,
+    /// Writes that may go, and wait for the host's to the same place.
+    stalled: Vec<WriteId>,
     /// Of versions that are not at home: what is written down of writes past the journal, for who follows.
     past: BTreeMap<u64, (u32, Past)>,
     /// What is written past the journal and has ended.
@@ -221,6 +286,8 @@ pub struct World {
     /// Storage is about to say that the log is empty, because its guest closes it: the books say so, too.
     says_closing: bool,
     pub deaths: u64,
+    /// Home writes of several blocks, writes of the host, and home writes beside others to the same place.
+    pub odd: [u64; 3],
     /// The last transaction that must not be lost.
     floor: u32,
     pub cuts: u64,
@@ -256,12 +323,15 @@ impl World {
             setting,
             random: Random::of(seed, 1),
             random_of_deaths: Random::of(seed, 14),
+            random_of_hosts: Random::of(seed, 18),
             now: 0,
             disk,
             machine: None,
             format,
             versions: HashMap::new(),
             contents: HashMap::new(),
+            version_of: HashMap::new(),
+            read: HashSet::new(),
             unsent: [0; 2],
             next_version: 0,
             versions_of: BTreeMap::new(),
@@ -296,12 +366,15 @@ impl World {
             direct_floor: 0,
             directs: BTreeSet::new(),
             books: BTreeMap::new(),
+            overwritten: BTreeSet::new(),
+            stalled: Vec::new(),
             past: BTreeMap::new(),
             direct_home: 0,
             is_direct_forgotten: false,
             died_at: 0,
             says_closing: false,
             deaths: 0,
+            odd: [0; 3],
             floor: FIRST - 1,
             cuts: 0,
         }
@@ -330,6 +403,11 @@ impl World {
         let mut view = Shown {
             bitmap: &mut self.durable_bitmap,
             versions: &mut self.versions,
+            contents: &self.contents,
+            version_of: &self.version_of,
+            books: &self.books,
+            past: &self.past,
+            read: &mut self.read,
             through: None,
             disk: &self.disk,
             now: self.now,
@@ -395,10 +473,16 @@ impl World {
         self.on_disk.insert(number, (what, due));
     }
 
-    /// A write of the guest reaches the disk.
+    /// A write of the guest, or of the host, reaches the disk, unless one of the host's is on its way there.
     fn go(&mut self, id: WriteId) {
         let write = self.writes.get(&id).expect("a write that is under way").clone();
+        let is_in_the_way = |other: &GuestWrite| other.is_hosts() && other.overlaps(&write.blocks);
+        if !write.is_hosts() && self.writes.values().any(is_in_the_way) {
+            self.stalled.push(id);
+            return;
+        }
         let len = (write.blocks.end - write.blocks.start) as usize * BLOCK;
+        self.writes.entry(id).and_modify(|write| write.is_sent = true);
         for block in write.blocks.clone() {
             match (&write.what, self.books.get_mut(&block)) {
                 (What::Discard, Some(_)) if write.kind == Kind::Discard => _ = self.books.remove(&block),
@@ -407,33 +491,53 @@ impl World {
                 _ => {}
             }
         }
-        self.note_carried(id);
         let over = match &self.machine {
-            Some(machine) => machine.goes_over(id),
+            Some(_) => self.goes_over(id),
             None => write.blocks.clone().collect(),
         };
-        let carries = self.writes[&id].carries;
+        self.note_carried(id);
+        // One that came before a version, and has the same to say, is no reason to forget that before it is durable.
+        let durable = self.machine.as_ref().map(Durability::durable);
+        let is_seen = |block: &u64, transaction: &mut u32| {
+            over.contains(block) || durable.is_none_or(|durable| *transaction <= durable)
+        };
+        self.writes.entry(id).and_modify(|write| write.carries.retain(is_seen));
+        let GuestWrite { carries, is_tainted, .. } = self.writes[&id].clone();
         for block in write.blocks.clone() {
             let Some((newest, _)) = self.books.get(&block) else { continue };
             let was = self.past.remove(&block).is_some_and(|(sequence, _)| sequence == *newest);
-            if carries.is_none() && (was || over.contains(&block)) {
+            let is_carried = carries.contains_key(&block);
+            if !is_carried && (was || over.contains(&block)) {
                 self.past.insert(block, (*newest, Past::Begun));
             }
+            if !is_carried || is_tainted {
+                self.overwritten.insert((block, *newest));
+            } else {
+                self.overwritten.remove(&(block, *newest));
+            }
         }
-        if let (Some(machine), Some(_)) = (&mut self.machine, carries) {
-            machine.write_carries(id, write.blocks.clone());
+        if let Some(machine) = &mut self.machine {
+            machine.write_carries(id, carries.into_keys());
         }
         let bytes = write.bytes.unwrap_or_else(|| Arc::from(vec![0; len]));
         let number = self.disk.write(write.blocks.start as usize * BLOCK, bytes);
         self.send(number, OnDisk::Guest(id));
     }
 
-    /// The books see which version a home write carries, when it sets out or needs not to.
+    fn goes_over(&mut self, id: WriteId) -> Vec<u64> {
+        self.with_machine(|machine, _, view, _| machine.goes_over(id, view)).expect("no steps")
+    }
+
+    /// The books see which versions a home write carries, when it sets out or needs not to.
     fn note_carried(&mut self, id: WriteId) {
         let write = &self.writes[&id];
-        if let (What::Home(block, _), Some(bytes)) = (&write.what, &write.bytes) {
-            let newest = self.books.get(block).map(|(sequence, _)| *sequence);
-            let carries = newest.filter(|sequence| *self.content(*block, *sequence) == **bytes);
+        if let (What::Home(_) | What::Host(_), Some(bytes)) = (&write.what, &write.bytes) {
+            let newest = |block: u64| self.books.get(&block).map(|(sequence, _)| (block, *sequence));
+            let is_carried = |(block, sequence): &(u64, u32)| {
+                let at = (*block - write.blocks.start) as usize * BLOCK;
+                self.content(*block, *sequence) == bytes[at..at + BLOCK]
+            };
+            let carries = write.blocks.clone().filter_map(newest).filter(is_carried).collect();
             self.writes.entry(id).and_modify(|write| write.carries = carries);
         }
     }
@@ -456,6 +560,11 @@ impl World {
             .filter(|_| kind == Kind::Write)
             .and_then(|machine| blocks.clone().map(|block| machine.settled(block)).collect());
         let is_home = at_home.is_some_and(|versions| self.is_home(&write, &versions));
+        let mut write = write;
+        for other in self.writes.values_mut().filter(|other| !other.is_hosts() && other.overlaps(&blocks)) {
+            (write.is_tainted, other.is_tainted) = (true, true);
+            self.odd[2] += 1;
+        }
         self.writes.insert(id, write);
         if is_home {
             self.unsent[0] += 1;
@@ -469,8 +578,8 @@ impl World {
             })?
         {
             self.go(id);
-        } else if let Some(machine) = &self.machine {
-            for block in machine.goes_over(id) {
+        } else {
+            for block in self.goes_over(id) {
                 let Some((newest, _)) = self.books.get(&block) else { continue };
                 if self.past.get(&block).is_none_or(|(sequence, _)| sequence != newest) {
                     self.past.insert(block, (*newest, Past::Begun));
@@ -480,8 +589,47 @@ impl World {
         Ok(())
     }
 
+    /// The host writes home what is committed, for memory's sake: not beside a write of the guest's that is with the disk, and not over
+    /// what the guest may have written past its journal.
+    fn host_writes(&mut self) -> Result<(), String> {
+        let Some(_) = &self.machine else { return Ok(()) };
+        let owed: Vec<(u64, u32)> = self
+            .books
+            .iter()
+            .filter(|(block, (sequence, is_home))| {
+                let is_on_its_way =
+                    |write: &GuestWrite| write.blocks.contains(block) && (write.is_sent || write.is_hosts());
+                !is_home
+                    && !self.overwritten.contains(&(**block, *sequence))
+                    && self.past.get(block).is_none_or(|(past, _)| past != sequence)
+                    && !self.writes.values().any(is_on_its_way)
+            })
+            .map(|(block, (sequence, _))| (*block, *sequence))
+            .collect();
+        let which = self.random_of_hosts.below(owed.len() as u64) as usize;
+        let Some((block, sequence)) = owed.get(which).copied() else { return Ok(()) };
+        let (id, blocks) = (WriteId(self.id()), block..block + 1);
+        let bytes = Some(Arc::from(self.content(block, sequence)));
+        self.writes.insert(id, GuestWrite::new(blocks.clone(), Kind::Write, bytes, What::Host(sequence)));
+        self.odd[1] += 1;
+        let may_go = self.with_machine(|machine, now, view, steps| {
+            machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, None, view, steps)
+        })?;
+        if may_go {
+            self.go(id);
+        }
+        Ok(())
+    }
+
+    /// What waited for a write of the host's goes on.
+    fn let_stalled_go(&mut self) {
+        for id in std::mem::take(&mut self.stalled) {
+            self.go(id);
+        }
+    }
+
     fn is_busy(&self, block: u64) -> bool {
-        self.writes.values().any(|write| write.blocks.contains(&block))
+        self.writes.values().any(|write| write.blocks.contains(&block) && !write.is_hosts())
     }
 
     /// The guest is told that its write is done; `number` is that of the disk, if it got there.
@@ -490,19 +638,30 @@ impl World {
         for block in write.blocks.clone() {
             if let (Some((newest, false)), Some((sequence, past))) = (self.books.get(&block), self.past.get_mut(&block))
                 && sequence == newest
-                && write.carries.is_none()
+                && !write.is_hosts()
+                && !write.carries.contains_key(&block)
             {
                 *past = Past::Written;
             }
         }
         match write.what {
-            What::Home(block, sequence) => {
-                if let Some((newest, is_home)) = self.books.get_mut(&block) {
-                    *is_home |= write.carries == Some(*newest);
+            // It knows no more than before, and writes them home again.
+            What::Home(_) if write.is_tainted => {}
+            What::Home(blocks) => {
+                for (block, sequence) in blocks {
+                    if let Some((newest, is_home)) = self.books.get_mut(&block) {
+                        *is_home |= write.carries.get(&block) == Some(newest);
+                    }
+                    if let Some(committed) = self.committed.get_mut(&sequence) {
+                        committed.owed.remove(&block);
+                    }
                 }
-                if let Some(committed) = self.committed.get_mut(&sequence) {
-                    committed.owed.remove(&block);
+            }
+            What::Host(sequence) => {
+                if let Some((newest, is_home)) = self.books.get_mut(&write.blocks.start) {
+                    *is_home |= *newest == sequence;
                 }
+                self.let_stalled_go();
             }
             What::InPlace(block, stamp) => {
                 self.running.ordered.remove(&block);
@@ -644,6 +803,9 @@ impl World {
         if self.random.below(100) < self.setting.tails {
             self.move_tail()?;
         }
+        if self.random_of_hosts.below(100) < self.setting.hosts {
+            self.host_writes()?;
+        }
         match chance {
             0..45 => self.modify()?,
             45..65 => self.commit()?,
@@ -751,6 +913,10 @@ impl World {
                 self.running.journaled.extend([BITMAP, TABLE]);
             }
             _ => {
+                // It has more to say than what it is writing past its journal just now.
+                if self.is_busy(DIRECT) && self.random_of_hosts.below(2) == 0 {
+                    self.direct_now = self.stamp();
+                }
                 self.running.journaled.insert(DIRECT);
             }
         }
@@ -758,13 +924,8 @@ impl World {
     }
 
     fn write_in_place(&mut self, block: u64, owner: u32, stamp: u32) -> Result<(), String> {
-        self.guest_write(GuestWrite {
-            blocks: block..block + 1,
-            kind: Kind::Write,
-            bytes: Some(Arc::from(pattern(block, stamp, owner))),
-            what: What::InPlace(block, stamp),
-            carries: None,
-        })
+        let bytes = Some(Arc::from(pattern(block, stamp, owner)));
+        self.guest_write(GuestWrite::new(block..block + 1, Kind::Write, bytes, What::InPlace(block, stamp)))
     }
 
     fn overwrite_in_place(&mut self) -> Result<(), String> {
@@ -784,7 +945,7 @@ impl World {
         };
         let Some(block) = self.pick(is_free) else { return Ok(()) };
         let kind = if self.random.below(4) == 0 { Kind::Zeroes } else { Kind::Discard };
-        self.guest_write(GuestWrite { blocks: block..block + 1, kind, bytes: None, what: What::Discard, carries: None })
+        self.guest_write(GuestWrite::new(block..block + 1, kind, None, What::Discard))
     }
 
     /// As ext4 writes its superblock, past the journal.
@@ -803,13 +964,8 @@ impl World {
             self.direct_doubted = stamp;
         }
         self.directs.insert(stamp);
-        self.guest_write(GuestWrite {
-            blocks: DIRECT..DIRECT + 1,
-            kind: Kind::Write,
-            bytes: Some(Arc::from(pattern(DIRECT, stamp, 0))),
-            what: What::Direct(stamp),
-            carries: None,
-        })
+        let bytes = Some(Arc::from(pattern(DIRECT, stamp, 0)));
+        self.guest_write(GuestWrite::new(DIRECT..DIRECT + 1, Kind::Write, bytes, What::Direct(stamp)))
     }
 
     fn used(&self) -> u64 {
@@ -868,6 +1024,7 @@ impl World {
             let content = self.state.content(*block, sequence);
             self.contents.insert(version, content.clone());
             self.versions.insert(version, content);
+            self.version_of.insert((*block, sequence), version);
             self.versions_of.entry(sequence).or_default().push(version);
             blocks.push((*block, version));
         }
@@ -902,32 +1059,44 @@ impl World {
         }
     }
 
-    /// Writes a committed block home.
+    /// Writes committed blocks home: one, and those after it that are owed, too.
     fn checkpoint(&mut self) -> Result<(), String> {
+        let is_beside = self.random_of_hosts.below(100) < self.setting.overlaps;
+        let is_in_the_way = |write: &GuestWrite, block: &u64| {
+            // No more than two at a time: some time there is none.
+            let may_be_beside = is_beside && matches!(write.what, What::Home(_)) && !write.is_tainted;
+            write.blocks.contains(block) && !write.is_hosts() && !may_be_beside
+        };
         let is_held = |block: &u64| {
-            self.is_busy(*block)
+            self.writes.values().any(|write| is_in_the_way(write, block))
                 || self.running.journaled.contains(block)
                 || self.committing.as_ref().is_some_and(|committing| committing.journaled.contains(block))
         };
-        let owed: Vec<(u64, u32)> = self
+        let owed: BTreeMap<u64, u32> = self
             .committed
             .values()
             .flat_map(|committed| committed.owed.iter().map(|block| (*block, committed.sequence)))
             .filter(|(block, _)| !is_held(block))
             .collect();
         let which = self.random.below(owed.len() as u64) as usize;
-        let Some((block, sequence)) = owed.get(which).copied() else { return Ok(()) };
-        let state = &self.committed[&sequence].state;
-        // What the buffer holds: past the journal it may have got newer.
-        let content =
-            if block == DIRECT { pattern(DIRECT, self.direct_now, 0) } else { state.content(block, sequence) };
-        self.guest_write(GuestWrite {
-            blocks: block..block + 1,
-            kind: Kind::Write,
-            bytes: Some(Arc::from(content)),
-            what: What::Home(block, sequence),
-            carries: None,
-        })
+        let Some(first) = owed.keys().nth(which).copied() else { return Ok(()) };
+        let most = 1 + self.random_of_hosts.below(self.setting.spread);
+        let blocks = (first..first + most).map_while(|block| owed.get(&block).map(|sequence| (block, *sequence)));
+        let blocks: Vec<(u64, u32)> = blocks.collect();
+        self.odd[0] += u64::from(blocks.len() > 1);
+        let mut content = Vec::new();
+        for (block, sequence) in &blocks {
+            let state = &self.committed[sequence].state;
+            // What the buffer holds: past the journal it may have got newer.
+            let is_direct = *block == DIRECT;
+            content.extend(if is_direct {
+                pattern(DIRECT, self.direct_now, 0)
+            } else {
+                state.content(*block, *sequence)
+            });
+        }
+        let range = first..first + blocks.len() as u64;
+        self.guest_write(GuestWrite::new(range, Kind::Write, Some(Arc::from(content)), What::Home(blocks)))
     }
 
     fn move_tail(&mut self) -> Result<(), String> {
@@ -993,6 +1162,7 @@ impl World {
             let content = self.committed[&sequence].state.content(block, sequence);
             self.contents.insert(version, content.clone());
             self.versions.insert(version, content);
+            self.version_of.insert((block, sequence), version);
             let none = Transaction { sequence, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
             owed.entry(sequence).or_insert(none).blocks.push((block, version));
         }
@@ -1044,6 +1214,11 @@ impl World {
         self.says_closing = false;
         self.is_direct_forgotten = !self.books.contains_key(&DIRECT);
         self.is_doubting = self.books.contains_key(&DIRECT);
+        let newest = self.books.get(&DIRECT).map(|(sequence, _)| *sequence);
+        if self.past.get(&DIRECT).is_some_and(|(sequence, past)| Some(*sequence) == newest && *past == Past::Begun) {
+            // What the one on its way goes over may be there, or be torn: where there is no room, the copy goes home.
+            self.direct_doubted = self.direct_doubted.max(self.direct_home);
+        }
         let last = self.committing.as_ref().map(|committing| committing.sequence);
         let last = last.or(self.committed.keys().next_back().copied()).unwrap_or(self.tail - 1);
         for (copy, content) in found.copies.iter_mut().zip(contents) {
@@ -1070,6 +1245,7 @@ impl World {
             self.next_version += 1;
             self.contents.insert(version, self.content(block, sequence));
             self.versions.insert(version, self.content(block, sequence));
+            self.version_of.insert((block, sequence), version);
             self.versions_of.entry(sequence).or_default().push(version);
             let none = Transaction { sequence, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
             owed.entry(sequence).or_insert(none).blocks.push((block, version));
@@ -1080,8 +1256,8 @@ impl World {
         let (past, owed) = (self.known_past(), (&owed[..], self.tail, last));
         let machine = Durability::followed(&superblock, within, &found, owed, &past, self.time())?;
         self.machine = Some(machine);
-        // In the guest's order, or any other.
-        let mut writes: Vec<(WriteId, GuestWrite)> = std::mem::take(&mut self.writes).into_iter().collect();
+        // In the guest's order, or any other. What the host wrote is not asked for again.
+        let mut writes = self.take_writes();
         for asked in self.take_asked() {
             let answer = self.ask(asked.clone());
             match asked {
@@ -1111,10 +1287,16 @@ impl World {
         }
         while !writes.is_empty() {
             let which = self.random_of_deaths.below(writes.len() as u64) as usize;
-            let (_, write) = writes.remove(which);
-            self.guest_write(write)?;
+            self.guest_write(writes.remove(which))?;
         }
         self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
+    }
+
+    /// The guest's writes, in its order, none of which has ended.
+    fn take_writes(&mut self) -> Vec<GuestWrite> {
+        self.stalled.clear();
+        let writes = std::mem::take(&mut self.writes).into_values().filter(|write| !write.is_hosts());
+        writes.map(|write| GuestWrite { is_sent: false, carries: BTreeMap::new(), ..write }).collect()
     }
 
     /// All that was asked and not answered, in its order.
@@ -1133,12 +1315,12 @@ impl World {
         let number = self.disk.flush();
         self.disk.end(number);
         self.machine = None;
-        let writes = std::mem::take(&mut self.writes);
+        let writes = self.take_writes();
         for asked in self.take_asked() {
             let answer = self.ask(asked);
             self.answered(answer, true)?;
         }
-        writes.into_values().try_for_each(|write| self.guest_write(write))
+        writes.into_iter().try_for_each(|write| self.guest_write(write))
     }
 
     /// The power goes.

@@ -72,7 +72,7 @@ impl Rig {
     }
 
     /// A transaction of these blocks.
-    fn commit_of(&mut self, blocks: &[(u64, Vec<u8>)]) {
+    pub(super) fn commit_of(&mut self, blocks: &[(u64, Vec<u8>)]) {
         let mut log = Vec::new();
         let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
         self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));

@@ -644,6 +644,82 @@ fn who_follows_brings_no_copy_home_over_what_was_written_past_the_journal() {
     }
 }
 
+/// A write of the guest that the host's is in the way of: a version is committed meanwhile that has just what it carries. The worker dies
+/// before that version is durable.
+#[test]
+fn what_came_before_a_version_and_is_the_same_does_not_make_it_durable() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    rig.promise(1);
+    let at = rig.homes[0] * BLOCK;
+    rig.journals.logs()[0].begin_emptying();
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    rig.plan(plan);
+    let is_there = |operation: &DiskOperation| operation.offset == at;
+    let ours = rig.waiting.iter().filter(|operation| is_there(operation)).count();
+    rig.write_home(rig.homes[0], 2);
+    assert_eq!((ours, rig.waiting.iter().filter(|operation| is_there(operation)).count()), (1, 1), "it waits");
+    let log = rig.transaction();
+    rig.request_log(&log);
+    for whose in ["the host's", "the guest's"] {
+        let found = rig.waiting.iter().position(is_there).unwrap_or_else(|| panic!("{whose} is under way"));
+        rig.waiting.swap(0, found);
+        rig.settle_one();
+    }
+    rig.waiting.clear();
+    rig.follow(Some(AGE)).expect("another one goes on");
+    rig.pass(0);
+    rig.pass(1500);
+    rig.promise(2);
+    assert!(rig.judge() > 20);
+}
+
+/// The log of compounds has dropped it, since it was at home; the guest's own log has it still.
+#[test]
+fn who_follows_knows_what_was_written_past_a_version_without_a_copy() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    let [first, _, third] = rig.homes;
+    let other = third + 1;
+    // More transactions than there are going to be compounds.
+    (0..3).for_each(|_| rig.commit_of(&[(other, content(1))]));
+    rig.settle();
+    rig.pass(1500);
+    rig.write_home(other, 1);
+    rig.settle();
+    let tail = (rig.builder.position, rig.builder.sequence);
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    rig.promise(1);
+    rig.write_homes();
+    rig.settle();
+    rig.superblock(tail.0, tail.1);
+    // Its own log would not bring it back, so the other log is emptied before.
+    rig.write_home(other, 5);
+    rig.settle();
+    let mut block = content(0);
+    rig.file.read_exact_at(&mut block, other * BLOCK).expect("read");
+    assert_eq!(block[0], 5);
+    rig.writes_directly(DIRECT);
+    rig.write_home(first, DIRECT);
+    rig.settle();
+    rig.follow(Some(AGE)).expect("another one goes on");
+    rig.pass(0);
+    rig.pass(1500);
+    rig.flushes();
+    rig.superblock(0, rig.builder.sequence);
+    rig.pass(0);
+    rig.promise_direct(1, DIRECT);
+    rig.file.read_exact_at(&mut block, first * BLOCK).expect("read");
+    assert_eq!(block[0], DIRECT);
+    assert!(rig.judge() > 20);
+}
+
 /// What becomes of durability while the guest asks to write past its journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {

@@ -33,7 +33,8 @@ use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home}
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use durability::{
-    AnswerId, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version, View, WriteId,
+    AnswerId, Committed, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version, View,
+    WriteId,
 };
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{
@@ -210,6 +211,16 @@ impl View for Shown<'_> {
 
     fn wall_clock(&self) -> (u64, u32) {
         aged::wall_clock()
+    }
+
+    fn committed_after(&mut self, blocks: Range<u64>, after: u32) -> Vec<Committed> {
+        let newest = self.area.newest_versions(self.id, &blocks).into_iter();
+        let newest = newest.filter(|(_, transaction, ..)| sequence::is_after(*transaction, after));
+        let known = newest.map(|(block, transaction, position, is_gone_over)| {
+            let version = watched::version(transaction, position);
+            Committed { block, version, transaction, is_gone_over }
+        });
+        known.collect()
     }
 }
 
@@ -751,8 +762,9 @@ impl Held {
                 id
             }
         };
-        let over = aging.machine.goes_over(id);
-        let verdict = match self.home_begins_in_area(log, change, &Over::Blocks(&over), false) {
+        let over = aging.call(self, log, steps, |machine, _, view, _| machine.goes_over(id, view));
+        let over = Over::Blocks { blocks: &over, durable: Some(aging.machine.durable()) };
+        let verdict = match self.home_begins_in_area(log, change, &over, false) {
             Ok(None) => {
                 // Its place is not its own while compounds are there.
                 aging.guests.remove(&key);
