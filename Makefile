@@ -77,6 +77,7 @@ crash: packages nats-server
 	@$(PHASE) "the same under durability by age" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 8 --under durable --worker-kills 40
 	@$(PHASE) "the same with a journal on NVM" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 8 --under nvm --worker-kills 40
 	@$(PHASE) "kills of supervisors amid that, where a manager keeps descriptors" env AMBERLOG_ROUNDS=40 cargo test --release --quiet -p amberlog --test guests -- supervisor::a_guest_goes_on_in_a_storm --nocapture
+	@$(PHASE) "a file system that grows, durable by age" cargo test --release --quiet -p amberlog --test guests -- durable_live::a_file_system_that_grows --ignored --nocapture
 	@$(PHASE) "a real systemd that starts its daemon again" cargo test --release --quiet -p amberlog --test guests -- systemd:: --ignored --nocapture
 	@$(PHASE) "upgrades back and forth" env AMBERLOG_ROUNDS=100 cargo test --release --quiet -p amberlog --test guests -- worker::a_guest_goes_on_over_many_upgrades --nocapture
 	@$(PHASE) "200 VMs on one host" env AMBERLOG_VMS=200 cargo test --release --quiet -p amberlog --test crowd -- --nocapture
