@@ -317,8 +317,8 @@ fn every_variable_of_the_environment_is_described() {
             read_by.entry(name).or_insert_with(|| path.display().to_string());
         }
     }
-    // Cargo's own say where a program's sources and its tools are; the shell's are its own.
-    read_by.retain(|name, _| !["CARGO", "IMAGE", "SOCKET", "TRY"].contains(&name.as_str()));
+    // Cargo's own say where a program's sources and its tools are, and how it is built; the shell's are its own.
+    read_by.retain(|name, _| !["CARGO", "IMAGE", "PROFILE", "SOCKET", "TRY"].contains(&name.as_str()));
     let page = read(&root().join("docs/command-line.md"));
     let described: BTreeSet<&str> = quoted(&page).into_iter().collect();
     let missing: Vec<_> = read_by.iter().filter(|(name, _)| !described.contains(name.as_str())).collect();

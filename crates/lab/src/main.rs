@@ -25,7 +25,7 @@ use std::time::Duration;
 #[derive(Parser)]
 #[command(
     name = "amberlog-lab",
-    version,
+    version = env!("AMBERLOG_LAB_VERSION"),
     about = "The papers' experiments on real guests, block traces, simulated SSDs, modelled disks"
 )]
 struct CommandLine {

@@ -2,6 +2,7 @@
 //! they compute, each for its own guests: as one program they wait side by side. They begin in the order of their names, and what takes longest
 //! (`contenders`) is among the first.
 
+mod build;
 mod contenders;
 mod loads;
 mod page;
