@@ -1,7 +1,7 @@
 //! Bars in groups, with intervals, and a paper's numbers as marks on them.
 
 use crate::scale::{short, shortened, step};
-use crate::{PATTERNS, Series};
+use crate::{PATTERNS, Sample, Series};
 use maud::{Markup, html};
 use std::fmt::Write;
 
@@ -21,8 +21,8 @@ pub struct Bar {
     pub value: f64,
     /// What it lies between.
     pub interval: Option<(f64, f64)>,
-    /// Measured once, it is hollow.
-    pub is_single: bool,
+    /// How often it was measured.
+    pub sample: Sample,
     /// Words that a pointer brings up.
     pub words: String,
 }
@@ -109,13 +109,9 @@ fn hatch(pattern: usize, x: f64, top: f64, width: f64, height: f64) -> String {
     lines
 }
 
-fn filled(series: &Series, (x, top, width, height): (f64, f64, f64, f64), is_single: bool, words: &str) -> Markup {
+fn filled(series: &Series, (x, top, width, height): (f64, f64, f64, f64), sample: Sample, words: &str) -> Markup {
     let lines = hatch(series.pattern, x, top, width, height);
-    let class = if is_single {
-        format!("bar single f{} s{}", series.colour, series.colour)
-    } else {
-        format!("bar f{}", series.colour)
-    };
+    let class = format!("bar{} f{} s{}", sample.class(), series.colour, series.colour);
     html! {
         g {
             @if !words.is_empty() { title { (words) } }
@@ -135,7 +131,7 @@ pub fn key(series: &[Series]) -> Markup {
     html! {
         div.key {
             @for one in series {
-                span { svg viewBox="0 0 30 12" { (filled(one, (0.0, 0.0, 30.0, 12.0), false, "")) } (one.name) }
+                span { svg viewBox="0 0 30 12" { (filled(one, (0.0, 0.0, 30.0, 12.0), Sample::Enough, "")) } (one.name) }
             }
         }
     }
@@ -180,7 +176,7 @@ pub fn bars(plot: &Bars<'_>) -> Markup {
                     @if let Some(bar) = plot.values.get(g).and_then(|row| row.get(s)).and_then(Option::as_ref).filter(|bar| bar.value.is_finite()) {
                         @let (top, base) = (y(bar.value.max(0.0)), y(bar.value.min(0.0)));
                         @let words = format!("{group}, {}: {}", series.name, bar.words);
-                        (filled(series, (x(g, s) + 1.0, top, (width - 2.0).max(1.0), (base - top).max(0.8)), bar.is_single, &words))
+                        (filled(series, (x(g, s) + 1.0, top, (width - 2.0).max(1.0), (base - top).max(0.8)), bar.sample, &words))
                         @if let Some((low, high)) = bar.interval.filter(|(low, high)| high > low) {
                             @let centre = x(g, s) + width / 2.0;
                             path.whisker d=(whisker(centre, y(low), y(high))) {}
@@ -195,8 +191,9 @@ pub fn bars(plot: &Bars<'_>) -> Markup {
                     title { (group) } (shortened(group, room))
                 }
             }
-            @for mark in plot.marks.iter().filter(|mark| mark.low.is_finite() && mark.low <= ceiling && mark.high >= floor) {
-                (diamond(mark, x(mark.group, mark.series) + width / 2.0, width, &y))
+            @for mark in plot.marks.iter().filter(|mark| mark.low.is_finite() && mark.high >= floor) {
+                @let centre = x(mark.group, mark.series) + width / 2.0;
+                @if mark.low <= ceiling { (diamond(mark, centre, width, &y)) } @else { (beyond(mark, centre)) }
             }
             line.axis x1=(LEFT) x2=(WIDTH - RIGHT) y1=(at(y(0.0))) y2=(at(y(0.0))) {}
         }
@@ -233,6 +230,14 @@ fn diamond(mark: &Mark, centre: f64, width: f64, y: &dyn Fn(f64) -> f64) -> Mark
     html! { path.paper d=(path) { title { (mark.words) } } }
 }
 
+/// A paper's number above the plot: an arrow, so that it is not missing.
+fn beyond(mark: &Mark, centre: f64) -> Markup {
+    let (tip, back, left, right) = (TOP - 6.0, TOP + 3.0, centre - 5.0, centre + 5.0);
+    html! {
+        path.paper d=(format!("M{left:.1},{back:.1} L{centre:.1},{tip:.1} L{right:.1},{back:.1} Z")) { title { (mark.words) } }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -252,23 +257,32 @@ mod tests {
 
     #[test]
     fn a_plot_has_its_bars_and_marks_and_no_more_and_no_number_that_is_none() {
-        let bar = |value: f64, n: bool| {
-            Some(Bar { value, interval: Some((value - 1.0, value + 90.0)), is_single: n, words: "a & b".into() })
+        let bar = |value: f64, sample: Sample| {
+            Some(Bar { value, interval: Some((value - 1.0, value + 90.0)), sample, words: "a & b".into() })
         };
-        let values = vec![vec![bar(5.0, true), None], vec![bar(f64::NAN, false), bar(0.5, false)]];
+        let values =
+            vec![vec![bar(5.0, Sample::Once), None], vec![bar(f64::NAN, Sample::Enough), bar(0.5, Sample::Few)]];
         let plot = Bars {
             title: "t",
             groups: &["one".to_owned(), "two".to_owned()],
             series: &[Series::nth(0, "x"), Series::nth(1, "y")],
             values: &values,
-            marks: &[Mark { group: 0, series: 0, low: 2.0, high: 2.0, words: "paper".into() }],
+            marks: &[
+                Mark { group: 0, series: 0, low: 2.0, high: 2.0, words: "paper".into() },
+                Mark { group: 1, series: 1, low: 900.0, high: 950.0, words: "far above".into() },
+            ],
             ceiling: None,
             label: &short,
         };
         let svg = bars(&plot).into_string();
-        assert_eq!((svg.matches("<rect").count(), svg.matches("class=\"paper\"").count()), (2, 1), "{svg}");
+        assert_eq!((svg.matches("<rect").count(), svg.matches("class=\"paper\"").count()), (2, 2), "{svg}");
         assert!(
-            svg.contains("single") && svg.contains("a &amp; b") && !svg.contains("NaN") && !svg.contains("inf"),
+            svg.contains("far above")
+                && svg.contains("bar single f0")
+                && svg.contains("bar few f1")
+                && svg.contains("a &amp; b")
+                && !svg.contains("NaN")
+                && !svg.contains("inf"),
             "{svg}"
         );
     }

@@ -21,6 +21,28 @@ pub use scale::{short, step};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+/// How often what is drawn was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sample {
+    /// Once: it is hollow.
+    Once,
+    /// Less often than it is to be: it is pale, its edge broken.
+    Few,
+    /// Often enough.
+    Enough,
+}
+
+impl Sample {
+    /// The style sheet's name for it, behind another one.
+    pub(crate) fn class(self) -> &'static str {
+        match self {
+            Sample::Once => " single",
+            Sample::Few => " few",
+            Sample::Enough => "",
+        }
+    }
+}
+
 /// One of the things that a plot compares: its name, colour and pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Series {
@@ -54,7 +76,7 @@ pub fn page(title: &str, body: &Markup) -> String {
                 meta name="viewport" content="width=device-width,initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { (title) }
-                style { (PreEscaped(style::STYLE)) }
+                style { (PreEscaped(style::STYLE)) (PreEscaped(card_names())) }
             }
             body { (body) }
         }
@@ -63,20 +85,47 @@ pub fn page(title: &str, body: &Markup) -> String {
         + "\n"
 }
 
-/// A table whose rows become cards on a narrow screen: each cell carries its column's name. A row has classes, for filters.
+/// The part of the style sheet that names a card's cells.
+fn card_names() -> String {
+    let rules =
+        (1..=COLUMNS_MAX).map(|n| format!("table.cards td:nth-child({n})::before{{content:var(--h{n},'') ' '}}"));
+    format!("@media (max-width:620px){{{}}}", rules.collect::<String>())
+}
+
+/// Columns whose names the style sheet puts in front of the cells of a card.
+const COLUMNS_MAX: usize = 24;
+
+/// A table whose rows become cards on a narrow screen: the table carries its columns' names, and the style sheet puts them in front of the cells. A row has
+/// classes, for filters.
 pub fn table(header: &[&str], rows: &[(String, Vec<Markup>)]) -> Markup {
+    let names = header.iter().take(COLUMNS_MAX).enumerate();
+    let names: Vec<String> =
+        names.map(|(index, name)| format!("--h{}:\"{}\"", index + 1, name.replace(['"', '\\'], ""))).collect();
     html! {
         div.wide {
-            table.cards {
+            table.cards style=(names.join(";")) {
                 thead { tr { @for name in header { th { (name) } } } }
                 tbody {
                     @for (class, row) in rows {
                         tr class=(class) {
-                            @for (cell, name) in row.iter().zip(header) { td data-name=(name) { (cell) } }
+                            @for cell in row.iter().take(header.len()) { td { (cell) } }
                         }
                     }
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_has_the_names_of_its_columns() {
+        let table = table(&["where", "a \"b\""], &[("row".into(), vec![html! { "1" }, html! { "2" }])]);
+        let page = page("t", &table);
+        assert!(page.contains("style=\"--h1:&quot;where&quot;;--h2:&quot;a b&quot;\""), "{page}");
+        assert!(page.contains("td:nth-child(2)::before{content:var(--h2,'') ' '}"), "{page}");
     }
 }

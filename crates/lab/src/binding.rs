@@ -101,6 +101,7 @@ pub fn shares(result: &CellResult, processors: f64) -> Vec<(&'static str, f64)> 
     shares.extend(of_model("busy_ms").map(|share| ("drive_busy_percent", share)));
     // The guest's own clock counts both, whatever the drive's is.
     shares.extend(result.mean("protection_calls_us").map(|us| ("protection_percent", percent(us / 1e6))));
+    shares.extend(result.mean("protection_faults_us").map(|us| ("fault_wait_percent", percent(us / 1e6))));
     shares.extend(of_model("flushing_ms").map(|share| ("flushing_percent", share)));
     if let Some(own) = result.mean("guest_cpu_seconds") {
         shares.push(("guest_cpu_percent", percent(own)));
@@ -144,11 +145,10 @@ mod tests {
         let mut protecting = cell(2000.0, 0.0, 1.0);
         protecting.parameters.time_scale = 2.0;
         protecting.guests[0].insert("protection_calls_us".to_owned(), 2_000_000.0);
-        assert_eq!(
-            summarise(&[protecting])[0].fields["protection_percent"].mean,
-            20.0,
-            "the guest's clock is no drive's"
-        );
+        protecting.guests[0].insert("protection_faults_us".to_owned(), 500_000.0);
+        let fields = &summarise(&[protecting])[0].fields;
+        assert_eq!(fields["protection_percent"].mean, 20.0, "the guest's clock is no drive's");
+        assert_eq!(fields["fault_wait_percent"].mean, 5.0, "writers that wait for a page to be let go are apart");
         let none = SummaryRow { fields: BTreeMap::new(), ..summarise(&[cell(0.0, 0.0, 0.0)]).remove(0) };
         assert_eq!(binding(&none).bound, Bound::Unknown);
     }

@@ -126,6 +126,13 @@ pub const ITERATIONS_OF_A_PAPER: u32 = 5;
 /// See [`ITERATIONS_OF_A_PAPER`].
 pub const ITERATIONS_OF_MANY: u32 = 3;
 const MANY_GUESTS: u32 = 5;
+/// How many crashes are to tell how often records are damaged, as in the paper.
+pub const RECORDS_ASKED: u32 = 120;
+
+/// How often a cell with so many guests is to be measured before what it says is more than a first look.
+pub fn iterations_asked(guests: u32) -> u32 {
+    if guests >= MANY_GUESTS { ITERATIONS_OF_MANY } else { ITERATIONS_OF_A_PAPER }
+}
 
 macro_rules! texts {
     ($($id:literal),* $(,)?) => {
@@ -339,16 +346,16 @@ impl Experiment {
 
     /// The parameters that its cells get in a run with these.
     pub fn parameters(&self, of_run: &Parameters) -> Parameters {
-        let is_declared = of_run.is_declared();
-        let scale = if is_declared { of_run.scale } else { self.scale_of(of_run.scale) };
+        let scale = if of_run.has_scaled_constants() { of_run.scale } else { self.scale_of(of_run.scale) };
         let file_system = self.file_system.clone().unwrap_or_else(|| of_run.file_system.clone());
         // A guest whose memory is as large as its data, as its paper's, but never smaller than today's kernel needs.
         let memory = self.memory_mib.filter(|_| !of_run.quick).map_or(0, |mib| (f64::from(mib) * scale) as u32);
         // Records are not scaled: what counts is what is written until the crash.
-        let clocks = if self.kind == Kind::Integrity { 1.0 } else { of_run.clocks };
+        let (clocks, constants) =
+            if self.kind == Kind::Integrity { (1.0, None) } else { (of_run.clocks, of_run.constants) };
         let guest_mib = of_run.guest_mib.max(memory);
         let (memory_mib, dirty_percent) = (self.memory_mib, self.dirty_percent);
-        Parameters { scale, file_system, clocks, guest_mib, memory_mib, dirty_percent, ..of_run.clone() }
+        Parameters { scale, file_system, clocks, constants, guest_mib, memory_mib, dirty_percent, ..of_run.clone() }
     }
 
     /// Its own scale in a run at this one: the papers' sizes are the papers', however large.
@@ -359,6 +366,20 @@ impl Experiment {
     /// Whether its cells are the same as equally named ones of other experiments.
     pub fn is_plain_load(&self) -> bool {
         self.kind == Kind::Load && self.parameter.is_none()
+    }
+
+    /// Whether it is computed: the same trace through the same simulator, and the same programs counted, are the same once more.
+    pub fn is_computed(&self) -> bool {
+        matches!(self.kind, Kind::Flash | Kind::Sizes)
+    }
+
+    /// How often a cell of it with so many guests is to be measured.
+    pub fn asked(&self, guests: u32) -> u32 {
+        match self.kind {
+            _ if self.is_computed() => 1,
+            Kind::Integrity => RECORDS_ASKED,
+            _ => iterations_asked(guests),
+        }
     }
 
     /// Its measurements, in an order that spreads each mode's iterations over the run (but for records: there, a boot serves
@@ -382,8 +403,7 @@ impl Experiment {
         }
         let mut cells = Vec::new();
         let usual = if extent.quick { 1 } else { self.iterations.unwrap_or(ITERATIONS) };
-        // The same trace through the same simulator, and the same programs counted, are the same once more.
-        let is_computed = matches!(self.kind, Kind::Flash | Kind::Sizes);
+        let is_computed = self.is_computed();
         let of_group = |guests: u32| match extent.iterations {
             _ if is_computed => 1,
             // A few crashes of many say nothing of how often: fewer than it asks for are for a quick look.
@@ -392,7 +412,7 @@ impl Experiment {
             }
             Some(iterations) => iterations,
             None if !extent.is_of_paper || extent.quick => usual,
-            None if guests >= MANY_GUESTS && self.kind == Kind::Load => ITERATIONS_OF_MANY,
+            None if self.kind == Kind::Load => iterations_asked(guests),
             None => ITERATIONS_OF_A_PAPER.max(if self.kind == Kind::Integrity { usual } else { 0 }),
         };
         let most = guests.iter().map(|guests| of_group(*guests)).max().unwrap_or(1);

@@ -37,6 +37,15 @@ pub enum Mode {
     Nvm,
     /// NJS as published: as `nvm`, all appends home at once, and nothing before the region is three fourths full.
     Njs,
+    /// NJS-no-BJ as published: as `njs`, every version written whole.
+    #[serde(rename = "njs-no-bj")]
+    NjsNoByteLevel,
+    /// NJS-no-DC as published: as `njs`, the guest's checkpoints not delayed.
+    #[serde(rename = "njs-no-dc")]
+    NjsNoDelayedCheckpoint,
+    /// NJS-all-journal as published: as `njs`, all appends logged.
+    #[serde(rename = "njs-all-journal")]
+    NjsLogEverything,
     /// NJS-no-BJ: as `nvm`, every version written whole.
     #[serde(rename = "nvm-no-bj")]
     NvmNoByteLevel,
@@ -72,7 +81,7 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
@@ -86,6 +95,9 @@ impl Mode {
         Self::Copy,
         Self::Nvm,
         Self::Njs,
+        Self::NjsNoByteLevel,
+        Self::NjsNoDelayedCheckpoint,
+        Self::NjsLogEverything,
         Self::NvmNoByteLevel,
         Self::NvmNoDelayedCheckpoint,
         Self::NvmByCost,
@@ -111,6 +123,9 @@ impl Mode {
             Self::VmaWriteback => "vma-writeback",
             Self::TmpfsSlowed => "tmpfs-slowed",
             Self::Njs => "njs",
+            Self::NjsNoByteLevel => "njs-no-bj",
+            Self::NjsNoDelayedCheckpoint => "njs-no-dc",
+            Self::NjsLogEverything => "njs-all-journal",
             Self::Bound => "bound",
             Self::Tmpfs => "tmpfs",
             Self::Copy => "copy",
@@ -150,6 +165,9 @@ impl Mode {
             Self::Copy => "copy",
             Self::Nvm
             | Self::Njs
+            | Self::NjsNoByteLevel
+            | Self::NjsNoDelayedCheckpoint
+            | Self::NjsLogEverything
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
             | Self::NvmByCost
@@ -163,6 +181,9 @@ impl Mode {
         match self {
             Self::Nvm => Some(""),
             Self::Njs => Some(",nvm-append-home=0,nvm-early-runs=0"),
+            Self::NjsNoByteLevel => Some(",nvm-append-home=0,nvm-early-runs=0,nvm-byte-level=off"),
+            Self::NjsNoDelayedCheckpoint => Some(",nvm-append-home=0,nvm-early-runs=0,nvm-delayed-checkpoint=off"),
+            Self::NjsLogEverything => Some(",nvm-early-runs=0,nvm-log-everything"),
             Self::NvmNoByteLevel => Some(",nvm-byte-level=off"),
             Self::NvmNoDelayedCheckpoint => Some(",nvm-delayed-checkpoint=off"),
             Self::NvmByCost => Some(",nvm-append-home=auto"),
@@ -203,6 +224,9 @@ impl Mode {
             | Self::Copy
             | Self::Nvm
             | Self::Njs
+            | Self::NjsNoByteLevel
+            | Self::NjsNoDelayedCheckpoint
+            | Self::NjsLogEverything
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
             | Self::NvmByCost
@@ -272,6 +296,18 @@ mod tests {
             assert_eq!(Mode::by_name(mode.name()), Some(mode));
             assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{mode}\""));
             assert_eq!(mode.nvm_options().is_some(), mode.placement() == "nvm");
+        }
+    }
+
+    /// All of NJS that its paper measures, as it was published; what differs from amberlog's defaults does so in every one of them.
+    #[test]
+    fn njs_as_published_sends_all_appends_home_and_nothing_early() {
+        for mode in Mode::ALL.into_iter().filter(|mode| mode.name().starts_with("njs")) {
+            let options = mode.nvm_options().unwrap();
+            assert!(options.contains(",nvm-early-runs=0"), "{mode}");
+            assert!(options.contains(",nvm-append-home=0") != (mode == Mode::NjsLogEverything), "{mode}");
+            let ours = Mode::by_name(&mode.name().replace("njs", "nvm")).unwrap().nvm_options().unwrap();
+            assert!(options.ends_with(ours), "{mode}: {options}");
         }
     }
 }

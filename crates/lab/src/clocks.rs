@@ -49,15 +49,42 @@ pub fn time_scale_for(scale: f64) -> f64 {
 }
 
 impl Parameters {
-    /// Whether all clocks and constants are scaled with the sizes.
+    /// These with constants (caches, memory, what may be dirty) that are a part of what they are. It is said only where clocks do not say it already.
+    #[must_use]
+    pub fn with_constants(mut self, part: f64) -> Self {
+        self.constants = None;
+        self.constants = (self.constants() != part).then_some(part);
+        self
+    }
+
+    /// The part of what they are that constants have.
+    pub fn constants(&self) -> f64 {
+        let as_clocks = if self.scale < 1.0 && self.clocks != 1.0 { self.scale } else { 1.0 };
+        self.constants.unwrap_or(as_clocks)
+    }
+
+    /// Whether constants are scaled with the sizes.
+    pub fn has_scaled_constants(&self) -> bool {
+        self.constants() < 1.0
+    }
+
+    /// Whether sizes, clocks and constants are the papers' own.
+    pub fn is_full(&self) -> bool {
+        self.scale == 1.0 && self.clocks == 1.0 && self.constants() == 1.0
+    }
+
+    /// Whether all clocks and constants are scaled with the sizes, as they have to be on this drive. That clocks are another part than
+    /// one does not say so, nor that they are one that they are not: a load of half the size on a drive twice as slow lasts as long.
     pub fn is_declared(&self) -> bool {
-        self.scale < 1.0 && self.clocks != 1.0
+        let has_its_clocks =
+            || declared(self.scale, self.time_scale).is_ok_and(|part| (part - self.clocks).abs() < 1e-9);
+        self.scale < 1.0 && self.constants() == self.scale && has_its_clocks()
     }
 
     /// The part of its own clocks that the modelled drive has. The model's time is slowed as a whole already, and what is to be a
     /// part of the run's length as it was must not be slowed twice.
     pub fn drive_clocks(&self) -> f64 {
-        if self.is_declared() { (self.clocks / self.time_scale).min(1.0) } else { 1.0 }
+        if self.has_scaled_constants() { (self.clocks / self.time_scale).min(1.0) } else { 1.0 }
     }
 
     /// In words: what is scaled, and what is not.
@@ -67,22 +94,31 @@ impl Parameters {
         } else {
             format!("a drive {} times slower", self.time_scale)
         };
-        match (self.scale, self.is_declared()) {
-            (1.0, _) => format!("the papers' sizes and clocks, {drive}"),
-            (scale, true) => format!(
-                "{scale} of the papers' sizes, {} of their clocks; caches, memory, journals {scale} (memory for the page cache not below \
-                 {AVAILABLE_MIB_MIN} MiB, journals not below 8 MiB); {drive}",
-                self.clocks
-            ),
-            (scale, false) => format!("{scale} of the papers' sizes, clocks not scaled, {drive}"),
+        if self.is_full() {
+            return format!("the papers' sizes, clocks and constants; {drive}");
         }
+        let word = if self.is_declared() { "a declared scale" } else { "no declared scale" };
+        let clocks = match self.clocks {
+            1.0 if self.is_declared() => "clocks as they were, since a run lasts as long".to_owned(),
+            1.0 => "clocks not scaled".to_owned(),
+            clocks => format!("{clocks} of their clocks"),
+        };
+        let constants = if self.has_scaled_constants() {
+            format!(
+                "{} of caches, memory and journals (memory for the page cache not below {AVAILABLE_MIB_MIN} MiB, journals not below 8 MiB)",
+                self.constants()
+            )
+        } else {
+            "caches and memory as they were".to_owned()
+        };
+        format!("{} of the papers' sizes, {clocks}, {constants}: {word}; {drive}", self.scale)
     }
 }
 
 /// Shell lines for a guest: its flusher, what may be dirty, and what is left for its page cache.
 pub fn guest_lines(parameters: &Parameters) -> String {
     let dirty_percent = parameters.dirty_percent.unwrap_or(DIRTY_PERCENT);
-    if !parameters.is_declared() {
+    if !parameters.has_scaled_constants() {
         if dirty_percent == DIRTY_PERCENT {
             return String::new();
         }
@@ -147,6 +183,25 @@ mod tests {
         let large = guest_lines(&Parameters { memory_mib: Some(8192), ..tenth.clone() });
         assert!(large.contains("-gt 819 ") && large.contains("echo 171798691 >/proc/sys/vm/dirty_bytes"), "{large}");
         assert_eq!((tenth.drive_clocks(), Parameters::for_tests().drive_clocks()), (0.1, 1.0));
-        assert!(Parameters { clocks: 1.0, ..tenth }.scale_in_words().contains("not scaled"));
+        assert!(Parameters { clocks: 1.0, ..tenth }.scale_in_words().contains("clocks not scaled"));
+    }
+
+    /// A referee found that clocks alone were taken for a declaration.
+    #[test]
+    fn a_scale_is_declared_by_sizes_clocks_and_constants_together() {
+        let of = |scale, time_scale, clocks| Parameters { scale, time_scale, clocks, ..Parameters::for_tests() };
+        assert!(of(0.1, 2.0, 0.2).is_declared() && of(0.1, 2.0, 0.2).has_scaled_constants());
+        assert!(!of(0.1, 2.0, 0.4).is_declared(), "other clocks than a run of this length has");
+        // A half on a drive twice as slow lasts as long as it did.
+        let half = of(0.5, 2.0, 1.0);
+        assert!(
+            !half.is_declared() && half.scale_in_words().contains(": no declared scale;"),
+            "results of earlier versions"
+        );
+        let half = half.with_constants(0.5);
+        assert!(half.is_declared() && half.has_scaled_constants() && half.drive_clocks() == 0.5);
+        assert!(half.scale_in_words().contains(": a declared scale;") && guest_lines(&half).contains("dirty_bytes"));
+        assert_eq!(of(0.1, 2.0, 0.2).with_constants(0.1), of(0.1, 2.0, 0.2), "the same as results of earlier versions");
+        assert!(of(1.0, 5.0, 1.0).is_full() && !of(1.0, 1.0, 0.5).is_full() && !of(1.0, 1.0, 0.5).is_declared());
     }
 }

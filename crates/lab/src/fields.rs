@@ -20,6 +20,7 @@ pub fn field_words(field: &str) -> (&'static str, &'static str) {
         "server_cpu" => ("processor of the journal server", "%"),
         "host_cpu" => ("processors of the host", "%"),
         "protection_percent" => ("share of the time in protection and unprotection", "%"),
+        "fault_wait_percent" => ("share of the time in which writers waited at protected pages", "%"),
         "network_percent" => ("share of a gigabit network", "%"),
         "remote_wire_bytes" => ("bytes over the network", "bytes"),
         "flushes_to_storage" => ("flushes that reach storage", ""),

@@ -2,12 +2,12 @@
 //! it points at, and none is left out because of how it fared.
 
 use crate::catalogue::Experiment;
-use crate::paper::{self, Paper};
+use crate::paper::{self, Judged, Paper};
 use crate::results::Results;
-use crate::verdict::Verdict;
+use crate::verdict::{ONCE, Verdict};
 use std::fmt::Write;
 
-/// Markdown: for each paper a sentence, and a row for each claim whose experiment has been run.
+/// Markdown: for each paper a sentence, a row for each claim whose experiment has been run, and what each figure was measured with.
 pub fn table(all: &[Results], catalogue: &[Experiment]) -> String {
     let mut text = String::new();
     for paper in Paper::ALL {
@@ -26,17 +26,37 @@ pub fn table(all: &[Results], catalogue: &[Experiment]) -> String {
                     verdict.label,
                     verdict.paper,
                     here(verdict),
-                    counts(verdict),
+                    verdict.counts(),
                     word(verdict)
                 );
             }
         }
         text.push('\n');
+        text.push_str(&conditions(&judged));
     }
     text
 }
 
-/// Each cell, with what tells it from the others.
+/// Under which conditions the figures were measured: sizes, clocks, constants, machine and program of each, those that have all in common together.
+fn conditions(judged: &[Judged<'_>]) -> String {
+    let mut all: Vec<(String, Vec<&str>)> = Vec::new();
+    for one in judged.iter().filter(|one| !one.verdicts.is_empty()) {
+        let name = one.experiment.map_or(one.results.id.as_str(), Experiment::name);
+        let words = one.results.declared(one.experiment).words;
+        match all.iter_mut().find(|(other, _)| *other == words) {
+            Some((_, names)) => names.push(name),
+            None => all.push((words, vec![name])),
+        }
+    }
+    let mut text = "Measured with:\n\n".to_owned();
+    for (words, names) in all {
+        let _ = writeln!(text, "* {}: {words}", names.join(", "));
+    }
+    text.push('\n');
+    text
+}
+
+/// Each cell, with what tells it from the others and, of times, what it was bound by.
 fn here(verdict: &Verdict) -> String {
     if verdict.cells.is_empty() {
         return "–".to_owned();
@@ -44,25 +64,17 @@ fn here(verdict: &Verdict) -> String {
     let cells = verdict.cells.iter().map(|cell| {
         let place = cell.place(&verdict.cells);
         let place = if place.is_empty() { place } else { format!("{place}: ") };
-        format!("{place}{}", cell.ours_in_short(verdict))
+        let bound = cell.bound_in_short(verdict).map(|bound| format!(" [{bound}]")).unwrap_or_default();
+        format!("{place}{}{bound}", cell.ours_in_short(verdict))
     });
     cells.collect::<Vec<_>>().join("; ")
-}
-
-fn counts(verdict: &Verdict) -> String {
-    let all = || verdict.cells.iter().map(|cell| cell.count);
-    match (all().min(), all().max()) {
-        (Some(fewest), Some(most)) if fewest == most => fewest.to_string(),
-        (Some(fewest), Some(most)) => format!("{fewest} to {most}"),
-        _ => "0".to_owned(),
-    }
 }
 
 /// The verdict, and why what is void is.
 fn word(verdict: &Verdict) -> String {
     let mut reasons: Vec<&str> = Vec::new();
     for reason in verdict.cells.iter().filter_map(|cell| cell.reason.as_deref()) {
-        if !reasons.contains(&reason) && reason != "measured once" {
+        if !reasons.contains(&reason) && reason != ONCE {
             reasons.push(reason);
         }
     }
@@ -91,6 +103,27 @@ mod tests {
         let made = table(&results, &catalogue::all_in(&root.join("docs/results")).unwrap());
         assert!(made.lines().count() > 60, "{made}");
         assert_eq!(found, made, "run 'amberlog lab table docs/results' and put its output there");
+    }
+
+    /// A referee found a scale that was told once, for figures of several.
+    #[test]
+    fn each_figure_says_its_scale_clocks_machine_and_program() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let results = read_all(&root.join("docs/results")).unwrap();
+        let catalogue = catalogue::all_in(&root.join("docs/results")).unwrap();
+        let made = table(&results, &catalogue);
+        for one in &results {
+            let experiment = catalogue.iter().find(|experiment| experiment.id == one.id).unwrap();
+            if experiment.claims.is_empty() {
+                continue;
+            }
+            let name = experiment.name();
+            let declared = one.declared(Some(experiment));
+            let is_said = |line: &str| line.starts_with("* ") && line.contains(name) && line.ends_with(&declared.words);
+            assert!(made.lines().any(is_said), "{}: {}", one.id, declared.words);
+            assert!(declared.words.contains(&one.commit) && declared.words.contains(&one.machine["processor"]));
+        }
+        assert!(made.contains(" [drive]"), "what bounds a cell is said with it");
     }
 
     /// A referee found the first table without what had failed.

@@ -211,6 +211,8 @@ struct Chosen {
     extent: Extent,
     time_scale: f64,
     clocks: f64,
+    /// Caches, memory and what may be dirty, as a part of what they are.
+    constants: f64,
     platform: String,
 }
 
@@ -239,10 +241,12 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
     let time_scale = extents
         .time_scale
         .unwrap_or_else(|| if extents.quick { slow } else { slow.max(clocks::time_scale_for(scale)) });
-    let clocks = match extents.clocks {
-        Some(clocks) => clocks.clamp(0.01, 1.0),
-        None if extents.quick || scale >= 1.0 => 1.0,
-        None => clocks::declared(scale, time_scale)?,
+    // Who says what part clocks have says so of constants too: those of the sizes, or, with 1, none. What is not said is declared.
+    let (clocks, constants) = match extents.clocks.map(|clocks| clocks.clamp(0.01, 1.0)) {
+        _ if scale >= 1.0 => (extents.clocks.unwrap_or(1.0).clamp(0.01, 1.0), 1.0),
+        Some(clocks) => (clocks, if clocks == 1.0 { 1.0 } else { scale }),
+        None if extents.quick => (1.0, 1.0),
+        None => (clocks::declared(scale, time_scale)?, scale),
     };
     let extent = Extent {
         processor_pace: if is_native { NATIVE_PROCESSOR_PACE } else { 1.0 },
@@ -254,7 +258,7 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         pace: (if is_native { NATIVE_PACE } else { 0.8 })
             + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
     };
-    Ok(Chosen { extent, time_scale, clocks, platform })
+    Ok(Chosen { extent, time_scale, clocks, constants, platform })
 }
 
 /// The experiments of a paper, or all.
@@ -270,7 +274,7 @@ fn list(extents: &Extents) -> Result<ExitCode> {
     // What there is can be seen where no guest can be run.
     let platform = lab::machine::platform()
         .unwrap_or_else(|why| format!("as if guests were emulated: there is no way to run them here: {why}"));
-    let Chosen { extent, time_scale, clocks, platform } = chosen(extents, platform)?;
+    let Chosen { extent, time_scale, clocks, constants, platform } = chosen(extents, platform)?;
     let experiments = of_paper(extents.paper.as_deref())?;
     for experiment in &experiments {
         let Experiment { id, title, kind, .. } = experiment;
@@ -281,7 +285,8 @@ fn list(extents: &Extents) -> Result<ExitCode> {
         }
     }
     let all = duration(catalogue::estimate_all_seconds(&experiments, &extent));
-    let parameters = Parameters { scale: extent.scale, time_scale, clocks, platform, ..Parameters::unnamed() };
+    let parameters = Parameters { scale: extent.scale, time_scale, clocks, platform, ..Parameters::unnamed() }
+        .with_constants(constants);
     println!(
         "{:16} {all:>8}  roughly, on two processors ({}); what several need is measured once",
         "all", parameters.platform
@@ -291,7 +296,7 @@ fn list(extents: &Extents) -> Result<ExitCode> {
 }
 
 fn run(args: RunArgs) -> Result<ExitCode> {
-    let Chosen { extent, time_scale, clocks, platform } = chosen(&args.extents, lab::machine::platform()?)?;
+    let Chosen { extent, time_scale, clocks, constants, platform } = chosen(&args.extents, lab::machine::platform()?)?;
     let mut experiments = catalogue::select(&args.ids)?;
     // Who names some of a paper wants those.
     if let Some(paper) = args.extents.paper.as_ref().filter(|_| args.ids.is_empty()) {
@@ -305,19 +310,21 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         file_system: args.file_system,
         seed: args.seed,
         clocks,
+        constants: None,
         memory_mib: None,
         dirty_percent: None,
         platform,
-    };
+    }
+    .with_constants(constants);
     eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);
     let command = format!(
-        "{}--scale {}{} --guests {} --time-scale {} --clocks {} --guest-mib {} --file-system {} --seed {}",
+        "{}--scale {}{} --guests {} --time-scale {}{} --guest-mib {} --file-system {} --seed {}",
         if extent.quick { "--quick " } else { "" },
         extent.scale,
         extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
         extent.guests_max,
         parameters.time_scale,
-        parameters.clocks,
+        args.extents.clocks.map(|clocks| format!(" --clocks {clocks}")).unwrap_or_default(),
         parameters.guest_mib,
         parameters.file_system,
         parameters.seed

@@ -162,6 +162,7 @@ mod tests {
             parameters,
             rows: results::summarise(&cells),
             curves: Vec::new(),
+            declared: results::Declared::default(),
             verdicts: Vec::new(),
             raw: "raw".into(),
         };

@@ -66,10 +66,12 @@ pub struct Judged<'a> {
     pub verdicts: Vec<Verdict>,
 }
 
-/// All results of a paper, judged, in the order of their names.
+/// All results of a paper, judged, in the order of their names, and of the numbers in these: Figure 9 comes before Figure 10.
 pub fn judged<'a>(paper: Paper, all: &'a [Results], catalogue: &'a [Experiment]) -> Vec<Judged<'a>> {
-    all.iter()
-        .filter(|results| Paper::of(&results.id) == paper)
+    let mut of_it: Vec<&Results> = all.iter().filter(|results| Paper::of(&results.id) == paper).collect();
+    of_it.sort_by_cached_key(|results| in_order(&results.id));
+    of_it
+        .into_iter()
         .map(|results| {
             let experiment = catalogue.iter().find(|experiment| experiment.id == results.id);
             let verdicts = experiment
@@ -77,6 +79,25 @@ pub fn judged<'a>(paper: Paper, all: &'a [Results], catalogue: &'a [Experiment])
             Judged { results, experiment, verdicts }
         })
         .collect()
+}
+
+/// A name as what it is sorted by: its words and its numbers.
+fn in_order(name: &str) -> Vec<(String, u64)> {
+    let mut parts: Vec<(String, u64)> = vec![(String::new(), 0)];
+    let mut was_digit = false;
+    for letter in name.chars() {
+        if was_digit && !letter.is_ascii_digit() {
+            parts.push((String::new(), 0));
+        }
+        was_digit = letter.is_ascii_digit();
+        if let Some((word, number)) = parts.last_mut() {
+            match letter.to_digit(10) {
+                Some(digit) => *number = number.saturating_mul(10).saturating_add(digit.into()),
+                None => word.push(letter),
+            }
+        }
+    }
+    parts
 }
 
 /// How a paper fared, in one sentence.
@@ -101,14 +122,29 @@ pub fn sentence(judged: &[Judged<'_>]) -> String {
     let open = of(&[Agreement::NotJudged, Agreement::Unclear, Agreement::Missing]);
     let void = of(&[Agreement::Void]);
     let found = if parts.is_empty() { "nothing yet".to_owned() } else { parts.join(", ") };
+    let few = match verdicts().filter(|verdict| verdict.is_judged_by_few()).count() {
+        0 => String::new(),
+        few => format!(" ({few} of them by fewer measurements than there should be)"),
+    };
     format!(
-        "Of {all} claims, {judged_ones} could be judged: {found}; {open} are open (measured once, at no declared scale, unclear, or not at all), {void} void."
+        "Of {all} claims, {judged_ones} could be judged: {found}{few}; {open} are open (measured once, at no declared scale, unclear, or not at all), {void} void."
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_come_in_the_order_of_their_numbers() {
+        let mut names =
+            ["njs2018-fig10", "njs2018-fig9a", "spe2012-fig06-tenth", "njs2018-fig9", "njs2018-fig1", "spe2012-fig06"];
+        names.sort_by_cached_key(|name| in_order(name));
+        assert_eq!(
+            names,
+            ["njs2018-fig1", "njs2018-fig9", "njs2018-fig9a", "njs2018-fig10", "spe2012-fig06", "spe2012-fig06-tenth"]
+        );
+    }
 
     #[test]
     fn an_experiment_is_of_the_paper_that_its_name_begins_with() {

@@ -1,13 +1,13 @@
 //! What is kept of a run: a file for each cell, as measured, and `results.json` with all of them, summarised and judged.
 
 use crate::binding;
-use crate::catalogue::Experiment;
+use crate::catalogue::{Experiment, Kind};
 use crate::cell::{Cell, Group};
 use crate::error::{Error, FileContext, Result};
 use crate::fields::is_proportion;
 use crate::integrity::CRASHES_A_BOOT;
 use crate::statistics::Summary;
-use crate::verdict::{Verdict, judge as judge_claim};
+use crate::verdict::{ONCE, Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,6 +34,10 @@ pub struct Parameters {
     /// Results of earlier versions have them as they are, whatever their sizes.
     #[serde(default = "unscaled")]
     pub clocks: f64,
+    /// The part of what they are that constants have (caches, memory, what may be dirty), where the clocks do not say it: see
+    /// [`Self::constants`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constants: Option<f64>,
     /// Memory of the paper's machine, in MiB, where the experiment says so: of that a declared scale is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
@@ -76,6 +80,7 @@ impl Parameters {
             file_system: "ext3".to_owned(),
             seed: 1,
             clocks: 1.0,
+            constants: None,
             memory_mib: None,
             dirty_percent: None,
             platform: emulated(),
@@ -183,6 +188,23 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
+/// Under which conditions a figure was measured, as its table and its place on the page say it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Declared {
+    /// In words: sizes, clocks, constants, drive, guests, machine, program.
+    pub words: String,
+    /// Whether sizes, clocks and constants are the papers' own.
+    pub is_full: bool,
+    /// Whether they are a part of those, all of them.
+    pub is_declared: bool,
+    /// Sizes, as a part of the papers'.
+    pub scale: f64,
+    /// Clocks, as a part of theirs.
+    pub clocks: f64,
+    /// Caches, memory and what may be dirty, as a part of theirs.
+    pub constants: f64,
+}
+
 /// `results.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
@@ -202,6 +224,9 @@ pub struct Results {
     pub ended: u64,
     /// Shared by all cells.
     pub parameters: Parameters,
+    /// What that comes to: for other programs, as the verdicts.
+    #[serde(default, skip_deserializing)]
+    pub declared: Declared,
     /// Summaries.
     pub rows: Vec<SummaryRow>,
     /// Of each group, what its first iteration's journal held over time.
@@ -212,6 +237,60 @@ pub struct Results {
     pub verdicts: Vec<Verdict>,
     /// The raw results' directory, beside this file.
     pub raw: String,
+}
+
+impl Results {
+    /// Under which conditions it was measured; `experiment` says what kind of measurement it is.
+    pub fn declared(&self, experiment: Option<&Experiment>) -> Declared {
+        let Parameters { scale, clocks, guest_mib, file_system, platform, .. } = &self.parameters;
+        let dirty =
+            self.parameters.dirty_percent.map(|(from, to)| format!(", {from} and {to} % dirty")).unwrap_or_default();
+        let what = match experiment.map(|experiment| experiment.kind) {
+            Some(Kind::Sizes) => "sizes of programs: nothing is run".to_owned(),
+            Some(Kind::Flash) => "recorded block traces on a simulated SSD: no guest, no clock".to_owned(),
+            Some(Kind::Protect) => "pages of a process of the host: no guest, no drive".to_owned(),
+            _ => format!(
+                "{}; guests: {platform}, {guest_mib} MiB, {file_system}{dirty}",
+                self.parameters.scale_in_words()
+            ),
+        };
+        let quick = if self.parameters.quick { "; quick" } else { "" };
+        let machine = self.machine.get("processor").map(|processor| format!("; on {processor}")).unwrap_or_default();
+        Declared {
+            words: format!("{what}{quick}{machine}; program of {}", self.commit),
+            is_full: self.parameters.is_full(),
+            is_declared: self.parameters.is_declared(),
+            scale: *scale,
+            clocks: *clocks,
+            constants: self.parameters.constants(),
+        }
+    }
+
+    /// The command that measures these cells, all of them, as often: what is kept is of several runs, and the last one's words are not the others'.
+    pub fn command(&self, experiment: Option<&Experiment>) -> String {
+        let mut words: Vec<String> = self.command.split_whitespace().map(str::to_owned).collect();
+        let mut set = |name: &str, value: String| match words.iter().position(|word| word.as_str() == name) {
+            Some(at) if at + 1 < words.len() => words[at + 1] = value,
+            _ => words.extend([name.to_owned(), value]),
+        };
+        let is_computed = experiment.is_some_and(Experiment::is_computed);
+        let all = |of: fn(&SummaryRow) -> u32| self.rows.iter().map(of).max();
+        if let Some(most) = all(|row| u32::try_from(row.count + row.failed).unwrap_or(u32::MAX))
+            .filter(|most| *most > 0 && !is_computed)
+        {
+            set("--iterations", most.to_string());
+        }
+        if let Some(widest) = all(|row| row.group.guests) {
+            set("--guests", widest.to_string());
+        }
+        // Where it is left out today's program takes what belongs to the scale.
+        if !self.parameters.has_scaled_constants() && !self.parameters.quick {
+            set("--clocks", self.parameters.clocks.to_string());
+        }
+        // Where guests would run natively, they were not.
+        let emulated = if self.parameters.platform == emulated() && !is_computed { "ACCEL=tcg " } else { "" };
+        format!("{emulated}{}", words.join(" "))
+    }
 }
 
 /// Summarises cells by group.
@@ -296,7 +375,15 @@ pub fn curves(experiment: &Experiment, cells: &[CellResult]) -> Vec<Curve> {
 /// The verdicts on an experiment's claims.
 pub fn judge(experiment: &Experiment, rows: &[SummaryRow], parameters: &Parameters) -> Vec<Verdict> {
     let parameter = experiment.parameter.as_ref().map(|(name, _)| name.as_str());
-    experiment.claims.iter().map(|claim| judge_claim(claim, rows, parameters, parameter)).collect()
+    let mut verdicts: Vec<Verdict> =
+        experiment.claims.iter().map(|claim| judge_claim(claim, rows, parameters, parameter)).collect();
+    if experiment.kind == Kind::Flash {
+        // More replays tell nothing new; more recordings would.
+        for verdict in &mut verdicts {
+            verdict.give_reason(ONCE, "each load was recorded once");
+        }
+    }
+    verdicts
 }
 
 /// Every raw result of an experiment's directory, in the order of their names.
@@ -389,6 +476,57 @@ mod tests {
         assert_eq!(commits(&[of("b"), of("a"), of("b")]).unwrap(), "a; b");
         assert_eq!(commits(&[of("a"), of("")]).unwrap(), "a; 1 cells do not say");
         assert_eq!((commits(&[of("")]), machines(&[of("a")])), (None, None));
+    }
+
+    /// A referee ran a printed command and got other cells than those that were shown.
+    #[test]
+    fn the_command_makes_all_cells_and_by_the_same_clocks_and_processors() {
+        let cells: Vec<CellResult> = (0..3)
+            .map(|iteration| cell(iteration, &[1.0], None))
+            .chain([cell(3, &[1.0], Some("it hung"))])
+            .map(|mut result| {
+                result.cell.group.guests = if result.cell.iteration == 0 { 8 } else { 1 };
+                result
+            })
+            .collect();
+        let results = |parameters: Parameters, command: &str| Results {
+            schema: SCHEMA,
+            id: "spe2012-fig06".into(),
+            title: "untar".into(),
+            commit: "0123456789ab".into(),
+            machine: BTreeMap::from([("processor".to_owned(), "2 × Z80".to_owned())]),
+            command: command.to_owned(),
+            ended: 0,
+            parameters,
+            declared: Declared::default(),
+            rows: summarise(&cells),
+            curves: Vec::new(),
+            verdicts: Vec::new(),
+            raw: "raw".into(),
+        };
+        let tenth = Parameters { scale: 0.1, time_scale: 5.0, ..Parameters::for_tests() };
+        let old = results(tenth.clone(), "amberlog lab run spe2012-fig06 --scale 0.1 --iterations 1 --guests 1");
+        assert_eq!(
+            old.command(None),
+            "ACCEL=tcg amberlog lab run spe2012-fig06 --scale 0.1 --iterations 3 --guests 8 --clocks 1"
+        );
+        let declared = old.declared(None);
+        assert!((declared.constants - 1.0).abs() < 1e-9 && !declared.is_full && !declared.is_declared, "{declared:?}");
+        for part in
+            ["0.1 of the papers' sizes, clocks not scaled", "tcg, 192 MiB", "2 × Z80", "program of 0123456789ab"]
+        {
+            assert!(declared.words.contains(part), "{part}: {}", declared.words);
+        }
+        let native = Parameters { clocks: 0.4, time_scale: 4.0, platform: "kvm, Linux 6.12".into(), ..tenth };
+        let new = results(native, "amberlog lab run spe2012-fig06 --scale 0.1 --time-scale 4");
+        assert_eq!(
+            new.command(None),
+            "amberlog lab run spe2012-fig06 --scale 0.1 --time-scale 4 --iterations 3 --guests 8",
+            "the clocks that belong to the scale are taken"
+        );
+        assert!(new.declared(None).is_declared && (new.declared(None).constants - 0.1).abs() < 1e-9);
+        let written = serde_json::to_value(Results { declared: new.declared(None), ..new }).unwrap();
+        assert_eq!((&written["declared"]["clocks"], &written["declared"]["is_declared"]), (&0.4.into(), &true.into()));
     }
 
     #[test]

@@ -276,7 +276,7 @@ impl Rig {
             tempfile::Builder::new().prefix("amberlog-lab-").tempdir_in(tmpfs_parent).at("write in", tmpfs_parent)?;
         let profile: Profile = group.disk.parse().map_err(Error::Told)?;
         let seed = parameters.seed + u64::from(cell.iteration);
-        let sizes = if parameters.is_declared() { parameters.scale } else { 1.0 };
+        let sizes = parameters.constants();
         let options = ServerOptions {
             profile,
             seed,

@@ -1,10 +1,11 @@
 //! Runs experiments: cell after cell, each kept as soon as it is measured, so that a run that was interrupted goes on where
 //! it was; tells what is done and how long the rest will take.
 
+use crate::binding::{Bound, binding};
 use crate::catalogue::{self, Experiment, Extent, Kind};
 use crate::cell::Cell;
 use crate::error::{Error, FileContext, Result};
-use crate::results::{self, CellResult, Parameters, Results, SCHEMA};
+use crate::results::{self, CellResult, Declared, Parameters, Results, SCHEMA};
 use crate::rig::Rig;
 use crate::workload::Workload;
 use crate::{flash, machine, sizes};
@@ -209,7 +210,7 @@ fn keep(
     cells: &[CellResult],
 ) -> Result<()> {
     let rows = results::summarise(cells);
-    let results = Results {
+    let mut results = Results {
         schema: SCHEMA,
         id: experiment.id.clone(),
         title: experiment.title.clone(),
@@ -218,11 +219,13 @@ fn keep(
         command: format!("amberlog lab run {} {}", experiment.id, options.command).trim_end().to_owned(),
         ended: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         parameters: parameters.clone(),
+        declared: Declared::default(),
         verdicts: results::judge(experiment, &rows, parameters),
         curves: results::curves(experiment, cells),
         rows,
         raw: "raw".to_owned(),
     };
+    results.declared = results.declared(Some(experiment));
     results::write(&directory.join("results.json"), &results)
 }
 
@@ -253,7 +256,9 @@ pub fn summarise(directory: &Path) -> Result<()> {
         if let Some(processors) = results::machines(&cells) {
             summary.machine.insert("processor".to_owned(), processors);
         }
-        if let Some(experiment) = experiments.iter().find(|experiment| experiment.id == summary.id) {
+        let experiment = experiments.iter().find(|experiment| experiment.id == summary.id);
+        summary.declared = summary.declared(experiment);
+        if let Some(experiment) = experiment {
             summary.verdicts = results::judge(experiment, &summary.rows, &summary.parameters);
             summary.curves = results::curves(experiment, &cells);
         }
@@ -299,7 +304,11 @@ impl Progress {
             None => {
                 let seconds = result.mean("seconds").map(|value| format!("{value:.2} s, ")).unwrap_or_default();
                 let bytes = result.mean("bytes_to_storage").map_or(0.0, |bytes| bytes / 1e6);
-                eprintln!("    {seconds}{bytes:.1} MB to storage; the cell took {took:.0} s");
+                let bound = results::summarise(std::slice::from_ref(result)).first().map(binding);
+                let bound = bound
+                    .filter(|bound| bound.bound != Bound::Unknown)
+                    .map_or_else(String::new, |bound| format!("; bound by {} ({})", bound.bound.name(), bound.words()));
+                eprintln!("    {seconds}{bytes:.1} MB to storage; the cell took {took:.0} s{bound}");
             }
         }
     }

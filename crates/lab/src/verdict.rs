@@ -4,10 +4,12 @@
 //! widened by a fifth of the paper's number (two points at least; five where the paper says "no difference"). One measurement is never judged; nor is what
 //! cannot see what it claims ([`crate::sight`]). More of an effect than the paper had is said to be that, not to be better.
 
-use crate::binding::{Binding, binding};
+use crate::binding::{Binding, Bound, binding};
+use crate::catalogue::{RECORDS_ASKED, iterations_asked};
 use crate::cell::Group;
 use crate::claim::{Claim, Sense, Sides, What};
 use crate::fields::{amount, change, goes_by_scale, is_counted, is_most_memory, is_proportion, is_time};
+use crate::integrity::CRASHES_A_BOOT;
 use crate::results::{Parameters, SummaryRow};
 use crate::sight;
 use crate::statistics::{Interval, Summary, percent_less, percent_less_interval, points_less};
@@ -21,6 +23,9 @@ const TOLERANCE: f64 = 0.2;
 const TOLERANCE_POINTS_MIN: f64 = 2.0;
 /// What "no difference" leaves, in points.
 const SAME_POINTS: f64 = 5.0;
+
+/// Why one measurement is not judged.
+pub(crate) const ONCE: &str = "measured once";
 
 /// What never happened may, for all that was seen, happen in this part of all runs; if in more, too little was seen.
 const UNSEEN_MAX: f64 = 0.5;
@@ -102,8 +107,10 @@ pub struct CellVerdict {
     pub ours: f64,
     /// What it lies between.
     pub interval: Option<Interval>,
-    /// Measurements of the side that has fewer.
+    /// Measurements of the side that has fewer; of records, boots.
     pub count: usize,
+    /// How many there are to be: a verdict on fewer is marked.
+    pub asked: usize,
     /// How it compares.
     pub agreement: Agreement,
     /// Why it is not judged, or void.
@@ -257,7 +264,7 @@ pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parame
                 judged_cell(claim, ours, Interval { low: ours, high: ours })
             }
             _ if count < 2 => {
-                reason = Some("measured once".to_owned());
+                reason = Some(ONCE.to_owned());
                 Agreement::NotJudged
             }
             _ if parameters.quick && is_time(&claim.field) => {
@@ -273,9 +280,16 @@ pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parame
         };
         let bound = std::iter::once(sides.ours).chain(sides.other).map(binding).collect();
         let group = sides.ours.group.clone();
-        cells.push(CellVerdict { group, ours: ours.unwrap_or(0.0), interval, count, agreement, reason, bound });
+        let asked = asked(&claim.field, &group);
+        cells.push(CellVerdict { group, ours: ours.unwrap_or(0.0), interval, count, asked, agreement, reason, bound });
     }
     let agreement = in_all(claim, &cells);
+    if agreement == Agreement::Weaker && matches!(claim.sense, Sense::AtMost(_)) {
+        // "Up to" leaves each cell room below, but none came near it.
+        for cell in cells.iter_mut().filter(|cell| cell.agreement == Agreement::Agrees) {
+            cell.agreement = Agreement::Weaker;
+        }
+    }
     let mut verdict = Verdict {
         label: claim.label(),
         field: claim.field.clone(),
@@ -290,11 +304,23 @@ pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parame
     verdict
 }
 
+/// How many measurements a cell is to have: of records, so many boots as their crashes take.
+fn asked(field: &str, group: &Group) -> usize {
+    let asked = if is_counted(field) {
+        1
+    } else if is_proportion(field) {
+        RECORDS_ASKED / CRASHES_A_BOOT
+    } else {
+        iterations_asked(group.guests)
+    };
+    usize::try_from(asked).unwrap_or(usize::MAX)
+}
+
 /// Whether a claim is about what goes by sizes and clocks, and only the sizes were smaller. Memory is held against bounds of the full
 /// size ([`sight`]), which clocks are nothing to.
 fn is_undeclared(claim: &Claim, parameters: &Parameters) -> bool {
     let goes_by_scale = goes_by_scale(&claim.field) && !is_most_memory(&claim.field);
-    goes_by_scale && parameters.scale < 1.0 && !parameters.is_declared()
+    goes_by_scale && !parameters.is_full() && !parameters.is_declared()
 }
 
 /// The worst of what was judged. "Up to" is also a claim about the strongest cell: where all fall short of it, ours is weaker.
@@ -317,6 +343,27 @@ fn in_all(claim: &Claim, cells: &[CellVerdict]) -> Agreement {
 }
 
 impl CellVerdict {
+    /// Whether it was measured less often than it is to be.
+    pub fn is_few(&self) -> bool {
+        self.count < self.asked
+    }
+
+    /// `n = 5`, or `n = 3, too small`.
+    pub fn count_in_short(&self) -> String {
+        format!("n = {}{}", self.count, if self.is_few() { ", too small" } else { "" })
+    }
+
+    /// What it waited for, in a word, and the other side where that waited for something else: `drive`, `drive against journal`. Nothing for what is no
+    /// time, or where it was not measured.
+    pub fn bound_in_short(&self, verdict: &Verdict) -> Option<String> {
+        if !is_time(&verdict.field) || self.bound.iter().all(|one| one.bound == Bound::Unknown) {
+            return None;
+        }
+        let mut names: Vec<&str> = self.bound.iter().map(|one| one.bound.name()).collect();
+        names.dedup();
+        Some(names.join(" against "))
+    }
+
     /// Ours in short, with its interval: `−55 % (−58 to −52)`.
     pub fn ours_in_short(&self, verdict: &Verdict) -> String {
         let number = |value: f64| {
@@ -363,6 +410,31 @@ impl CellVerdict {
 }
 
 impl Verdict {
+    /// How often its cells were measured: `5`, `1 to 5, too small in 3`.
+    pub fn counts(&self) -> String {
+        let all = || self.cells.iter().map(|cell| cell.count);
+        let (Some(fewest), Some(most)) = (all().min(), all().max()) else { return "0".to_owned() };
+        let counts = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
+        match self.cells.iter().filter(|cell| cell.is_few()).count() {
+            0 => counts,
+            few if few == self.cells.len() => format!("{counts}, too small"),
+            few => format!("{counts}, too small in {few}"),
+        }
+    }
+
+    /// Says in other words why cells are not judged.
+    pub(crate) fn give_reason(&mut self, instead_of: &str, reason: &str) {
+        for cell in self.cells.iter_mut().filter(|cell| cell.reason.as_deref() == Some(instead_of)) {
+            cell.reason = Some(reason.to_owned());
+        }
+        self.sentence = sentence(self);
+    }
+
+    /// Whether something of it was judged by fewer measurements than there are to be.
+    pub fn is_judged_by_few(&self) -> bool {
+        self.cells.iter().any(|cell| cell.agreement.is_judged() && cell.is_few())
+    }
+
     /// How many cells came to what, in words: `agrees in 3, weaker in 1`.
     pub fn tally(&self) -> String {
         let mut counts: BTreeMap<Agreement, usize> = BTreeMap::new();
@@ -394,7 +466,9 @@ fn sentence(verdict: &Verdict) -> String {
             let place = cell.place(&verdict.cells);
             let place = if place.is_empty() { place } else { format!("{place}: ") };
             let reason = cell.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-            format!("{place}{}, n = {}, {}{reason}", cell.ours_in_short(verdict), cell.count, cell.agreement.words())
+            let bound = cell.bound_in_short(verdict).map(|bound| format!(", bound by {bound}")).unwrap_or_default();
+            let (ours, count) = (cell.ours_in_short(verdict), cell.count_in_short());
+            format!("{place}{ours}, {count}{bound}, {}{reason}", cell.agreement.words())
         })
         .collect();
     let _ = write!(text, "{}.", cells.join("; "));
@@ -472,7 +546,11 @@ mod tests {
         assert_eq!(verdict.agreement, Agreement::Reversed);
         assert_eq!(verdict.tally(), "agrees in 1, reversed in 1, not judged in 1");
         assert_eq!(verdict.cells[2].agreement, Agreement::NotJudged, "once is not judged: {verdict:?}");
-        assert!(verdict.sentence.contains("4 guests: −99 %, n = 1, not judged: measured once"), "{}", verdict.sentence);
+        assert!(
+            verdict.sentence.contains("4 guests: −99 %, n = 1, too small, not judged: measured once"),
+            "{}",
+            verdict.sentence
+        );
         let nothing = judge(&"at-most seconds vma ordered 4".parse().unwrap(), &rows, &full(), None);
         assert_eq!((nothing.agreement, nothing.tally().as_str()), (Agreement::Missing, "not measured"));
     }
@@ -480,6 +558,9 @@ mod tests {
     #[test]
     fn up_to_so_much_must_be_reached_somewhere() {
         assert_eq!(judged("at-most seconds vma journal 41", 90.0), Agreement::Weaker);
+        let rows = [row(Mode::Vma, 1, "seconds", &[89.5, 90.5]), row(Mode::Journal, 1, "seconds", &[99.5, 100.5])];
+        let verdict = judge(&"at-most seconds vma journal 41".parse().unwrap(), &rows, &full(), None);
+        assert_eq!(verdict.tally(), "weaker", "no cell of it agrees");
         assert_eq!(judged("at-most seconds vma journal 41", 62.0), Agreement::Agrees);
         assert_eq!(judged("at-most seconds vma journal 41", 20.0), Agreement::Stronger);
     }
@@ -507,10 +588,12 @@ mod tests {
             row(Mode::Journal, 1, "seconds", &[99.5, 100.0, 100.5]),
         ];
         let claim: Claim = "about seconds vma journal 40".parse().unwrap();
-        let of =
-            |scale: f64, clocks: f64| judge(&claim, &rows, &Parameters { scale, clocks, ..full() }, None).agreement;
-        assert_eq!(of(0.1, 1.0), Agreement::NotJudged);
+        let of = |scale: f64, clocks: f64| {
+            judge(&claim, &rows, &Parameters { scale, clocks, time_scale: 2.0, ..full() }, None).agreement
+        };
+        assert_eq!((of(0.1, 1.0), of(0.1, 0.4)), (Agreement::NotJudged, Agreement::NotJudged));
         assert_eq!((of(0.1, 0.2), of(1.0, 1.0)), (Agreement::Agrees, Agreement::Agrees));
+        assert_eq!(of(1.0, 0.4), Agreement::NotJudged, "other clocks than the paper's");
         let bound = |value: f64| {
             let rows = [row(Mode::Vma, 1, "pool_bytes_max", &[value, value + 1.0])];
             let claim: Claim = "value-at-most pool_bytes_max vma 100000".parse().unwrap();
@@ -520,6 +603,51 @@ mod tests {
         let pages = [row(Mode::Vma, 1, "protect_us", &[14.0, 14.2, 14.4])];
         let claim: Claim = "value-about protect_us vma 14.2".parse().unwrap();
         assert_eq!(judge(&claim, &pages, &Parameters { scale: 0.1, ..full() }, None).agreement, Agreement::Agrees);
+    }
+
+    /// Five measurements, three with more than four guests, 120 crashes; fewer are judged and marked.
+    #[test]
+    fn fewer_measurements_than_asked_for_are_marked() {
+        let of = |guests: u32, count: usize| {
+            let values = |value: f64| (0..count).map(|index| value + 0.1 * index as f64).collect::<Vec<_>>();
+            let rows = [
+                row(Mode::Vma, guests, "seconds", &values(60.0)),
+                row(Mode::Journal, guests, "seconds", &values(100.0)),
+            ];
+            judge(&"about seconds vma journal 40".parse().unwrap(), &rows, &full(), None)
+        };
+        for (guests, count, counts) in
+            [(1, 4, "4, too small"), (1, 5, "5"), (4, 3, "3, too small"), (8, 3, "3"), (8, 2, "2, too small")]
+        {
+            let verdict = of(guests, count);
+            assert_eq!((verdict.counts().as_str(), verdict.agreement), (counts, Agreement::Agrees), "{guests} guests");
+            assert_eq!(verdict.is_judged_by_few(), counts.contains("too small"));
+        }
+        assert!(of(1, 4).sentence.contains("n = 4, too small, agrees"), "{}", of(1, 4).sentence);
+        assert!(!of(1, 1).is_judged_by_few() && of(1, 1).counts() == "1, too small", "once is not judged at all");
+        let boots = |count: usize| {
+            let rows = [row(Mode::Vma, 1, "corrupted_runs", &vec![1.0; count])];
+            judge(&"value-at-most corrupted_runs vma 0".parse().unwrap(), &rows, &full(), None).counts()
+        };
+        assert_eq!((boots(2).as_str(), boots(6).as_str()), ("2, too small", "6"), "120 crashes are six boots");
+    }
+
+    #[test]
+    fn what_bounds_a_cell_is_said_with_it() {
+        let busy = |mut row: SummaryRow, drive: f64, flushing: f64| {
+            for (name, value) in [("drive_busy_percent", drive), ("flushing_percent", flushing)] {
+                row.fields.insert(name.to_owned(), Summary::of(&[value, value]).unwrap());
+            }
+            row
+        };
+        let rows = [
+            busy(row(Mode::Vma, 1, "seconds", &[60.0, 61.0]), 95.0, 2.0),
+            busy(row(Mode::Journal, 1, "seconds", &[100.0, 101.0]), 95.0, 70.0),
+            busy(row(Mode::Ordered, 1, "seconds", &[90.0, 91.0]), 95.0, 3.0),
+        ];
+        let of = |text: &str| judge(&text.parse().unwrap(), &rows, &full(), None);
+        assert!(of("about seconds vma journal 40").sentence.contains("bound by drive against journal, agrees"));
+        assert!(of("about seconds vma ordered 33").sentence.contains("bound by drive, agrees"));
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(super) fn every_claim(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
                 label { input type="radio" name="only" id=(id) checked[id == "only-all"]; " " (words) }
             }
         }
+        p.soft { "In brackets, of times: what bound the cell, and the other side where that is something else. A pointer on a cell brings up the shares." }
         @for (paper, judged) in papers.iter().filter(|(_, judged)| judged.iter().any(|one| !one.verdicts.is_empty())) {
             details open {
                 summary { (paper.title()) }
@@ -53,7 +54,7 @@ fn rows(judged: &[Judged<'_>]) -> Vec<(String, Vec<Markup>)> {
                     html! { (verdict.label) },
                     html! { (verdict.paper) },
                     cells(verdict),
-                    html! { (counts(verdict)) },
+                    html! { (verdict.counts()) },
                     html! { b class=(kind) { (verdict.tally()) } },
                 ],
             ));
@@ -62,16 +63,8 @@ fn rows(judged: &[Judged<'_>]) -> Vec<(String, Vec<Markup>)> {
     rows
 }
 
-fn counts(verdict: &Verdict) -> String {
-    let all = || verdict.cells.iter().map(|cell| cell.count);
-    match (all().min(), all().max()) {
-        (Some(fewest), Some(most)) if fewest == most => fewest.to_string(),
-        (Some(fewest), Some(most)) => format!("{fewest} to {most}"),
-        _ => String::new(),
-    }
-}
-
-/// Each cell on a line of its own, in the colour of how it fared, with why it is not judged.
+/// Each cell on a line of its own, in the colour of how it fared, with what bound it, a number of measurements that is too small, and why
+/// it is not judged.
 pub(super) fn cells(verdict: &Verdict) -> Markup {
     html! {
         @for cell in &verdict.cells {
@@ -79,6 +72,10 @@ pub(super) fn cells(verdict: &Verdict) -> Markup {
             div class=(class(tone(cell.agreement))) title=(cell.bound.iter().map(crate::binding::Binding::words).collect::<Vec<_>>().join("; other side: ")) {
                 @if !place.is_empty() { (place) ": " }
                 (cell.ours_in_short(verdict))
+                span.soft {
+                    @if let Some(bound) = cell.bound_in_short(verdict) { " [" (bound) "]" }
+                    @if cell.is_few() { "; " (cell.count_in_short()) }
+                }
                 @if let Some(reason) = &cell.reason { span.soft { " – " (reason) } }
             }
         }

@@ -12,6 +12,7 @@ use crate::catalogue::{Experiment, Kind};
 use crate::error::{FileContext, Result};
 use crate::paper::{self, Judged, Paper};
 use crate::results::{Results, read_all};
+use charts::Sample;
 use maud::{Markup, html};
 use std::path::{Path, PathBuf};
 
@@ -50,6 +51,15 @@ pub fn page(all: &[Results], catalogue: &[Experiment]) -> String {
     charts::page("amberlog lab", &body)
 }
 
+/// How what was measured so often is drawn, where it is to be measured `asked` times.
+pub(crate) fn sample(count: usize, asked: u32) -> Sample {
+    match count {
+        0 | 1 if asked > 1 => Sample::Once,
+        count if count < usize::try_from(asked).unwrap_or(usize::MAX) => Sample::Few,
+        _ => Sample::Enough,
+    }
+}
+
 /// What a paper's part of the page is called in links.
 fn anchor(paper: Paper) -> &'static str {
     paper.prefix().unwrap_or("beyond")
@@ -64,10 +74,15 @@ fn heading(one: &Judged<'_>) -> String {
 fn contents(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
     html! {
         nav {
-            a href="#claims" { "Every claim" }
-            @for (paper, judged) in papers {
-                b { a href=(format!("#{}", anchor(*paper))) { (paper.title()) } }
-                ul { @for one in judged { li { a href=(format!("#{}", one.results.id)) { (heading(one)) } } } }
+            // On a narrow screen it is shown when it is asked for.
+            input type="checkbox" id="toc";
+            label for="toc" { "Contents" }
+            div.toc {
+                a href="#claims" { "Every claim" }
+                @for (paper, judged) in papers {
+                    b { a href=(format!("#{}", anchor(*paper))) { (paper.title()) } }
+                    ul { @for one in judged { li { a href=(format!("#{}", one.results.id)) { (heading(one)) } } } }
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //! numbers as marks on the bars that they are about.
 
 use super::place::place;
+use super::sample;
 use super::series::{order, series};
 use crate::cell::{Group, Mode};
 use crate::claim::{Claim, Sense, What};
@@ -9,31 +10,33 @@ use crate::fields::{amount, field_words, grouped, is_proportion};
 use crate::paper::Judged;
 use crate::results::SummaryRow;
 use crate::statistics::Summary;
-use charts::{Bar, Bars, Lines, Mark, Series, bars, key, lines};
+use charts::{Bar, Bars, Lines, Mark, Sample, Series, bars, key, lines};
 use maud::{Markup, html};
 use std::collections::BTreeSet;
 
 /// All of them.
 pub(super) fn plots(one: &Judged<'_>) -> Markup {
     let plotted = one.experiment.map_or("seconds_unmounted", |experiment| experiment.plot.as_str());
-    let parameter = one.experiment.and_then(|experiment| experiment.parameter.as_ref()).map(|(name, _)| name.as_str());
     let rows = &one.results.rows;
     let mut modes: Vec<Mode> = rows.iter().map(|row| row.group.mode).collect();
     modes.sort_by_key(|mode| order(*mode));
     modes.dedup();
     let looks: Vec<Series> = modes.iter().map(|mode| series(*mode)).collect();
-    let claims = one.experiment.map(|experiment| experiment.claims.as_slice()).unwrap_or_default();
     html! {
         @if modes.len() > 1 { (key(&looks)) }
         div.pair {
             @for field in plotted.split_whitespace() {
                 @let parts = parts(rows, field);
                 @if parts.is_empty() { p.soft { (field_words(field).0) ": nothing was measured." } }
-                @for (name, part) in &parts { figure { (plot(field, name, part, &modes, parameter, claims)) } }
+                @for (name, part) in &parts { figure { (plot(one, field, name, part, &modes)) } }
             }
-            (over_time(one, parameter))
+            (over_time(one, parameter_of(one)))
         }
     }
+}
+
+fn parameter_of<'a>(one: &Judged<'a>) -> Option<&'a str> {
+    one.experiment.and_then(|experiment| experiment.parameter.as_ref()).map(|(name, _)| name.as_str())
 }
 
 /// Rows with a field, apart by drive, and by load where a parameter varies within one; a part's name says what it has alone.
@@ -57,14 +60,9 @@ fn parts<'a>(rows: &'a [SummaryRow], field: &str) -> Vec<(String, Vec<&'a Summar
     parts
 }
 
-fn plot(
-    field: &str,
-    name: &str,
-    rows: &[&SummaryRow],
-    modes: &[Mode],
-    parameter: Option<&str>,
-    claims: &[Claim],
-) -> Markup {
+fn plot(one: &Judged<'_>, field: &str, name: &str, rows: &[&SummaryRow], modes: &[Mode]) -> Markup {
+    let parameter = parameter_of(one);
+    let claims = one.experiment.map(|experiment| experiment.claims.as_slice()).unwrap_or_default();
     let mut groups: Vec<String> = Vec::new();
     for row in rows {
         let group = place(&row.group, rows, parameter);
@@ -82,7 +80,7 @@ fn plot(
     };
     for row in rows {
         if let (Some((group, mode)), Some(value)) = (position(row), row.fields.get(field)) {
-            values[group][mode] = Some(bar(field, value, row));
+            values[group][mode] = Some(bar(one, field, value, row));
         }
     }
     let marks: Vec<Mark> = claims.iter().flat_map(|claim| marks(claim, field, rows, &position)).collect();
@@ -90,7 +88,11 @@ fn plot(
     let title = [words, if unit == "bytes" { "" } else { unit }, name];
     let title = title.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
     let label = |value: f64| {
-        if is_proportion(field) || unit == "bytes" { amount(field, value) } else { charts::short(value) }
+        if is_proportion(field) || unit == "bytes" {
+            amount(field, value).replace(".0 ", " ")
+        } else {
+            charts::short(value)
+        }
     };
     bars(&Bars {
         title: &title,
@@ -103,15 +105,18 @@ fn plot(
     })
 }
 
-fn bar(field: &str, value: &Summary, row: &SummaryRow) -> Bar {
+fn bar(one: &Judged<'_>, field: &str, value: &Summary, row: &SummaryRow) -> Bar {
     let interval = if is_proportion(field) { value.proportion_interval() } else { value.interval() };
     let spread = interval.map(|one| format!(" ({} to {})", grouped(one.low), grouped(one.high))).unwrap_or_default();
     let binding = crate::binding::binding(row);
+    let asked = one.experiment.map_or(1, |experiment| experiment.asked(row.group.guests));
+    let sample = sample(row.count, asked);
+    let few = if sample == Sample::Enough { "" } else { ", too small" };
     Bar {
         value: value.mean,
         interval: interval.map(|one| (one.low, one.high)),
-        is_single: value.count < 2,
-        words: format!("{}{spread}, n = {}; {}", grouped(value.mean), value.count, binding.words()),
+        sample,
+        words: format!("{}{spread}, n = {}{few}; {}", grouped(value.mean), row.count, binding.words()),
     }
 }
 

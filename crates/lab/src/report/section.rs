@@ -6,6 +6,7 @@ use super::heading;
 use super::place::place;
 use super::plots::plots;
 use crate::binding::binding;
+use crate::catalogue::iterations_asked;
 use crate::fields::grouped;
 use crate::paper::Judged;
 use crate::results::{Results, SummaryRow};
@@ -21,7 +22,7 @@ pub(super) fn section(one: &Judged<'_>) -> Markup {
     html! {
         section id=(results.id) {
             h3 { (heading(one)) " " a.soft href=(format!("#{}", results.id)) { "#" } }
-            p.soft { (results.parameters.scale_in_words()) "; guests: " (results.parameters.platform) "; " (counts(results)) "." }
+            p.soft { b { "Measured with: " } (results.declared(one.experiment).words) "; " (counts(one)) "." }
             @if !text("What differs").is_empty() { p { b { "What differs: " } (text("What differs")) } }
             (plots(one))
             @if !one.verdicts.is_empty() {
@@ -43,23 +44,30 @@ pub(super) fn section(one: &Judged<'_>) -> Markup {
                 p.note { (failed) " cells failed and are in no mean; their consoles are beside the raw results." }
             }
             (numbers(one))
-            p.soft {
-                "Guests of " (results.parameters.guest_mib) " MiB, " (results.parameters.file_system) ", seed " (results.parameters.seed)
-                @if results.parameters.quick { ", quick" }
-                ". Code " (results.commit) "; " (machine(results)) "."
-            }
-            p { "Again: " code { (results.command) } }
+            p.soft { "Seed " (results.parameters.seed) "; " (machine(results)) "." }
+            p { "Again: " code { (results.command(one.experiment)) } }
         }
     }
 }
 
-fn counts(results: &Results) -> String {
-    let all = || results.rows.iter().map(|row| row.count);
-    match (all().min(), all().max()) {
+fn counts(one: &Judged<'_>) -> String {
+    let rows = || one.results.rows.iter().map(|row| row.count);
+    let counts = match (rows().min(), rows().max()) {
         (Some(fewest), Some(most)) if fewest == most => format!("n = {fewest}"),
         (Some(fewest), Some(most)) => format!("n = {fewest} to {most}"),
-        _ => "nothing was measured".to_owned(),
+        _ => return "nothing was measured".to_owned(),
+    };
+    match one.results.rows.iter().filter(|row| is_few(one, row)).count() {
+        0 => counts,
+        few => format!("{counts}, too small in {few} of {} groups", one.results.rows.len()),
     }
+}
+
+/// Whether a group was measured less often than it is to be.
+fn is_few(one: &Judged<'_>, row: &SummaryRow) -> bool {
+    let guests = row.group.guests;
+    let asked = one.experiment.map_or_else(|| iterations_asked(guests), |experiment| experiment.asked(guests));
+    row.count < usize::try_from(asked).unwrap_or(usize::MAX)
 }
 
 fn machine(results: &Results) -> String {
@@ -81,6 +89,8 @@ fn numbers(one: &Judged<'_>) -> Markup {
         "flushes_to_storage",
         "transactions",
         "cow_faults",
+        "protection_percent",
+        "fault_wait_percent",
     ];
     for column in usual {
         if !columns.contains(&column) && results.rows.iter().any(|row| row.fields.contains_key(column)) {
@@ -99,7 +109,7 @@ fn numbers(one: &Judged<'_>) -> Markup {
             let mut cells = vec![
                 html! { (place(&row.group, &all, parameter)) },
                 html! { (row.group.mode) },
-                html! { (row.count) },
+                html! { (row.count) @if is_few(one, row) { ", too small" } },
                 html! { (binding.bound.name()) span.soft { " " (binding.words()) } },
             ];
             cells.extend(columns.iter().map(|column| value(row, column)));

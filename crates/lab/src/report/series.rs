@@ -4,7 +4,7 @@ use crate::cell::Mode;
 use charts::Series;
 
 /// Modes in the order of their meaning, each with its colour and pattern.
-const LOOKS: [(Mode, usize, usize); 24] = [
+const LOOKS: [(Mode, usize, usize); 27] = [
     (Mode::NoJournal, 6, 3),
     (Mode::Bound, 6, 0),
     (Mode::BoundOrdered, 6, 1),
@@ -20,11 +20,14 @@ const LOOKS: [(Mode, usize, usize); 24] = [
     (Mode::Tmpfs, 4, 1),
     (Mode::TmpfsSlowed, 4, 2),
     (Mode::Ramdisk, 4, 3),
+    (Mode::Njs, 9, 0),
+    (Mode::NjsNoByteLevel, 9, 1),
+    (Mode::NjsNoDelayedCheckpoint, 9, 2),
+    (Mode::NjsLogEverything, 9, 3),
     (Mode::Nvm, 8, 0),
-    (Mode::Njs, 8, 1),
-    (Mode::NvmNoByteLevel, 8, 2),
-    (Mode::NvmNoDelayedCheckpoint, 8, 3),
-    (Mode::NvmLogEverything, 8, 4),
+    (Mode::NvmNoByteLevel, 8, 1),
+    (Mode::NvmNoDelayedCheckpoint, 8, 2),
+    (Mode::NvmLogEverything, 8, 3),
     (Mode::NvmByCost, 7, 0),
     (Mode::RemoteWriteback, 5, 0),
     (Mode::RemoteOrdered, 5, 1),

@@ -2,7 +2,9 @@
 
 use super::Cell;
 use super::kinds::{Death, Load};
+use crate::catalogue::ITERATIONS_OF_A_PAPER as ITERATIONS;
 use crate::fields::grouped;
+use crate::report::sample;
 use crate::statistics::Summary;
 use charts::{Bar, Bars, Lines, Series, bars, key, lines};
 use maud::{Markup, html};
@@ -155,7 +157,8 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
         .iter()
         .map(|(name, _)| {
             let count = value(cells, name, load, "seconds").map_or(0, |one| one.count);
-            let mut row = vec![html! { (name) }, html! { (count) }];
+            let is_few = sample(count, ITERATIONS) != charts::Sample::Enough;
+            let mut row = vec![html! { (name) }, html! { (count) @if is_few { ", too small" } }];
             row.extend(COLUMNS.iter().map(
                 |(field, _)| html! { @if let Some(one) = value(cells, name, load, field) { (shown(field, one.mean)) } },
             ));
@@ -181,7 +184,7 @@ fn bar(field: &str, value: &Summary) -> Bar {
     Bar {
         value: value.mean,
         interval: interval.map(|one| (one.low, one.high)),
-        is_single: value.count < 2,
+        sample: sample(value.count, ITERATIONS),
         words: format!("{}, n = {}", shown(field, value.mean), value.count),
     }
 }

@@ -22,7 +22,7 @@ fn made_up(directory: &Path) {
     let is_run = |experiment: &&catalogue::Experiment| experiment.kind != Kind::Missing && experiment.id != NOT_RUN;
     for experiment in catalogue::all().unwrap().iter().filter(is_run) {
         let mut cells = Vec::new();
-        for iteration in 0..3 {
+        for iteration in 0..5 {
             for (index, mode) in experiment.modes.iter().enumerate() {
                 for guests in [1, 4] {
                     let workload = experiment.workloads.first().map_or("none", |workload| workload.name()).to_owned();
@@ -54,6 +54,7 @@ fn made_up(directory: &Path) {
             parameters: parameters.clone(),
             curves: results::curves(experiment, &cells),
             rows,
+            declared: results::Declared::default(),
             verdicts,
             raw: "raw".into(),
         };

@@ -4,7 +4,7 @@ use super::LabelledReport;
 use super::figures::{self, Line};
 use super::table::{bytes, grouped, micros};
 use crate::ftl::FtlKind;
-use charts::{Bar, Bars, Lines, Series, bars, key, lines};
+use charts::{Bar, Bars, Lines, Sample, Series, bars, key, lines};
 use maud::{Markup, html};
 
 /// More series than can be told apart are told in the table only.
@@ -104,7 +104,7 @@ fn runs(reports: &[LabelledReport]) -> Markup {
 
 /// A simulation has no spread: a bar is what it came to.
 fn exact(value: f64, label: &dyn Fn(f64) -> String) -> Bar {
-    Bar { value, interval: None, is_single: false, words: label(value) }
+    Bar { value, interval: None, sample: Sample::Enough, words: label(value) }
 }
 
 fn plot(
