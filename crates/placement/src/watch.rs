@@ -9,13 +9,15 @@
 //!
 //! Failure story: a log that cannot be followed (fast commits, one that is brought, more blocks than a log has) is not watched.
 
+use crate::keeper::HomeChange;
 use crate::nvm::log_stream::{LogStream, Tail, TailMove};
 use crate::scan::FoundLogPlace;
+use block_route::RequestId;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
 use journal_area::{Mark, Strays};
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,6 +39,8 @@ pub(crate) struct Watch {
     live: VecDeque<(u32, Vec<u64>)>,
     newest: HashMap<u64, Newest>,
     strays: Strays,
+    /// Changes of homes that wait, and will be asked about again.
+    waiting: HashSet<(RequestId, u64)>,
     hasher: RandomState,
 }
 
@@ -99,6 +103,24 @@ impl Watch {
             self.live.push_back((sequence, transaction.blocks.into_keys().collect()));
         }
         None
+    }
+
+    /// The guest asks to change its file system. What has to wait is asked about again and again, and counts as of when it was asked
+    /// first: a kernel lets its tail pass a version of a file that was deleted while a write of it is still under way.
+    pub fn home_asked(&mut self, change: &HomeChange<'_>) {
+        if !self.waiting.contains(&(change.request, change.range.start)) {
+            self.home_change(change.blocks.clone(), change.payload);
+        }
+    }
+
+    /// Whether that has to wait.
+    pub fn home_answered(&mut self, change: &HomeChange<'_>, waits: bool) {
+        let key = (change.request, change.range.start);
+        if waits && self.is_on() {
+            self.waiting.insert(key);
+        } else {
+            self.waiting.remove(&key);
+        }
     }
 
     /// The guest writes blocks of its file system, or gives them up; `payload` has what is known of their contents.

@@ -162,6 +162,17 @@ fn what_is_prepared_is_home_and_is_not_counted() {
     assert!(cell.begins_clean, "it was measured anew");
 }
 
+/// Postmark's files all have the same text, and with all of them logged the writes home of those that are deleted wait for room in the region: its
+/// journal is what it seems all the same, and a cell in which it was not would fail.
+#[test]
+fn a_postmark_whose_appends_are_logged_is_trusted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(directory.path());
+    options.parameters.time_scale = 5.0;
+    let experiments = experiment("njs2018-fig11", &[Mode::NvmLogEverything], 1);
+    assert_eq!(run(&experiments, &options).unwrap(), 0, "no cell fails");
+}
+
 #[test]
 fn a_guest_that_hangs_is_killed_and_its_console_kept() {
     let directory = tempfile::tempdir().unwrap();

@@ -746,8 +746,10 @@ impl Keeper for InRegion {
             work.refresh(state, log);
             match state {
                 State::Held(captured) => {
-                    work.watch.home_change(change.blocks.clone(), change.payload);
-                    work.home_write(captured, change, steps)
+                    work.watch.home_asked(change);
+                    let verdict = work.home_write(captured, change, steps);
+                    work.watch.home_answered(change, matches!(verdict, Ok(HomeVerdict::Wait)));
+                    verdict
                 }
                 State::Idle(_) | State::Failed => {
                     let part = HomePart { range: change.range.clone(), content: None, operation: usize::MAX };

@@ -82,6 +82,24 @@ impl Rig {
         self.watch.home_change(block..block + 1, &[Some(slice)]);
     }
 
+    /// Asks for the `number`th write of a block, which waits or goes.
+    fn ask(&mut self, number: u32, block: u64, content: &[u8], waits: bool) {
+        let slice = self.memory.page(guest_memory::PageId(0)).expect("a page").sub(0, BLOCK);
+        self.memory.simulated_guest_write(guest_memory::PageId(0), 0, content);
+        let change = HomeChange {
+            kind: block_route::RequestKind::Write,
+            request: RequestId(number),
+            range: block * BLOCK as u64..(block + 1) * BLOCK as u64,
+            blocks: block..block + 1,
+            whole: block..block + 1,
+            payload: &[Some(slice)],
+            slices: &[slice],
+            is_watched: false,
+        };
+        self.watch.home_asked(&change);
+        self.watch.home_answered(&change, waits);
+    }
+
     /// The tail moves to where the next transaction will begin; or the log ends.
     fn all_is_home(&mut self, ends: bool) {
         let (start, sequence) = (if ends { 0 } else { self.builder.position }, self.builder.sequence);
@@ -114,6 +132,35 @@ fn a_guest_whose_blocks_are_elsewhere_is_found_when_its_tail_moves_or_its_log_en
         assert!(is_told, "{why}");
         assert!(!rig.watch.is_on(), "it is said once");
     }
+}
+
+/// A postmark whose appends are logged: its files have all the same text, and a write of one that is deleted meanwhile waits for room in the region.
+#[test]
+fn a_write_that_waits_counts_as_of_when_it_was_asked_first() {
+    let mut rig = Rig::new();
+    rig.commit(&blocks(2000), &[]);
+    let ask = |rig: &mut Rig, waits: bool| {
+        for (block, content) in blocks(2000) {
+            rig.ask(block as u32, block, &content, waits);
+        }
+    };
+    ask(&mut rig, true);
+    // Deleted without a word; another file that begins with the same text is written.
+    let again: Vec<(u64, Vec<u8>)> = blocks(2000).into_iter().map(|(block, text)| (block + 500, text)).collect();
+    rig.commit(&again, &[]);
+    rig.all_is_home(false);
+    rig.commit(&[(2900, content(1))], &[]);
+    ask(&mut rig, true);
+    ask(&mut rig, false);
+    let third: Vec<(u64, Vec<u8>)> = again.into_iter().map(|(block, text)| (block + 100, text)).collect();
+    rig.commit(&third, &[]);
+    rig.all_is_home(false);
+    assert_eq!(rig.why, None);
+    // With the number of a write that has gone, another one is another one.
+    rig.commit(&third, &[]);
+    ask(&mut rig, false);
+    rig.all_is_home(false);
+    assert!(rig.why.is_some_and(|why| why.contains("but to other blocks")), "homes that are elsewhere are still found");
 }
 
 #[test]
