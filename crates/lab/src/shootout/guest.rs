@@ -161,13 +161,18 @@ impl Stand {
         format!("mount -t {kind} -o {} /dev/vda /mnt || fail mount", contender.mount)
     }
 
-    /// Bytes to each kind of fast memory, and over the network, by amberlog's report; and what an external journal takes.
-    fn media(&self) -> BTreeMap<String, f64> {
+    /// Bytes to each kind of fast memory, and over the network, by amberlog's report; and what an external journal takes. Who has no amberlog
+    /// has no report.
+    fn media(&self) -> Result<BTreeMap<String, f64>> {
         let report: Value = std::fs::read(self.report())
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or(Value::Null);
         let disk = &report["disks"][0];
+        if let Some(fault) = disk["fault"].as_str() {
+            // What was measured is not what the contender's name says.
+            return Err(Error::Told(format!("amberlog's report of the disk says: {fault}")));
+        }
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let external = std::fs::metadata(self.journal()).map_or(0.0, |file| file.blocks() as f64 * 512.0);
         let copied = number(&disk["counters"]["pool_bytes_max"]) + number(&disk["counters"]["area_bytes_max"]);
@@ -185,7 +190,7 @@ impl Stand {
             media.insert("copied_percent".to_owned(), copied / blocks * 100.0);
             media.insert("write_faults".to_owned(), faults);
         }
-        media
+        Ok(media)
     }
 }
 
@@ -237,7 +242,7 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
         ("storage_flushes".to_owned(), (storage.flushes() - flushes) as f64),
         ("host_cpu_seconds".to_owned(), cpu),
     ]);
-    measured.fields.extend(stand.media());
+    measured.fields.extend(stand.media()?);
     Ok(measured)
 }
 
