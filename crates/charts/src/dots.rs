@@ -7,7 +7,7 @@ use maud::{Markup, html};
 /// Of the strip that a claim's numbers are on, beside or below its words.
 const WIDTH: f64 = 320.0;
 const HEIGHT: f64 = 16.0;
-const MARGIN: f64 = 20.0;
+const MARGIN: f64 = 26.0;
 /// Between two lines of the grid, in per cent.
 const STEP: f64 = 50.0;
 

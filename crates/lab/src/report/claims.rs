@@ -2,7 +2,7 @@
 
 use super::first::tone;
 use crate::paper::{Judged, Paper};
-use crate::verdict::Verdict;
+use crate::verdict::{ONCE, Verdict};
 use charts::Tone;
 use maud::{Markup, html};
 
@@ -74,7 +74,7 @@ pub(super) fn cells(verdict: &Verdict) -> Markup {
                 (cell.ours_in_short(verdict))
                 span.soft {
                     @if let Some(bound) = cell.bound_in_short(verdict) { " [" (bound) "]" }
-                    @if cell.is_few() { "; " (cell.count_in_short()) }
+                    @if cell.is_few() && cell.reason.as_deref() != Some(ONCE) { "; " (cell.count_in_short()) }
                 }
                 @if let Some(reason) = &cell.reason { span.soft { " – " (reason) } }
             }
