@@ -58,6 +58,8 @@ pub enum Over<'a> {
         blocks: &'a [u64],
         /// The last transaction that is durable, if that matters.
         durable: Option<u32>,
+        /// It had to wait: it was asked before now.
+        has_waited: bool,
     },
     /// Over all that it covers whole, as of a transaction: the last one that was committed when it was asked first. Nothing where that is
     /// now.
@@ -70,10 +72,20 @@ pub enum Over<'a> {
 }
 
 impl Over<'_> {
+    /// Whether it had to wait. A kernel lets its tail pass a version of a file that was deleted while a write of it is still under way: what there
+    /// was for it to bring when it was asked is not known now.
+    fn has_waited(&self) -> bool {
+        match self {
+            Over::Unknown => false,
+            Over::Blocks { has_waited, .. } => *has_waited,
+            Over::AsOf { first_asked, .. } => first_asked.is_some(),
+        }
+    }
+
     /// Whether a version of a transaction may be forgotten where its home has just that.
     fn is_durable(&self, block: u64, sequence: u32) -> bool {
         match self {
-            Over::Blocks { blocks, durable: Some(durable) } => {
+            Over::Blocks { blocks, durable: Some(durable), .. } => {
                 !sequence::is_after(sequence, *durable) || blocks.contains(&block)
             }
             _ => true,
@@ -117,7 +129,7 @@ impl VmJcb {
         for block in blocks.clone() {
             let index = (block - blocks.start) as usize;
             let Some(position) = self.newest(block) else {
-                if let Some(content) = payload.get(index).copied().flatten() {
+                if let Some(content) = payload.get(index).copied().flatten().filter(|_| !over.has_waited()) {
                     self.note_stray(block, &content, None);
                 }
                 continue;
@@ -151,7 +163,9 @@ impl VmJcb {
             slice.copy_out(0, &mut given);
             let is_read = self.read_version(pages, position, &mut held);
             if !is_read || held != given {
-                self.note_stray(block, &slice, is_read.then_some(held.as_slice()));
+                if !over.has_waited() {
+                    self.note_stray(block, &slice, is_read.then_some(held.as_slice()));
+                }
                 continue;
             }
             self.strays.placed();

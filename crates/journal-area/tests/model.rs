@@ -576,7 +576,7 @@ impl Guest {
                     guest.log,
                     first..first + count,
                     &payload,
-                    &Over::Blocks { blocks: &over, durable: None },
+                    &Over::Blocks { blocks: &over, durable: None, has_waited: false },
                 )
             };
             let begun = if self.is_asking_again { begins(self) } else { self.step(begins) };

@@ -251,6 +251,37 @@ fn a_write_past_the_journal_is_told_from_one_that_brings_what_it_has() {
     rig.area.check().expect("the books are right");
 }
 
+/// Files that all have one text: a write of one that was deleted meanwhile goes when the guest's tail has passed what it brings, and others
+/// with that text are deleted without a word.
+#[test]
+fn a_write_that_waited_says_nothing_of_where_homes_are() {
+    let as_of = |first_asked| Over::AsOf { whole: 0..0, first_asked };
+    let aged = |has_waited| Over::Blocks { blocks: &[], durable: None, has_waited };
+    for (over, is_wrong) in [(as_of(Some(1)), false), (aged(true), false), (as_of(None), true), (aged(false), true)] {
+        let mut rig = Rig::new();
+        let texts: Vec<PageId> = (5..11).map(PageId).collect();
+        for page in &texts {
+            let text: Vec<u8> = (0..BLOCK).map(|at| (at * (page.0 as usize + 3) / 5) as u8).collect();
+            rig.memory.simulated_guest_write(*page, 0, &text);
+        }
+        let file = |from: u64| (from..).zip(texts.iter().copied()).collect::<Vec<_>>();
+        rig.commit(&file(10));
+        rig.move_tail();
+        rig.fill(PageId(4), 1);
+        rig.commit(&[(2, PageId(4))]);
+        let payload: Vec<_> = texts.iter().map(|page| rig.memory.page(*page)).collect();
+        let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 10..16, &payload, &over) else {
+            panic!("nothing is in the way")
+        };
+        rig.area.home_write_ended(rig.log, operation, true);
+        rig.commit(&file(20));
+        let block =
+            SuperblockBuilder { start: rig.builder.position, sequence: rig.builder.sequence, ..rig.superblock.clone() };
+        let _ = rig.area.superblock_written(rig.log, &block.build());
+        assert_eq!(rig.area.contradiction(rig.log).is_some(), is_wrong, "{over:?}");
+    }
+}
+
 /// It was asked before there was that version, and happens to carry the same.
 #[test]
 fn what_is_not_durable_is_not_let_go_of_for_what_came_before_it() {
@@ -264,7 +295,8 @@ fn what_is_not_durable_is_not_let_go_of_for_what_came_before_it() {
         [(&[][..], transaction - 1, false), (&[10], transaction - 1, true), (&[], transaction, true)]
     {
         for page in [committed, other] {
-            let (payload, over) = ([rig.memory.page(page)], Over::Blocks { blocks, durable: Some(durable) });
+            let (payload, over) =
+                ([rig.memory.page(page)], Over::Blocks { blocks, durable: Some(durable), has_waited: false });
             let HomeWrite::Go { operation, carried, .. } = rig.area.home_write_begins(rig.log, 10..11, &payload, &over)
             else {
                 panic!("nothing is in the way")
@@ -296,7 +328,7 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
     };
     let as_of = |whole, first_asked| Over::AsOf { whole, first_asked };
     assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
-    assert_eq!(write(&rig, &Over::Blocks { blocks: &[11], durable: None }), [(10, None)]);
+    assert_eq!(write(&rig, &Over::Blocks { blocks: &[11], durable: None, has_waited: false }), [(10, None)]);
     assert_eq!(write(&rig, &as_of(10..11, Some(0))), [(10, None)], "the transaction is the first");
     assert_eq!(write(&rig, &as_of(11..11, None)), [(10, None)], "a part of the block");
     rig.area.home_write_asked(rig.log, &(10..13), &(10..13));

@@ -763,7 +763,8 @@ impl Held {
             }
         };
         let over = aging.call(self, log, steps, |machine, _, view, _| machine.goes_over(id, view));
-        let over = Over::Blocks { blocks: &over, durable: Some(aging.machine.durable()) };
+        let durable = Some(aging.machine.durable());
+        let over = Over::Blocks { blocks: &over, durable, has_waited: first_asked.is_some() };
         let verdict = match self.home_begins_in_area(log, change, &over, false) {
             Ok(None) => {
                 // Its place is not its own while compounds are there.
