@@ -61,6 +61,14 @@ impl JudgedLog {
         }
     }
 
+    /// Another process goes on with it, and the guest's pass that has not ended is sent once more.
+    pub(crate) fn is_now(&mut self, log: Arc<Log>, name: String) {
+        // One that was not held has files of another name.
+        (self.log, self.description.name) = (log, name);
+        self.in_pass.clear();
+        self.waiting.clear();
+    }
+
     /// The log is made durable by age, where superblocks wait.
     pub fn set_aged(&mut self) {
         self.is_aged = true;

@@ -76,6 +76,8 @@ pub struct Outcome {
     pub begins: u64,
     /// Logs that have left their region for storage.
     pub left: usize,
+    /// Workers that went on after another one had been killed.
+    pub followed: u64,
     /// What is wrong.
     pub finding: Option<Finding>,
 }
@@ -133,6 +135,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         Ok(())
     });
     outcome.points += simulation.looks;
+    outcome.followed = simulation.deaths.followed;
     match ended {
         Ok(()) => {}
         Err(Stop::Error(Error::Other(text))) if text.is_empty() => {}

@@ -5,6 +5,7 @@
 //! * [`simulation`] sends a recording through the real routes, journals and area, over a simulated disk that an adversary
 //!   drives, in a guest memory whose pages change between their uses as an adversary likes ([`switches`]).
 //! * [`kills`] looks at what it leaves when it is killed in the middle of a step.
+//! * The module `follow` kills the worker and has another one go on.
 //! * [`check`] compares, after every step, what amberlog would recover with what the same disk becomes with the complete
 //!   journal; [`judgement`] has e2fsprogs judge a sample.
 //! * [`power`] does the like for durability by age: a disk that loses power, judged by what storage alone is.
@@ -22,6 +23,7 @@ pub mod check;
 pub mod complete;
 pub mod error;
 pub mod explore;
+mod follow;
 mod hand_over;
 pub mod judgement;
 pub mod kills;

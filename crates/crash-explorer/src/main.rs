@@ -119,7 +119,7 @@ fn explore(request: &Request) -> Result<ExitCode> {
         return Err(Error::Other("no recording has its journal on the disk of its file system".to_owned()));
     }
     let started = Instant::now();
-    let (mut points, mut judgements, mut seed) = (0, 0, request.seed);
+    let (mut points, mut judgements, mut followed, mut seed) = (0, 0, 0, request.seed);
     loop {
         for (number, recording) in recordings.iter().enumerate() {
             let drawn = Switches::of_seed(seed ^ (number as u64) << 32);
@@ -133,9 +133,11 @@ fn explore(request: &Request) -> Result<ExitCode> {
             let outcome = run(recording, seed, switches, request.how)?;
             points += outcome.points;
             judgements += outcome.judgements;
+            followed += outcome.followed;
             let rate = points as f64 / started.elapsed().as_secs_f64();
             println!(
-                "{points} crash points, {judgements} judged by e2fsprogs, {rate:.0} points/s ({} from seed {seed}: {})",
+                "{points} crash points, {judgements} judged by e2fsprogs, {followed} workers followed, {rate:.0} points/s ({} from seed \
+                 {seed}: {})",
                 recording.scenario,
                 switches.names()
             );

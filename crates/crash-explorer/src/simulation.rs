@@ -5,6 +5,7 @@
 
 use crate::complete::JudgedLog;
 use crate::error::{During, Error, Result};
+use crate::follow::{Deaths, Dying};
 use crate::hand_over;
 use crate::kills::{self, Looks};
 use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Piece, Recording};
@@ -167,6 +168,9 @@ pub struct Simulation<'r> {
     pub looks: u64,
     /// From which event on logs are handed over to storage, if at all.
     hand_over_at: Option<usize>,
+    budget_bytes: u64,
+    /// When the worker is killed, and another goes on.
+    pub(crate) deaths: Deaths,
     /// Something happened since it was last taken.
     pub has_moved: bool,
 }
@@ -199,6 +203,7 @@ impl<'r> Simulation<'r> {
         watcher: Option<SharedWatcher>,
     ) -> Result<Self> {
         let mut random = Random::of(seed, 1);
+        let has_region = nvm.is_some();
         let directory = scratch()?;
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
             .map_err(|e| Error::Other(e.to_string()))?;
@@ -245,10 +250,7 @@ impl<'r> Simulation<'r> {
         let options = JournalsOptions { disks, budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).during("setting up the journals")?;
         let milliseconds = Arc::new(AtomicU64::new(0));
-        journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(&milliseconds)));
-        let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen];
-        journals.area.set_hot_pages(rules[(seed % 3) as usize]);
-        journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
+        set_up(&journals, recording, seed, &milliseconds);
         let mut routes: Vec<DiskRoute> =
             (0..images.len()).map(|disk| DiskRoute::new(Arc::clone(&journals), disk)).collect();
         for route in &mut routes {
@@ -282,14 +284,85 @@ impl<'r> Simulation<'r> {
             steps: 0,
             looks: 0,
             hand_over_at: None,
+            budget_bytes,
+            deaths: Deaths::default(),
             has_moved: false,
         };
         if switches.has(Switches::HAND_OVER) {
             let mut random = Random::of(seed, 3);
             simulation.hand_over_at = Some(random.below(recording.events.len().max(1) as u64) as usize);
         }
+        // Who watches, and a region, know of no other process.
+        if switches.has(Switches::FOLLOW) && simulation.watcher.is_none() && !has_region {
+            simulation.deaths = Deaths::of_seed(seed, recording.events.len());
+        }
         simulation.look_ahead();
         Ok(simulation)
+    }
+
+    /// The images.
+    pub(crate) fn image_paths(&self) -> Vec<PathBuf> {
+        self.journals.disks().iter().map(|disk| disk.options.path.clone()).collect()
+    }
+
+    pub(crate) fn random_below(&mut self, bound: u64) -> u64 {
+        self.random.below(bound)
+    }
+
+    /// The disks as they are served.
+    pub(crate) fn journals_options(&self) -> JournalsOptions {
+        let of_disk = |disk: &Arc<placement::Disk>| DiskOptions {
+            name: disk.options.name.clone(),
+            path: disk.options.path.clone(),
+            placement: disk.options.placement,
+            honour_flush: disk.options.honour_flush,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: disk.options.durable_within,
+            write_log: None,
+        };
+        let disks = self.journals.disks().iter().map(of_disk).collect();
+        JournalsOptions { disks, budget_bytes: self.budget_bytes, tracer: None }
+    }
+
+    pub(crate) fn set_up_journals(&self, journals: &Journals) {
+        set_up(journals, self.recording, self.seed, &self.milliseconds);
+    }
+
+    /// Another process serves the guest from here on.
+    pub(crate) fn take_over(
+        &mut self,
+        memory: Arc<VmMemory>,
+        table: Arc<MemoryTable>,
+        journals: Arc<Journals>,
+        routes: Vec<DiskRoute>,
+    ) -> Step {
+        self.wakes = vec![0; routes.len()];
+        (self.memory, self.table, self.journals, self.routes) = (memory, table, journals, routes);
+        for judged in &mut self.logs {
+            let is_it = |log: &Arc<placement::Log>| log.place().is_same_log(judged.log.place());
+            let Some(now) = self.journals.logs().into_iter().find(is_it) else {
+                return finding("the next worker has not found the log that the one before had");
+            };
+            let name = self.journals.area.name_of(now.id);
+            judged.is_now(now, name);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn plans_mut(&mut self) -> impl Iterator<Item = &mut (Plan, Vec<u32>)> {
+        self.plans.iter_mut()
+    }
+
+    pub(crate) fn is_unanswered(&self, id: u32) -> bool {
+        let state = self.requests[id as usize];
+        state.is_issued && !state.is_completed
+    }
+
+    /// What another process held a request for is over.
+    pub(crate) fn forget_holds(&mut self, id: u32) {
+        self.requests[id as usize].holds = 0;
     }
 
     /// When each request will be done at the latest, and when pages change between their uses.
@@ -348,6 +421,8 @@ impl<'r> Simulation<'r> {
             self.wake(false)?;
             self.looked(look)?;
             self.hand_over(look)?;
+            self.dies_if_due()?;
+            self.looked(look)?;
             match event {
                 Event::Issue(issue) => {
                     self.issue(issue)?;
@@ -409,6 +484,23 @@ impl<'r> Simulation<'r> {
         kills::check(self, &looks, issue)
     }
 
+    /// The same, of a step in which only amberlog does something: it may die in it.
+    fn begin_step(&mut self) -> (Option<Dying>, Option<Looks>) {
+        let dying = self.begin_dying();
+        let looks = if dying.is_none() { self.begin_looks() } else { None };
+        (dying, looks)
+    }
+
+    /// Says whether it died: another process has gone on, and what the step made is nothing any more.
+    fn end_step(
+        &mut self,
+        (dying, looks): (Option<Dying>, Option<Looks>),
+        issue: Option<&Issue>,
+    ) -> std::result::Result<bool, Stop> {
+        self.end_looks(looks, issue)?;
+        self.end_dying(dying)
+    }
+
     /// The guest puts into its page what the recording says, if it is not there.
     fn put(&self, piece: &Piece) {
         let Some(content) = piece.content.map(|id| self.recording.content(id)) else { return };
@@ -421,12 +513,17 @@ impl<'r> Simulation<'r> {
     }
 
     fn issue(&mut self, issue: &Issue) -> Step {
-        let mut slices: Vec<MemorySlice> = Vec::new();
         let looks = self.begin_looks();
         for piece in issue.segments.iter().flatten() {
             self.put(piece);
         }
         self.end_looks(looks, None)?;
+        self.issue_again(issue)
+    }
+
+    /// The same of a request that is in the guest's memory.
+    pub(crate) fn issue_again(&mut self, issue: &Issue) -> Step {
+        let mut slices: Vec<MemorySlice> = Vec::new();
         for segment in &issue.segments {
             let Some(first) = segment.first() else { continue };
             let gpa = u64::from(first.page) * PAGE_BYTES as u64 + u64::from(first.offset);
@@ -448,10 +545,12 @@ impl<'r> Simulation<'r> {
         if let Some(watcher) = &self.watcher {
             watch(watcher).issued(self.recording, issue);
         }
-        let looks = self.begin_looks();
+        let looks = self.begin_step();
         let (plan, _) = &mut self.plans[disk];
         self.routes[disk].route(&request, plan);
-        self.end_looks(looks, Some(issue))?;
+        if self.end_step(looks, Some(issue))? {
+            return Ok(());
+        }
         for log in &mut self.logs {
             log.issued(self.recording, issue);
         }
@@ -459,16 +558,18 @@ impl<'r> Simulation<'r> {
         Ok(())
     }
 
-    fn end_pass(&mut self, disk: usize) -> Step {
+    pub(crate) fn end_pass(&mut self, disk: usize) -> Step {
         let (mut plan, requests) = std::mem::take(&mut self.plans[disk]);
         if requests.is_empty() {
             return Ok(());
         }
-        let looks = self.begin_looks();
+        let looks = self.begin_step();
         simulated_room::set_full(self.watcher.as_ref().is_some_and(|watcher| !watch(watcher).has_memory()));
         self.routes[disk].end_of_pass(&mut plan);
         simulated_room::set_full(false);
-        self.end_looks(looks, None)?;
+        if self.end_step(looks, None)? {
+            return Ok(());
+        }
         for log in &mut self.logs {
             if log.description.place.journal_disk == disk {
                 log.end_of_pass();
@@ -575,11 +676,13 @@ impl<'r> Simulation<'r> {
                 watch(watcher).completed(pending.number, &pending.operation);
             }
             let mut plan = Plan::default();
-            let looks = self.begin_looks();
+            let looks = self.begin_step();
             if let Some(ticket) = pending.operation.ticket {
                 self.routes[pending.disk].disk_done(ticket, Ok(()), &mut plan);
             }
-            self.end_looks(looks, None)?;
+            if self.end_step(looks, None)? {
+                return self.looked(look);
+            }
             self.carry_out(pending.disk, plan)?;
             if let Some(request) = pending.operation.request {
                 self.release(request, Status::Ok)?;
@@ -591,7 +694,7 @@ impl<'r> Simulation<'r> {
         self.looked(look)
     }
 
-    fn execute(&mut self, index: usize) -> Step {
+    pub(crate) fn execute(&mut self, index: usize) -> Step {
         self.pending[index].is_executed = true;
         let pending = &self.pending[index];
         let image = &self.images[pending.disk];
@@ -627,9 +730,11 @@ impl<'r> Simulation<'r> {
             if count > self.wakes[disk] {
                 self.wakes[disk] = count;
                 let mut plan = Plan::default();
-                let looks = self.begin_looks();
+                let looks = self.begin_step();
                 self.routes[disk].woken(&mut plan);
-                self.end_looks(looks, None)?;
+                if self.end_step(looks, None)? {
+                    return Ok(());
+                }
                 self.carry_out(disk, plan)?;
                 self.has_moved = true;
             }
@@ -764,6 +869,14 @@ fn event_count(descriptor: RawFd) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
     let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
     count.and_then(|count| u64::from_str_radix(count.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// What no options say.
+fn set_up(journals: &Journals, recording: &Recording, seed: u64, milliseconds: &Arc<AtomicU64>) {
+    journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(milliseconds)));
+    let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen];
+    journals.area.set_hot_pages(rules[(seed % 3) as usize]);
+    journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
 }
 
 /// The logs that amberlog has found, for the judge.

@@ -23,7 +23,10 @@ impl Switches {
     /// Logs are handed over to storage from some moment on, or leave their region.
     pub const HAND_OVER: Switches = Switches(128);
 
-    const NAMES: [(Switches, &'static str); 8] = [
+    /// The worker is killed between two steps, or between two stores of one, and another goes on with what is left.
+    pub const FOLLOW: Switches = Switches(256);
+
+    const NAMES: [(Switches, &'static str); 9] = [
         (Self::EARLY, "early"),
         (Self::GARBAGE, "garbage"),
         (Self::DELAY, "delay"),
@@ -32,6 +35,7 @@ impl Switches {
         (Self::COPY, "copy"),
         (Self::KILLS, "kills"),
         (Self::HAND_OVER, "hand-over"),
+        (Self::FOLLOW, "follow"),
     ];
 
     /// Everything a seed asks for: most of it most of the time.
@@ -47,6 +51,7 @@ impl Switches {
             (Self::COPY, 1),
             (Self::KILLS, 3),
             (Self::HAND_OVER, 2),
+            (Self::FOLLOW, 3),
         ] {
             if random.below(8) < of_eight {
                 switches.0 |= switch.0;

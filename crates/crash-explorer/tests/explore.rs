@@ -46,3 +46,26 @@ fn a_log_that_is_handed_over_is_recovered_from_storage() {
     }
     assert!(points >= POINTS_MIN, "only {points} crash points were checked");
 }
+
+/// In each recording, the worker is killed a few times, between two steps or between two stores, and another one goes on: what that holds
+/// from then on is what a complete journal has.
+#[test]
+fn a_worker_that_goes_on_holds_what_a_complete_journal_has() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
+    let (mut points, mut followed) = (0, 0);
+    for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
+        for round in 0..2 {
+            let seed = SEED + 2000 + 10 * number as u64 + round;
+            let switches = Switches::of_seed(seed).with(Switches::FOLLOW);
+            let how = Thoroughness { points_each: 8, judgements_each: 60, until: u64::MAX };
+            let outcome = run(recording, seed, switches, how).expect("a run");
+            points += outcome.points;
+            followed += outcome.followed;
+            if let Some(finding) = outcome.finding {
+                panic!("{}", minimise(recording, finding).expect("a run"));
+            }
+        }
+    }
+    assert!(points >= POINTS_MIN && followed >= 10, "only {points} crash points and {followed} workers");
+    println!("{points} crash points, {followed} workers that went on");
+}

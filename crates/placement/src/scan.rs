@@ -98,7 +98,7 @@ impl FoundLogPlace {
     }
 
     /// Whether both are the same log in the same place. A file system that is mounted can grow, and be given another UUID.
-    pub(crate) fn is_same_log(&self, other: &FoundLogPlace) -> bool {
+    pub fn is_same_log(&self, other: &FoundLogPlace) -> bool {
         let sizeless =
             |place: &FoundLogPlace| FoundLogPlace { home_blocks: 0, file_system_uuid: [0; 16], ..place.clone() };
         sizeless(self) == sizeless(other)
