@@ -70,6 +70,12 @@ pub fn snapshot(args: &SnapshotArgs) -> ExitCode {
         });
         // Beyond what the guest waits, all of a disk may be copied.
         let answer = args.daemon.ask_patiently(&question, args.patience + COPIED_SECONDS_MAX)?;
+        anyhow::ensure!(
+            !matches!(out.try_exists(), Ok(false)),
+            "the daemon has made {}, and it is not to be seen from here: its service has a /tmp and /var/tmp of its own (PrivateTmp=yes), \
+             where it goes with the service; name a directory that both see",
+            out.display()
+        );
         let notes: Vec<_> = answer["notes"].as_array().into_iter().flatten().filter_map(|note| note.as_str()).collect();
         Ok(print(&format!(
             "{}: {}, id {}\n",

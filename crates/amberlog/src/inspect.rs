@@ -56,8 +56,13 @@ pub fn run(args: InspectArgs) -> ExitCode {
             for error in journals.iter().filter_map(|one| one.error.as_ref()) {
                 crate::exit::say("amberlog inspect", format_args!("{}: {error}", disk.display()));
             }
+            let mut is_left = false;
             let owed = match placement::owed(disk, args.journal.as_deref()) {
-                Ok(owed) => owed.sentence(disk),
+                Ok(owed) => {
+                    // All of it is there.
+                    is_left = matches!(owed, placement::Owed::Left(_));
+                    owed.sentence(disk)
+                }
                 // Of what cannot be looked at nobody can say that it is nothing; that nothing is found is said above.
                 Err(placement::FinishError::Failed(_)) if journals.is_empty() => None,
                 Err(error) => Some(format!("whether it is owed something cannot be told: {error}")),
@@ -65,7 +70,7 @@ pub fn run(args: InspectArgs) -> ExitCode {
             if let Some(sentence) = &owed {
                 crate::exit::say("amberlog inspect", format_args!("{}: {sentence}", disk.display()));
             }
-            let is_whole = owed.is_none() && journals.iter().all(|one| one.error.is_none());
+            let is_whole = (owed.is_none() || is_left) && journals.iter().all(|one| one.error.is_none());
             if is_whole { ExitCode::SUCCESS } else { ExitCode::from(3) }
         }
         Err(error) => {

@@ -61,8 +61,10 @@ pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use log::Log;
 pub use mark::{HeldMark, MarkKind};
 pub use nvm::{ManyAppends, NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image};
-pub use owed::{LostLog, Owed, area_of_marked, elsewhere, held_by_another, owed};
-pub use registry::{is_registered_in, own_place, own_places};
+pub use owed::{
+    LostLog, Owed, area_of_marked, elsewhere, forget_left_guest, held_by_another, left_guest, note_left_guest, owed,
+};
+pub use registry::{LeftGuest, is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };

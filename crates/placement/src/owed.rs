@@ -9,7 +9,9 @@ use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish::dry_run_held;
 use crate::found::{FinishError, area_opened_as, open_logs};
 use crate::mark::{HeldMark, MarkKind};
-use crate::registry::{foreign_entries, has_opening, own_places};
+use crate::registry::{
+    LeftGuest, find_left, foreign_entries, forget_left, has_opening, note_left, own_place, own_places,
+};
 use crate::remote::{MarkFound, RemoteMark};
 use crate::scan;
 use crate::scan::{FoundLogPlace, offset_of};
@@ -32,6 +34,8 @@ pub enum Owed {
     Copy(PathBuf),
     /// The image says that its log is elsewhere, and it was not found.
     Lost(Vec<LostLog>),
+    /// Nothing; but a guest whose daemon has left it alone goes on with the image under the next one.
+    Left(LeftGuest),
 }
 
 /// A log that its image says is elsewhere, and that was not found.
@@ -63,6 +67,11 @@ pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
             }
         }
     }
+    for path in &images {
+        if let Some(guest) = left_guest(path)? {
+            return Ok(Owed::Left(guest));
+        }
+    }
     // By its mark: it was copied, moved or restored, or is here by another name.
     let lost = marks(&images)
         .map_err(|error| FinishError::Failed(format!("looking for amberlog's mark on {}: {error}", image.display())))?;
@@ -81,6 +90,35 @@ pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
     let others = others.map(|(place, user, _)| (place, user)).collect::<Vec<_>>();
     let lost: Vec<LostLog> = lost.into_iter().map(|log| LostLog { others: others.clone(), ..log }).collect();
     Ok(if lost.is_empty() { Owed::Nothing } else { Owed::Lost(lost) })
+}
+
+/// The guest that waits to go on with this image under another daemon, and lives.
+///
+/// # Errors
+/// When others may have written what says so.
+pub fn left_guest(image: &Path) -> Result<Option<LeftGuest>, DirectoryError> {
+    let Ok(key) = image_key(image) else { return Ok(None) };
+    for registry in own_places()? {
+        if let Some(guest) = find_left(&registry, &key)? {
+            return Ok(Some(guest));
+        }
+    }
+    Ok(None)
+}
+
+/// Notes that a guest goes on with this image under the next daemon: until [`forget_left_guest`], or its end.
+///
+/// # Errors
+/// When the image is gone, or that cannot be written.
+pub fn note_left_guest(image: &Path, guest: &LeftGuest) -> Result<(), DirectoryError> {
+    let key = image_key(image).map_err(|error| DirectoryError::system("looking for", image, error))?;
+    note_left(&own_place(), &key, guest)
+}
+
+/// The guest that went on with this image is served again.
+pub fn forget_left_guest(image: &Path) {
+    let Ok(key) = image_key(image) else { return };
+    own_places().unwrap_or_default().iter().for_each(|registry| forget_left(registry, &key));
 }
 
 /// The area, if a registry knows of one, of a VM that opened a journal of this image, or of one that it is a copy of.
@@ -250,6 +288,11 @@ impl Owed {
                  copied, or the same by another name; nothing was changed: run 'amberlog recover --area {} --image {image}'",
                 area.display(),
                 area.display()
+            )),
+            Owed::Left(guest) => Some(format!(
+                "this image is in use: the guest of process {} (VM {}) goes on with it under the next amberlog, for which 'amberlog \
+                 detach' has left it; nothing was changed: end that process, or start the daemon",
+                guest.pid, guest.vm
             )),
             Owed::Lost(logs) => {
                 let all: Vec<String> = logs.iter().map(|log| log.sentence(&image.to_string())).collect();

@@ -6,8 +6,11 @@
 //!
 //! An entry is a file called after the image's key, which names the area. An entry is a hint: the area is opened and judged
 //! like any other, and has to say itself that it is about that image.
+//!
+//! Beside these, images of which nothing is held are noted while their guest waits for another daemon (`amberlog detach`): nobody has them
+//! locked then, and that guest does not survive that somebody else writes to them. Such an entry counts for as long as the process lives.
 
-use crate::description::{DirectoryError, THROUGH};
+use crate::description::{DirectoryError, THROUGH, process_lives};
 use own_files::{How, OwnDirectory};
 use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
@@ -17,6 +20,8 @@ use std::path::{Path, PathBuf};
 
 const SHARED: &str = "/dev/shm";
 const BY_IMAGE: &str = "by-image";
+/// Images whose guests wait for a daemon.
+const LEFT: &str = "left-by-image";
 const ENTRY_BYTES_MAX: u64 = 64 << 10;
 /// No more names of another user's directory are looked at.
 const NAMES_MAX: usize = 10_000;
@@ -25,6 +30,24 @@ const NAMES_MAX: usize = 10_000;
 struct Entry {
     schema: u32,
     area: PathBuf,
+}
+
+/// A guest that a daemon has left alone, and that waits for the next one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftGuest {
+    /// The VM, as its daemon called it.
+    pub vm: String,
+    /// The VMM.
+    pub pid: i32,
+    /// When that was started ([`process_started_at`](crate::process_started_at)); 0 where nobody can see it.
+    pub started: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LeftEntry {
+    schema: u32,
+    #[serde(flatten)]
+    guest: LeftGuest,
 }
 
 /// This user's places that there are: mostly one.
@@ -80,10 +103,42 @@ fn own_place_in(shared: &Path) -> PathBuf {
 }
 
 fn open(registry: &Path) -> Result<Option<OwnDirectory>, DirectoryError> {
-    match OwnDirectory::open_allowing(registry, THROUGH).and_then(|registry| registry.directory(BY_IMAGE)) {
+    open_list(registry, BY_IMAGE)
+}
+
+fn open_list(registry: &Path, list: &str) -> Result<Option<OwnDirectory>, DirectoryError> {
+    match OwnDirectory::open_allowing(registry, THROUGH).and_then(|registry| registry.directory(list)) {
         Ok(by_image) => Ok(Some(by_image)),
         Err(error) if error.is_missing() => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Notes that the image with this key is one that a guest goes on with under the next daemon.
+pub(crate) fn note_left(registry: &Path, key: &str, guest: &LeftGuest) -> Result<(), DirectoryError> {
+    let list = OwnDirectory::open_or_make_allowing(registry, THROUGH)?.directory_or_make(LEFT, 0)?;
+    let entry = LeftEntry { schema: 1, guest: guest.clone() };
+    let text =
+        serde_json::to_vec(&entry).map_err(|error| DirectoryError::system("describing", registry, error.into()))?;
+    Ok(list.write(key, &text)?)
+}
+
+/// The guest that waits to go on with the image with this key, if it lives. An entry of one that has ended is taken out.
+pub(crate) fn find_left(registry: &Path, key: &str) -> Result<Option<LeftGuest>, DirectoryError> {
+    let Some(list) = open_list(registry, LEFT)? else { return Ok(None) };
+    let Some(text) = text_of(&list, key.as_ref()) else { return Ok(None) };
+    let entry: Option<LeftEntry> = serde_json::from_str(&text).ok();
+    let living = entry.filter(|entry| entry.schema == 1 && process_lives(entry.guest.pid, entry.guest.started));
+    if living.is_none() {
+        let _ = list.remove(key);
+    }
+    Ok(living.map(|entry| entry.guest))
+}
+
+/// Its guest is served again.
+pub(crate) fn forget_left(registry: &Path, key: &str) {
+    if let Ok(Some(list)) = open_list(registry, LEFT) {
+        let _ = list.remove(key);
     }
 }
 
@@ -106,10 +161,15 @@ fn area_of(by_image: &OwnDirectory, name: &std::ffi::OsStr) -> Option<PathBuf> {
     if by_image.kind(name) == Some(FileType::Symlink) {
         return by_image.link(name);
     }
-    let mut file = by_image.file(name, How::Read).ok()?;
+    let text = text_of(by_image, name)?;
+    serde_json::from_str(&text).ok().filter(|entry: &Entry| entry.schema == 1).map(|entry| entry.area)
+}
+
+fn text_of(list: &OwnDirectory, name: &std::ffi::OsStr) -> Option<String> {
+    let mut file = list.file(name, How::Read).ok()?;
     let mut text = String::new();
     std::io::Read::read_to_string(&mut std::io::Read::take(&mut file, ENTRY_BYTES_MAX), &mut text).ok()?;
-    serde_json::from_str(&text).ok().filter(|entry: &Entry| entry.schema == 1).map(|entry| entry.area)
+    Some(text)
 }
 
 /// The area noted for the image with this key.
@@ -274,5 +334,28 @@ mod tests {
         assert_eq!(find(&registry, "file-4").expect("looked"), Some("/d".into()));
         std::fs::set_permissions(registry.join("by-image"), std::fs::Permissions::from_mode(0o777)).expect("its mode");
         assert!(find(&registry, "file-3").is_err(), "others may have written that");
+    }
+
+    #[test]
+    fn a_guest_that_waits_is_found_while_it_lives() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let registry = directory.path().join("registry");
+        assert_eq!(find_left(&registry, "file-1").expect("looked"), None);
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("started");
+        let pid = process.id() as i32;
+        let started = crate::process_started_at(pid).expect("it lives");
+        let guest = LeftGuest { vm: "one".to_owned(), pid, started };
+        ["file-1", "file-2"].into_iter().for_each(|key| note_left(&registry, key, &guest).expect("noted"));
+        // A number that another process has by now.
+        note_left(&registry, "file-3", &LeftGuest { started: started + 1, ..guest.clone() }).expect("noted");
+        assert_eq!(find_left(&registry, "file-1").expect("looked"), Some(guest.clone()));
+        assert_eq!(find_left(&registry, "file-3").expect("looked"), None);
+        assert_eq!(find(&registry, "file-1").expect("looked"), None, "nothing is held");
+        forget_left(&registry, "file-1");
+        assert_eq!(find_left(&registry, "file-1").expect("looked"), None);
+        process.kill().and_then(|()| process.wait()).expect("ended");
+        assert!(registry.join("left-by-image/file-2").exists());
+        assert_eq!(find_left(&registry, "file-2").expect("looked"), None);
+        assert!(!registry.join("left-by-image/file-2").exists(), "and is noted no more");
     }
 }

@@ -337,6 +337,7 @@ impl Slot {
             Ok(serving) => {
                 if lives.is_some() {
                     // From here on its guest writes to them. Whoever finds this process dead goes on with what was kept, or with nothing.
+                    config.options.images().for_each(|(image, _)| placement::forget_left_guest(image));
                     if let Err(error) = left::forget(&config.sockets) {
                         log::error!("vm {}: that it was left stays noted: {error:#}", self.name);
                     }
@@ -374,7 +375,7 @@ impl Slot {
             match vm.as_left().and_then(|images| left::write(config, pid, images)) {
                 Ok(()) => {
                     log::info!("vm {}: process {pid} waits for the next daemon", self.name);
-                    return vm.leave();
+                    return vm.leave(pid);
                 }
                 Err(error) => {
                     // Its guest has mounted something in the last moment.

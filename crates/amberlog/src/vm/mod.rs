@@ -301,6 +301,17 @@ impl VmOptions {
     }
 }
 
+/// Refuses images that a guest goes on with under the next daemon: it would not survive that another one writes to them.
+fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
+    for path in disks.iter().filter(|disk| !disk.options.read_only).map(|disk| &disk.options.path) {
+        if let Some(guest) = placement::left_guest(path)? {
+            let sentence = placement::Owed::Left(guest).sentence(path).unwrap_or_default();
+            return Err(FinishError::Refused(format!("{}: {sentence}", path.display())).into());
+        }
+    }
+    Ok(())
+}
+
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
     let registries = placement::own_places()?;
@@ -465,6 +476,9 @@ impl Vm {
         let mut attached = options.attach()?;
         let can_migrate = migration::why_not(options).is_none();
         let is_awaiting = can_migrate && !is_left;
+        if !is_left {
+            refuse_left(&attached)?;
+        }
         // What is owed to a disk is written home whatever its guest has written to the first block.
         finish_areas(&attached)?;
         let registry = placement::own_place();
@@ -990,8 +1004,16 @@ impl Vm {
     ///
     /// # Errors
     /// When the trace cannot be written; the VM is left all the same.
-    pub fn leave(mut self) -> anyhow::Result<()> {
+    pub fn leave(mut self, pid: i32) -> anyhow::Result<()> {
         debug_assert!(self.journals.check_left().is_ok());
+        let started = placement::process_started_at(pid).unwrap_or_default();
+        let guest = placement::LeftGuest { vm: self.name.clone(), pid, started };
+        for image in self.images.iter().filter(|image| !image.read_only()) {
+            // Whoever uses it meanwhile is not warned; the next daemon sees it all the same.
+            if let Err(error) = placement::note_left_guest(image.path(), &guest) {
+                log::warn!("{}: that a guest waits to go on with it is not noted: {error}", image.path().display());
+            }
+        }
         drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
         self.journals.directory().remove();

@@ -51,6 +51,24 @@ pub(super) fn assert_survives_the_host(
     assert_records(&lost, directory, &directory[1..], layout, reported);
 }
 
+/// Its guest waits for a daemon: nobody else may write to the image, and whoever would is told so before.
+#[track_caller]
+fn assert_is_in_use(image: &Path, pid: u32) {
+    let before = std::fs::metadata(image).unwrap().modified().unwrap();
+    let sentence = format!("the guest of process {pid} (VM r) goes on with it under the next amberlog");
+    let disk = ["--disk".as_ref(), image.as_os_str()];
+    let refused = amberlog_with(["recover".as_ref(), disk[0], disk[1]]);
+    assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains(&sentence), "{}", text(&refused.stderr));
+    let inspected = amberlog_with(["inspect".as_ref(), disk[0], disk[1]]);
+    assert_eq!(inspected.status.code(), Some(0), "all of it is there: {}", text(&inspected.stderr));
+    assert!(text(&inspected.stderr).contains(&sentence), "{}", text(&inspected.stderr));
+    let refused = amberlog_with(["run".as_ref(), disk[0], disk[1], "--".as_ref(), "true".as_ref()]);
+    assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains(&sentence), "{}", text(&refused.stderr));
+    assert_eq!(std::fs::metadata(image).unwrap().modified().unwrap(), before, "nothing was changed");
+}
+
 /// Two guests, one with its journal in its memory, one on NVM, go on from one daemon to the next, again and again; a third,
 /// whose journal is dropped, cannot, and then nobody is left.
 #[test]
@@ -113,6 +131,7 @@ fn guests_go_on_under_the_next_daemon() {
     let inspected = amberlog_with(["inspect".as_ref(), "--json".as_ref(), "--nvm".as_ref(), region.as_os_str()]);
     let inspected: Value = serde_json::from_slice(&inspected.stdout).unwrap();
     assert_eq!(inspected["owner"], Value::Null, "the region is free");
+    assert_is_in_use(&r, guest_r.qemu_pid().unwrap());
     assert_survives_the_host(&bench, &r, "/a", &of_r, &guest_r.reported());
     assert_survives_the_host(&bench, &n, "/a", &of_n, &guest_n.reported());
 
