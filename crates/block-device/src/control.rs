@@ -251,6 +251,10 @@ impl Control {
                 Source::Socket { .. } => None,
                 Source::Entrance(_) => connection.try_clone().ok(),
             };
+            // It may have become larger while nobody had it.
+            if let Err(error) = config.image.measure() {
+                log::warn!("disk {}: {error}", config.name);
+            }
             let session = Session::new(config.clone(), mailbox.clone(), Arc::clone(memory));
             let mut handler = BackendReqHandler::from_stream(connection, Arc::new(Mutex::new(session)));
             self.serve(&mut handler, pid, config, mailbox, observer, channel);

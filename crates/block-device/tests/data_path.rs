@@ -321,6 +321,21 @@ fn a_resize_reaches_the_guest() {
     device.stop().unwrap();
 }
 
+/// An image that is made larger while its VM waits for a VMM, or between two of them: nobody has to be told.
+#[test]
+fn whoever_connects_gets_the_size_that_the_image_has_then() {
+    let place = Place::new(MIB);
+    let (device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    for size in [2 * MIB, 3 * MIB] {
+        std::fs::OpenOptions::new().write(true).open(place.image()).unwrap().set_len(size).unwrap();
+        let mut disk = disk(&place, FrontEndOptions::default());
+        assert_eq!(disk.front_end.size_bytes().unwrap(), size);
+        assert_eq!(disk.write(size - 512, &[1; 512]).unwrap(), STATUS_OK);
+        assert_eq!(disk.write(size, &[1; 512]).unwrap(), STATUS_IO_ERROR);
+    }
+    device.stop().unwrap();
+}
+
 #[test]
 fn flushes_share_what_storage_does() {
     let (_place, device, mut disk) = rig(MIB, CacheMode::Auto);
