@@ -268,6 +268,35 @@ fn a_recovered_journal_makes_room_for_another_one() {
     begin(&mut store, max + 2).expect_err("all of them are live again");
 }
 
+/// What others have left, and nobody needs, keeps no client from its first journal; what somebody needs stays.
+#[test]
+fn journals_of_others_that_are_over_make_room() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut store = open(&directory.path().join("store")).expect("opens");
+    let begin = |store: &mut Store<Directory>, name: &str| store.begin(name, [1; 16], [1; 16], 0, 4096);
+    let (each, all) = (remote_journal::store::JOURNALS_OF_CLIENT_MAX, remote_journal::store::JOURNALS_MAX);
+    for index in 0..all {
+        let name = format!("client{}/{}", index / each, index % each);
+        let (_, epoch) = begin(&mut store, &name).expect("begun");
+        // All of one, and one of each other.
+        if index / each == 3 || index % each == 5 {
+            store.close(&name, epoch, [1; 16]).expect("closed");
+        }
+    }
+    begin(&mut store, "another/0").expect("in the place of the oldest of the client with most");
+    assert!(store.info("client3/0").is_err() && store.info("client3/1").is_ok() && store.info("client0/5").is_ok());
+    begin(&mut store, "client0/one more").expect("in the place of its own");
+    assert!(store.info("client0/5").is_err() && store.info("client3/1").is_ok());
+    let error = begin(&mut store, "client0/and more").expect_err("all of its own are live");
+    assert!(error.to_string().contains("too many journals"), "{error}");
+    assert!(store.info("client3/1").is_ok(), "nobody is to lose what another one has no right to");
+    for index in 0..all / each {
+        let live =
+            (0..each).filter(|at| *at != 5 && index != 3).all(|at| store.info(&format!("client{index}/{at}")).is_ok());
+        assert!(live, "client {index}");
+    }
+}
+
 /// Every other segment likewise.
 #[test]
 fn a_segment_that_is_missing_or_cut_is_seen() {

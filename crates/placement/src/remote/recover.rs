@@ -113,9 +113,34 @@ pub(super) fn recover_through(
     let mut recovered = Vec::new();
     for place in found.logs.iter().filter(|place| place.home_disk == 0) {
         let storage = through(Arc::clone(&disks[place.journal_disk]));
-        recovered.extend(recover_log(&disks, &*storage, place, options, dry_run, only_marked)?);
+        let one = recover_log(&disks, &*storage, place, options, dry_run, only_marked);
+        recovered.extend(one.map_err(|error| after_others(&recovered, error))?);
     }
     Ok(recovered)
+}
+
+/// A refusal promises that nothing was changed: of a log behind others that were brought home it is a failure.
+fn after_others(recovered: &[RemoteRecovered], error: Error) -> Error {
+    let is_changed = |one: &&RemoteRecovered| !matches!(one.report.status, Status::None | Status::Clean);
+    let names: Vec<&str> = recovered.iter().filter(is_changed).map(|one| one.name.as_str()).collect();
+    match error {
+        Error::Refused(reason) if !names.is_empty() => Error::Failed {
+            what: format!("recovering what comes after {}, which was recovered,", names.join(" and ")),
+            source: io::Error::other(reason),
+        },
+        error => error,
+    }
+}
+
+/// The same, of a log that was claimed on storage.
+fn after_claim(error: Error) -> Error {
+    match error {
+        Error::Refused(reason) => Error::Failed {
+            what: "bringing home a journal that was completed on storage".to_owned(),
+            source: io::Error::other(reason),
+        },
+        error => error,
+    }
 }
 
 /// Whether some log of an image is on a journal server, or may be, and its epoch if that can be read.
@@ -199,10 +224,11 @@ fn recover_log(
     let mut blocks: Vec<_> = log.blocks.iter().filter(|(position, _)| **position != 0).collect();
     blocks.sort_by_key(|(position, _)| **position);
     for (position, content) in blocks {
-        storage.write_at(offset_in(place, *position)?, content).map_err(completing())?;
+        let offset = offset_in(place, *position).map_err(after_claim)?;
+        storage.write_at(offset, content).map_err(completing())?;
     }
     superblock.check()?;
-    remove_what_a_fall_back_left(storage, place, &log)?;
+    remove_what_a_fall_back_left(storage, place, &log).map_err(after_claim)?;
     storage.sync().map_err(completing())?;
     superblock.check()?;
     let mut whole = log.blocks[&0].to_vec();
@@ -214,7 +240,11 @@ fn recover_log(
     }
     storage.write_at(offset, &whole).map_err(completing())?;
     storage.sync().map_err(completing())?;
-    let report = if is_distrusted { left_to_guest() } else { finish::finish_stored(place, home, journal)? };
+    let report = if is_distrusted {
+        left_to_guest()
+    } else {
+        finish::finish_stored(place, home, journal).map_err(after_claim)?
+    };
     // Storage has it all; the server keeps what it has until the next log begins, and nobody has to ask for it.
     if let Err(error) = client.close(&name, mark.epoch, mark.nonce) {
         log::warn!("{name}: the server was not told that the log is over: {error}");
@@ -460,5 +490,34 @@ impl OnStorage<'_> {
         self.storage.wait_for_others();
         self.check()?;
         Ok(claim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_after_something_was_changed_is_a_failure() {
+        let one = |status| RemoteRecovered {
+            name: "disk-0".to_owned(),
+            home_start: 0,
+            epoch: None,
+            report: Report::of(status),
+        };
+        let refused = || Error::Refused("it is older".to_owned());
+        for unchanged in [Status::None, Status::Clean] {
+            assert!(after_others(&[one(unchanged)], refused()).is_refusal(), "{unchanged:?}");
+        }
+        for changed in [Status::Recovered, Status::Damaged, Status::Materialised] {
+            let error = after_others(&[one(Status::Clean), one(changed)], refused());
+            assert!(!error.is_refusal(), "{changed:?}");
+            assert_eq!(
+                error.to_string(),
+                "recovering what comes after disk-0, which was recovered, failed: it is older",
+                "{changed:?}"
+            );
+        }
+        assert!(!after_claim(refused()).is_refusal());
     }
 }

@@ -49,6 +49,11 @@ const BATCH_BYTES_MIN: u64 = 8192;
 /// So many are always allowed, of a journal and in all.
 const BATCHES_MIN: u64 = 4096;
 
+/// Whose journal it is that is called so; nobody's in particular where clients have no names.
+fn client_of(name: &str) -> &str {
+    name.split_once('/').map_or("", |(client, _)| client)
+}
+
 /// How a store is bounded.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
@@ -311,18 +316,26 @@ impl<M: Medium> Store<M> {
         self.take(name)
     }
 
-    /// A client that has as many journals as it may have loses the oldest that is over, or else the oldest that was recovered.
+    /// A client that has as many journals as it may have loses the oldest that is over, or else the oldest that was recovered. Where
+    /// the store has as many as it may have, and none of these is this client's, the client that has most that are over loses one.
     fn make_room_for_journal(&mut self, name: &str) -> Result<(), StoreError> {
-        let client_of = |name: &str| name.split_once('/').map_or(String::new(), |(client, _)| client.to_owned());
         let client = client_of(name);
         let of_client: Vec<&Journal> =
             self.journals.values().filter(|journal| client_of(&journal.record.name) == client).collect();
-        if self.journals.len() < JOURNALS_MAX && of_client.len() < JOURNALS_OF_CLIENT_MAX {
+        let has_room = of_client.len() < JOURNALS_OF_CLIENT_MAX;
+        if self.journals.len() < JOURNALS_MAX && has_room {
             return Ok(());
         }
         let is_over = |journal: &&&Journal| !journal.record.is_live;
         let is_recovered = |journal: &&&Journal| journal.record.is_recovered;
-        let over = of_client.iter().find(is_over).or_else(|| of_client.iter().find(is_recovered));
+        let own = of_client.iter().find(is_over).or_else(|| of_client.iter().find(is_recovered)).copied();
+        let over = own.or_else(|| {
+            let mut over: BTreeMap<&str, Vec<&Journal>> = BTreeMap::new();
+            for journal in self.journals.values().filter(|journal| has_room && !journal.record.is_live) {
+                over.entry(client_of(&journal.record.name)).or_default().push(journal);
+            }
+            over.into_values().max_by_key(Vec::len).and_then(|journals| journals.first().copied())
+        });
         let over = over.map(|journal| journal.record.name.clone());
         match over {
             Some(over) => {
