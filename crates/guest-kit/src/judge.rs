@@ -166,6 +166,26 @@ pub fn replay_with_e2fsck(file_system: &FileSystem) -> Result<String> {
     Ok(text)
 }
 
+/// Whether e2fsck, which says this, took a backup of the superblock because it did not like the group descriptors: it looks at them before it
+/// replays. So does Linux. Where a file system that grows is cut off between its superblock and its descriptors, the journal has
+/// both, and any disk can show it: [`replay_with_debugfs`].
+pub fn took_a_backup(said: &str) -> bool {
+    said.contains("trying backup blocks")
+}
+
+/// Replays the journal with e2fsprogs' own code, without a look at anything else before.
+pub fn replay_with_debugfs(file_system: &FileSystem) -> Result<()> {
+    let mut tool = command("debugfs")?;
+    let output = run(tool.args(["-w", "-R", "journal_run"]).arg(file_system.argument()), &[0])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    match needs_recovery(file_system)? {
+        false => Ok(()),
+        true => {
+            Err(Error::Image { image: file_system.image.clone(), problem: format!("debugfs did not replay: {said}") })
+        }
+    }
+}
+
 /// Whether an internal journal holds nothing and no error is noted in it: a kernel that mounts says in the file system's
 /// superblock that recovery is needed, before its first commit says from where.
 pub fn has_empty_journal(file_system: &FileSystem) -> Result<bool> {

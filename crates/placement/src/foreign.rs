@@ -38,10 +38,21 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
     }
     // Once, and not each time its tail moves.
     let level = if log.is_brought() { log::Level::Debug } else { log::Level::Info };
+    let why = if was_written {
+        "something was written into it while it was closed".to_owned()
+    } else if is_there {
+        format!("block {} of it has transaction {} already, which its guest is to write", open.start, open.sequence)
+    } else {
+        let stored = stored.map_or_else(
+            || "there is no journal's superblock".to_owned(),
+            |stored| format!("it begins at block {} with transaction {}", stored.start, stored.sequence),
+        );
+        format!("its guest begins at block {} with transaction {}, and on storage {stored}", open.start, open.sequence)
+    };
     log::log!(
         level,
-        "disk {}: the journal of the file system at byte {} has something in it that did not come through here; it \
-         stays on storage until it is next empty",
+        "disk {}: the journal of the file system at byte {} has something in it that did not come through here ({why}); \
+         it stays on storage until it is next empty",
         log.home.options.name,
         log.place.home_start
     );

@@ -11,6 +11,7 @@ use guest_tools::random::Random;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use write_log::{Entry, entries};
@@ -66,6 +67,13 @@ fn more(guest: &mut Guest, daemon: &Daemon, count: u64) {
     }
 }
 
+/// What the superblock of a file system in the whole of an image says (`s_blocks_count_lo`).
+fn blocks_count(image: &Path) -> u32 {
+    let mut field = [0; 4];
+    File::open(image).unwrap().read_exact_at(&mut field, 1024 + 4).unwrap();
+    u32::from_le_bytes(field)
+}
+
 /// Looks for what was acknowledged.
 type JudgeOfRecords<'j> = &'j dyn Fn(&FileSystem, &Reported);
 
@@ -81,7 +89,7 @@ fn judge_cuts(
     let durable = File::options().write(true).open(before).unwrap();
     let mut storage = Storage::new(durable, before.to_owned());
     let mut random = Random::new(all.len() as u64);
-    let (mut at, mut judged, mut marked, mut with_records) = (512, 0, 0, 0);
+    let (mut at, mut judged, mut marked, mut with_records, mut replayed_first) = (512, 0, 0, 0, 0);
     let each = (all.len() as u64 / rounds(80)).max(1);
     // What lies behind the last floor may be little, and has to be judged, too.
     let last = floors.last().map_or(0, |(_, from)| *from);
@@ -106,7 +114,15 @@ fn judge_cuts(
         }
         let cut = FileSystem { image: to.clone(), ..file_system.clone() };
         let what = format!("entry {index} of {}", all.len());
-        judge::replay_with_e2fsck(&cut).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let kept = bench.path("cut-kept");
+        copy_image(&to, &kept).unwrap();
+        let said = judge::replay_with_e2fsck(&cut).unwrap_or_else(|error| panic!("{what}: {error}"));
+        if judge::took_a_backup(&said) {
+            assert_ne!(blocks_count(&kept), blocks_count(before), "{what}: {said}");
+            std::fs::rename(&kept, &to).unwrap();
+            judge::replay_with_debugfs(&cut).unwrap_or_else(|error| panic!("{what}: {error}"));
+            replayed_first += 1;
+        }
         let verdict = judge::check(&cut).unwrap();
         assert!(verdict.problems.is_empty(), "{what}: {:?}", verdict.problems);
         judged += 1;
@@ -116,7 +132,8 @@ fn judge_cuts(
         }
     }
     println!(
-        "{judged} cuts judged, {with_records} of them with records, {marked} with an error mark, of {} entries",
+        "{judged} cuts judged, {with_records} of them with records, {replayed_first} replayed before e2fsck looked, {marked} with an error \
+         mark, of {} entries",
         all.len()
     );
     assert!(judged > 10 && with_records > 5, "{judged} cuts judged, {with_records} with records");
