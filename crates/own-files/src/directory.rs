@@ -55,6 +55,14 @@ fn check_way(descriptor: impl AsFd, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// How root becomes another user for one command.
+fn as_that_user(us: u32, stat: &Stat) -> String {
+    match us {
+        0 => format!(" (setpriv --reuid={} --regid={} --init-groups amberlog ...)", stat.st_uid, stat.st_gid),
+        _ => String::new(),
+    }
+}
+
 /// Whether an opened directory is ours alone.
 fn check_own(stat: &Stat, path: &Path, others: u32) -> Result<(), Error> {
     let us = geteuid().as_raw();
@@ -63,8 +71,9 @@ fn check_own(stat: &Stat, path: &Path, others: u32) -> Result<(), Error> {
             path,
             format!(
                 "it belongs to user {}, not to user {us}, who runs amberlog; it is not used: name another directory, or run \
-                 this as that user",
-                stat.st_uid
+                 this as that user{}",
+                stat.st_uid,
+                as_that_user(us, stat)
             ),
         ));
     }

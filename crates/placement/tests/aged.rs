@@ -22,7 +22,7 @@ use journal_area::{Doubt, LogWrite};
 use placement::{AreaDirectory, Description, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -1361,4 +1361,33 @@ fn a_recovery_beside_compounds_can_be_killed_anywhere() {
             assert_eq!(state(&Image::of(&bytes), (&log_at, &homes), committed, false), Ok(committed), "{what}");
         }
     }
+}
+
+/// Another user who has what came after the compounds of an image keeps others from it, as one who has a log without compounds does: a file
+/// system made good by these alone would be older than what he has, and he would write that over it.
+#[test]
+fn another_user_who_has_what_came_later_keeps_an_image_from_being_used() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: a second user can only be played by root");
+        return;
+    }
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    assert_eq!(rig.within_s(), Some(AGE.as_secs()));
+    let sentence = |rig: &Rig| placement::held_by_another(&rig.image).expect("looked");
+    assert_eq!(sentence(&rig), None, "nobody else has it");
+    let theirs = tempfile::Builder::new().prefix("amberlog-").tempdir_in("/dev/shm").expect("tmpfs");
+    let (by_image, area) = (theirs.path().join("by-image"), theirs.path().join("vm-1-0"));
+    [&by_image, &area].into_iter().for_each(|path| std::fs::create_dir(path).expect("made"));
+    let is = std::fs::metadata(&rig.image).expect("it is there");
+    let entry = serde_json::json!({"schema": 1, "area": area}).to_string();
+    std::fs::write(by_image.join(format!("file-{:x}-{:x}", is.dev(), is.ino())), entry).expect("written");
+    [theirs.path(), &area].into_iter().for_each(|path| {
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("given");
+    });
+    assert_eq!(sentence(&rig), None, "a word alone is not believed");
+    std::fs::copy(rig.journals.directory().path().join("log-0.table"), area.join("log-0.table")).expect("copied");
+    let found = sentence(&rig).expect("he has it");
+    assert!(found.contains("User 65534"), "{found}");
 }
