@@ -113,6 +113,49 @@ fn an_image_and_a_region_of_two_moments_are_told_apart() {
     }
 }
 
+/// Data goes home past the journal, and what refers to it is committed after a flush. Nothing leaves the region meanwhile. An image and a
+/// region that are taken for those of one moment make a disk on which what refers to data finds that, or what came right after it.
+#[test]
+fn what_refers_to_data_never_comes_beside_other_data() {
+    for is_empty_first in [false, true] {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let region = directory.path().join("region");
+        let mut guest = Guest::on_marked_region(&guest::images(Kind::Checksums).remove(0), &region, 8);
+        guest.commit_reference(0);
+        if is_empty_first {
+            guest.empty_region();
+        }
+        let mut moments = vec![moment(&guest, &region)];
+        for generation in 1..5 {
+            guest.write_data(generation);
+            moments.push(moment(&guest, &region));
+            guest.flush();
+            moments.push(moment(&guest, &region));
+            guest.commit_reference(generation);
+            moments.push(moment(&guest, &region));
+        }
+        let (mut refused, mut accepted) = (0, 0);
+        for (at, of_image) in moments.iter().enumerate() {
+            for (other, of_region) in moments.iter().enumerate() {
+                let (outcome, image, _) = recover(&of_image.image, &of_region.region);
+                if let Err(error) = outcome {
+                    assert!(at != other && matches!(error, Error::Refused(_)), "moments {at} and {other}: {error}");
+                    refused += 1;
+                    continue;
+                }
+                accepted += 1;
+                let (reference, data) = guest.generations(&image);
+                // Between two marks, which is from one flush to the next here, a commit comes and the data of the next one.
+                assert!(
+                    (reference..=reference + 2).contains(&data),
+                    "the image of moment {at} and the region of {other}: reference {reference} beside data {data}"
+                );
+            }
+        }
+        assert!(refused > 0 && accepted >= moments.len(), "{refused} refused, {accepted} accepted");
+    }
+}
+
 #[test]
 fn a_copy_of_a_region_that_was_recovered_from_is_owed_nothing() {
     let image = guest::images(Kind::Checksums).remove(0);

@@ -333,8 +333,15 @@ impl Work {
         let late: Vec<u64> = if is_ok { blocks.filter(is_late).collect() } else { Vec::new() };
         if late.is_empty() {
             steps.release(request, Status::Ok);
-        } else {
-            self.flush_for(Errand::LateFlush { request, late }, steps);
+            return;
+        }
+        match self.begin_old_mark(captured) {
+            Ok(mark) => self.flush_for(Errand::LateFlush { request, late, mark }, steps),
+            Err(error) => {
+                // They stay in the region, which may bring them home over what the guest wrote.
+                log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
+                steps.release(request, Status::IoError);
+            }
         }
     }
 
@@ -343,7 +350,7 @@ impl Work {
         &mut self,
         captured: &mut Captured,
         request: RequestId,
-        late: Vec<u64>,
+        (late, mark): (Vec<u64>, u64),
         is_ok: bool,
         steps: &mut Steps,
     ) {
@@ -357,7 +364,8 @@ impl Work {
             late.into_iter().filter(is_late).partition(|block| captured.is_doubtful(*block));
         // A flush has failed since: the region keeps what it has, and may bring it home over what the guest wrote. Nobody is told that
         // this was written.
-        let is_ok = is_ok && captured.release(&gone).is_ok() && doubtful.is_empty();
+        let is_ok =
+            is_ok && self.end_mark(captured, mark).is_ok() && captured.release(&gone).is_ok() && doubtful.is_empty();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
         steps.release(request, if is_ok { Status::Ok } else { Status::IoError });
     }

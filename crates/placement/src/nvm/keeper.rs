@@ -53,8 +53,8 @@ pub(super) enum Errand {
         /// It holds its request beside the operation.
         is_held: bool,
     },
-    /// The flush of such a write, whose blocks the guest's log has left.
-    LateFlush { request: RequestId, late: Vec<u64> },
+    /// The flush of such a write, whose blocks the guest's log has left; with the number of a mark.
+    LateFlush { request: RequestId, late: Vec<u64>, mark: u64 },
     /// The flush after which blocks leave that the guest's tail has passed; with the number of a mark, and where the transactions begin
     /// that it has passed.
     TailFlush { request: RequestId, passed: TailMove, mark: u64, before: Vec<Tail> },
@@ -354,9 +354,12 @@ impl Work {
                     same.clear();
                     blocks.end = blocks.start;
                 }
-                Errand::LateFlush { late, .. } => late.clear(),
+                Errand::LateFlush { late, mark, .. } => {
+                    late.clear();
+                    *mark = 0;
+                }
                 Errand::TailFlush { request, .. } => {
-                    *errand = Errand::LateFlush { request: *request, late: Vec::new() };
+                    *errand = Errand::LateFlush { request: *request, late: Vec::new(), mark: 0 };
                 }
                 _ => {}
             }
@@ -503,8 +506,8 @@ impl Work {
                 | Errand::TailFlush { request, .. },
                 None,
             ) => steps.release(request, status),
-            (Errand::LateFlush { request, late }, Some(captured)) => {
-                self.late_flushed(captured, request, late, is_ok, steps);
+            (Errand::LateFlush { request, late, mark }, Some(captured)) => {
+                self.late_flushed(captured, request, (late, mark), is_ok, steps);
             }
             (Errand::TailFlush { request, passed, mark, before }, Some(captured)) => {
                 self.tail_flushed(captured, request, (passed, mark, before), is_ok, steps);
@@ -523,11 +526,13 @@ impl Work {
     }
 
     /// The guest's flush begins: what it wrote home as the region has it leaves the region when it has ended, and what a checkpoint
-    /// wrote.
+    /// wrote. It reaches the disk because something was written there, which the guest may refer to in what it commits next: so the
+    /// next mark goes with it though nothing leaves the region.
     fn flush_begins(&mut self, captured: &mut Captured, request: RequestId) {
         self.guest_flushes.insert(request, self.ended);
         let has_written = self.checkpoint.as_ref().is_some_and(Checkpoint::has_written);
-        if self.settled.is_empty() && !has_written {
+        let is_mark_due = self.is_mark_old(captured) && !captured.has_failed;
+        if self.settled.is_empty() && !has_written && !is_mark_due {
             return;
         }
         let settled = std::mem::take(&mut self.settled);

@@ -1,9 +1,11 @@
 //! The number and the count of the mark on storage: by them an image that is older than its region is told from the true one.
 //!
 //! While a region has a log, the journal superblock on storage is the mark, and the region knows its checksum. Blocks leave the
-//! region when they are durable at home; an image that was copied before does not have them. So the mark is written anew,
-//! with the next count, before blocks leave: with the flush of every slice of a checkpoint and of every transaction whose appends go
-//! home, and otherwise, with a flush that comes anyway, when the last one is older than [`super::NvmOptions::mark_age`].
+//! region when they are durable at home; an image that was copied before does not have them. Nor does it have the data that its guest
+//! has written home since, past the journal, and which the region's next transactions refer to (`data=ordered`). So the mark is
+//! written anew, with the next count, before blocks leave and before what follows is committed: with the flush of every slice of a
+//! checkpoint and of every transaction whose appends go home, and otherwise, with every flush that reaches the disk anyway, when the
+//! last one is older than [`super::NvmOptions::mark_age`].
 //!
 //! Storage has even counts only. First the region is told an odd one, which says that storage has the count before it or the one after;
 //! then storage is written and flushed; then the region is told of that, and only then do blocks leave. So a crash at any
@@ -253,12 +255,13 @@ impl Work {
         Ok(())
     }
 
-    /// Whether the last mark is too old for blocks to leave the region under it.
+    /// Whether the last mark is too old for blocks to leave the region under it, or to come to it: one in which there is nothing yet has
+    /// what is committed next.
     pub(super) fn is_mark_old(&self, captured: &Captured) -> bool {
         let mark_age = self.nvm.options.mark_age;
         // One that cannot be written anew is as old as its log, and a flush does not change that.
         let may_be_younger = mark_age.is_zero() || is_alone_in_its_page(&captured.log);
-        may_be_younger && captured.marks.at.elapsed() >= mark_age && !captured.journal.is_empty() && self.has_mark()
+        may_be_younger && captured.marks.at.elapsed() >= mark_age && self.has_mark()
     }
 
     /// Begins the next mark where the last one is too old. Gives a number for [`Self::end_mark`].
@@ -268,7 +271,7 @@ impl Work {
 
     /// Both at once, where the last one is too old and somebody mounts: that is rare.
     pub(super) fn renew_old_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
-        if !self.is_mark_old(captured) {
+        if captured.journal.is_empty() || !self.is_mark_old(captured) {
             return Ok(());
         }
         let number = self.begin_mark(captured)?;

@@ -17,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 const DISK_BYTES: usize = 16 << 20;
 const PAGES: u32 = 512;
@@ -24,6 +25,8 @@ const PAGES: u32 = 512;
 const REGION_BYTES: usize = 4 << 20;
 /// Blocks of the file system that the guest journals, the first of them its superblock's.
 const HOMES: u64 = 24;
+/// Which of them refers to data, which is in the block behind it.
+const REFERENCE: usize = 5;
 /// Log blocks that are live at most.
 const LIVE_MAX: u32 = 300;
 
@@ -227,10 +230,16 @@ impl Guest {
     /// The same with a region in a file, which takes whatever is committed.
     #[allow(dead_code, reason = "not every test that has this guest has a region")]
     pub fn on_region(image: &[u8], region: &Path, seed: u64) -> Self {
-        Self::with_region(image, PlacementKind::Nvm, Some(region), seed)
+        Self::with_region(image, PlacementKind::Nvm, Some((region, NvmOptions::new(region).mark_age)), seed)
     }
 
-    fn with_region(image: &[u8], placement: PlacementKind, region_file: Option<&Path>, seed: u64) -> Self {
+    /// The same whose marks are written anew with every flush.
+    #[allow(dead_code, reason = "not every test that has this guest has a region")]
+    pub fn on_marked_region(image: &[u8], region: &Path, seed: u64) -> Self {
+        Self::with_region(image, PlacementKind::Nvm, Some((region, Duration::ZERO)), seed)
+    }
+
+    fn with_region(image: &[u8], placement: PlacementKind, region_file: Option<(&Path, Duration)>, seed: u64) -> Self {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d);
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let path = directory.path().join("image");
@@ -245,18 +254,19 @@ impl Guest {
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
             .expect("a directory");
         let nvm = (placement == PlacementKind::Nvm).then(|| {
-            if let Some(region) = region_file {
+            if let Some((region, mark_age)) = region_file {
                 let mut options = NvmOptions::new(region);
                 options.create_bytes = REGION_BYTES as u64;
+                options.mark_age = mark_age;
                 // What is home leaves the region at once.
-                options.checkpoint_patience = std::time::Duration::ZERO;
+                options.checkpoint_patience = Duration::ZERO;
                 return Arc::new(NvmDisk::open(options).expect("a region can be made"));
             }
             let mut options = NvmOptions::new("the simulated region");
             options.append_home_bytes_min = if random.below(3) == 0 { 3 * 4096 } else { 0 };
             options.delayed_checkpoint = random.below(6) != 0;
             options.checkpoint_slice_bytes_min = [1024, 1 << 20][random.below(2) as usize];
-            options.mark_age = std::time::Duration::from_secs(seed % 2);
+            options.mark_age = Duration::from_secs(seed % 2);
             options.many_appends = [ManyAppends::Home, ManyAppends::Logged][(seed / 2 % 2) as usize];
             let medium = Box::new(SimulatedMedium::new(REGION_BYTES));
             Arc::new(NvmDisk::with_medium(options, 0, medium).expect("an empty region"))
@@ -553,6 +563,10 @@ impl Guest {
             return;
         }
         let transaction = self.any_transaction();
+        self.commit_this(transaction);
+    }
+
+    fn commit_this(&mut self, transaction: Transaction) {
         let (sequence, position) = (self.builder.sequence, self.builder.position);
         tell(|| {
             let blocks: Vec<u64> = transaction.blocks.iter().map(|(home, _)| *home).collect();
@@ -576,6 +590,34 @@ impl Guest {
         let transaction = self.any_transaction();
         tell(|| format!("begin {} at {}: {:?}", self.builder.sequence, self.builder.position, transaction.revokes));
         self.log_blocks(&transaction, false);
+    }
+
+    /// Commits a block that refers to data, which is at home by then: as ext4 does with `data=ordered`.
+    #[allow(dead_code, reason = "not every test that has this guest writes data")]
+    pub fn commit_reference(&mut self, generation: u8) {
+        let content = vec![generation; self.layout.block_bytes];
+        let blocks = vec![(self.layout.homes[REFERENCE], content)];
+        let seconds = u64::from(self.next_request);
+        self.commit_this(Transaction { blocks, seconds, ..Transaction::default() });
+    }
+
+    /// Writes data home that no transaction has.
+    #[allow(dead_code, reason = "not every test that has this guest writes data")]
+    pub fn write_data(&mut self, generation: u8) {
+        let content = vec![generation; self.layout.block_bytes];
+        self.write((self.layout.homes[REFERENCE] as usize + 1) * self.layout.block_bytes, &content);
+    }
+
+    #[allow(dead_code, reason = "not every test that has this guest writes data")]
+    pub fn flush(&mut self) {
+        self.request(RequestKind::Flush, 0, &[], 0);
+    }
+
+    /// The generations of the block that refers to data, and of the data.
+    #[allow(dead_code, reason = "not every test that has this guest writes data")]
+    pub fn generations(&self, image: &[u8]) -> (u8, u8) {
+        let at = self.layout.homes[REFERENCE] as usize * self.layout.block_bytes;
+        (image[at], image[at + self.layout.block_bytes])
     }
 
     pub fn write_home(&mut self) {
