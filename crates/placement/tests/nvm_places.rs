@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
+use write_log::{EntryKind, WriteLog, entries};
 
 #[path = "nvm_places/distrusted.rs"]
 mod distrusted;
@@ -58,6 +59,8 @@ struct Rig {
     holds: Box<dyn Fn(&DiskOperation) -> bool>,
     /// What storage does, and says that it failed.
     fails: Box<dyn Fn(&DiskOperation) -> bool>,
+    /// What the next worker sends to the image by itself is written down here.
+    write_log: Option<Arc<WriteLog>>,
     /// Requests may fail; those that did.
     may_fail: bool,
     failed: Vec<RequestId>,
@@ -190,6 +193,11 @@ impl Rig {
     }
 
     fn with(regions: u32, change: impl FnOnce(&mut NvmOptions)) -> Self {
+        Self::on(regions, change, |image| image.to_owned())
+    }
+
+    /// The same with an image that is shown as another file, from when the file systems are on it.
+    fn on(regions: u32, change: impl FnOnce(&mut NvmOptions), shown: impl FnOnce(&Path) -> PathBuf) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let (image, region) = (directory.path().join("image"), directory.path().join("region"));
         let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(&image).expect("made");
@@ -214,7 +222,7 @@ impl Rig {
         options.more_regions = (1..regions).map(|index| RegionChoice { index, count: 2 }).collect();
         let options = DiskOptions {
             name: "disk".to_owned(),
-            path: image.clone(),
+            path: shown(&image),
             placement: PlacementKind::Nvm,
             honour_flush: false,
             read_only: false,
@@ -246,6 +254,7 @@ impl Rig {
             held: Vec::new(),
             holds: Box::new(|_| false),
             fails: Box::new(|_| false),
+            write_log: None,
             may_fail: false,
             failed: Vec::new(),
             _directory: directory,

@@ -10,7 +10,8 @@
 //! | 3 | this log's; it was left | its mark, or that of distrust | | while it left for its own place: it is there |
 //! | 4 | this log's | owes nothing, or emptied | | while it was opened, closed, handed over or recovered: as storage says |
 //!
-//! In rows 3 and 4 the region is given back, once what storage says is durable. That, and whatever else is done to storage, comes when
+//! In row 2 the mark is made durable, in case the worker died before its flush of it had ended: what is committed counts on it. In rows 3
+//! and 4 the region is given back, once what storage says is durable. That, and whatever else is done to storage, comes when
 //! nothing else can fail any more ([`crate::Journals::go_on`]).
 //!
 //! It must never: go on with a log of which anything is missing; give a region back while storage says that the log is in it.
@@ -87,14 +88,19 @@ fn give_back(nvm: Arc<NvmDisk>, slot: usize, log: Log, superblock: Option<Vec<u8
     })
 }
 
-/// Has the region know the mark that storage has, durably: the worker that died was between two of them.
+/// Makes the mark durable that storage has, and has the region know it: the worker that died may have been between two of them, and may
+/// have written its first one, on which every commit counts, without a flush behind it. Not every guest sends one.
 fn settle_mark(nvm: Arc<NvmDisk>, slot: usize, log: Log, mark: Mark) -> ToSettle {
     Box::new(move || {
         write_mark_bytes(&log, &mark)?;
         let mut state = nvm.lock(slot);
         let State::Held(captured) = &mut *state else { return Ok(()) };
-        captured.owner.mark_checksum = mark::checksum(&mark);
-        captured.journal.set_owner(&captured.owner).map_err(io::Error::other)
+        let checksum = mark::checksum(&mark);
+        if captured.owner.mark_checksum != checksum {
+            captured.owner.mark_checksum = checksum;
+            captured.journal.set_owner(&captured.owner).map_err(io::Error::other)?;
+        }
+        Ok(())
     })
 }
 
@@ -128,7 +134,7 @@ impl Work {
         match verdict {
             RegionVerdict::Marked => {
                 let to_settle = self.take_up_open(log, slot, owner, raw)?;
-                Ok((TakenUp::Open, to_settle))
+                Ok((TakenUp::Open, Some(to_settle)))
             }
             RegionVerdict::Left => {
                 let from = Superblock::decode(&owner.attachment).map_err(io::Error::other)?.sequence;
@@ -146,7 +152,7 @@ impl Work {
     }
 
     /// Row 2.
-    fn take_up_open(&mut self, log: &Log, slot: usize, owner: Owner, raw: &Mark) -> io::Result<Option<ToSettle>> {
+    fn take_up_open(&mut self, log: &Log, slot: usize, owner: Owner, raw: &Mark) -> io::Result<ToSettle> {
         let nvm = Arc::clone(&self.nvm);
         let directory = nvm.directory().ok_or_else(|| refused("there is no directory with notes on it"))?;
         let number = mark::number(raw).ok_or_else(|| refused("its mark has no number"))?;
@@ -209,8 +215,7 @@ impl Work {
             self.home.note_failed_flush();
             captured.flush_failed(0);
         }
-        let to_settle = (captured.owner.mark_checksum != mark::checksum(raw))
-            .then(|| settle_mark(Arc::clone(&nvm), slot, log.clone(), *raw));
+        let to_settle = settle_mark(Arc::clone(&nvm), slot, log.clone(), *raw);
         captured.notes = Notes::go_on(directory, (name, identity), &captured.state(noted.has_flush_failed))?;
         log::info!(
             "disk {}: the journal of the file system at byte {} is on NVM as before: {} blocks there, {} log blocks of a transaction that is \

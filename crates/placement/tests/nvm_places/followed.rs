@@ -24,7 +24,7 @@ impl Rig {
             let (at, medium) = of(*choice);
             next.add_region(at, medium).expect("a region");
         }
-        let options = DiskOptions { nvm: Some(Arc::new(next)), ..options };
+        let options = DiskOptions { nvm: Some(Arc::new(next)), write_log: self.write_log.clone(), ..options };
         let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
         self.journals = Journals::resume(&VmMemory::new(), area, &description, options)?;
         self.journals.go_on()?;
@@ -61,6 +61,25 @@ fn each_of_two_logs_goes_on_in_its_own_region() {
         assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE + 1) == content(10 + which as u8));
         assert_eq!(rig.notes().len(), 1 - which, "of a log that is in no region nothing is noted");
     }
+}
+
+/// Of a mark that the worker before has written nobody knows whether it is durable: it may have died before the flush of it. Its guest
+/// need not ask for one.
+#[test]
+fn the_mark_is_durable_before_anything_counts_on_it() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    let path = rig.image.with_file_name("log");
+    rig.write_log = Some(Arc::new(WriteLog::create(&path).expect("a log")));
+    rig.die().expect("it goes on");
+    let log = std::fs::File::open(&path).expect("the log");
+    let log: Vec<_> = entries(&log).map(|entry| entry.expect("read")).collect();
+    let log_at = rig.file_systems[0].log_at[0];
+    let is_mark = |entry: &write_log::Entry| entry.offset == log_at && matches!(entry.kind, EntryKind::Write(_));
+    let mark = log.iter().rposition(is_mark).expect("a flush that failed may have lost it: it is written once more");
+    assert!(log[mark..].iter().any(|entry| matches!(entry.kind, EntryKind::Flush)), "{log:?}");
+    assert_eq!(rig.commit(0, IN_USE, &content(1)), 0, "the region has it");
+    assert!(rig.read(0, IN_USE) == content(1));
 }
 
 /// Whoever is about to end a worker asks first.
