@@ -37,6 +37,10 @@ struct Controls {
     flush_us: AtomicU64,
     fail_writes: AtomicBool,
     fail_flushes: AtomicBool,
+    /// So many of the next flushes fail, …
+    flushes_to_fail: AtomicU64,
+    /// … and with the first of them all writes from then on.
+    is_writing_to_fail: AtomicBool,
     writes: AtomicU64,
     bytes: AtomicU64,
     flushes: AtomicU64,
@@ -119,6 +123,13 @@ impl TestStorage {
     /// Whether flushes fail with EIO from now on.
     pub fn set_fail_flushes(&self, fail: bool) {
         self.controls.fail_flushes.store(fail, Ordering::SeqCst);
+    }
+
+    /// The next flush fails with EIO; where `with_writes`, so does every write and every flush after it, until
+    /// [`TestStorage::set_fail_writes`] and [`TestStorage::set_fail_flushes`] say otherwise.
+    pub fn fail_next_flush(&self, with_writes: bool) {
+        self.controls.is_writing_to_fail.store(with_writes, Ordering::SeqCst);
+        self.controls.flushes_to_fail.store(1, Ordering::SeqCst);
     }
 
     /// Holds the next so many writes: they are carried out and answered with [`TestStorage::release_writes`], and not before. Those that
@@ -333,6 +344,16 @@ impl Filesystem for Image {
 
     fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         self.controls.flushes.fetch_add(1, Ordering::SeqCst);
+        let (controls, order) = (&self.controls, Ordering::SeqCst);
+        let is_next = controls.flushes_to_fail.fetch_update(order, order, |left| left.checked_sub(1)).is_ok();
+        if is_next && controls.is_writing_to_fail.swap(false, order) {
+            controls.fail_writes.store(true, order);
+            controls.fail_flushes.store(true, order);
+        }
+        if is_next {
+            controls.failures.fetch_add(1, order);
+            return reply.error(Errno::EIO);
+        }
         if self.fails(&self.controls.fail_flushes) {
             return reply.error(Errno::EIO);
         }

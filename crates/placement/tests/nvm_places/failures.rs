@@ -1,6 +1,8 @@
 //! Storage that fails once: whoever waits is served by the next try, and a mount in the same session begins anew.
 
 use super::*;
+use placement::finish_earlier;
+use test_storage::TestStorage;
 
 /// Writes to this place of the disk fail.
 fn fails_at(rig: &mut Rig, at: u64) {
@@ -156,4 +158,50 @@ fn a_write_that_ends_beside_another_one_is_not_taken_back() {
     assert!(rig.recovered_block(IN_USE) == content(2), "what was acknowledged is taken back");
     rig.end_held();
     assert!(rig.recovered_block(IN_USE) == content(3));
+}
+
+/// The flush of a mark fails, and storage works again at once, or fails for good: what is left is taken by the next start, and has
+/// what it had before, or a mark with a region that owes nothing.
+#[test]
+fn an_opening_whose_flush_failed_is_no_obstacle_to_the_next_start() {
+    for is_for_good in [false, true] {
+        let mut storage = None;
+        let mut rig = Rig::on(
+            1,
+            |_| {},
+            |image| match TestStorage::new(image) {
+                Ok(shown) => storage.insert(shown).image(),
+                Err(_) => image.to_owned(),
+            },
+        );
+        let Some(storage) = storage else { return eprintln!("left out: there is no FUSE here") };
+        rig.may_fail = true;
+        storage.fail_next_flush(is_for_good);
+        rig.superblock(0, true);
+        assert_eq!(rig.failed.len(), 1, "its guest hears of it");
+        assert!(!rig.log(0).is_open());
+        // All of it ends, and somebody begins again with what there is.
+        let (image, region) = (rig.image.clone(), rig.region.clone());
+        let mut options = NvmOptions::new(&region);
+        options.region = RegionChoice { index: 0, count: 2 };
+        let Rig { journals, route, _directory: directory, .. } = rig;
+        drop((route, journals, storage));
+        let options = DiskOptions {
+            name: "disk".to_owned(),
+            path: image,
+            placement: PlacementKind::Nvm,
+            honour_flush: false,
+            read_only: false,
+            nvm: Some(Arc::new(NvmDisk::open(options).expect("nobody has the region"))),
+            durable_within: None,
+            remote: None,
+            write_log: None,
+        };
+        finish_earlier(&options, &[]).unwrap_or_else(|error| panic!("for good: {is_for_good}: {error}"));
+        let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
+        let options = JournalsOptions { disks: vec![options], budget_bytes: 1 << 20, tracer: None };
+        let memory = VmMemory::new();
+        let journals = Journals::new(&memory, area.expect("a directory"), options);
+        journals.unwrap_or_else(|error| panic!("for good: {is_for_good}: {error}"));
+    }
 }
