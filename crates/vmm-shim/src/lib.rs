@@ -7,11 +7,15 @@
 //! A VMM that amberlog did not start itself gets the lock of its directory in return, and keeps that open, too: nobody may
 //! finish what a killed amberlog left while the guest still lives.
 //!
+//! From then on it stands before the calls by which the VMM takes memory away without a page fault (`removal.rs`).
+//!
 //! What it must never do: keep a program from starting. Every failure is silent here; amberlog says that it received
 //! nothing and copies journal blocks instead of protecting them.
 //!
 //! The constructor runs in every program that inherits the preload (`env`, `timeout`, helpers). It does nothing unless
 //! `AMBERLOG_SHIM_SOCKET` is set, and amberlog picks the descriptor of the process that turns out to be the VMM.
+
+mod removal;
 
 use std::mem::{size_of, zeroed};
 
@@ -31,7 +35,8 @@ extern "C" fn hand_over() {
         if path.is_null() {
             return;
         }
-        let userfault = make_userfault();
+        // Where it cannot be seen what is taken away, nothing is protected.
+        let userfault = if removal::begin() { make_userfault() } else { None };
         let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if socket < 0 || !(connect(socket, path) && send(socket, userfault)) {
             if let Some(userfault) = userfault {

@@ -120,7 +120,7 @@ impl VmObserver {
             // The area says so when it matters, once.
             None if crate::shim::find().is_some() => self.memory.refuse_protection(format!(
                 "the VMM (process {}) handed over no userfaultfd; it was started without the preloaded library, or lacks \
-                 the permission (root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1)",
+                 the permission (root, CAP_SYS_PTRACE, or sysctl vm.unprivileged_userfaultfd=1; and /proc/self/pagemap)",
                 peer.pid
             )),
             None => {}

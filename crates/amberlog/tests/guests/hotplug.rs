@@ -1,9 +1,10 @@
-//! Memory that is plugged in while a guest runs, and that the VMM cannot hand over.
+//! What is plugged in while a guest runs and changes its memory: memory that the VMM cannot hand over, and a balloon.
 
 use crate::support::*;
 use guest_kit::image::ExtRecipe;
 use guest_kit::{Guest, Kernel};
 use serde_json::json;
+use std::time::{Duration, Instant};
 
 #[test]
 fn memory_that_cannot_be_handed_over_is_an_error_and_never_silent() {
@@ -61,4 +62,81 @@ fn memory_that_cannot_be_handed_over_is_an_error_and_never_silent() {
         let content = guest_kit::judge::read_file(&file_system, &format!("/old-{n}")).unwrap().expect("it was synced");
         assert_eq!(content.len(), 4 * 65536, "old-{n}");
     }
+}
+
+/// Data that looks like a block of a journal is written to the log from a copy, whose page the guest's kernel has no use for as soon as it is
+/// committed: it gives that to the balloon, and QEMU takes it out of the file of its memory.
+#[test]
+fn a_balloon_that_comes_later_takes_nothing_that_is_retained() {
+    const MEMORY_MIB: u64 = 256;
+    const LEFT_MIB: u64 = 72;
+    const BLOCKS: u64 = 1024;
+    let bench = Bench::new();
+    let file_system = ExtRecipe::ext4(128, 32).make(&bench.path("image")).unwrap();
+    let mut random = guest_tools::random::Random::of(seed(), 41);
+    let mut content = Vec::new();
+    for _ in 0..BLOCKS {
+        content.extend(0xc03b_3998u32.to_be_bytes());
+        // A block that ends in zeros would not be retained.
+        content.extend((4..4096).map(|_| random.below(255) as u8 + 1));
+    }
+    let script = "echo 0 >/proc/sys/vm/dirty_writeback_centisecs
+         mount -t ext4 -o data=journal,commit=300 /dev/vda /mnt || fail mount
+         cp /run/host/content /mnt/content && sync /mnt/content || fail content
+         for slab in /sys/kernel/slab/jbd2_*; do echo 1 >$slab/shrink; done
+         mark ready";
+    let mut spec = bench.spec("balloon", script, disk(&bench.path("image")));
+    spec.kernel = Some(Kernel::stock().unwrap().clone());
+    spec.modules = vec!["virtio_balloon".to_owned()];
+    spec.files = vec![("content".to_owned(), content.clone())];
+    // Here a device can be plugged in where there is no port for it.
+    spec.machine = "pc".to_owned();
+    // Debian's kernel clears a page before it gives it to anybody, the balloon too, and that is a fault. Others do not.
+    spec.kernel_arguments.push_str(" init_on_alloc=0");
+    spec.memory_mib = MEMORY_MIB as u32;
+    let mut guest = Guest::start(spec).unwrap();
+    guest.wait_mark("ready", LIMIT).unwrap();
+
+    let before = held_in_files(&bench);
+    guest.qmp().unwrap().execute("device_add", json!({"driver": "virtio-balloon-pci", "id": "balloon"})).unwrap();
+    guest.qmp().unwrap().execute("balloon", json!({"value": LEFT_MIB << 20})).unwrap();
+    // All that the guest can spare: it has no more when the balloon has not grown for a while.
+    let deadline = Instant::now() + LIMIT;
+    let (mut actual, mut grew) = (MEMORY_MIB << 20, Instant::now());
+    while actual == MEMORY_MIB << 20 || actual > LEFT_MIB << 20 && grew.elapsed() < Duration::from_secs(3) {
+        assert!(Instant::now() < deadline, "the balloon has left {actual} bytes\n{}", guest.console());
+        std::thread::sleep(Duration::from_millis(100));
+        // Until the guest's driver has come it has no size.
+        let size = guest.qmp().unwrap().execute("query-balloon", json!({}));
+        if let Some(now) = size.ok().and_then(|size| size["actual"].as_u64()).filter(|now| *now < actual) {
+            (actual, grew) = (now, Instant::now());
+        }
+    }
+    let after = held_in_files(&bench);
+    assert!(after + (8 << 20) < before, "the balloon took nothing from the file: {before} bytes, then {after}");
+    guest.kill_all().unwrap();
+    let recovered = bench.recover_area();
+    assert_eq!(recovered["status"], "recovered", "{recovered}");
+    assert_consistent(&file_system);
+    let found = guest_kit::judge::read_file(&file_system, "/content").unwrap().expect("it was synced");
+    let wrong = found.chunks(4096).zip(content.chunks(4096)).filter(|(found, written)| found != written).count();
+    assert_eq!((found.len(), wrong), (content.len(), 0), "blocks are not what was written");
+}
+
+/// Bytes that the files of a VM in its area take.
+fn held_in_files(bench: &Bench) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let mut bytes = 0;
+    let mut directories = vec![bench.area().to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap().flatten() {
+            let metadata = entry.metadata().unwrap();
+            if metadata.is_dir() {
+                directories.push(entry.path());
+            } else {
+                bytes += metadata.blocks() * 512;
+            }
+        }
+    }
+    bytes
 }
