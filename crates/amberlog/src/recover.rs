@@ -78,14 +78,39 @@ pub fn run(args: RecoverArgs) -> ExitCode {
     }
 }
 
+/// Where the caller has named a place that a journal may be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    Nowhere,
+    Server,
+    Region,
+}
+
 /// Refuses an image of which somebody holds what was committed, wherever else a journal of it may be. With a journal server an error number
-/// that has no mark of a held log beside it is judged by what the server says.
-fn refuse_owed(disk: &Path, journal: Option<&Path>, has_server: bool) -> Result<(), Error> {
-    let is_held = |log: &placement::LostLog| matches!(log.mark, placement::HeldMark::Ours(..));
-    let is_judged_later =
-        |owed: &placement::Owed| has_server && matches!(owed, placement::Owed::Lost(lost) if !lost.iter().any(is_held));
-    let owed = placement::owed(disk, journal).map(|owed| Some(owed).filter(|owed| !is_judged_later(owed)));
-    match owed.map(|owed| owed.and_then(|owed| owed.sentence(disk))) {
+/// that has no mark of a held log beside it is judged by what the server says, and with a region of NVM the mark of a region, too, by
+/// what the region says.
+fn refuse_owed(disk: &Path, journal: Option<&Path>, named: Named) -> Result<(), Error> {
+    use placement::{HeldMark, MarkKind, Owed};
+    let is_of_region = |mark: HeldMark| matches!(mark, HeldMark::Ours(MarkKind::Nvm, _));
+    let is_judged_later = |log: &placement::LostLog| match (named, log.mark) {
+        (Named::Nowhere, _) => false,
+        (Named::Server, mark) => !matches!(mark, HeldMark::Ours(..)),
+        (Named::Region, mark) => !matches!(mark, HeldMark::Ours(..)) || is_of_region(mark),
+    };
+    let owed = placement::owed(disk, journal);
+    let has_region = matches!(&owed, Ok(Owed::Lost(lost)) if lost.iter().any(|log| is_of_region(log.mark)));
+    // An image that says of no journal that it is in a region has nothing to get from one.
+    if named != Named::Server && !(named == Named::Region && has_region) {
+        refuse_on_server(disk, journal)?;
+    }
+    let owed = owed.map(|owed| match owed {
+        Owed::Lost(lost) => {
+            let lost: Vec<_> = lost.into_iter().filter(|log| !is_judged_later(log)).collect();
+            if lost.is_empty() { Owed::Nothing } else { Owed::Lost(lost) }
+        }
+        owed => owed,
+    });
+    match owed.map(|owed| owed.sentence(disk)) {
         Ok(None) => {}
         Ok(Some(sentence)) => return Err(Error::Refused(sentence)),
         // An image on which nothing is found is judged later.
@@ -100,20 +125,22 @@ fn refuse_owed(disk: &Path, journal: Option<&Path>, has_server: bool) -> Result<
     Ok(())
 }
 
+/// Refuses an image whose journal is on a server.
+fn refuse_on_server(disk: &Path, journal: Option<&Path>) -> Result<(), Error> {
+    // What cannot be looked at is judged later.
+    let Ok(Some(epoch)) = placement::remote_epoch_of_image(disk, journal) else { return Ok(()) };
+    let epoch = epoch.map_or("its mark is damaged".to_owned(), |epoch| format!("epoch {epoch}"));
+    Err(Error::Refused(format!(
+        "the live journal is on a journal server ({epoch}), not on storage; nothing was changed: give --remote \
+         HOST:PORT/NAME"
+    )))
+}
+
 fn recover(args: &RecoverArgs, disk: &Path) -> Result<Vec<FileSystemReport>, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let path = disk;
     let disk = args.format.open(disk, access)?;
-    let marked = placement::remote_epoch_of_image(path, args.journal.as_deref());
-    // What cannot be looked at is judged below.
-    if let Ok(Some(epoch)) = marked {
-        let epoch = epoch.map_or("its mark is damaged".to_owned(), |epoch| format!("epoch {epoch}"));
-        return Err(Error::Refused(format!(
-            "the live journal is on a journal server ({epoch}), not on storage; nothing was changed: give --remote \
-             HOST:PORT/NAME"
-        )));
-    }
-    refuse_owed(path, args.journal.as_deref(), false)?;
+    refuse_owed(path, args.journal.as_deref(), Named::Nowhere)?;
     let journal = args.journal.as_deref().map(|path| open_journal(args.format, path, &disk, access)).transpose()?;
     recovery::recover_disk(&disk, journal.as_ref(), Options { dry_run: args.dry_run })
 }

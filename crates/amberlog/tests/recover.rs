@@ -65,6 +65,33 @@ fn recover_reports_what_it_did() {
     assert_eq!(std::fs::read(&path).expect("the image"), after);
 }
 
+/// What is named is not asked where the image says that its journal is somewhere else.
+#[test]
+fn a_region_is_not_asked_for_a_journal_that_is_on_a_server() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = crashed(directory.path());
+    let mut bytes = std::fs::read(&path).expect("the image");
+    let found = extfs::discover(&bytes).expect("readable").remove(0);
+    let journal = found.journal.extents(&found.superblock)[0].physical as usize * 4096;
+    let block = &mut bytes[journal..journal + 1024];
+    let sequence = jbd2::Superblock::decode(block).expect("a journal").sequence;
+    let mut mark = [b"AMBREMO1", &7u64.to_le_bytes()[..], &[3; 16], &sequence.to_le_bytes()].concat();
+    mark.extend(jbd2::crc32c(!0, &mark).to_le_bytes());
+    block[0xc0..0xc0 + mark.len()].copy_from_slice(&mark);
+    jbd2::SuperblockEdit::new(block).expect("a journal").start(0).errno(-5).seal();
+    std::fs::write(&path, &bytes).expect("written");
+    let region = directory.path().join("region");
+    std::fs::write(&region, vec![0; 1 << 20]).expect("written");
+    let (image, region) = (path.to_str().expect("a plain name"), region.to_str().expect("a plain name"));
+    for more in [&[][..], &["--nvm", region], &["--nvm", region, "--dry-run"]] {
+        let output = amberlog(&[&["recover", "--disk", image][..], more].concat());
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("on a journal server (epoch 7)") && said.contains("nothing was changed"), "{said}");
+    }
+    assert!(std::fs::read(&path).expect("the image") == bytes, "something was changed");
+}
+
 #[test]
 fn a_reader_that_has_had_enough_ends_what_prints() {
     let directory = tempfile::tempdir().expect("a temporary directory");

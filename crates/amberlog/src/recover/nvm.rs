@@ -46,6 +46,7 @@ pub fn run(args: &RecoverArgs, disk: &Path, nvm: &Path) -> ExitCode {
 fn recover(args: &RecoverArgs, disk: &Path, nvm: &Path) -> Result<Report, Error> {
     let access = if args.dry_run { Access::Read } else { Access::Write };
     let image = args.format.open(disk, access)?;
+    super::refuse_owed(disk, None, super::Named::Region)?;
     let options = OpenOptions { region: args.nvm_region, ..OpenOptions::new(nvm) };
     Ok(recover_image(&image, options, access)?.map(|finished| finished.recovery).unwrap_or_default())
 }

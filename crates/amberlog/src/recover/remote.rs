@@ -62,7 +62,7 @@ fn recover(args: &RecoverArgs, disk: &Path, (address, name): (&str, &str)) -> Re
     let access = if dry_run { Access::Read } else { Access::Write };
     // Locked until all is done.
     let image = args.format.open(disk, access)?;
-    super::refuse_owed(disk, journal, true)?;
+    super::refuse_owed(disk, journal, super::Named::Server)?;
     let _journal = journal.map(|path| super::open_journal(args.format, path, &image, access)).transpose()?;
     let options = RemoteOptions { client: args.trust.client(address), name: name.to_owned() };
     recover_remote_image(disk, journal, &options, dry_run, false)

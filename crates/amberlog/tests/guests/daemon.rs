@@ -94,12 +94,16 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
         assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(&*of_vm.to_string_lossy()), "{}", text(&output.stderr));
         assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
-        // Nor is it asked for at a server, whose the journal is not.
-        let words = ["recover", "--remote-insecure", "--remote", "127.0.0.1:1/db", "--disk"].map(std::ffi::OsStr::new);
-        let output = amberlog_with(words.into_iter().chain([image.as_os_str()]));
-        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-        assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
-        assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
+        // Nor is it asked for at a server, or in a region of NVM, neither of which has the journal.
+        let region = bench.path("region");
+        std::fs::write(&region, vec![0; 1 << 20]).unwrap();
+        for place in [&["--remote-insecure", "--remote", "127.0.0.1:1/db"][..], &["--nvm", region.to_str().unwrap()]] {
+            let words = ["recover"].iter().chain(place).chain(&["--disk"]).map(std::ffi::OsStr::new);
+            let output = amberlog_with(words.chain([image.as_os_str()]));
+            assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+            assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
+            assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
+        }
     }
     let copied = amberlog_with(["run".as_ref(), "--disk".as_ref(), crash.as_os_str(), "--".as_ref(), "true".as_ref()]);
     assert_eq!(copied.status.code(), Some(3), "{}", text(&copied.stderr));
