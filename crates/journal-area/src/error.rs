@@ -20,4 +20,10 @@ pub enum Error {
         /// What was to be held.
         what: &'static str,
     },
+    /// A log of which blocks were let go gets features with which only its guest's own kernel could replay it.
+    #[error(
+        "the guest's journal gets fast commits, or features that are not known, in the midst of transactions that its guest's kernel \
+         alone could replay then, and that are not whole any more; its superblock is refused, and the log is as it was"
+    )]
+    Features,
 }

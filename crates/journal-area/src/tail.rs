@@ -56,6 +56,9 @@ impl VmJcb {
             self.open_books(tail).map_err(|_| Error::NoMemory { what: "tables" })?;
             self.table.set_materialise(materialise);
         }
+        if was_open && self.is_own_in_disguise(tail, format) {
+            return Err(Error::Features);
+        }
         if was_open && self.is_other(tail, format) {
             log::warn!(
                 "another journal was written over the guest's, which had {} blocks not yet home",
@@ -129,6 +132,25 @@ impl VmJcb {
         let is_replayed = self.is_replayed(tail) || self.transactions.is_empty() && tail == self.cursor;
         !is_replayed && (format != self.format || self.known(tail).is_none())
             || format.is_none_or(|format| format.fast_commit)
+    }
+
+    /// Whether the superblock that says this is that of the open log, and has features with which only its guest's kernel could replay
+    /// it, from its own place: where blocks would be missing that were let go.
+    fn is_own_in_disguise(&self, tail: Tail, format: Option<Format>) -> bool {
+        let is_read_here = format.is_some_and(|format| !format.fast_commit);
+        if is_read_here || self.table.is_materialise() || self.contradiction.is_some() {
+            return false;
+        }
+        let Some(known) = self.format.filter(|_| self.known(tail).is_some()) else { return false };
+        let is_let_go = |position| matches!(self.location(position), Location::Home | Location::Gone);
+        let mut position = tail.position;
+        while position != self.cursor.position {
+            if is_let_go(position) {
+                return true;
+            }
+            position = known.next(position);
+        }
+        false
     }
 
     /// The guest says where its log begins now.

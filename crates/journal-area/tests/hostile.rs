@@ -92,6 +92,37 @@ fn a_log_of_another_layout_is_not_held() {
     }
 }
 
+/// Only a kernel could replay it then, from its own place, and there blocks would be missing.
+#[test]
+fn a_log_of_which_blocks_were_let_go_gets_no_features_that_nobody_here_reads() {
+    for change in [
+        |superblock: &mut SuperblockBuilder| superblock.features.incompat |= 1 << 20,
+        |superblock: &mut SuperblockBuilder| {
+            superblock.features.incompat |= Features::FAST_COMMIT;
+            superblock.num_fc_blocks = 4;
+        },
+    ] {
+        let mut rig = Rig::new();
+        assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::Opened);
+        assert_eq!(rig.commit(0..8), 1);
+        rig.write_home(0, 2);
+        let owed = rig.owed();
+        assert!(owed < 8, "some were let go");
+        assert!(matches!(rig.superblock(change), Err(Error::Features)));
+        rig.area.check().expect("the books are right");
+        assert_eq!(rig.owed(), owed, "the log is as it was");
+        assert_eq!(rig.commit(8..9), 1);
+        assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::GoesOn);
+        // With none of them in the log any more, there is nothing to be missed.
+        let (position, sequence) = (rig.builder.position, rig.builder.sequence);
+        let begins = |superblock: &mut SuperblockBuilder| {
+            change(superblock);
+            (superblock.start, superblock.sequence) = (position, sequence);
+        };
+        assert_eq!(rig.superblock(begins).expect("judged"), SuperblockEffect::Foreign);
+    }
+}
+
 #[test]
 fn a_log_that_runs_over_its_own_beginning_is_not_followed() {
     for per_transaction in 1..40 {

@@ -25,7 +25,7 @@ use crate::mark::given_up;
 use crate::opening::write_mark_bytes;
 use block_route::RequestId;
 use guest_memory::MemorySlice;
-use jbd2::{Superblock, SuperblockEdit};
+use jbd2::{Superblock, SuperblockEdit, SuperblockError};
 use std::io;
 
 /// What was written over an open log.
@@ -63,6 +63,20 @@ impl Work {
         let is_replayed = captured.is_read && tail.sequence == cursor.sequence.wrapping_add(1);
         let is_empty = captured.stream.tail() == cursor && tail == cursor;
         !is_replayed && !is_empty && (format != *captured.stream.format() || !captured.stream.can_begin(tail))
+    }
+
+    /// Whether a superblock is that of the open log, with live transactions in it, and has features with which only its guest's own kernel
+    /// could replay them: from its own place, where they are not.
+    pub(super) fn is_own_in_disguise(captured: &Captured, superblock: &Superblock) -> bool {
+        let tail = Tail { position: superblock.start, sequence: superblock.sequence };
+        let is_read_here = match superblock.format() {
+            Ok(format) => !format.fast_commit,
+            Err(error) => !matches!(error, SuperblockError::UnknownFeatures { .. }),
+        };
+        !is_read_here
+            && superblock.uuid == captured.owner.journal
+            && captured.stream.can_begin(tail)
+            && tail != captured.stream.cursor()
     }
 
     /// Whether what comes into the open log is no transaction of its kernel's any more.

@@ -103,6 +103,12 @@ impl Work {
         let (request, block) = (block.request, block.content);
         let open = Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty());
         let State::Held(captured) = state else { return self.open_superblock(log, open, block) };
+        if open.as_ref().is_some_and(|open| Self::is_own_in_disguise(captured, open)) {
+            return Err(io::Error::other(
+                "the guest's journal gets fast commits, or features that are not known, in the midst of transactions that are on NVM, and \
+                 that its guest's kernel alone could replay then; its superblock is refused, and the log is as it was",
+            ));
+        }
         let is_another = open.as_ref().is_some_and(|open| Self::is_another(captured, open));
         match open {
             Some(open) if !is_another => self.goes_on(captured, &open, block, request, steps)?,

@@ -575,10 +575,17 @@ impl RemoteLog {
             _ => {}
         }
         storage.lineage.write_into(&mut block);
-        if shared.lock().superblock(superblock, block.as_slice().into()) {
+        let (is_stored, is_local_only) = {
+            let mut state = shared.lock();
+            (state.superblock(superblock, block.as_slice().into()), state.is_local_only)
+        };
+        if is_stored {
             shared.write_superblock(&mut storage, &block)?;
             // The flush that the guest sends with it has to reach storage.
             shared.disk.set_dirty();
+        }
+        if is_local_only {
+            shared.tell();
         }
         Ok(())
     }

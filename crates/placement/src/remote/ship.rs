@@ -39,6 +39,8 @@ enum Ended {
     Settle,
     /// Somebody wishes the log on storage, until they wish it back.
     Paused,
+    /// Only its guest's own kernel can replay the log from now on.
+    LocalOnly,
     /// The server cannot be used.
     Failed(ClientError),
     /// Storage failed.
@@ -99,7 +101,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 _ => {}
             }
             // The next attempt comes when it is wished back, not after a back-off.
-            state.has_failed_to_connect = !matches!(error, Ended::Paused);
+            state.has_failed_to_connect = !matches!(error, Ended::Paused | Ended::LocalOnly);
             mode == Mode::Remote
         };
         shared.changed.notify_all();
@@ -131,6 +133,10 @@ pub(super) async fn run(shared: &Arc<Shared>) {
                 }
             }
             Ended::Paused => log::info!("{}: the journal goes to its own place on storage, as wished", shared.name),
+            Ended::LocalOnly => log::warn!(
+                "{}: this journal has fast commits now, or features that are not known; it goes to its own place on storage",
+                shared.name
+            ),
             Ended::Over | Ended::Dropped | Ended::Settle => {}
         }
         if !complete(shared, generation) {
@@ -243,6 +249,8 @@ fn interruption(shared: &Shared, generation: u64) -> Option<Ended> {
         Some(Ended::Dropped)
     } else if state.wants_settling {
         Some(Ended::Settle)
+    } else if state.is_local_only {
+        Some(Ended::LocalOnly)
     } else {
         state.is_paused.then_some(Ended::Paused)
     }

@@ -14,7 +14,7 @@
 
 use super::mirror::{Mirror, is_commit};
 use block_route::{RequestId, Status};
-use jbd2::{Features, Superblock};
+use jbd2::{Features, Superblock, SuperblockError};
 use remote_journal::message::{Batch, Block};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -72,7 +72,7 @@ pub(crate) struct State {
     ring: (u32, u32),
     /// Commit blocks may come before what they commit, so everything waits until it is durable.
     is_strict: bool,
-    /// Why this log cannot be shipped.
+    /// This log cannot be shipped: only its guest's own kernel can replay it.
     pub is_local_only: bool,
     /// Somebody wishes it on storage for now.
     pub is_paused: bool,
@@ -189,11 +189,23 @@ impl State {
         self.generation += 1;
         self.mode = Mode::Storage;
         self.start = superblock.start;
-        self.ring = (superblock.first, superblock.maxlen);
-        let features = superblock.features;
-        self.is_strict = features.has(Features::ASYNC_COMMIT);
-        self.is_local_only = features.has(Features::FAST_COMMIT) || features.incompat & !Features::KNOWN_INCOMPAT != 0;
+        self.is_local_only = false;
+        self.note_features(superblock);
         self.has_failed_to_connect = false;
+    }
+
+    /// How its guest writes the log from now on. A log that was once one for its own place alone stays that until it is opened anew.
+    fn note_features(&mut self, superblock: &Superblock) {
+        let (features, format) = (superblock.features, superblock.format());
+        self.is_local_only |=
+            features.has(Features::FAST_COMMIT) || matches!(format, Err(SuperblockError::UnknownFeatures { .. }));
+        self.is_strict = features.has(Features::ASYNC_COMMIT);
+        // The area of fast commits is not in the ring. Where that ends with features that are not known is not known either.
+        self.ring = match format {
+            Ok(format) => (format.first, format.last),
+            Err(_) if self.is_local_only => (0, 0),
+            Err(_) => (superblock.first, superblock.maxlen),
+        };
     }
 
     /// The log is over: whoever still waits is told so.
@@ -257,7 +269,8 @@ impl State {
         if !matches!(self.mode, Mode::Closed | Mode::Failed) {
             self.mirror.put(position, &content);
         }
-        let waits = is_commit || self.is_strict || self.unsent_bytes > UNSENT_BYTES_MAX;
+        // Which blocks commit beside those is not known of a log that only a kernel can replay.
+        let waits = is_commit || self.is_strict || self.is_local_only || self.unsent_bytes > UNSENT_BYTES_MAX;
         match self.mode {
             Mode::Failed => Outcome::Fail,
             Mode::Closed | Mode::Storage | Mode::Returning => {
@@ -345,6 +358,7 @@ impl State {
 
     /// The superblock of a log that stays open. Says whether it has to be written to storage now.
     pub fn superblock(&mut self, superblock: &Superblock, block: Arc<[u8]>) -> bool {
+        self.note_features(superblock);
         let passed = self.passed(superblock.start);
         for position in &passed {
             self.dirty.remove(position);

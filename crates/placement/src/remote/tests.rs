@@ -5,19 +5,25 @@ use super::mark::{MarkFound, RemoteMark};
 use super::mirror::Mirror;
 use super::state::{Mode, Outcome, State};
 use block_route::{RequestId, Status};
-use jbd2::Superblock;
+use jbd2::{Features, Superblock};
 use remote_journal::message::Batch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const FIRST: u32 = 1;
 const END: u32 = 24;
+/// Blocks for fast commits, where there are any.
+const AREA: u32 = 4;
 
 fn superblock(start: u32, number: u32) -> Arc<[u8]> {
+    superblock_with(start, number, 0)
+}
+
+/// With features, and an area of fast commits of four blocks.
+fn superblock_with(start: u32, number: u32, incompat: u32) -> Arc<[u8]> {
     let mut block = vec![0; 1024];
-    for (offset, value) in
-        [(0, 0xc03b_3998), (4, 4), (0x0c, 1024), (0x10, END), (0x14, FIRST), (0x18, number), (0x1c, start)]
-    {
+    let fields = [(0, 0xc03b_3998), (4, 4), (0x0c, 1024), (0x10, END), (0x14, FIRST), (0x18, number), (0x1c, start)];
+    for (offset, value) in fields.into_iter().chain([(0x28, incompat), (0x54, AREA)]) {
         block[offset..offset + 4].copy_from_slice(&u32::to_be_bytes(value));
     }
     block.into()
@@ -283,4 +289,49 @@ fn commit_blocks_fall_back_after_what_they_commit() {
     state.write(8, log_block(9, false), RequestId(9));
     assert!(state.take_dirty(64, true).expect("read").is_empty());
     assert_eq!(positions(state.take_dirty(64, false)), [8]);
+}
+
+/// A kernel turns fast commits on, or something that nobody here knows, in the midst of a log that is shipped: only it can replay that
+/// from then on, and only its own place will do. Until it is there whatever is written may be what commits.
+#[test]
+fn a_log_that_cannot_be_shipped_any_more_is_completed_on_storage() {
+    for incompat in [Features::FAST_COMMIT, 0x40] {
+        for start in [FIRST, END - 1 - AREA] {
+            let mut state = opened(start);
+            state.begin_return(1, [1; 16]);
+            while state.copy_some().expect("copied") {}
+            state.begin_switch().expect("copied");
+            state.mode = Mode::Remote;
+            assert_eq!(state.write(start, log_block(1, false), RequestId(1)), Outcome::Done);
+            assert!(!state.is_local_only);
+            let block = superblock_with(start, 1, incompat);
+            state.superblock(&Superblock::decode(&block).expect("a superblock"), block);
+            assert!(state.is_local_only, "features {incompat:#x}");
+            // What is no commit block commits, in the area of fast commits.
+            assert_eq!(state.write(END - 1, log_block(2, false), RequestId(2)), Outcome::Held);
+            state.form_batches();
+            state.begin_fall_back();
+            assert_eq!(state.write(END - 2, log_block(3, false), RequestId(3)), Outcome::Held);
+            // What is known to commit still comes after what it commits.
+            assert_eq!(state.write(FIRST + 5, log_block(4, true), RequestId(4)), Outcome::Held);
+            // The tail comes round, and passes nothing of that area.
+            let block = superblock_with(FIRST + 1, 2, incompat);
+            state.superblock(&Superblock::decode(&block).expect("a superblock"), block);
+            let dirty = state.take_dirty(64, false).expect("read").into_iter().map(|(position, _)| position);
+            let dirty: Vec<u32> = dirty.filter(|position| *position >= END - AREA).collect();
+            assert_eq!(dirty, [END - 2, END - 1], "features {incompat:#x}, from {start} on");
+            let commits = state.take_dirty(64, true).expect("read").into_iter().map(|(position, _)| position);
+            assert_eq!(commits.collect::<Vec<_>>(), [FIRST + 5]);
+            state.end_fall_back();
+            assert_eq!(state.take_done(), [2, 3, 4].map(|request| (RequestId(request), Status::Ok)));
+            // Without that feature again, it is the same log still.
+            let block = superblock(FIRST + 1, 3);
+            state.superblock(&Superblock::decode(&block).expect("a superblock"), block);
+            assert!(state.is_local_only);
+            state.close();
+            let block = superblock(FIRST, 4);
+            state.open(&Superblock::decode(&block).expect("a superblock"), block);
+            assert!(!state.is_local_only, "opened anew, it can be shipped");
+        }
+    }
 }

@@ -160,6 +160,42 @@ fn a_write_that_ends_beside_another_one_is_not_taken_back() {
     assert!(rig.recovered_block(IN_USE) == content(3));
 }
 
+/// A kernel turns something on that only it can replay. Its own place does not have what is live, so it is refused; with nothing live the
+/// log goes on there.
+#[test]
+fn a_feature_that_appears_in_an_open_log_is_never_replayed_wrongly() {
+    for incompat in [jbd2::Features::FAST_COMMIT, 1 << 20] {
+        let mut rig = Rig::new(1);
+        let log_at = rig.file_systems[0].log_at[0];
+        let with = |rig: &Rig| {
+            let of = &rig.file_systems[0];
+            let mut block = of.superblock.clone();
+            let known = u32::from_be_bytes(block[0x28..0x2c].try_into().expect("four bytes"));
+            block[0x28..0x2c].copy_from_slice(&(known | incompat).to_be_bytes());
+            let (start, sequence) = (of.builder.position, of.builder.sequence);
+            SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+            block
+        };
+        let mut amid = with(&rig);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        rig.may_fail = true;
+        rig.request(RequestKind::Write, log_at, &mut amid);
+        assert_eq!(rig.failed.len(), 1, "features {incompat:#x}");
+        rig.may_fail = false;
+        assert_eq!(rig.commit(0, IN_USE + 1, &content(2)), 0, "the region has the log still");
+        assert!(rig.recovered_block(IN_USE) == content(1) && rig.recovered_block(IN_USE + 1) == content(2));
+        for n in 0..2 {
+            let at = rig.home_at(0, IN_USE + n);
+            rig.request(RequestKind::Write, at, &mut content(1 + n as u8));
+        }
+        let mut behind = with(&rig);
+        rig.request(RequestKind::Write, log_at, &mut behind);
+        assert!(rig.stored(0, IN_USE) == content(1) && rig.stored(0, IN_USE + 1) == content(2));
+        assert!(rig.commit(0, IN_USE, &content(3)) > 2 * BLOCK, "its own place has the log");
+    }
+}
+
 /// The flush of a mark fails, and storage works again at once, or fails for good: what is left is taken by the next start, and has
 /// what it had before, or a mark with a region that owes nothing.
 #[test]

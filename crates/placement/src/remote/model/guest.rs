@@ -310,6 +310,15 @@ impl Guest {
         block
     }
 
+    /// What the guest would say of its log, with features that it has not had.
+    pub fn superblock_with(&self, incompat: u32) -> Vec<u8> {
+        let mut block = self.world.known.lock().expect("no panic under this lock").superblock.clone();
+        let known = u32::from_be_bytes(block[0x28..0x2c].try_into().expect("four bytes"));
+        block[0x28..0x2c].copy_from_slice(&(known | incompat).to_be_bytes());
+        SuperblockEdit::new(&mut block).expect("a superblock").seal();
+        block
+    }
+
     /// Opens the log, which is empty.
     fn open(&mut self) {
         let block = self.superblock(self.builder.position, self.builder.sequence);

@@ -369,3 +369,24 @@ fn a_slow_link_comes_back() {
     guest.commit();
     guest.world.crash();
 }
+
+/// A feature that nobody here knows appears in the superblock of a log that is on the server.
+#[test]
+fn a_log_with_a_feature_that_appears_goes_to_storage_and_stays_there() {
+    let mut guest = Guest::new(700, 0);
+    guest.wait_until_remote(true);
+    for _ in 0..3 {
+        guest.commit();
+    }
+    let block = guest.superblock_with(0x40);
+    guest.give_superblock(&block);
+    guest.wait_until_remote(false);
+    guest.wait_until_storage_has_it();
+    let stored = guest.world.stored_superblock();
+    let stored = jbd2::Superblock::decode(&stored).expect("a superblock");
+    assert!(!stored.is_empty() && stored.features.has(0x40), "it is its guest's kernel's to replay");
+    let report = guest.log.report();
+    assert!(!report.is_remote_now && report.connects > 0, "{report:?}");
+    guest.commit();
+    assert!(guest.log.shared.lock().is_local_only, "it does not come back");
+}
