@@ -7,8 +7,11 @@ use crate::bytes::Reader;
 pub(super) const HEAD_BYTES: usize = 60;
 const MAGIC: u32 = 0x534a_4d41;
 const VERSION: u8 = 1;
-/// Ranges of missing numbers in one message; a store makes two for each segment at most.
+/// Ranges of missing numbers in one message. There may be as many as there are messages that count: where they are more than these,
+/// several messages have them ([`Part`]).
 const RANGES_MAX: usize = 32 << 10;
+/// Messages that have them, at most: as many ranges as no memory would hold the messages between.
+const PARTS_MAX: u32 = 1 << 12;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub(super) enum Kind {
     /// A journal server is about to open the stream while another writes: that one cannot write behind this. It takes
     /// whatever number the stream gives it.
     Fence = 4,
+    /// One of several, with numbers one after the other, that say together what a control message says.
+    ControlPart = 5,
 }
 
 /// A message's head.
@@ -82,7 +87,8 @@ impl Head {
         if content_bytes as usize != content.len() || content_crc != crc32c::crc32c(content) {
             return Err("its checksum does not match");
         }
-        let kind = [Kind::Piece, Kind::Ends, Kind::Control, Kind::Fence].into_iter().find(|known| *known as u8 == kind);
+        let known = [Kind::Piece, Kind::Ends, Kind::Control, Kind::Fence, Kind::ControlPart];
+        let kind = known.into_iter().find(|known| *known as u8 == kind);
         let kind = kind.ok_or("it is of another version of amberlog")?;
         let [number, generation, run, segment, offset] = words;
         Ok((Head { kind, number, generation, run, segment, offset }, content))
@@ -111,6 +117,26 @@ impl Absent {
         }
     }
 
+    /// Adds many at once: those of a segment may lie between as many that stay.
+    pub fn insert_all(&mut self, mut numbers: Vec<u64>) {
+        numbers.sort_unstable();
+        let mut known = std::mem::take(&mut self.0).into_iter().peekable();
+        let mut added = numbers.into_iter().map(|number| (number, number)).peekable();
+        loop {
+            let is_known_next = match (known.peek(), added.peek()) {
+                (Some(known), Some(added)) => known <= added,
+                (Some(_), None) => true,
+                (None, Some(_)) => false,
+                (None, None) => return,
+            };
+            let Some((first, last)) = (if is_known_next { known.next() } else { added.next() }) else { return };
+            match self.0.last_mut() {
+                Some((_, before)) if before.saturating_add(1) >= first => *before = (*before).max(last),
+                _ => self.0.push((first, last)),
+            }
+        }
+    }
+
     pub fn contains(&self, number: u64) -> bool {
         let at = self.0.partition_point(|(_, last)| *last < number);
         self.0.get(at).is_some_and(|(first, _)| *first <= number)
@@ -128,26 +154,74 @@ impl Absent {
         gaps.flatten()
     }
 
-    pub fn write(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|(first, last)| [first.to_le_bytes(), last.to_le_bytes()].concat()).collect()
+    /// Contents of the messages that say this, one after the other, each with its kind. `before` is the last of those that said it
+    /// before; 0: none.
+    ///
+    /// # Errors
+    /// A sentence when there are too many ranges.
+    pub fn write(&self, before: u64) -> Result<Vec<(Kind, Vec<u8>)>, String> {
+        self.write_in(before, RANGES_MAX)
     }
 
+    fn write_in(&self, before: u64, ranges_max: usize) -> Result<Vec<(Kind, Vec<u8>)>, String> {
+        let bytes_of = |ranges: &[(u64, u64)]| -> Vec<u8> {
+            ranges.iter().flat_map(|(first, last)| [first.to_le_bytes(), last.to_le_bytes()].concat()).collect()
+        };
+        if self.0.len() <= ranges_max {
+            // As it was before there were parts, for whoever does not know them.
+            return Ok(vec![(Kind::Control, bytes_of(&self.0))]);
+        }
+        let parts = self.0.chunks(ranges_max);
+        let of = u32::try_from(parts.len()).ok().filter(|of| *of <= PARTS_MAX);
+        let of = of.ok_or_else(|| format!("{} ranges of its numbers are missing, which is too many", self.0.len()))?;
+        let written = |(index, ranges): (u32, &[(u64, u64)])| {
+            (Kind::ControlPart, [Part { index, of, before }.write(), bytes_of(ranges)].concat())
+        };
+        Ok((0..of).zip(parts).map(written).collect())
+    }
+
+    /// What the content of a control message says.
     pub fn read(bytes: &[u8]) -> Option<Self> {
+        let mut absent = Absent::default();
+        absent.read_more(bytes).then_some(absent)
+    }
+
+    /// Adds what the next message says; false where that is not well-formed.
+    pub fn read_more(&mut self, bytes: &[u8]) -> bool {
         let (ranges, rest) = bytes.as_chunks::<16>();
         if !rest.is_empty() || ranges.len() > RANGES_MAX {
-            return None;
+            return false;
         }
-        let mut absent = Absent::default();
-        for range in ranges {
+        ranges.iter().all(|range| {
             let mut reader = Reader::new(range);
-            let (first, last) = (reader.u64()?, reader.u64()?);
-            let before = absent.0.last().map_or(0, |(_, last)| *last);
-            if first <= before || last < first {
-                return None;
-            }
-            absent.0.push((first, last));
-        }
-        Some(absent)
+            let Some((first, last)) = reader.u64().zip(reader.u64()) else { return false };
+            let before = self.0.last().map_or(0, |(_, last)| *last);
+            self.0.push((first, last));
+            first > before && last >= first
+        })
+    }
+}
+
+/// Which of the messages that say together what is missing one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub index: u32,
+    pub of: u32,
+    /// The last of those that said it before, all of them: what counts where the writer did not come to the end. 0: none.
+    pub before: u64,
+}
+
+impl Part {
+    fn write(&self) -> Vec<u8> {
+        [&self.index.to_le_bytes()[..], &self.of.to_le_bytes(), &self.before.to_le_bytes()].concat()
+    }
+
+    /// Reads a message's content; gives the ranges in it as well.
+    pub fn read(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (part, ranges) = bytes.split_at_checked(16)?;
+        let mut reader = Reader::new(part);
+        let part = Part { index: reader.u32()?, of: reader.u32()?, before: reader.u64()? };
+        (part.index < part.of && part.of <= PARTS_MAX).then_some((part, ranges))
     }
 }
 
@@ -176,9 +250,15 @@ mod tests {
         (0..bytes.len()).for_each(|len| assert!(Head::read(&bytes[..len]).is_err(), "{len}"));
     }
 
+    fn written(absent: &Absent) -> Vec<u8> {
+        let mut messages = absent.write(0).expect("not too many");
+        assert_eq!((messages.len(), messages[0].0), (1, Kind::Control));
+        messages.remove(0).1
+    }
+
     #[test]
     fn ranges_out_of_order_are_refused() {
-        let of = |ranges: &[(u64, u64)]| Absent::read(&Absent(ranges.to_vec()).write());
+        let of = |ranges: &[(u64, u64)]| Absent::read(&written(&Absent(ranges.to_vec())));
         assert!(of(&[(1, 2), (4, 4)]).is_some());
         for wrong in [&[(0, 2)][..], &[(2, 1)], &[(4, 5), (1, 2)], &[(1, 4), (4, 5)]] {
             assert!(of(wrong).is_none(), "{wrong:?}");
@@ -188,14 +268,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_hold_what_was_put_in(numbers in proptest::collection::vec(1u64..60, 0..60)) {
+        fn ranges_hold_what_was_put_in(
+            numbers in proptest::collection::vec(1u64..60, 0..60),
+            at_once in proptest::collection::vec(1u64..60, 0..30),
+        ) {
             let mut absent = Absent::default();
             let mut model = BTreeSet::new();
             for number in numbers {
                 absent.insert(number);
                 model.insert(number);
             }
-            let read = Absent::read(&absent.write()).expect("well-formed");
+            model.extend(&at_once);
+            absent.insert_all(at_once);
+            let read = Absent::read(&written(&absent)).expect("well-formed");
+            // The same in parts.
+            let mut of_parts = Absent::default();
+            for (index, (kind, content)) in (0..).zip(absent.write_in(5, 3).expect("not too many")) {
+                let content = match kind {
+                    Kind::ControlPart => {
+                        let (part, ranges) = Part::read(&content).expect("well-formed");
+                        prop_assert_eq!((part.index, part.before), (index, 5));
+                        ranges
+                    }
+                    _ => &content,
+                };
+                prop_assert!(of_parts.read_more(content));
+            }
+            prop_assert_eq!(&of_parts, &absent);
             prop_assert_eq!(&read, &absent);
             (0..62).for_each(|number| assert_eq!(absent.contains(number), model.contains(&number), "{number}"));
             let others: Vec<u64> = absent.others(50).collect();

@@ -170,7 +170,7 @@ impl Medium for JetStream {
         let Shared { link, segments, leftovers, .. } = &mut *shared;
         let Some(content) = segments.remove(&number) else { return Ok(()) };
         let Some(last) = content.numbers.iter().copied().max() else { return Ok(()) };
-        content.numbers.into_iter().for_each(|number| link.absent.insert(number));
+        link.absent.insert_all(content.numbers);
         survey::publish_control(link)?;
         leftovers.insert(number, last);
         leftovers.retain(|segment, last| match link.purge(&link.segment_subject(*segment), *last) {

@@ -100,8 +100,8 @@ pub(super) struct Link {
     run: u64,
     /// Numbers that may be missing.
     pub absent: Absent,
-    /// Number of the newest control message; 0: none.
-    pub control: u64,
+    /// Numbers of the newest control message, or of its parts: the first and the last; 0: none.
+    pub control: (u64, u64),
     /// Why nothing is published any more.
     failed: Option<String>,
     bytes_max: Option<u64>,
@@ -126,7 +126,7 @@ impl Link {
             generation: 0,
             run: u64::from_le_bytes(crate::security::random()),
             absent: Absent::default(),
-            control: 0,
+            control: (0, 0),
             failed: None,
             bytes_max,
         })
@@ -196,7 +196,7 @@ impl Link {
         let number = self.last + 1;
         let head = Head { kind, number, generation: self.generation, run: self.run, segment, offset };
         let subject = match kind {
-            Kind::Control => self.control_subject(),
+            Kind::Control | Kind::ControlPart => self.control_subject(),
             Kind::Fence => self.fence_subject(),
             Kind::Piece | Kind::Ends => self.segment_subject(segment),
         };
@@ -328,7 +328,7 @@ impl Link {
         })
     }
 
-    /// Number of the newest control message that the leader has; 0: none.
+    /// Number of the newest control message, or part of one, that the leader has; 0: none.
     pub fn newest_control(&self) -> io::Result<u64> {
         let subject = self.control_subject();
         self.patiently("reading its newest control message", async || {

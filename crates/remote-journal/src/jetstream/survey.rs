@@ -2,13 +2,16 @@
 //!
 //! One replica may have lost what two others have, and may lead: so what is missing or damaged under one leader is asked
 //! of the next, and an end is believed only when two leaders agree. Which numbers may be missing says the newest control
-//! message; every other number up to the last has to be there and whole, or the stream is refused.
+//! message; every other number up to the last has to be there and whole, or the stream is refused. Where that takes several messages
+//! and the last of them is not there, the one before counts: nothing was removed yet that only they say.
 
-use super::message::{Absent, HEAD_BYTES, Head, Kind};
+use super::message::{Absent, HEAD_BYTES, Head, Kind, Part};
 use super::stream::{Fenced, Link, Read, failed};
 use super::{Content, Piece};
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::ops::RangeInclusive;
 use std::time::Instant;
 
 /// How often leaders are asked, at most.
@@ -21,9 +24,11 @@ struct Survey {
     found: BTreeMap<u64, (Head, u64)>,
     /// Why others could not be read.
     faults: BTreeMap<u64, String>,
-    /// Number and content of the newest control message.
-    control: u64,
+    /// Numbers (the first and the last) and content of the newest control message that is whole.
+    control: (u64, u64),
     absent: Absent,
+    /// The newest that was looked at, whole or not.
+    control_seen: u64,
     last: u64,
     /// Who was asked, and up to which number he had messages.
     asked: BTreeMap<String, u64>,
@@ -33,12 +38,27 @@ impl Survey {
     /// Adds what the leader has of what is not there yet. Gives who that is and who could be asked as well.
     fn ask_leader(&mut self, link: &Link) -> io::Result<(String, Vec<String>)> {
         let standing = link.standing()?;
-        let control = link.newest_control()?;
-        if control > self.control {
-            link.read(std::iter::once(control), |_, read| self.take_control(control, read))?;
+        let newest = link.newest_control()?;
+        if newest > self.control.1 {
+            self.control_seen = self.control_seen.max(newest);
+            let read = |numbers: RangeInclusive<u64>| {
+                let mut messages = Vec::new();
+                link.read(numbers, |_, read| {
+                    messages.push(match read {
+                        Read::Whole(head, message) => Some((head, message)),
+                        Read::Missing | Read::Damaged(_) => None,
+                    });
+                    Ok(())
+                })?;
+                Ok(messages.into_iter().collect())
+            };
+            if let Some((control, absent)) = whole_control(newest, read)?.filter(|(found, _)| found.1 > self.control.1)
+            {
+                (self.control, self.absent) = (control, absent);
+            }
         }
         self.last = self.last.max(standing.last);
-        if self.control == 0 && standing.last > 0 {
+        if self.control.1 == 0 && standing.last > 0 {
             // Without it nobody knows which numbers have to be there; they may be millions.
             self.asked.insert(standing.leader.clone(), standing.last);
             return Ok((standing.leader, standing.followers));
@@ -65,19 +85,9 @@ impl Survey {
         Ok((standing.leader, standing.followers))
     }
 
-    fn take_control(&mut self, number: u64, read: Read) -> io::Result<()> {
-        if let Read::Whole(head, message) = read
-            && head.kind == Kind::Control
-            && let Some(absent) = Absent::read(&message[HEAD_BYTES..])
-        {
-            (self.control, self.absent) = (number, absent);
-        }
-        Ok(())
-    }
-
     /// Whether no leader had a control message, which every stream of ours has.
     fn is_unknown(&self) -> bool {
-        self.control == 0 && self.last > 0
+        self.control.1 == 0 && self.last > 0
     }
 
     /// Numbers that have to be there and are not.
@@ -96,7 +106,7 @@ impl Survey {
             if is_whole && self.asked.len() >= enough && !is_behind {
                 return Ok(true);
             }
-            if !is_whole && link.newest_control()? > self.control {
+            if !is_whole && link.newest_control()? > self.control_seen {
                 return Ok(false);
             }
             // Whoever was not asked, then who had the most.
@@ -175,7 +185,7 @@ impl Survey {
                 continue;
             }
             match head.kind {
-                Kind::Control | Kind::Fence => {}
+                Kind::Control | Kind::ControlPart | Kind::Fence => {}
                 Kind::Ends => segments.entry(head.segment).or_default().cut(head.offset, *number),
                 Kind::Piece => segments.entry(head.segment).or_default().add(Piece {
                     offset: head.offset,
@@ -213,7 +223,7 @@ pub(super) fn open(link: &mut Link) -> io::Result<BTreeMap<u64, Content>> {
         link.generation = survey.found.values().map(|(head, _)| head.generation).max().unwrap_or(0) + 1;
         // Older control messages, and fences, are of no use any more, and were or will be removed.
         for (number, (head, _)) in &survey.found {
-            if matches!(head.kind, Kind::Control | Kind::Fence) {
+            if matches!(head.kind, Kind::Control | Kind::ControlPart | Kind::Fence) {
                 link.absent.insert(*number);
             }
         }
@@ -242,17 +252,64 @@ pub(super) fn open(link: &mut Link) -> io::Result<BTreeMap<u64, Content>> {
     Ok(segments)
 }
 
+/// A message, and its head.
+type Message = (Head, Bytes);
+
+/// The newest control message that is whole, with its numbers: the one that ends with this number, or, where that is a part of one that
+/// was cut off, the one before. `read` gives messages one after the other, or nothing where one cannot be read.
+fn whole_control(
+    newest: u64,
+    mut read: impl FnMut(RangeInclusive<u64>) -> io::Result<Option<Vec<Message>>>,
+) -> io::Result<Option<((u64, u64), Absent)>> {
+    let mut number = newest;
+    // Whoever was cut off has named the one before, which is whole.
+    for _ in 0..2 {
+        if number == 0 {
+            return Ok(None);
+        }
+        let Some(message) = read(number..=number)?.and_then(|mut messages| messages.pop()) else { return Ok(None) };
+        let (head, content) = (message.0, &message.1[HEAD_BYTES..]);
+        match head.kind {
+            Kind::Control => return Ok(Absent::read(content).map(|absent| ((number, number), absent))),
+            Kind::ControlPart => {}
+            Kind::Piece | Kind::Ends | Kind::Fence => return Ok(None),
+        }
+        let Some((part, _)) = Part::read(content) else { return Ok(None) };
+        if part.index + 1 < part.of {
+            number = part.before.min(number - 1);
+            continue;
+        }
+        let Some(first) = number.checked_sub(part.index.into()).filter(|first| *first > 0) else { return Ok(None) };
+        let Some(messages) = read(first..=number)? else { return Ok(None) };
+        let mut absent = Absent::default();
+        for (index, (of_message, message)) in (0..).zip(&messages) {
+            let read = Part::read(&message[HEAD_BYTES..]);
+            let is_next = of_message.kind == Kind::ControlPart
+                && (of_message.generation, of_message.run) == (head.generation, head.run)
+                && read.is_some_and(|(found, ranges)| found == Part { index, ..part } && absent.read_more(ranges));
+            if !is_next {
+                return Ok(None);
+            }
+        }
+        return Ok(Some(((first, number), absent)));
+    }
+    Ok(None)
+}
+
 /// Writes down which numbers may be missing, and removes the control message before.
 pub(super) fn publish_control(link: &mut Link) -> io::Result<()> {
-    let before = link.control;
-    if before > 0 {
-        link.absent.insert(before);
+    let (first_before, last_before) = link.control;
+    if last_before > 0 {
+        (first_before..=last_before).for_each(|number| link.absent.insert(number));
     }
-    let content = link.absent.write();
-    let number = link.publish(Kind::Control, 0, 0, &content)?;
-    link.control = number;
-    if before > 0
-        && let Err(error) = link.purge(&link.control_subject(), number - 1)
+    let messages = link.absent.write(last_before).map_err(|why| failed(format!("stream {}: {why}", link.name())))?;
+    let first = link.last + 1;
+    for (kind, content) in messages {
+        link.publish(kind, 0, 0, &content)?;
+    }
+    link.control = (first, link.last);
+    if last_before > 0
+        && let Err(error) = link.purge(&link.control_subject(), first - 1)
     {
         log::warn!("{error}");
     }
@@ -267,4 +324,67 @@ fn remove_leftovers(link: &Link, segments: &BTreeMap<u64, Content>) -> io::Resul
         link.purge(&link.segment_subject(*segment), link.last)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream of control messages: by number.
+    type Stream = BTreeMap<u64, Vec<u8>>;
+
+    fn read_from(stream: &Stream) -> impl FnMut(RangeInclusive<u64>) -> io::Result<Option<Vec<Message>>> {
+        |numbers| {
+            let of = |number| {
+                let bytes: &Vec<u8> = stream.get(&number)?;
+                let (head, _) = Head::read(bytes).ok()?;
+                Some((head, Bytes::from(bytes.clone())))
+            };
+            Ok(numbers.map(of).collect())
+        }
+    }
+
+    fn gaps(count: u64) -> Absent {
+        let mut absent = Absent::default();
+        (1..=count).for_each(|number| absent.insert(number * 2));
+        absent
+    }
+
+    /// Whatever number of gaps, and wherever whoever writes them down is cut off: the newest that is whole counts.
+    #[test]
+    fn gaps_of_any_number_are_read_again() {
+        for count in [0, 3, 32 << 10, (32 << 10) + 1, 200_000] {
+            let mut stream = Stream::new();
+            let mut number = 1_000_000;
+            let mut add = |stream: &mut Stream, absent: &Absent, before: u64, cut: usize| {
+                let messages = absent.write(before).expect("not too many");
+                let (first, all) = (number + 1, messages.len());
+                for (kind, content) in messages.into_iter().take(all.min(cut)) {
+                    number += 1;
+                    let head = Head { kind, number, generation: 1, run: 2, segment: 0, offset: 0 };
+                    stream.insert(number, head.write(&content));
+                }
+                ((first, number), all)
+            };
+            let (of_before, before) = (gaps(count), add(&mut stream, &gaps(count), 0, usize::MAX).0);
+            assert_eq!(whole_control(before.1, read_from(&stream)).expect("read"), Some((before, of_before.clone())));
+            for cut in 1.. {
+                let mut stream = stream.clone();
+                let (now, all) = add(&mut stream, &gaps(count + 70_000), before.1, cut);
+                let found = whole_control(now.1, read_from(&stream)).expect("read");
+                let expected = if cut < all { (before, of_before.clone()) } else { (now, gaps(count + 70_000)) };
+                assert_eq!(found, Some(expected), "{cut} of {all} messages");
+                // One that is lost is no gap that nobody sees.
+                for lost in now.0..now.1 {
+                    let mut stream = stream.clone();
+                    stream.remove(&lost);
+                    let found = whole_control(now.1, read_from(&stream)).expect("read");
+                    assert!(cut < all || found.is_none(), "message {lost} of {now:?} is lost");
+                }
+                if cut >= all {
+                    break;
+                }
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use cluster::{Cluster, LIMIT};
 use remote_journal::client::Heard;
 use remote_journal::jetstream::JetStream;
 use remote_journal::message::{Batch, Block};
-use remote_journal::store::{Store, StoreError, StoreOptions};
+use remote_journal::store::{Medium, SegmentFile, Store, StoreError, StoreOptions};
 use remote_journal::{BlockingClient, Client, ClientError, ClientOptions, ClientSecurity, Server, ServerOptions};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -497,6 +497,41 @@ fn who_may_not_get_in_is_told_so() {
     options.ca = None;
     let error = JetStream::open(options).err().expect("refused").to_string();
     assert!(error.contains("localhost"), "{error}");
+}
+
+/// A segment whose messages lie between those of another one is removed: more gaps than one message can name, and they are all known
+/// again to whoever opens the stream next.
+#[test]
+fn a_stream_with_many_gaps_is_opened_again() {
+    const COUNT: u64 = 33_000;
+    // What is tested is not the disk.
+    let Some(cluster) = Cluster::start_in(std::path::Path::new("/dev/shm"), 1, "") else { return };
+    let options = cluster.options(SMALL.space_bytes_max);
+    let content = |segment: u64, number: u64| [segment, number].map(u64::to_le_bytes).concat();
+    let mut stream = JetStream::open(options.clone()).expect("a stream");
+    let mut segments = [1, 2].map(|segment| stream.create(segment, 1 << 20).expect("made"));
+    for number in 0..COUNT {
+        for (segment, file) in (1..).zip(&mut segments) {
+            file.write_at(number * 16, &content(segment, number)).expect("written");
+        }
+    }
+    drop(segments);
+    stream.delete(2).expect("removed");
+    // What names the gaps is written anew each time.
+    stream.create(3, 1 << 20).expect("made").write_at(0, &content(3, 0)).expect("written");
+    stream.delete(3).expect("removed");
+    drop(stream);
+    for _ in 0..2 {
+        let stream = JetStream::open(options.clone()).expect("it is opened again");
+        assert_eq!(stream.list().expect("listed"), [1]);
+        let file = stream.open(1).expect("there");
+        assert_eq!(file.len().expect("known"), COUNT * 16);
+        for number in [0, 1, COUNT / 2, COUNT - 1] {
+            let mut found = [0; 16];
+            file.read_at(number * 16, &mut found).expect("read");
+            assert_eq!(found[..], content(1, number));
+        }
+    }
 }
 
 #[test]
