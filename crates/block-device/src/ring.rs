@@ -111,8 +111,10 @@ pub(crate) struct RunningRing {
     inflight: Option<InflightQueue>,
     /// Heads in flight, a bit each: a legal driver never offers one twice.
     heads: Box<[u64]>,
-    /// Heads to be done again after a reconnection, before anything new is taken.
+    /// Heads to be done again after a reconnection, before anything new is taken, …
     resubmit: VecDeque<u16>,
+    /// … and those of them that were taken and are in flight, a bit each.
+    again: Box<[u64]>,
     /// Nothing new is taken.
     is_ending: bool,
     /// The guest does not kick at the moment.
@@ -159,6 +161,7 @@ impl RunningRing {
             parts,
             inflight: region.and_then(|region| region.queue(index, ring.size)),
             heads: vec![0; size.div_ceil(64)].into(),
+            again: vec![0; size.div_ceil(64)].into(),
             resubmit: VecDeque::new(),
             is_ending: false,
             quiet: false,
@@ -273,6 +276,7 @@ impl RunningRing {
     pub(crate) fn pop(&mut self) -> Result<Option<(u16, bool)>, RingError> {
         if let Some(head) = self.resubmit.pop_front() {
             self.mark_head(head)?;
+            self.again[usize::from(head) / 64] |= 1 << (head % 64);
             return Ok(Some((head, true)));
         }
         if self.is_ending {
@@ -290,13 +294,20 @@ impl RunningRing {
         Ok(Some((head, false)))
     }
 
+    /// Whether a head that is in flight was in flight before, too.
+    pub(crate) fn is_again(&self, head: u16) -> bool {
+        self.again[usize::from(head) / 64] & (1 << (head % 64)) != 0
+    }
+
     /// Puts a chain into the used ring.
     pub(crate) fn push_used(&mut self, head: u16, written: u32) -> Result<(), RingError> {
         if let Some(inflight) = &mut self.inflight {
             inflight.completing(head);
         }
         self.queue.add_used(self.table.guest_memory(), head, written).map_err(RingError::Used)?;
-        self.heads[usize::from(head) / 64] &= !(1 << (head % 64));
+        let (word, bit) = (usize::from(head) / 64, 1 << (head % 64));
+        self.heads[word] &= !bit;
+        self.again[word] &= !bit;
         if let Some(inflight) = &mut self.inflight {
             inflight.completed(head, self.queue.next_used());
         }

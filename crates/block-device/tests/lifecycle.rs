@@ -197,9 +197,11 @@ fn a_device_that_died_does_its_requests_again_in_order() {
     assert!(answers.iter().all(|answer| answer.status == STATUS_OK));
     assert_eq!(journal.starts(), [Start::Resumed]);
     assert_eq!(second.handle().counters().resubmitted_requests, 6);
-    let order = second.handle().with_route(|route, _| route.routed.clone()).unwrap();
+    let (order, again) =
+        second.handle().with_route(|route, _| (route.routed.clone(), route.routed_again.clone())).unwrap();
     let offsets: Vec<u64> = order.iter().map(|(_, offset, _)| offset / 512).collect();
     assert_eq!(offsets, [40, 8, 32, 0, 24, 16]);
+    assert_eq!(again, order.iter().map(|(_, offset, _)| *offset).collect::<Vec<_>>(), "the route is told");
     let (status, bytes) = disk.read(0, 48 * 512).unwrap();
     assert_eq!(status, STATUS_OK);
     assert!(bytes == pattern(0, 48 * 512, 2));
@@ -207,6 +209,8 @@ fn a_device_that_died_does_its_requests_again_in_order() {
     for sector in 0..300u64 {
         assert_eq!(disk.write(sector * 512, &[3; 512]).unwrap(), STATUS_OK);
     }
+    let again = second.handle().with_route(|route, _| route.routed_again.len()).unwrap();
+    assert_eq!(again, 6, "what is new is not");
     second.stop().unwrap();
 }
 

@@ -210,6 +210,12 @@ pub trait Route: Send {
     /// Decides where a request goes. Must put no work that needs the guest in the way.
     fn route(&mut self, request: &Request<'_>, plan: &mut Plan);
 
+    /// The same for a request that was taken before and was not answered, by another process or before the device was stopped: much may
+    /// have come after it that is known by now.
+    fn route_again(&mut self, request: &Request<'_>, plan: &mut Plan) {
+        self.route(request, plan);
+    }
+
     /// A flush that the guest did not ask for: it was told of no write cache, and a write of its has ended that has to be
     /// durable before it is answered.
     fn flush_after(&mut self, request: &Request<'_>, plan: &mut Plan) {

@@ -58,7 +58,7 @@ pub enum Over<'a> {
         blocks: &'a [u64],
         /// The last transaction that is durable, if that matters.
         durable: Option<u32>,
-        /// It had to wait: it was asked before now.
+        /// It had to wait, or was asked before of another process: it was asked before now.
         has_waited: bool,
     },
     /// Over all that it covers whole, as of a transaction: the last one that was committed when it was asked first. Nothing where that is
@@ -68,17 +68,19 @@ pub enum Over<'a> {
         whole: Range<u64>,
         /// The transaction.
         first_asked: Option<u32>,
+        /// It had to wait, or was asked before of another process.
+        has_waited: bool,
     },
 }
 
 impl Over<'_> {
-    /// Whether it had to wait. A kernel lets its tail pass a version of a file that was deleted while a write of it is still under way: what there
+    /// Whether it had to wait, or was asked before of another process. A kernel lets its tail pass a version of a file that was deleted while a write of it is still under way: what there
     /// was for it to bring when it was asked is not known now.
     fn has_waited(&self) -> bool {
         match self {
             Over::Unknown => false,
             Over::Blocks { has_waited, .. } => *has_waited,
-            Over::AsOf { first_asked, .. } => first_asked.is_some(),
+            Over::AsOf { has_waited, .. } => *has_waited,
         }
     }
 
@@ -230,7 +232,7 @@ impl VmJcb {
         match over {
             Over::Unknown => false,
             Over::Blocks { blocks, .. } => blocks.contains(&block),
-            Over::AsOf { whole, first_asked } => {
+            Over::AsOf { whole, first_asked, .. } => {
                 let is_older = |asked: u32| sequence::is_after(sequence, asked);
                 // What was asked of another process may be older than what that one took in.
                 let is_unknown = self.followed_through.is_some_and(|through| !is_older(through));
@@ -241,7 +243,7 @@ impl VmJcb {
 
     /// The guest has asked just now to write `blocks`, over the versions of those that it covers whole, and waits.
     pub(crate) fn past_asked(&mut self, blocks: &Range<u64>, whole: &Range<u64>) {
-        let over = Over::AsOf { whole: whole.clone(), first_asked: None };
+        let over = Over::AsOf { whole: whole.clone(), first_asked: None, has_waited: false };
         for position in self.versions_in(blocks) {
             let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
             if self.table.past(position).is_none() && self.is_asked_over(&over, block, sequence) {

@@ -228,7 +228,7 @@ fn a_write_past_the_journal_is_told_from_one_that_brings_what_it_has() {
     rig.commit(&[(10, same), (11, committed)]);
     rig.fill(other, 3);
     let payload = [same, other, other].map(|page| rig.memory.page(page));
-    let over = Over::AsOf { whole: 10..13, first_asked: None };
+    let over = Over::AsOf { whole: 10..13, first_asked: None, has_waited: false };
     let HomeWrite::Go { operation, carried, .. } = rig.area.home_write_begins(rig.log, 10..13, &payload, &over) else {
         panic!("nothing is in the way")
     };
@@ -255,9 +255,16 @@ fn a_write_past_the_journal_is_told_from_one_that_brings_what_it_has() {
 /// with that text are deleted without a word.
 #[test]
 fn a_write_that_waited_says_nothing_of_where_homes_are() {
-    let as_of = |first_asked| Over::AsOf { whole: 0..0, first_asked };
+    let as_of = |first_asked, has_waited| Over::AsOf { whole: 0..0, first_asked, has_waited };
     let aged = |has_waited| Over::Blocks { blocks: &[], durable: None, has_waited };
-    for (over, is_wrong) in [(as_of(Some(1)), false), (aged(true), false), (as_of(None), true), (aged(false), true)] {
+    for (over, is_wrong) in [
+        (as_of(Some(1), true), false),
+        // Of another process.
+        (as_of(None, true), false),
+        (aged(true), false),
+        (as_of(None, false), true),
+        (aged(false), true),
+    ] {
         let mut rig = Rig::new();
         let texts: Vec<PageId> = (5..11).map(PageId).collect();
         for page in &texts {
@@ -326,7 +333,7 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
         rig.area.home_write_ended(rig.log, operation, true);
         rig.area.written_past(rig.log)
     };
-    let as_of = |whole, first_asked| Over::AsOf { whole, first_asked };
+    let as_of = |whole, first_asked| Over::AsOf { whole, first_asked, has_waited: false };
     assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
     assert_eq!(write(&rig, &Over::Blocks { blocks: &[11], durable: None, has_waited: false }), [(10, None)]);
     assert_eq!(write(&rig, &as_of(10..11, Some(0))), [(10, None)], "the transaction is the first");

@@ -67,6 +67,8 @@ pub struct DiskRoute {
     was_told: bool,
     /// Some disk's journals go to a server.
     has_remote: bool,
+    /// The request that is being routed was taken before.
+    is_again: bool,
     pieces: Vec<Piece>,
 }
 
@@ -89,6 +91,7 @@ impl DiskRoute {
             telling: None,
             was_told: false,
             has_remote,
+            is_again: false,
             pieces: Vec::new(),
         }
     }
@@ -155,7 +158,8 @@ impl DiskRoute {
                 } else {
                     segments::part(request.segments, range.start - start, range.end - range.start)
                 };
-                let waiting = Waiting { request: request.id, kind: request.kind, piece: *piece, slices, rescan };
+                let (request, kind, is_again) = (request.id, request.kind, self.is_again);
+                let waiting = Waiting { request, kind, piece: *piece, slices, rescan, is_again };
                 match piece {
                     Piece::Log(log_range, ..) => self.log_write(log_range, waiting, plan),
                     Piece::Home(home, ..) => self.home_write(home, waiting, plan),
@@ -617,6 +621,12 @@ impl Route for DiskRoute {
         }
         self.refresh_layout();
         Ok(())
+    }
+
+    fn route_again(&mut self, request: &Request<'_>, plan: &mut Plan) {
+        self.is_again = true;
+        self.route(request, plan);
+        self.is_again = false;
     }
 
     fn route(&mut self, request: &Request<'_>, plan: &mut Plan) {

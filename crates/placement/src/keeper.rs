@@ -213,6 +213,9 @@ pub(crate) struct HomeChange<'a> {
     pub slices: &'a [MemorySlice],
     /// It may change the layout: storage has to have it.
     pub is_watched: bool,
+    /// It was asked before, of another process or before the device was stopped, and not answered: what there was for it to bring when it
+    /// was asked first is not known now. A kernel lets its tail pass a version of a file that was deleted while a write of it is under way.
+    pub is_again: bool,
 }
 
 /// A part of a change of homes that goes to storage by itself.

@@ -13,12 +13,10 @@ use crate::keeper::HomeChange;
 use crate::nvm::log_stream::{LogStream, Tail, TailMove};
 use crate::scan::FoundLogPlace;
 use block_route::RequestId;
-use guest_memory::MemorySlice;
 use jbd2::Superblock;
 use journal_area::{Mark, Strays};
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The newest committed version of a block.
@@ -109,7 +107,7 @@ impl Watch {
     /// first: a kernel lets its tail pass a version of a file that was deleted while a write of it is still under way.
     pub fn home_asked(&mut self, change: &HomeChange<'_>) {
         if !self.waiting.contains(&(change.request, change.range.start)) {
-            self.home_change(change.blocks.clone(), change.payload);
+            self.home_change(change);
         }
     }
 
@@ -123,13 +121,13 @@ impl Watch {
         }
     }
 
-    /// The guest writes blocks of its file system, or gives them up; `payload` has what is known of their contents.
-    pub fn home_change(&mut self, blocks: Range<u64>, payload: &[Option<MemorySlice>]) {
+    /// The guest writes blocks of its file system, or gives them up. What another process was asked before says nothing of where homes are.
+    pub fn home_change(&mut self, change: &HomeChange<'_>) {
         if self.live.is_empty() {
             return;
         }
-        for (index, block) in blocks.enumerate() {
-            let slice = payload.get(index).and_then(Option::as_ref);
+        for (index, block) in change.blocks.clone().enumerate() {
+            let slice = change.payload.get(index).and_then(Option::as_ref);
             let content = slice.map(|slice| Mark::of(&self.hasher, slice.len(), |at, piece| slice.copy_out(at, piece)));
             let owed = self.newest.get_mut(&block).map(|newest| {
                 // With another content, too: ext4 writes its superblock past its journal, and e2fsck mends what it replays.
@@ -138,7 +136,8 @@ impl Watch {
             });
             match content {
                 Some(content) if owed == Some(content) => self.strays.placed(),
-                Some(content) => self.strays.written(block, content, owed),
+                Some(content) if !change.is_again => self.strays.written(block, content, owed),
+                Some(_) => {}
                 None => {}
             }
         }

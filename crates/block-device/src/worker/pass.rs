@@ -162,6 +162,7 @@ impl<R: Route + ?Sized> Worker<R> {
         };
         let places = (status_place, self.chain.regions);
         let since = (chain_kind, self.pass_began);
+        let is_again = self.is_again(ring.0, head);
         let chain = self.tracker.add_chain(ring, head, places, readback_len, flush_after, since);
         if self.gate.is_some() && kind == RequestKind::Read {
             self.tracker.note_written(chain, &self.chain.writable);
@@ -172,7 +173,12 @@ impl<R: Route + ?Sized> Worker<R> {
             RequestKind::Write => &self.chain.readable,
             _ => &[],
         };
-        self.route.route(&Request { id, kind, offset, len, segments }, &mut self.plan);
+        let request = Request { id, kind, offset, len, segments };
+        if is_again {
+            self.route.route_again(&request, &mut self.plan);
+        } else {
+            self.route.route(&request, &mut self.plan);
+        }
     }
 
     fn route_ranges(&mut self, ring: (u16, u32), head: u16, status_place: StatusPlace) {
@@ -189,11 +195,22 @@ impl<R: Route + ?Sized> Worker<R> {
             let discard = range.kind == RequestKind::Discard;
             add(if discard { &self.counters.discard_requests } else { &self.counters.write_zeroes_requests }, 1);
         }
+        let is_again = self.is_again(ring.0, head);
         for range in &self.ranges {
             let id = self.tracker.add_part(chain);
             let Range { kind, offset, len } = *range;
-            self.route.route(&Request { id, kind, offset, len, segments: &[] }, &mut self.plan);
+            let request = Request { id, kind, offset, len, segments: &[] };
+            if is_again {
+                self.route.route_again(&request, &mut self.plan);
+            } else {
+                self.route.route(&request, &mut self.plan);
+            }
         }
+    }
+
+    /// Whether a request was taken before.
+    fn is_again(&self, index: u16, head: u16) -> bool {
+        self.rings[usize::from(index)].running.as_ref().is_some_and(|running| running.is_again(head))
     }
 
     /// A flush on behalf of a chain whose writes are done.

@@ -88,6 +88,8 @@ pub struct NotingRoute {
     pub held: Vec<(block_route::RequestId, u64, Vec<guest_memory::MemorySlice>)>,
     pub refuse_start: bool,
     pub routed: Vec<(block_route::RequestKind, u64, u64)>,
+    /// Where those of them begin that were taken before.
+    pub routed_again: Vec<u64>,
     plain: PlainRoute,
 }
 
@@ -117,6 +119,11 @@ impl Route for NotingRoute {
         } else {
             self.plain.route(request, plan);
         }
+    }
+
+    fn route_again(&mut self, request: &Request<'_>, plan: &mut Plan) {
+        self.routed_again.push(request.offset);
+        self.route(request, plan);
     }
 
     fn end_of_pass(&mut self, plan: &mut Plan) {

@@ -27,7 +27,8 @@ impl DiskRoute {
         for piece in pieces {
             let range = piece.range();
             let slices = segments::part(request.segments, range.start - start, range.end - range.start);
-            let waiting = Waiting { request: request.id, kind: request.kind, piece, slices, rescan: false };
+            let waiting =
+                Waiting { request: request.id, kind: request.kind, piece, slices, rescan: false, is_again: false };
             self.read_piece(waiting, plan);
         }
     }
@@ -102,7 +103,8 @@ impl DiskRoute {
             let stop = end.min(range.start + (index + 1) * block_bytes);
             let slices = segments::part(&waiting.slices, at - start, stop - at);
             let piece = Piece::Log(*range, at, stop);
-            let part = Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false };
+            let part =
+                Waiting { request: waiting.request, kind: waiting.kind, piece, slices, rescan: false, is_again: false };
             let from = std::mem::replace(&mut at, stop);
             match log.keeper.log_read(log, position, &mut block) {
                 Ok(LogRead::Copied) => self.answer(&part, &block[into as usize..], plan),

@@ -14,6 +14,8 @@ pub(super) struct Waiting {
     pub slices: Vec<MemorySlice>,
     /// It may change the layout.
     pub rescan: bool,
+    /// It was asked before, of another process or before the device was stopped.
+    pub is_again: bool,
 }
 
 impl Waiting {
@@ -52,5 +54,6 @@ pub(super) fn home_change<'a>(
         payload,
         slices: &waiting.slices,
         is_watched: waiting.rescan,
+        is_again: waiting.is_again,
     }
 }

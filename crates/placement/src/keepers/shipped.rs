@@ -85,7 +85,7 @@ impl Keeper for Shipped {
     }
 
     fn home_begins(&self, _log: &Log, change: &HomeChange<'_>, _steps: &mut Steps) -> io::Result<HomeVerdict> {
-        self.watch().home_change(change.blocks.clone(), change.payload);
+        self.watch().home_change(change);
         Ok(HomeVerdict::Go { operation: usize::MAX, replaced: Vec::new() })
     }
 

@@ -94,6 +94,11 @@ impl Guest {
     }
 
     fn ask(&mut self, asked: Asked) {
+        self.ask_as(asked, false);
+    }
+
+    /// Asks for something, whether another worker was asked for it before.
+    fn ask_as(&mut self, asked: Asked, is_again: bool) {
         let mut slices: Vec<MemorySlice> = Vec::new();
         self.rig.next += 1;
         for part in asked.content.chunks(BLOCK as usize) {
@@ -105,7 +110,12 @@ impl Guest {
         let (id, mut plan) = (RequestId(self.rig.next), Plan::default());
         let (kind, offset, len) = (asked.kind, asked.offset, asked.content.len() as u64);
         self.asked.insert(id.0, asked);
-        self.rig.route.route(&Request { id, kind, offset, len, segments: &slices }, &mut plan);
+        let request = Request { id, kind, offset, len, segments: &slices };
+        if is_again {
+            self.rig.route.route_again(&request, &mut plan);
+        } else {
+            self.rig.route.route(&request, &mut plan);
+        }
         self.rig.route.end_of_pass(&mut plan);
         self.planned(plan);
     }
@@ -228,7 +238,7 @@ impl Guest {
         while !asked.is_empty() {
             let which = self.random.below(asked.len() as u64) as usize;
             let asked = asked.remove(which);
-            self.ask(asked);
+            self.ask_as(asked, true);
             if self.random.below(4) == 0 {
                 self.one();
             }
@@ -312,6 +322,48 @@ impl Guest {
             self.die().expect("another one goes on");
             self.ask_again();
             self.settle();
+        }
+    }
+}
+
+/// Files that all have one text: writes of some were under way when they were deleted, and then when a worker died; others with that text are
+/// deleted without a word. The one that follows sees those writes for the first time.
+#[test]
+fn what_the_worker_before_was_asked_for_says_nothing_of_where_homes_are() {
+    let text = |n: u64| -> Vec<u8> { (0..BLOCK).map(|at| (at * (n + 3) / 5) as u8).collect() };
+    for within in [Some(Duration::from_secs(3)), None] {
+        for is_again in [true, false] {
+            let mut guest = Guest::new(7, within);
+            let delete_files = |guest: &mut Guest, from: u64| {
+                let becomes_durable = |guest: &mut Guest| {
+                    for _ in 0..3 {
+                        guest.settle();
+                        guest.rig.clock.fetch_add(4000, Ordering::AcqRel);
+                        guest.wake();
+                    }
+                    guest.settle();
+                };
+                (0..6).for_each(|n| guest.commit_of(from + n, text(n)));
+                becomes_durable(guest);
+                guest.begin_log(guest.rig.builder.position, guest.rig.builder.sequence);
+                becomes_durable(guest);
+                assert!(guest.asked.is_empty(), "its tail has moved");
+            };
+            delete_files(&mut guest, 2000);
+            guest.die().expect("another one goes on");
+            guest.ask_again();
+            guest.settle();
+            // Something is live.
+            guest.commit_of(2050, vec![1; BLOCK as usize]);
+            guest.settle();
+            for n in 0..6 {
+                let (offset, content) = ((2000 + n) * BLOCK, text(n));
+                guest.ask_as(Asked { kind: RequestKind::Write, offset, content, commits: None }, is_again);
+            }
+            guest.settle();
+            delete_files(&mut guest, 2100);
+            let fault = guest.rig.journals.disk(0).fault();
+            assert_eq!(fault.is_none(), is_again, "{within:?}, again: {is_again}: {fault:?}");
         }
     }
 }

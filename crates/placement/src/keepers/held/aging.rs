@@ -764,7 +764,7 @@ impl Held {
         };
         let over = aging.call(self, log, steps, |machine, _, view, _| machine.goes_over(id, view));
         let durable = Some(aging.machine.durable());
-        let over = Over::Blocks { blocks: &over, durable, has_waited: first_asked.is_some() };
+        let over = Over::Blocks { blocks: &over, durable, has_waited: change.is_again || first_asked.is_some() };
         let verdict = match self.home_begins_in_area(log, change, &over, false) {
             Ok(None) => {
                 // Its place is not its own while compounds are there.
@@ -805,10 +805,9 @@ impl Held {
     }
 
     fn home_begins_unaged(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
-        let over = Over::AsOf {
-            whole: change.whole.clone(),
-            first_asked: self.first_asked((change.request, change.range.start)),
-        };
+        let first_asked = self.first_asked((change.request, change.range.start));
+        let has_waited = change.is_again || first_asked.is_some();
+        let over = Over::AsOf { whole: change.whole.clone(), first_asked, has_waited };
         Ok(self.home_begins_in_area(log, change, &over, true)?.map_or(HomeVerdict::Wait, |(verdict, _)| verdict))
     }
 
