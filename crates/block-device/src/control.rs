@@ -3,7 +3,7 @@
 
 use crate::device::{DeviceConfig, Observer, Peer, event_descriptor};
 use crate::error::Error;
-use crate::session::{BackendChannel, Session, stop_rings};
+use crate::session::{BackendChannel, Session, await_memory, stop_rings};
 use crate::worker::Mailbox;
 use block_route::Route;
 use front_door::{Callers, GOODBYE, HEADER_BYTES, Message, process_of};
@@ -19,7 +19,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
 
@@ -113,7 +114,8 @@ pub(crate) struct Control {
     source: Source,
     path: PathBuf,
     stop_signal: OwnedFd,
-    stopping: AtomicBool,
+    /// Since when the thread is to end.
+    stopping: Arc<OnceLock<Instant>>,
     /// The thread reads a message of the VMM, which may never be whole.
     is_reading: AtomicBool,
     connection: Mutex<Option<UnixStream>>,
@@ -135,7 +137,7 @@ impl Control {
             source,
             path: path.to_owned(),
             stop_signal: event_descriptor()?,
-            stopping: AtomicBool::new(false),
+            stopping: Arc::default(),
             is_reading: AtomicBool::new(false),
             connection: Mutex::new(None),
         })
@@ -144,7 +146,7 @@ impl Control {
     /// Has the thread end soon, whatever it waits for on its socket. The connection stays while requests are in flight, if that is
     /// possible: a VMM without an in-flight region goes on from the used ring as it is when the connection ends.
     pub(crate) fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
+        let _ = self.stopping.set(Instant::now());
         let _ = rustix::io::write(&self.stop_signal, &1u64.to_ne_bytes());
         if self.is_reading.load(Ordering::SeqCst)
             && let Some(connection) = self.connection.lock().expect("no panic under this lock").as_ref()
@@ -154,7 +156,18 @@ impl Control {
     }
 
     fn stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
+        self.stopping.get().is_some()
+    }
+
+    /// Whether nobody is to be waited for on this connection any more: the VMM has gone, or this device has been ending for longer than its
+    /// requests are waited for.
+    fn is_over(
+        &self,
+        connection: &UnixStream,
+        drain_timeout: Duration,
+    ) -> io::Result<impl Fn() -> bool + Send + use<>> {
+        let (stopping, connection) = (Arc::clone(&self.stopping), connection.try_clone()?);
+        Ok(move || stopping.get().is_some_and(|since| since.elapsed() >= drain_timeout) || has_gone(&connection))
     }
 
     /// Waits until somebody who has connected speaks. Returns `None` when the thread is to end.
@@ -255,7 +268,14 @@ impl Control {
             if let Err(error) = config.image.measure() {
                 log::warn!("disk {}: {error}", config.name);
             }
-            let session = Session::new(config.clone(), mailbox.clone(), Arc::clone(memory));
+            let is_over = match self.is_over(&connection, config.drain_timeout) {
+                Ok(is_over) => Box::new(is_over),
+                Err(error) => {
+                    log::error!("disk {}: no descriptor left for a connection: {error}", config.name);
+                    continue;
+                }
+            };
+            let session = Session::new(config.clone(), mailbox.clone(), Arc::clone(memory), is_over);
             let mut handler = BackendReqHandler::from_stream(connection, Arc::new(Mutex::new(session)));
             self.serve(&mut handler, pid, config, mailbox, observer, channel);
             if let Some(connection) = goodbye {
@@ -316,7 +336,10 @@ impl Control {
         }
         *self.connection.lock().expect("no panic under this lock") = None;
         *channel.lock().expect("no panic under this lock") = None;
-        stop_rings(mailbox, config.drain_timeout);
+        let ended_for = self.stopping.get().map_or(Duration::ZERO, Instant::elapsed);
+        stop_rings(mailbox, config.drain_timeout.saturating_sub(ended_for));
+        // A guest that is reset while there is no connection does not ask for its memory.
+        await_memory(mailbox, || self.stopping() || has_gone(&connection));
         mailbox.ask(|worker| worker.forget_front_end());
         if let Some(gate) = &config.gate {
             gate.gone();
@@ -335,6 +358,14 @@ impl Drop for Control {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Whether whoever was at the other end has closed it. What it had still said may be there.
+fn has_gone(connection: &UnixStream) -> bool {
+    let mut list = [PollFd::new(connection, PollFlags::RDHUP)];
+    let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+    poll(&mut list, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
+        && list[0].revents().intersects(gone)
 }
 
 /// The descriptor of the channel for messages from us to the VMM, if that is what the next message brings.

@@ -47,7 +47,8 @@ pub struct DeviceConfig {
     /// Where a VMM is told that it can have its guest moved elsewhere while it runs, who knows whether a guest may use the disk. What is
     /// written to guest memory is then marked in the VMM's log, and a ring is never given back with requests in flight.
     pub gate: Option<Arc<dyn Gate>>,
-    /// How long stopping waits for requests that storage does not answer.
+    /// How long stopping waits for requests that storage does not answer. A VMM that wants its rings back waits until it has, and after
+    /// this time that is said ([`Observer::stands_still`]).
     pub drain_timeout: Duration,
     /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
     pub polling_max: Duration,
@@ -133,6 +134,10 @@ pub trait Observer: Send + Sync {
 
     /// The route has let the driver in ([`Route::started`]): what began the device anew is done with.
     fn began(&self) {}
+
+    /// The VMM stands still since then: it wants its rings back, and storage has not answered what has its guest's memory. With nothing: it
+    /// goes on.
+    fn stands_still(&self, _since: Option<Instant>) {}
 
     /// Something of the guest's is wrong, as a sentence: worth to be kept beside the log. May be told again and again.
     fn fault(&self, _sentence: &str) {}

@@ -77,17 +77,32 @@ pub(crate) struct Ring {
 impl Ring {
     /// It is not given back before what an earlier process had in flight was done.
     pub(crate) fn is_owed_to(&self) -> bool {
-        let is_patient = self.stop_waiter.as_ref().is_some_and(|waiter| waiter.deadline.is_none());
+        let is_patient = self.stop_waiter.as_ref().is_some_and(|waiter| waiter.patience == Patience::All);
         is_patient && !self.broken && self.running.as_ref().is_some_and(|running| running.resubmissions() > 0)
     }
+}
+
+/// What is waited for before a ring is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// All that was taken, and what an earlier process had in flight: the guest goes on elsewhere, where nobody does it again.
+    All,
+    /// All that has buffers in the guest's memory, however long that takes: whoever has the ring back may give that memory to a guest that
+    /// begins anew, and what storage reads would land in it, or be written out of it. Anything else (a flush, or what has only been taken,
+    /// and waits for room) is left marked after the drain timeout.
+    Begun,
+    /// Nothing after this moment: the VMM has gone, or this process ends.
+    Until(std::time::Instant),
 }
 
 /// The answer to GET_VRING_BASE that is still owed.
 #[derive(Debug)]
 pub(crate) struct StopWaiter {
     pub(crate) reply: std::sync::mpsc::SyncSender<VhostUserVringState>,
-    /// When it is answered whatever is in flight; never.
-    pub(crate) deadline: Option<std::time::Instant>,
+    pub(crate) patience: Patience,
+    pub(crate) since: std::time::Instant,
+    /// It was said that this takes long.
+    pub(crate) was_said: bool,
 }
 
 /// Who has had a ring before it is started.

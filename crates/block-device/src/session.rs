@@ -3,15 +3,15 @@
 use crate::config_space::{self, LOG_ALL, PROTOCOL_FEATURES};
 use crate::device::DeviceConfig;
 use crate::inflight::{InflightRegion, Shape};
-use crate::ring::RingAddresses;
+use crate::ring::{Patience, RingAddresses};
 use crate::worker::{Mailbox, Worker};
 use block_route::Route;
 use guest_memory::{DirtyLog, RegionDescriptor, VmMemory};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
@@ -24,6 +24,8 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 const MEMORY_SLOTS_MAX: usize = 128;
 /// A worker that has not answered by then, beyond the drain timeout, is not waited for when a connection ends.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
+/// While a VMM waits for its rings, it is looked whether it is still there this often.
+const PRESENCE_CHECK: Duration = Duration::from_millis(50);
 
 /// The socket for messages from the device to the VMM.
 #[derive(Debug)]
@@ -61,10 +63,14 @@ struct MemoryRegion {
     file: File,
 }
 
+/// Whether nobody is to be waited for any more: the VMM has gone, or this device ends.
+pub(crate) type IsOver = Box<dyn Fn() -> bool + Send>;
+
 /// See the module.
 pub(crate) struct Session<R: Route + ?Sized> {
     config: DeviceConfig,
     mailbox: Mailbox<R>,
+    is_over: IsOver,
     memory: Arc<VmMemory>,
     protocol_features: VhostUserProtocolFeatures,
     regions: Vec<MemoryRegion>,
@@ -74,23 +80,53 @@ fn refused(what: impl Into<String>) -> Error {
     Error::ReqHandlerError(io::Error::other(what.into()))
 }
 
-/// Stops all rings, each within the drain timeout.
-pub(crate) fn stop_rings<R: Route + ?Sized>(mailbox: &Mailbox<R>, drain_timeout: Duration) {
+/// Stops all rings, within this time: the VMM is not there any more, or soon will not be.
+pub(crate) fn stop_rings<R: Route + ?Sized>(mailbox: &Mailbox<R>, time: Duration) {
+    let end = Instant::now() + time;
     let Some(rings) = mailbox.ask(|worker| worker.running_rings()) else { return };
     let mut answers = Vec::with_capacity(rings.len());
     for index in rings {
         let (reply, answer) = sync_channel(1);
-        mailbox.ask(move |worker| worker.stop_ring(u32::from(index), reply, false));
+        mailbox.ask(move |worker| worker.stop_ring(u32::from(index), reply, Patience::Until(end)));
         answers.push(answer);
     }
     for answer in answers {
-        let _ = answer.recv_timeout(drain_timeout + STOP_MARGIN);
+        let _ = answer.recv_timeout(time + STOP_MARGIN);
+    }
+}
+
+/// Waits until nothing has the guest's memory any more, or it is over: before the connection of a VMM is dropped that lives, and whose
+/// guest would go on without anybody being asked.
+pub(crate) fn await_memory<R: Route + ?Sized>(mailbox: &Mailbox<R>, is_over: impl Fn() -> bool) {
+    while !is_over() && mailbox.ask(|worker| worker.has_guest_memory()) == Some(true) {
+        std::thread::sleep(PRESENCE_CHECK);
     }
 }
 
 impl<R: Route + ?Sized> Session<R> {
-    pub(crate) fn new(config: DeviceConfig, mailbox: Mailbox<R>, memory: Arc<VmMemory>) -> Self {
-        Session { config, mailbox, memory, protocol_features: VhostUserProtocolFeatures::empty(), regions: Vec::new() }
+    pub(crate) fn new(config: DeviceConfig, mailbox: Mailbox<R>, memory: Arc<VmMemory>, is_over: IsOver) -> Self {
+        Session {
+            config,
+            mailbox,
+            is_over,
+            memory,
+            protocol_features: VhostUserProtocolFeatures::empty(),
+            regions: Vec::new(),
+        }
+    }
+
+    /// Waits for a ring that is being stopped, however long that takes.
+    fn stopped(&self, answer: &Receiver<VhostUserVringState>) -> Result<VhostUserVringState> {
+        loop {
+            match answer.recv_timeout(PRESENCE_CHECK) {
+                Ok(state) => return Ok(state),
+                Err(RecvTimeoutError::Disconnected) => return Err(refused("the device is being stopped")),
+                Err(RecvTimeoutError::Timeout) if (self.is_over)() => {
+                    return Err(refused("the VMM has gone, or the device ends, before its requests have"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     /// Has the worker do what a message asks for.
@@ -157,7 +193,15 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        stop_rings(&self.mailbox, self.config.drain_timeout);
+        let mut answers = Vec::new();
+        for index in self.tell(|worker| Ok(worker.rings_in_use()))? {
+            let (reply, answer) = sync_channel(1);
+            self.tell(move |worker| worker.stop_ring(u32::from(index), reply, Patience::Begun))?;
+            answers.push(answer);
+        }
+        for answer in answers {
+            self.stopped(&answer)?;
+        }
         self.tell(|worker| {
             worker.reset();
             Ok(())
@@ -219,11 +263,11 @@ impl<R: Route + ?Sized> VhostUserBackendReqHandlerMut for Session<R> {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let (reply, answer) = sync_channel(1);
-        // Where the guest goes on elsewhere, nobody there does again what is in flight here: it is waited for, however long.
+        // Where the guest goes on elsewhere, nobody there does again what is in flight here.
         let gate = self.config.gate.clone();
-        let is_patient = gate.is_some();
-        self.tell(move |worker| worker.stop_ring(index, reply, is_patient))?;
-        let state = answer.recv().map_err(|_| refused("the device is being stopped"))?;
+        let patience = if gate.is_some() { Patience::All } else { Patience::Begun };
+        self.tell(move |worker| worker.stop_ring(index, reply, patience))?;
+        let state = self.stopped(&answer)?;
         if let (Some(gate), Ok(ring), Ok(position)) = (&gate, u16::try_from(index), u16::try_from(state.num)) {
             gate.ring_stopped(ring, position);
         }

@@ -83,6 +83,13 @@ impl Tracker {
         self.chains.len() - self.free_chains.len()
     }
 
+    /// Chains in flight of a ring, of whichever start of it, whose buffers may be read or written yet. (Others have a status byte alone, which
+    /// is written to the start that they came from.)
+    pub(crate) fn transfers_of(&self, ring: u16) -> usize {
+        let is_transfer = |kind| matches!(kind, ChainKind::Read | ChainKind::Write);
+        self.chains.iter().flatten().filter(|chain| chain.ring == ring && is_transfer(chain.kind)).count()
+    }
+
     pub(crate) fn add_chain(
         &mut self,
         (ring, ring_epoch): (u16, u32),

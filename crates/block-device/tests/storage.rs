@@ -3,9 +3,10 @@
 mod common;
 
 use block_device::{CacheMode, Error, Image, ImageKind, ImageOptions};
-use common::{MIB, Place, disk, open, pattern, rig, start};
+use common::{MIB, Place, Told, disk, open, pattern, rig, start};
 use guest_memory::{CopyOnWrite, PageId, VmMemory};
 use std::collections::BTreeSet;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +15,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_IO_ERROR, STATUS_OK, TestDisk, Transfer};
 use test_storage::TestStorage;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserHeaderFlag;
 
 /// A mounted file system or attached device, taken down when dropped.
 struct Undo(Command);
@@ -588,5 +591,156 @@ fn a_request_that_waits_for_room_is_not_idle() {
     let answers = disk.answers(0).unwrap();
     assert!(matches!(answers[..], [answer] if answer.status == STATUS_OK), "idle before it was answered: {answers:?}");
     drop(disk);
+    device.stop().unwrap();
+}
+
+/// Storage behind a loop device, so that nobody's thread waits in the kernel where it hangs.
+fn hanging_storage() -> Option<(Place, TestStorage, String, Undo)> {
+    let backing = Place::new(8 * MIB);
+    std::fs::write(backing.image(), pattern(0, 8 * MIB as usize, 11)).unwrap();
+    let storage = match TestStorage::new(&backing.image()) {
+        Ok(storage) => storage,
+        Err(error) => {
+            eprintln!("left out: {error}");
+            return None;
+        }
+    };
+    let name = attempt(&["losetup", "--find", "--show", storage.image().to_str().unwrap()])?;
+    let undo = Undo(command(&["losetup", "-d", &name]));
+    Some((backing, storage, name, undo))
+}
+
+fn await_held(storage: &TestStorage) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while storage.held_writes() + storage.held_reads() == 0 {
+        assert!(Instant::now() < deadline, "storage is not asked");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How a VMM takes its guest's memory back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakenBack {
+    Stop,
+    Reset,
+    /// It has lost its connection meanwhile, and connects again.
+    StopAfterReconnection,
+}
+
+/// Storage hangs, and the guest is reset: whoever has its rings back has its memory back, and neither lands anything in it that was read for
+/// the guest before, nor is anything written of it that was not that guest's.
+#[test]
+fn memory_is_not_given_back_while_storage_has_it() {
+    for (is_read, way) in [true, false].into_iter().flat_map(|is_read| {
+        [TakenBack::Stop, TakenBack::Reset, TakenBack::StopAfterReconnection].map(|way| (is_read, way))
+    }) {
+        let what = format!("a {} and {way:?}", if is_read { "read" } else { "write" });
+        let Some((backing, storage, name, _undo)) = hanging_storage() else { return };
+        let place = Place::new(0);
+        let (device, journal) = start(&place, open(Path::new(&name), CacheMode::Direct), |config, _| {
+            config.drain_timeout = Duration::from_millis(200);
+        });
+        let mut disk = disk(&place, FrontEndOptions::default());
+        let ram = disk.front_end.ram.clone();
+        let data = ram.take(4096, 4096);
+        ram.write(data, &[0xcc; 4096]);
+        if is_read {
+            storage.hold_reads(1);
+            disk.submit(0, 800, &Transfer::Read(vec![(data, 4096)])).unwrap();
+        } else {
+            storage.hold_writes(1);
+            disk.submit(0, 800, &Transfer::Write(vec![(data, 4096)])).unwrap();
+        }
+        disk.kick(0).unwrap();
+        await_held(&storage);
+        if way == TakenBack::StopAfterReconnection {
+            disk.front_end.disconnect().unwrap();
+            disk.front_end.reconnect().unwrap();
+        }
+        let (is_back, back) = std::sync::mpsc::channel();
+        let stopping = std::thread::spawn(move || {
+            match way {
+                TakenBack::Reset => {
+                    disk.front_end.messages.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+                    disk.front_end.messages.reset_device().unwrap();
+                }
+                _ => drop(disk.front_end.stop().unwrap()),
+            }
+            is_back.send(()).unwrap();
+            disk
+        });
+        let early = back.recv_timeout(Duration::from_millis(1500)).is_ok();
+        if early {
+            // What the guest has there by now.
+            ram.write(data, &[0x55; 4096]);
+        }
+        let stands = journal.all().iter().filter(|told| matches!(told, Told::StandsStill(_))).count();
+        storage.release_reads();
+        storage.release_writes();
+        let disk = stopping.join().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !device.handle().is_idle().unwrap() {
+            assert!(Instant::now() < deadline, "{what}: it does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if early {
+            assert!(ram.read(data, 4096) == [0x55; 4096], "{what}: it landed in memory that was given back");
+            let mut written = vec![0; 4096];
+            let file = std::fs::File::open(backing.image()).unwrap();
+            file.read_exact_at(&mut written, 800 * 512).unwrap();
+            assert!(is_read || written == [0xcc; 4096], "{what}: what was not that guest's was written");
+        }
+        assert!(!early, "{what}: the memory is given back while storage has it");
+        assert_eq!(stands, 1, "{what}: nobody is told that it stands");
+        assert_eq!(
+            journal.all().iter().rev().find(|told| matches!(told, Told::StandsStill(_))),
+            Some(&Told::StandsStill(false))
+        );
+        assert!(!is_read || ram.read(data, 4096) == pattern(800 * 512, 4096, 11), "{what}: it was read before");
+        drop(disk);
+        device.stop().unwrap();
+    }
+}
+
+/// Who stands still so may be killed: its connection is let go, whatever storage does, and the next VMM is let in when that has answered.
+#[test]
+fn who_waits_for_storage_may_be_killed() {
+    let Some((_backing, storage, name, _undo)) = hanging_storage() else { return };
+    let place = Place::new(0);
+    let (device, journal) = start(&place, open(Path::new(&name), CacheMode::Direct), |config, _| {
+        config.drain_timeout = Duration::from_millis(200);
+    });
+    let mut disk = disk(&place, FrontEndOptions::default());
+    let data = disk.front_end.ram.take(4096, 4096);
+    storage.hold_reads(1);
+    disk.submit(0, 0, &Transfer::Read(vec![(data, 4096)])).unwrap();
+    disk.kick(0).unwrap();
+    await_held(&storage);
+    // As a VMM does, and is killed before it hears anything.
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()).unwrap();
+    let flags = rustix::process::PidfdGetfdFlags::empty();
+    let connection = rustix::process::pidfd_getfd(own, disk.front_end.messages.as_raw_fd(), flags).unwrap();
+    let stopping = std::thread::spawn(move || disk.front_end.stop().map(drop).map_err(|error| error.to_string()));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !journal.all().contains(&Told::StandsStill(true)) {
+        assert!(Instant::now() < deadline, "it is never said");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    rustix::net::shutdown(connection, rustix::net::Shutdown::Both).unwrap();
+    stopping.join().unwrap().expect_err("nobody has answered");
+    while journal.all().last() != Some(&Told::Disconnected) {
+        assert!(Instant::now() < deadline, "its connection stays");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut next = self::disk(&place, FrontEndOptions::default());
+    let data = next.front_end.ram.take(4096, 4096);
+    next.submit(0, 8, &Transfer::Read(vec![(data, 4096)])).unwrap();
+    next.kick(0).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(next.answers(0).unwrap().is_empty(), "let in beside what is under way");
+    storage.release_reads();
+    assert_eq!(next.wait_all(0).unwrap()[0].status, STATUS_OK);
+    assert!(next.front_end.ram.read(data, 4096) == pattern(4096, 4096, 11));
+    drop(next);
     device.stop().unwrap();
 }

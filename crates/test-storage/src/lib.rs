@@ -1,5 +1,5 @@
-//! Storage for tests and benches: one image file behind FUSE, whose writes and flushes fail on demand, whose writes are not answered
-//! on demand, and whose flushes take as long as a medium would.
+//! Storage for tests and benches: one image file behind FUSE, whose writes and flushes fail on demand, whose reads and writes are not
+//! answered on demand, and whose flushes take as long as a medium would.
 //!
 //! Everything else goes straight to the backing file, so that what a program did to the image can be judged there. Must
 //! never be what a product path depends on; needs /dev/fuse and the right to mount (root, or fusermount3).
@@ -50,12 +50,22 @@ struct Controls {
     silence: Mutex<Silence>,
 }
 
-/// Writes that are not answered for now.
+/// Reads and writes that are not answered for now.
 #[derive(Debug, Default)]
 struct Silence {
     /// Of those to come.
     wanted: u64,
     held: Vec<Held>,
+    wanted_reads: u64,
+    held_reads: Vec<HeldRead>,
+}
+
+/// A read that nobody was answered.
+#[derive(Debug)]
+struct HeldRead {
+    offset: u64,
+    size: u32,
+    reply: ReplyData,
 }
 
 /// A write that nobody was answered.
@@ -145,13 +155,37 @@ impl TestStorage {
 
     /// Carries out what is held, and holds nothing more.
     pub fn release_writes(&self) {
-        let silence = std::mem::take(&mut *self.controls.silence.lock().expect("no panic under this lock"));
-        for Held { offset, data, reply } in silence.held {
+        let held = {
+            let mut silence = self.controls.silence.lock().expect("no panic under this lock");
+            silence.wanted = 0;
+            std::mem::take(&mut silence.held)
+        };
+        for Held { offset, data, reply } in held {
             match self.backing.write_all_at(&data, offset) {
                 Ok(()) => reply.written(data.len() as u32),
                 Err(error) => reply.error(error.into()),
             }
         }
+    }
+
+    /// Holds the next so many reads: they are carried out and answered with [`TestStorage::release_reads`], and not before.
+    pub fn hold_reads(&self, count: u64) {
+        self.controls.silence.lock().expect("no panic under this lock").wanted_reads = count;
+    }
+
+    /// Reads that are held.
+    pub fn held_reads(&self) -> usize {
+        self.controls.silence.lock().expect("no panic under this lock").held_reads.len()
+    }
+
+    /// Carries out the reads that are held, and holds no more.
+    pub fn release_reads(&self) {
+        let held = {
+            let mut silence = self.controls.silence.lock().expect("no panic under this lock");
+            silence.wanted_reads = 0;
+            std::mem::take(&mut silence.held_reads)
+        };
+        held.into_iter().for_each(|HeldRead { offset, size, reply }| answer_read(&self.backing, offset, size, reply));
     }
 
     /// From now on remembers what a loss of power would take back.
@@ -199,6 +233,7 @@ impl Drop for TestStorage {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else { return };
         self.release_writes();
+        self.release_reads();
         let begun = Instant::now();
         let unmounted = loop {
             match rustix::mount::unmount(self.mounted_at.path(), UnmountFlags::empty()) {
@@ -214,6 +249,19 @@ impl Drop for TestStorage {
             eprintln!("unmounting {} failed: {error}", self.mounted_at.path().display());
         }
     }
+}
+
+fn answer_read(file: &File, offset: u64, size: u32, reply: ReplyData) {
+    let mut data = vec![0; size as usize];
+    let mut done = 0;
+    while done < data.len() {
+        match file.read_at(&mut data[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) => return reply.error(error.into()),
+        }
+    }
+    reply.data(&data[..done]);
 }
 
 struct Image {
@@ -287,16 +335,15 @@ impl Filesystem for Image {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let mut data = vec![0; size as usize];
-        let mut done = 0;
-        while done < data.len() {
-            match self.file.read_at(&mut data[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(error) => return reply.error(error.into()),
+        {
+            let mut silence = self.controls.silence.lock().expect("no panic under this lock");
+            if silence.wanted_reads > 0 {
+                silence.wanted_reads -= 1;
+                silence.held_reads.push(HeldRead { offset, size, reply });
+                return;
             }
         }
-        reply.data(&data[..done]);
+        answer_read(&self.file, offset, size, reply);
     }
 
     fn write(

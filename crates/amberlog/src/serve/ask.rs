@@ -347,6 +347,12 @@ fn problems(vms: &Value) -> Vec<String> {
         }
     }
     problems
+            if let Some(seconds) = disk["waits_for_storage_s"].as_u64() {
+                problems.push(format!(
+                    "vm {name}, disk {}: its VMM stands still: it wants the disk's queues back, and storage has not answered for {seconds} s",
+                    text(&disk["name"])
+                ));
+            }
 }
 
 /// `amberlog health`: 0 if all is well, 1 and a sentence for each thing that is not.

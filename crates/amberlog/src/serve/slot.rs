@@ -617,6 +617,8 @@ impl Slot {
         }
         entry
     }
+                entry["disks"][index]["waits_for_storage_s"] =
+                    json!(rings.awaited_since.map(|since| since.elapsed().as_secs()));
 
     /// What there is of it, where its images may be worked on.
     fn live(&self) -> anyhow::Result<Live> {

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use supervision::Said;
 
 /// What is left of a VM's patience when it is told to end.
@@ -52,6 +52,8 @@ pub struct Rings {
     pub were_started: bool,
     /// Another worker could not go on with them, were this one to end.
     pub are_placeless: bool,
+    /// Since when the VMM stands still, which wants them back, because storage has not answered.
+    pub awaited_since: Option<Instant>,
 }
 
 impl Rings {
@@ -281,6 +283,10 @@ impl Observer for DiskObserver {
         let _ = self.vm.line.say(&Said::Began { disk: self.door }, &[]);
         // Whoever comes next must not take its driver for one that starts anew.
         self.vm.line.settle();
+    }
+
+    fn stands_still(&self, since: Option<Instant>) {
+        self.vm.rings.lock().expect("no panic under this lock")[self.disk].awaited_since = since;
     }
 
     fn disconnected(&self, _peer: Peer) {

@@ -5,7 +5,7 @@ use crate::config_space::{LOG_ALL, PROTOCOL_FEATURES, QUEUE_SIZE_MAX, bit};
 use crate::counters::add;
 use crate::gate::Begin;
 use crate::inflight::InflightRegion;
-use crate::ring::{Ring, RingAddresses, RingError, RunningRing, StopWaiter, Whose};
+use crate::ring::{Patience, Ring, RingAddresses, RingError, RunningRing, StopWaiter, Whose};
 use block_route::{Route, Start};
 use guest_memory::{MemoryTable, PageId};
 use std::fs::File;
@@ -214,32 +214,40 @@ impl<R: Route + ?Sized> Worker<R> {
         self.observer.can_be_followed(running.all(RunningRing::has_place));
     }
 
-    /// Stops taking requests from a ring, and answers when those in flight are done or the time is over.
+    /// Stops taking requests from a ring, and answers when what is in flight is done, as far as that is waited for.
     ///
-    /// Where there is time, what an earlier process had in flight is done first: it is before the position that is answered, so that
-    /// whoever goes on from there alone, on another host, would never do it.
+    /// Where all is, what an earlier process had in flight is done first: it is before the position that is answered, so that
+    /// whoever goes on from there alone, on another host, would never do it. Nobody waits any more who has asked before.
     pub(crate) fn stop_ring(
         &mut self,
         index: u32,
         reply: SyncSender<VhostUserVringState>,
-        is_patient: bool,
+        patience: Patience,
     ) -> Result<(), Refusal> {
-        let deadline = (!is_patient).then(|| Instant::now() + self.drain_timeout);
         let ring = self.ring(index)?;
-        if ring.running.is_none() {
-            let _ = reply.send(VhostUserVringState::new(index, u32::from(ring.base)));
-            return Ok(());
-        }
-        if ring.stop_waiter.is_some() {
-            return Err(format!("queue {index} is being stopped already"));
-        }
         if let Some(running) = &mut ring.running {
             running.take_nothing_new();
         }
-        ring.stop_waiter = Some(StopWaiter { reply, deadline });
-        self.stopping += 1;
+        let waiter = StopWaiter { reply, patience, since: Instant::now(), was_said: false };
+        if ring.stop_waiter.replace(waiter).is_none() {
+            self.stopping += 1;
+        }
         self.refresh_lists();
         Ok(())
+    }
+
+    /// Whether a ring that somebody wants back can be given back.
+    fn can_be_given_back(&self, index: u16, waiter: &StopWaiter) -> bool {
+        let ring = &self.rings[usize::from(index)];
+        let has_time = waiter.since.elapsed() < self.drain_timeout;
+        let nothing_taken = ring.running.is_none() || ring.in_flight == 0;
+        let is_memory_free = || self.tracker.transfers_of(index) == 0;
+        match waiter.patience {
+            // Of a ring that ended, what was not begun never is.
+            Patience::All => (nothing_taken || ring.broken && self.tracker.live_chains() == 0) && is_memory_free(),
+            Patience::Begun => (nothing_taken || !has_time) && is_memory_free(),
+            Patience::Until(end) => nothing_taken || Instant::now() >= end,
+        }
     }
 
     /// Answers those who wait for a ring that has become idle.
@@ -248,16 +256,17 @@ impl<R: Route + ?Sized> Worker<R> {
             return;
         }
         for index in 0..self.rings.len() as u16 {
-            let ring = &mut self.rings[usize::from(index)];
+            let ring = &self.rings[usize::from(index)];
             let Some(waiter) = &ring.stop_waiter else { continue };
-            if ring.in_flight > 0 && waiter.deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            if !self.can_be_given_back(index, waiter) {
+                self.say_that_it_stands(index);
                 continue;
             }
             // Who is not let in has nothing to give back that is his: what is in flight stays marked.
             if ring.is_owed_to() && !self.is_kept_waiting {
                 continue;
             }
-            if ring.in_flight > 0 {
+            if ring.running.is_some() && ring.in_flight > 0 {
                 log::error!(
                     "disk {}: queue {index} is stopped with {} requests that storage has not answered; \
                      they stay marked in the in-flight region",
@@ -269,7 +278,14 @@ impl<R: Route + ?Sized> Worker<R> {
             let ring = &mut self.rings[usize::from(index)];
             let waiter = ring.stop_waiter.take().expect("there was one");
             self.stopping -= 1;
-            let running = ring.running.take().expect("only a running ring is waited for");
+            if waiter.was_said {
+                self.it_goes_on(index, &waiter);
+            }
+            let ring = &mut self.rings[usize::from(index)];
+            let Some(running) = ring.running.take() else {
+                let _ = waiter.reply.send(VhostUserVringState::new(u32::from(index), u32::from(ring.base)));
+                continue;
+            };
             ring.base = running.next_available();
             ring.stopped_at = (ring.in_flight == 0).then_some(ring.base);
             ring.kick = None;
@@ -283,6 +299,35 @@ impl<R: Route + ?Sized> Worker<R> {
             }
             let _ = waiter.reply.send(state);
         }
+    }
+
+    /// A VMM waits for a ring for longer than it should: says so, once.
+    fn say_that_it_stands(&mut self, index: u16) {
+        let requests = self.tracker.transfers_of(index);
+        let ring = &mut self.rings[usize::from(index)];
+        let Some(waiter) = &mut ring.stop_waiter else { return };
+        if waiter.was_said || waiter.since.elapsed() < self.drain_timeout || requests == 0 {
+            return;
+        }
+        waiter.was_said = true;
+        let since = waiter.since;
+        log::error!(
+            "disk {}: the VMM has stopped queue {index}, and stands still until storage has answered {requests} requests, which have the \
+             guest's memory; mend the storage, or kill the VMM",
+            self.name
+        );
+        self.observer.stands_still(Some(since));
+    }
+
+    /// What was said of a ring is over.
+    fn it_goes_on(&self, index: u16, waiter: &StopWaiter) {
+        log::info!(
+            "disk {}: queue {index} is given back after {:.1} s",
+            self.name,
+            waiter.since.elapsed().as_secs_f64()
+        );
+        let others = self.rings.iter().filter_map(|ring| ring.stop_waiter.as_ref()).filter(|other| other.was_said);
+        self.observer.stands_still(others.map(|other| other.since).min());
     }
 
     /// Where all rings were stopped, when none is running any more; once.
@@ -407,6 +452,7 @@ impl<R: Route + ?Sized> Worker<R> {
             let epoch = ring.epoch;
             *ring = Ring { epoch, ..Ring::default() };
         }
+        self.stopping = 0;
         self.refresh_lists();
         self.features = 0;
         self.log = None;
@@ -420,8 +466,20 @@ impl<R: Route + ?Sized> Worker<R> {
         self.origin = Some(Start::Fresh);
     }
 
-    /// Number of rings that are running, to be stopped.
+    /// Rings that are running, to be stopped.
     pub(crate) fn running_rings(&self) -> Vec<u16> {
         self.running.clone()
+    }
+
+    /// The same, and those of which something is in flight since they were.
+    pub(crate) fn rings_in_use(&self) -> Vec<u16> {
+        let is_in_use =
+            |index: &u16| self.rings[usize::from(*index)].running.is_some() || self.tracker.transfers_of(*index) > 0;
+        (0..self.rings.len() as u16).filter(is_in_use).collect()
+    }
+
+    /// Whether something is in flight that has the guest's memory.
+    pub(crate) fn has_guest_memory(&self) -> bool {
+        (0..self.rings.len() as u16).any(|index| self.tracker.transfers_of(index) > 0)
     }
 }

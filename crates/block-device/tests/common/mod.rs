@@ -8,7 +8,7 @@ use guest_memory::{MemoryTable, PageId, VmMemory};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, TestDisk};
 
 pub const MIB: u64 = 1 << 20;
@@ -28,6 +28,8 @@ pub enum Told {
     OwnWriteDone,
     /// Something of the guest's is wrong.
     Fault(String),
+    /// Its VMM stands still, or goes on.
+    StandsStill(bool),
 }
 
 /// Notes everything.
@@ -71,6 +73,10 @@ impl Observer for Journal {
 
     fn fault(&self, sentence: &str) {
         self.note(Told::Fault(sentence.to_owned()));
+    }
+
+    fn stands_still(&self, since: Option<Instant>) {
+        self.note(Told::StandsStill(since.is_some()));
     }
 
     fn disconnected(&self, _peer: Peer) {
