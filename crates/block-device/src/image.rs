@@ -74,6 +74,8 @@ pub struct Image {
     file: LockedFile,
     /// What operations go to, where that is marked: nobody else has a descriptor of this open file.
     worked: Option<File>,
+    /// Through the page cache: for what is behind the last whole block of a file where direct I/O takes only whole ones.
+    tail: Option<File>,
     kind: ImageKind,
     read_only: bool,
     direct: Option<DirectAlignment>,
@@ -197,11 +199,17 @@ impl Image {
             return Err(refuse("its file system does not do direct I/O; allow it to be cached".to_owned()));
         }
         let worked = if options.read_only { None } else { open_worked(&file.file, path, direct.is_some()) };
+        // Not when it is needed: whoever works on it may not open anything by then.
+        let has_tail =
+            kind == ImageKind::File && direct.is_some_and(|direct| direct.offset_bytes as u64 > SECTOR_BYTES);
+        let tail = has_tail.then(|| reopen(&file.file, !options.read_only, 0)).transpose();
+        let tail = tail.map_err(|e| refuse(format!("it cannot be opened once more: {e}")))?;
         let is_locked = file.is_locked;
         let image = Image {
             path: path.to_owned(),
             file,
             worked,
+            tail,
             kind,
             read_only: options.read_only,
             direct,
@@ -283,6 +291,11 @@ impl Image {
     /// The open file that the disk engine uses. It is O_DIRECT where [`Image::direct`] says so.
     pub(crate) fn worked(&self) -> &File {
         self.worked.as_ref().unwrap_or(&self.file.file)
+    }
+
+    /// Through the page cache, for what is behind the last whole block of a file.
+    pub(crate) fn tail(&self) -> Option<&File> {
+        self.tail.as_ref()
     }
 
     /// Whether [`await_idle`](image_file::await_idle) of [`Image::file`] waits for the end of whatever the disk engine has asked the kernel

@@ -744,3 +744,52 @@ fn who_waits_for_storage_may_be_killed() {
     drop(next);
     device.stop().unwrap();
 }
+
+/// A file on a file system whose sectors have 4,096 bytes, which ends within one: all of it is the guest's disk.
+#[test]
+fn the_last_part_of_a_file_on_4096_byte_sectors_is_read_and_written() {
+    const SIZE: u64 = MIB + 3 * 512;
+    let backing = Place::new(64 * MIB);
+    let path = backing.image();
+    let words = ["losetup", "--find", "--show", "--sector-size", "4096", path.to_str().unwrap()];
+    let Some(name) = attempt(&words) else { return };
+    let _attached = Undo(command(&["losetup", "-d", &name]));
+    let Some(_) = attempt(&["mkfs.ext4", "-q", "-b", "4096", &name]) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path().to_str().unwrap();
+    let Some(_) = attempt(&["mount", &name, at]) else { return };
+    let _mounted = Undo(command(&["umount", "-l", at]));
+    let file = directory.path().join("disk.img");
+    let mut expected = pattern(0, SIZE as usize, 12);
+    std::fs::write(&file, &expected).unwrap();
+    let place = Place::new(0);
+    let image = open(&file, CacheMode::Direct);
+    assert_eq!((image.direct().unwrap().offset_bytes, image.size_bytes()), (4096, SIZE));
+    let (device, _) = start(&place, image, |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions::default());
+    let last = SIZE / 512;
+    let is = |disk: &mut TestDisk, expected: &[u8]| {
+        for first in [0, last - 9, last - 4, last - 3, last - 2, last - 1] {
+            let (status, bytes) = disk.read(first * 512, (SIZE - first * 512) as usize).unwrap();
+            assert_eq!(status, STATUS_OK, "from sector {first}");
+            assert!(bytes == expected[first as usize * 512..], "from sector {first}");
+        }
+    };
+    is(&mut disk, &expected);
+    for (turn, (first, count)) in
+        [(last - 1, 1), (last - 3, 3), (last - 3, 1), (last - 12, 12), (0, last), (last - 5, 4)].into_iter().enumerate()
+    {
+        let bytes = pattern(first * 512, count as usize * 512, 100 + turn as u64);
+        assert_eq!(disk.write(first * 512, &bytes).unwrap(), STATUS_OK, "{count} from sector {first}");
+        expected[first as usize * 512..(first + count) as usize * 512].copy_from_slice(&bytes);
+        is(&mut disk, &expected);
+    }
+    assert_eq!(disk.request(0, &Transfer::WriteZeroes(vec![(last - 6, 5, 0)])).unwrap(), STATUS_OK);
+    expected[(last - 6) as usize * 512..(last - 1) as usize * 512].fill(0);
+    is(&mut disk, &expected);
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    assert_eq!(disk.read(SIZE, 512).unwrap().0, STATUS_IO_ERROR, "behind its end");
+    drop(disk);
+    device.stop().unwrap();
+    assert!(std::fs::read(&file).unwrap() == expected, "it is as long as it was, and has what was written");
+}
