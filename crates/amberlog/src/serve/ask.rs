@@ -344,15 +344,15 @@ fn problems(vms: &Value) -> Vec<String> {
             if let Some(fault) = disk["fault"].as_str() {
                 problems.push(format!("vm {name}, disk {}: {fault}", text(&disk["name"])));
             }
-        }
-    }
-    problems
             if let Some(seconds) = disk["waits_for_storage_s"].as_u64() {
                 problems.push(format!(
                     "vm {name}, disk {}: its VMM stands still: it wants the disk's queues back, and storage has not answered for {seconds} s",
                     text(&disk["name"])
                 ));
             }
+        }
+    }
+    problems
 }
 
 /// `amberlog health`: 0 if all is well, 1 and a sentence for each thing that is not.

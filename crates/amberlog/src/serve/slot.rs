@@ -609,6 +609,8 @@ impl Slot {
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
                 entry["disks"][index]["rings_can_be_followed"] = json!(!rings.are_placeless);
+                entry["disks"][index]["waits_for_storage_s"] =
+                    json!(rings.awaited_since.map(|since| since.elapsed().as_secs()));
                 let wished = live.journals.disk(index).durable_within();
                 entry["disks"][index]["durable_within_wished_s"] = json!(wished.map(|within| within.as_secs()));
             }
@@ -617,8 +619,6 @@ impl Slot {
         }
         entry
     }
-                entry["disks"][index]["waits_for_storage_s"] =
-                    json!(rings.awaited_since.map(|since| since.elapsed().as_secs()));
 
     /// What there is of it, where its images may be worked on.
     fn live(&self) -> anyhow::Result<Live> {
