@@ -5,6 +5,7 @@ mod nvm;
 
 use crate::raw::FormatOption;
 use clap::Args;
+use command_line::print_line;
 use extfs::{FileSystem, Journal};
 use jbd2::inspect::{InspectedTransaction, inspect};
 use jbd2::{Features, LogRead, Superblock, Verdict, Walk};
@@ -48,7 +49,7 @@ pub fn run(args: InspectArgs) -> ExitCode {
     match inspect_disk(&args, disk) {
         Ok(journals) => {
             if args.json {
-                println!(
+                print_line!(
                     "{}",
                     json!({"schema": 1, "journals": journals.iter().map(|one| &one.json).collect::<Vec<_>>()})
                 );
@@ -143,8 +144,8 @@ fn print_place(path: &Path, located: &Located) {
     let file_system = &located.file_system;
     let superblock = &file_system.superblock;
     let partition = file_system.partition.map_or(String::new(), |number| format!(", partition {number}"));
-    println!("{}{partition}", path.display());
-    println!(
+    print_line!("{}{partition}", path.display());
+    print_line!(
         "  file system      {}, {} blocks of {} bytes{}",
         uuid_text(&superblock.uuid),
         superblock.blocks_count,
@@ -152,16 +153,16 @@ fn print_place(path: &Path, located: &Located) {
         if superblock.needs_recovery() { ", needs recovery" } else { "" }
     );
     match &file_system.journal {
-        Journal::None => println!("  journal          none"),
+        Journal::None => print_line!("  journal          none"),
         Journal::Internal { inode, blocks, extents, .. } => {
-            println!("  journal          inode {inode}, {blocks} blocks in {} extents", extents.len());
+            print_line!("  journal          inode {inode}, {blocks} blocks in {} extents", extents.len());
         }
         Journal::External { uuid } => {
             let missing = if matches!(located.log, LogPlace::Missing { .. }) { "; give it with --journal" } else { "" };
-            println!("  journal          external, UUID {}{missing}", uuid_text(uuid));
+            print_line!("  journal          external, UUID {}{missing}", uuid_text(uuid));
         }
-        Journal::JournalDevice { .. } => println!("  journal          this is an external journal"),
-        Journal::NotUnderstood { reason } => println!("  journal          not understood: {reason}"),
+        Journal::JournalDevice { .. } => print_line!("  journal          this is an external journal"),
+        Journal::NotUnderstood { reason } => print_line!("  journal          not understood: {reason}"),
     }
 }
 
@@ -186,7 +187,7 @@ fn log(args: &InspectArgs, disk: &Disk, holder: &FileSystem, object: &mut Value)
     }
     let mut transactions = Vec::new();
     if !args.json && !superblock.is_empty() {
-        println!("  sequence    block  descriptors    tags  escaped  revokes  commit");
+        print_line!("  sequence    block  descriptors    tags  escaped  revokes  commit");
     }
     let walk = inspect(&mut log, &superblock, &format, true, &mut |transaction| {
         if args.json {
@@ -264,17 +265,22 @@ fn print_superblock(superblock: &Superblock) {
         (true, true) => format!(", checksum {:#010x} matches", superblock.checksum),
         (true, false) => format!(", checksum {:#010x} DOES NOT MATCH", superblock.checksum),
     };
-    println!(
+    print_line!(
         "  superblock       version {}, {} blocks of {} bytes, log from block {}{checksum}",
-        superblock.version, superblock.maxlen, superblock.block_size, superblock.first
+        superblock.version,
+        superblock.maxlen,
+        superblock.block_size,
+        superblock.first
     );
-    println!("  features         {}", feature_names(superblock).join(" "));
-    println!("  UUID             {}, {} users", uuid_text(&superblock.uuid), superblock.nr_users);
+    print_line!("  features         {}", feature_names(superblock).join(" "));
+    print_line!("  UUID             {}, {} users", uuid_text(&superblock.uuid), superblock.nr_users);
     let start =
         if superblock.is_empty() { "empty".to_owned() } else { format!("starts at block {}", superblock.start) };
-    println!(
+    print_line!(
         "  log              {start}, sequence {}, head {}, errno {}",
-        superblock.sequence, superblock.head, superblock.errno
+        superblock.sequence,
+        superblock.head,
+        superblock.errno
     );
 }
 
@@ -342,7 +348,7 @@ fn print_transaction(transaction: &InspectedTransaction, verbose: bool) {
             damage += &format!(", {count} {what} DAMAGED");
         }
     }
-    println!(
+    print_line!(
         "{:>10} {:>8} {:>12} {:>7} {:>8} {:>8}  {commit}{damage}",
         transaction.sequence,
         transaction.position,
@@ -360,20 +366,24 @@ fn print_transaction(transaction: &InspectedTransaction, verbose: bool) {
                 Some(true) => format!(", checksum {:#x} matches", tag.tag.checksum),
                 Some(false) => format!(", checksum {:#x} DOES NOT MATCH", tag.tag.checksum),
             };
-            println!("             block {} in log block {}{escaped}{deleted}{checksum}", tag.tag.block, tag.position);
+            print_line!(
+                "             block {} in log block {}{escaped}{deleted}{checksum}",
+                tag.tag.block,
+                tag.position
+            );
         }
         for block in &transaction.revokes {
-            println!("             block {block} revoked");
+            print_line!("             block {block} revoked");
         }
         let hidden = transaction.revoke_records.saturating_sub(transaction.revokes.len() as u64);
         if hidden > 0 {
-            println!("             {hidden} more revoked");
+            print_line!("             {hidden} more revoked");
         }
     }
 }
 
 fn print_end(walk: &Walk) {
-    println!(
+    print_line!(
         "  end              at block {}, before transaction {}: {} ({} transactions committed)",
         walk.end_position,
         walk.end_sequence,
@@ -381,7 +391,7 @@ fn print_end(walk: &Walk) {
         walk.transactions()
     );
     if let Some(sequence) = walk.failed_commit {
-        println!("  damage           the commit of transaction {sequence} has a bad checksum");
+        print_line!("  damage           the commit of transaction {sequence} has a bad checksum");
     }
 }
 

@@ -138,7 +138,7 @@ enum Command {
 fn main() -> ExitCode {
     let command = CommandLine::parse().command;
     command_line::logging::start();
-    match command {
+    command_line::output::code_after(match command {
         Command::Recover(args) => recover::run(args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(&args),
@@ -168,7 +168,7 @@ fn main() -> ExitCode {
             Err(error) => exit::report(&error.into()),
         },
         Command::Worker(args) => worker::run(args),
-    }
+    })
 }
 
 /// A command of another program, with its arguments.

@@ -9,6 +9,7 @@ mod remote;
 
 use crate::raw::FormatOption;
 use clap::Args;
+use command_line::print_line;
 use command_line::remote_options::{RemoteName, RemoteTrust};
 use nvm_journal::medium::RegionChoice;
 use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status};
@@ -71,7 +72,7 @@ pub fn run(args: RecoverArgs) -> ExitCode {
         Err(error) => {
             crate::exit::say("amberlog recover", format_args!("{}: {error}", disk.display()));
             if args.json {
-                println!("{}", refusal_json(&error));
+                print_line!("{}", refusal_json(&error));
             }
             ExitCode::from(code_of(&error))
         }
@@ -176,11 +177,11 @@ fn show(args: &RecoverArgs, disk: &Path, reports: &[FileSystemReport]) -> ExitCo
         }
     }
     if args.json {
-        println!("{}", json_of(args, reports, &total));
+        print_line!("{}", json_of(args, reports, &total));
     } else {
         for one in reports {
             if let Ok(report) = &one.result {
-                println!("{}: {}", name(disk, one), sentence(report, args.dry_run));
+                print_line!("{}: {}", name(disk, one), sentence(report, args.dry_run));
             }
         }
     }

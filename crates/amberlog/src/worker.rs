@@ -9,6 +9,7 @@ use crate::serve::work::WorkArgs;
 use anyhow::Context;
 use block_device::Entrance;
 use clap::Subcommand;
+use command_line::print_line;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use std::collections::BTreeMap;
@@ -75,12 +76,12 @@ pub enum WorkerCommand {
 pub fn run(args: WorkerArgs) -> ExitCode {
     own_files::keep_files_private_for(rustix::fs::Mode::from_raw_mode(args.users_mask));
     if args.state_formats {
-        println!("{STATE_FORMAT},{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
+        print_line!("{STATE_FORMAT},{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
     if args.state_format {
         // Who asks so goes by whether it is its own.
-        println!("{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
+        print_line!("{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
         return ExitCode::SUCCESS;
     }
     // What follows starts threads, each of which its guest may wait for.

@@ -93,23 +93,51 @@ fn a_region_is_not_asked_for_a_journal_that_is_on_a_server() {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_ends_what_prints() {
+fn a_reader_that_has_had_enough_changes_nothing() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let image = crashed(directory.path());
-    for words in [["inspect", "--disk"], ["recover", "--disk"]] {
+    let other = directory.path().join("other");
+    std::fs::copy(&image, &other).expect("copied");
+    let no_disk = directory.path().join("none");
+    std::fs::write(&no_disk, vec![0; 1 << 20]).expect("written");
+    let nowhere = directory.path().join("nowhere");
+    let [image, other, no_disk, nowhere] =
+        [&image, &other, &no_disk, &nowhere].map(|path| path.to_str().expect("a plain name"));
+    let commands: [(&[&str], i32); 13] = [
+        (&["inspect", "--disk", image], 0),
+        (&["inspect", "--verbose", "--disk", image], 0),
+        (&["inspect", "--json", "--disk", image], 0),
+        (&["inspect", "--disk", no_disk], 3),
+        (&["recover", "--dry-run", "--disk", image], 0),
+        (&["recover", "--disk", image], 0),
+        (&["recover", "--json", "--disk", other], 0),
+        (&["recover", "--json", "--disk", no_disk], 3),
+        (&["recover", "--disk", nowhere], 1),
+        (&["health", "--run", nowhere], 1),
+        (&["health", "--json", "--run", nowhere], 1),
+        (&["status", "--run", nowhere], 1),
+        (&["--help"], 0),
+    ];
+    for (words, code) in commands {
         // The pipe has no reader before anything is printed.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
-        let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
-            .args(words)
-            .arg(&image)
-            .stdout(writer)
-            .output()
-            .expect("amberlog runs");
-        assert_eq!(output.status.code(), Some(128 + 13), "{words:?}: {output:?}");
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_amberlog")).args(words).stdout(writer).output().expect("amberlog runs");
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!said.contains("panicked"), "{words:?}: {said}");
+        assert!(!said.contains("panicked") && !said.contains("pipe"), "{words:?}: {said}");
     }
+    let clean = amberlog(&["recover", "--disk", other]);
+    assert!(String::from_utf8_lossy(&clean.stdout).contains("clean"), "{clean:?}");
+    // What cannot be printed for another reason is no success.
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("opened");
+    let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+        .args(["inspect", "--disk", other])
+        .stdout(full)
+        .output()
+        .expect("amberlog runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
 #[test]

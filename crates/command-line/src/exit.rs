@@ -89,18 +89,15 @@ pub fn report(program: &str, error: &anyhow::Error, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What a shell shows for a program that SIGPIPE ended.
-const READER_GONE: i32 = 128 + 13;
-
-/// Ends the program without a word when whoever reads its standard output has had enough (`amberlog inspect | head`). Rust
-/// ignores SIGPIPE, so that a pipe without a reader is an error of `println!`, which panics; every command that prints is
-/// covered here, and what is written elsewhere, to sockets above all, still gets its errors.
+/// Ends the program without a word when whoever reads its standard output has had enough (`amberlog-lab trace | head`): that is no failure.
+/// Rust ignores SIGPIPE, so that a pipe without a reader is an error of `println!`, which panics; what is written elsewhere, to sockets above
+/// all, still gets its errors. For whatever prints with that: a command that does something prints with [`crate::print_line`], and goes on.
 pub fn when_nobody_reads() {
     let earlier = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let message = panic.payload().downcast_ref::<String>();
         if message.is_some_and(|message| message.starts_with("failed printing to stdout: Broken pipe")) {
-            std::process::exit(READER_GONE);
+            std::process::exit(0);
         }
         earlier(panic);
     }));

@@ -8,5 +8,6 @@
 pub mod documents;
 pub mod exit;
 pub mod logging;
+pub mod output;
 pub mod programs;
 pub mod remote_options;

@@ -10,6 +10,7 @@
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;
 use command_line::exit;
+use command_line::print_line;
 use command_line::remote_options::{RemoteName, RemoteTrust};
 use recovery::uuid_text;
 use remote_journal::jetstream::{JetStream, NatsAddress, NatsOptions};
@@ -18,7 +19,6 @@ use remote_journal::store::{Store, StoreError, StoreOptions};
 use remote_journal::{BlockingClient, Server, ServerOptions};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
         (None, Some(serve)) => serve_until_told(serve),
         (None, None) => Err(exit::usage("journal-server needs --listen and --store, or one of list, inspect, delete")),
     };
-    match result {
+    command_line::output::code_after(match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // What was asked for cannot be, whatever there is.
@@ -138,7 +138,7 @@ fn main() -> ExitCode {
             let code = if is_usage { exit::USAGE } else { exit::code_of(&error) };
             exit::report("amberlog journal-server", &error, code)
         }
-    }
+    })
 }
 
 fn serve_until_told(args: ServeArgs) -> anyhow::Result<()> {
@@ -179,11 +179,10 @@ fn serve_until_told(args: ServeArgs) -> anyhow::Result<()> {
             })?
         }
     };
-    println!("listening on {}", server.address());
+    print_line!("listening on {}", server.address());
     if let Some(address) = server.metrics_address() {
-        println!("metrics on http://{address}/metrics");
+        print_line!("metrics on http://{address}/metrics");
     }
-    std::io::stdout().flush()?;
     if let Some(signal) = signals.forever().next() {
         log::info!("signal {signal}: stopping");
     }
@@ -204,9 +203,9 @@ impl AskArgs {
 fn list(ask: &AskArgs) -> anyhow::Result<()> {
     let journals = ask.connect()?.list()?;
     if ask.json {
-        println!("{}", json!({"schema": 1, "journals": journals.iter().map(value).collect::<Vec<_>>()}));
+        print_line!("{}", json!({"schema": 1, "journals": journals.iter().map(value).collect::<Vec<_>>()}));
     } else if journals.is_empty() {
-        println!("no journals");
+        print_line!("no journals");
     } else {
         journals.iter().for_each(print);
     }
@@ -224,11 +223,11 @@ fn inspect(ask: &AskArgs) -> anyhow::Result<()> {
         let mut object = value(&status);
         object["schema"] = json!(1);
         object["damage"] = json!(damage);
-        println!("{object}");
+        print_line!("{object}");
     } else {
         print(&status);
-        println!("  owner {}, block size {}", uuid_text(&status.owner), status.block_bytes);
-        println!("  batches {} to {}, highest epoch given out {}", status.tail, status.last, status.fence);
+        print_line!("  owner {}, block size {}", uuid_text(&status.owner), status.block_bytes);
+        print_line!("  batches {} to {}, highest epoch given out {}", status.tail, status.last, status.fence);
     }
     match damage {
         Some(damage) => Err(exit::refused(damage)),
@@ -240,7 +239,7 @@ fn delete(ask: &AskArgs, force: bool) -> anyhow::Result<()> {
     let mut client = ask.connect()?;
     let name = ask.name()?;
     client.delete(&name, force)?;
-    println!("{name} is deleted");
+    print_line!("{name} is deleted");
     Ok(())
 }
 
@@ -261,7 +260,7 @@ fn value(status: &JournalStatus) -> Value {
 }
 
 fn print(status: &JournalStatus) {
-    println!(
+    print_line!(
         "{}: epoch {}, {}, {} batches, {} bytes",
         status.name,
         status.epoch,

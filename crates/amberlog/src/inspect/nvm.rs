@@ -1,5 +1,6 @@
 //! `amberlog inspect --nvm PATH`: a region of NVM as it is: areas, versions, headers. Reads only and takes no lock.
 
+use command_line::print_line;
 use nvm_journal::medium::{MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, Header, HeaderKind, HeaderState, RESERVED_HEADERS};
 use recovery::uuid_text;
@@ -57,7 +58,7 @@ fn inspect(
         if verbose {
             object["headers"] = headers(bytes, &found);
         }
-        println!("{object}");
+        print_line!("{object}");
     } else {
         print(path, &object, &found, bytes, verbose);
     }
@@ -121,23 +122,28 @@ fn headers(bytes: &[u8], found: &Found) -> Value {
 
 fn print(path: &Path, object: &Value, found: &Found, bytes: &[u8], verbose: bool) {
     let geometry = &found.geometry;
-    println!("{}, region {}", path.display(), object["region"].as_str().unwrap_or_default());
-    println!("  durability       {}", object["durability"].as_str().unwrap_or_default());
-    println!("  size             {} blocks of {} bytes, epoch {}", geometry.blocks, geometry.block_bytes, found.epoch);
+    print_line!("{}, region {}", path.display(), object["region"].as_str().unwrap_or_default());
+    print_line!("  durability       {}", object["durability"].as_str().unwrap_or_default());
+    print_line!(
+        "  size             {} blocks of {} bytes, epoch {}",
+        geometry.blocks,
+        geometry.block_bytes,
+        found.epoch
+    );
     let Some(owner) = &found.owner else {
-        println!("  owner            nobody: the region is free");
+        print_line!("  owner            nobody: the region is free");
         return;
     };
-    println!("  owner            file system {} at byte {}", uuid_text(&owner.file_system), owner.home_start);
-    println!("                   journal {}", uuid_text(&owner.journal));
-    println!("  committed        {} transactions, the last is {}", found.checkpoint.transaction, found.sequence);
-    println!(
+    print_line!("  owner            file system {} at byte {}", uuid_text(&owner.file_system), owner.home_start);
+    print_line!("                   journal {}", uuid_text(&owner.journal));
+    print_line!("  committed        {} transactions, the last is {}", found.checkpoint.transaction, found.sequence);
+    print_line!(
         "  areas            checkpoint {} headers, commit {}, free {}",
         found.checkpoint.end,
         commit_headers(found),
         object["areas"]["free"]
     );
-    println!(
+    print_line!(
         "  headers          {} latest, {} old, {} revokes, {} invalid, {} in the reserve",
         found.latest.len(),
         found.old,
@@ -147,7 +153,7 @@ fn print(path: &Path, object: &Value, found: &Found, bytes: &[u8], verbose: bool
     );
     if verbose {
         for (what, index, header) in each_header(bytes, found) {
-            println!(
+            print_line!(
                 "    {what} {index}: {} of block {}, transaction {}, journal block {}",
                 state(found, &header),
                 header.home,

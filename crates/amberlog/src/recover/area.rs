@@ -5,6 +5,7 @@
 //! stays, can be tried again, and keeps its image from being served (the next `run` finds it too).
 
 use crate::takeover::{PATIENCE, take_over};
+use command_line::print_line;
 use own_files::OwnDirectory;
 use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory_into, own_place, own_places};
 use recovery::{Report, Status};
@@ -34,7 +35,7 @@ pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
         Err(error) => {
             crate::exit::say("amberlog recover", format_args!("{error}"));
             if json {
-                println!("{}", object(&[], &[error.to_string()]));
+                print_line!("{}", object(&[], &[error.to_string()]));
             }
             let is_not_ours = matches!(error, own_files::Error::NotOurs { .. });
             return ExitCode::from(if is_not_ours { crate::exit::USAGE } else { crate::exit::FAILED });
@@ -161,10 +162,10 @@ fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> Exi
             object["elsewhere"] =
                 elsewhere.iter().map(|(image, sentence)| json!({"image": image, "sentence": sentence})).collect();
         }
-        println!("{object}");
+        print_line!("{object}");
     } else {
         for log in &finished {
-            println!("{}: {}", name(log), super::sentence(&log.recovery, false));
+            print_line!("{}: {}", name(log), super::sentence(&log.recovery, false));
         }
         if finished.is_empty() && errors.is_empty() && elsewhere.is_empty() {
             let others = match left_alone {
@@ -172,7 +173,7 @@ fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> Exi
                 1 => "; one VM's directory is in use, and was left alone".to_owned(),
                 count => format!("; {count} VMs' directories are in use, and were left alone"),
             };
-            println!("{}: nothing was left to finish{others}", area.display());
+            print_line!("{}: nothing was left to finish{others}", area.display());
         }
     }
     let is_damaged = finished.iter().any(|log| log.recovery.status == Status::Damaged);

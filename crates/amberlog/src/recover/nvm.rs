@@ -1,6 +1,7 @@
 //! `amberlog recover --disk IMAGE --nvm PATH`: bring home what a region of NVM holds for an image.
 
 use super::{RecoverArgs, code_of, refusal_json, sentence, value};
+use command_line::print_line;
 use nvm_journal::medium::OpenOptions;
 use placement::recover_image;
 use recovery::{Access, Error, Report, Status};
@@ -25,18 +26,18 @@ pub fn run(args: &RecoverArgs, disk: &Path, nvm: &Path) -> ExitCode {
                 if dry_run {
                     object["dry_run"] = json!(true);
                 }
-                println!("{object}");
+                print_line!("{object}");
             } else if report.status == Status::None {
-                println!("{}: the region holds nothing", disk.display());
+                print_line!("{}: the region holds nothing", disk.display());
             } else {
-                println!("{}: {}", disk.display(), sentence(&report, dry_run));
+                print_line!("{}: {}", disk.display(), sentence(&report, dry_run));
             }
             if report.status == Status::Damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
         Err(error) => {
             crate::exit::say("amberlog recover", format_args!("{}: {error}", disk.display()));
             if as_json {
-                println!("{}", refusal_json(&error));
+                print_line!("{}", refusal_json(&error));
             }
             ExitCode::from(code_of(&error))
         }

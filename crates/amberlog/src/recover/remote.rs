@@ -1,6 +1,7 @@
 //! `amberlog recover --disk IMAGE --remote HOST:PORT/NAME`: fetch the live log from a journal server and replay it.
 
 use super::{RecoverArgs, code_of, refusal_json, sentence, value};
+use command_line::print_line;
 use command_line::remote_options::RemoteName;
 use placement::{RemoteOptions, RemoteRecovered, recover_remote_image};
 use recovery::{Access, Error, Report, Status};
@@ -31,7 +32,7 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
                 }
                 if !as_json {
                     let from = one.epoch.map_or("from storage".to_owned(), |epoch| format!("epoch {epoch}"));
-                    println!("{}, journal {}, {from}: {}", disk.display(), one.name, sentence(&one.report, dry_run));
+                    print_line!("{}, journal {}, {from}: {}", disk.display(), one.name, sentence(&one.report, dry_run));
                 }
             }
             if as_json {
@@ -41,16 +42,16 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
                 if dry_run {
                     object["dry_run"] = json!(true);
                 }
-                println!("{object}");
+                print_line!("{object}");
             } else if recovered.is_empty() {
-                println!("{}: no journal", disk.display());
+                print_line!("{}: no journal", disk.display());
             }
             if total.status == Status::Damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
         Err(error) => {
             crate::exit::say("amberlog recover", format_args!("{}: {error}", disk.display()));
             if as_json {
-                println!("{}", refusal_json(&error));
+                print_line!("{}", refusal_json(&error));
             }
             ExitCode::from(code_of(&error))
         }

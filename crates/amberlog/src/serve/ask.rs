@@ -268,7 +268,10 @@ pub fn top(args: &TopArgs) -> ExitCode {
             let now = Instant::now();
             let since = earlier.as_ref().map(|(vms, at)| (vms, now.duration_since(*at).as_secs_f64()));
             let times = crate::metrics::top::table(since, &answer["vms"]);
-            print(&format!("{clear}{}{}\n{times}", table(&answer["vms"]), memory_line(&answer["memory"])))?;
+            let shown = format!("{clear}{}{}\n{times}", table(&answer["vms"]), memory_line(&answer["memory"]));
+            if !command_line::output::is_read(&shown)? {
+                return Ok(());
+            }
             earlier = Some((answer["vms"].clone(), now));
             seen += 1;
             if args.count.is_some_and(|count| seen >= count) {
@@ -429,14 +432,7 @@ pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
     })())
 }
 
-/// A pipe whose reader has gone is no fault.
-pub fn print(text: &str) -> std::io::Result<()> {
-    let mut output = std::io::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => other,
-    }
-}
+pub use command_line::output::text as print;
 
 fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+".contains(c);

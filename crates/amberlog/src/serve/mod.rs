@@ -34,6 +34,7 @@ use crate::metrics::endpoint::{Endpoint, Source};
 use crate::supervisor::Charge;
 use crate::vm::die_of_panics;
 use anyhow::Context;
+use command_line::print_line;
 use config::Config;
 use control::{Control, Slots};
 use memory::HostMemory;
@@ -109,7 +110,7 @@ fn check(args: &ServeArgs, config: &Config, text: &str) -> ExitCode {
         crate::exit::say("amberlog", format_args!("{}", problem.sentence));
     }
     if problems.is_empty() {
-        println!("{}: good, {} VMs", args.config.display(), config.vms.len());
+        print_line!("{}: good, {} VMs", args.config.display(), config.vms.len());
         return ExitCode::SUCCESS;
     }
     let is_only_refused = problems.iter().all(|problem| problem.is_refusal);
