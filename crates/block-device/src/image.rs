@@ -198,7 +198,10 @@ impl Image {
         if direct.is_none() && options.cache == CacheMode::Direct {
             return Err(refuse("its file system does not do direct I/O; allow it to be cached".to_owned()));
         }
-        let worked = if options.read_only { None } else { open_worked(&file.file, path, direct.is_some()) };
+        // Who is not to lock it yet must not keep itself from that.
+        let may_mark = file.is_locked || !image_file::flock_locks_bytes(&file.file);
+        let worked =
+            (!options.read_only && may_mark).then(|| open_worked(&file.file, path, direct.is_some())).flatten();
         // Not when it is needed: whoever works on it may not open anything by then.
         let has_tail =
             kind == ImageKind::File && direct.is_some_and(|direct| direct.offset_bytes as u64 > SECTOR_BYTES);

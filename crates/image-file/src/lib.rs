@@ -14,7 +14,7 @@ mod stamp;
 
 pub use content::content;
 pub use format::{Format, OtherFormat, probe};
-pub use lock::{QemuLock, await_idle, mark_under_way};
+pub use lock::{QemuLock, await_idle, flock_locks_bytes, mark_under_way};
 pub use open::open;
 pub use seal::Seal;
 pub use stamp::{Stamp, sum};

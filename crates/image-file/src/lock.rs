@@ -118,6 +118,17 @@ pub fn await_idle(image: &File) -> io::Result<()> {
     }
 }
 
+/// Whether flock of an image is, for whoever else has it open, a lock on all of its bytes, as network file systems have it (flock(2)). There
+/// an open file that is marked ([`mark_under_way`]) keeps every other one of the same image from being locked, this process's own too.
+pub fn flock_locks_bytes(image: &File) -> bool {
+    rustix::fs::fstatfs(image).is_ok_and(|status| is_of_a_network(status.f_type as u64))
+}
+
+/// By the number of the file system's kind (linux/magic.h): NFS, SMB and its two successors.
+fn is_of_a_network(kind: u64) -> bool {
+    matches!(kind & u64::from(u32::MAX), 0x6969 | 0x517b | 0xff53_4d42 | 0xfe53_4d42)
+}
+
 fn is_conflict(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
@@ -192,6 +203,19 @@ mod tests {
         assert!(mark_under_way(&open(), &locked).is_ok(), "whoever waited has nothing of it");
         let reader = File::open(image.path()).expect("opened");
         mark_under_way(&reader, &locked).expect_err("it cannot be written to");
+    }
+
+    #[test]
+    fn where_flock_locks_bytes_is_known() {
+        for kind in [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, u64::MAX << 32 | 0xff53_4d42] {
+            assert!(is_of_a_network(kind), "{kind:#x}");
+        }
+        // ext4, XFS, btrfs, tmpfs, GFS2, OCFS2, FUSE.
+        for kind in [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x0116_1970, 0x7461_636f, 0x6573_5546] {
+            assert!(!is_of_a_network(kind), "{kind:#x}");
+        }
+        let image = tempfile::NamedTempFile::new().expect("an image");
+        assert!(!flock_locks_bytes(image.as_file()));
     }
 
     /// Whoever may read an image can have a shared lock on any byte of it, and can have waited for that while the image was worked on.
