@@ -127,12 +127,13 @@ pub(crate) fn note_left(registry: &Path, key: &str, guest: &LeftGuest) -> Result
 pub(crate) fn find_left(registry: &Path, key: &str) -> Result<Option<LeftGuest>, DirectoryError> {
     let Some(list) = open_list(registry, LEFT)? else { return Ok(None) };
     let Some(text) = text_of(&list, key.as_ref()) else { return Ok(None) };
-    let entry: Option<LeftEntry> = serde_json::from_str(&text).ok();
-    let living = entry.filter(|entry| entry.schema == 1 && process_lives(entry.guest.pid, entry.guest.started));
-    if living.is_none() {
+    // What a newer amberlog may have noted, and this one does not understand, stays for that one.
+    let Ok(LeftEntry { guest, .. }) = serde_json::from_str(&text) else { return Ok(None) };
+    let is_there = process_lives(guest.pid, guest.started);
+    if !is_there {
         let _ = list.remove(key);
     }
-    Ok(living.map(|entry| entry.guest))
+    Ok(is_there.then_some(guest))
 }
 
 /// Its guest is served again.
@@ -351,6 +352,14 @@ mod tests {
         assert_eq!(find_left(&registry, "file-1").expect("looked"), Some(guest.clone()));
         assert_eq!(find_left(&registry, "file-3").expect("looked"), None);
         assert_eq!(find(&registry, "file-1").expect("looked"), None, "nothing is held");
+        // By a newer amberlog, which says more.
+        let list = registry.join("left-by-image");
+        let newer = format!("{{\"schema\":2,\"vm\":\"one\",\"pid\":{pid},\"started\":{started},\"more\":1}}");
+        std::fs::write(list.join("file-4"), newer).expect("written");
+        assert_eq!(find_left(&registry, "file-4").expect("looked"), Some(guest.clone()));
+        std::fs::write(list.join("file-5"), "{\"schema\":3,\"guest\":7}").expect("written");
+        assert_eq!(find_left(&registry, "file-5").expect("looked"), None);
+        assert!(list.join("file-5").exists(), "it is not this one's to remove");
         forget_left(&registry, "file-1");
         assert_eq!(find_left(&registry, "file-1").expect("looked"), None);
         process.kill().and_then(|()| process.wait()).expect("ended");

@@ -192,7 +192,7 @@ pub enum Left {
     Waits(i32, Watched, Option<Box<Before>>),
 }
 
-fn read(sockets: &Path) -> Result<Option<Note>, own_files::Error> {
+fn read(sockets: &Path) -> anyhow::Result<Option<Note>> {
     let note = match open(sockets).and_then(|sockets| sockets.read(NOTE, BYTES_MAX)) {
         Err(error) if error.is_missing() => None,
         other => other?,
@@ -205,7 +205,15 @@ fn read(sockets: &Path) -> Result<Option<Note>, own_files::Error> {
         let (pid, started) = (pid.parse().ok()?, started.parse().ok()?);
         Some(Note { pid, started, configuration: String::new(), images: Vec::new() })
     };
-    Ok(serde_json::from_slice::<Note>(&note).ok().or_else(before))
+    // Who is there and not understood is not nobody: a guest may wait for these very disks.
+    serde_json::from_slice::<Note>(&note).ok().or_else(before).map(Some).with_context(|| {
+        let path = sockets.join(NOTE);
+        format!(
+            "{} says which VMM a daemon has left running, and is not understood (a newer amberlog wrote it, or it is damaged): start that \
+             one, or end the VMM and remove the file",
+            path.display()
+        )
+    })
 }
 
 /// Who was left of this VM.
@@ -381,6 +389,28 @@ mod tests {
         assert!(why.contains("has another superblock at byte 1024 now"), "{why}");
         drop(process);
         assert!(matches!(find(&served), Ok(Left::Gone)), "then it is served as it is");
+    }
+
+    /// Another guest would write one file system over that of the one that waits.
+    #[test]
+    fn a_note_that_is_not_understood_is_not_nobody() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let image = directory.path().join("image");
+        std::fs::write(&image, "an image").expect("written");
+        let served = config(directory.path(), &[&image]);
+        make_sockets(&served);
+        let process = Process::new();
+        left_at(&served, process.pid(), None).expect("it lives");
+        let note = served.sockets.join(NOTE);
+        let text = std::fs::read(&note).expect("written");
+        for damaged in [&text[..text.len() / 2], b"", b"{\"format\":7}", b"17", b"one two"] {
+            std::fs::write(&note, damaged).expect("written");
+            let why = find(&served).expect_err("refused").to_string();
+            assert!(why.contains("end the VMM and remove the file"), "{why}");
+            assert_eq!((waiting(&served), untold(directory.path())), (None, vec![]));
+        }
+        forget(&served.sockets).expect("removed");
+        assert!(matches!(find(&served), Ok(Left::Nobody)));
     }
 
     #[test]
