@@ -85,8 +85,9 @@ struct Inner {
     state: State,
     live: Option<Live>,
     is_over: bool,
-    /// The VMM that the daemon before has left running, until it is known whether this one can serve it.
-    left: Option<i32>,
+    /// A VMM that is known, and when it was started: one that is there before it is served (a daemon before has left it running, or another
+    /// worker has served it), and after.
+    vmm: Option<(i32, u64)>,
     /// Images that this daemon has served to the VM before.
     served: KnownRaw,
     /// The configuration that it is served with at this moment.
@@ -129,7 +130,7 @@ impl Slot {
                 state: State::Preparing,
                 live: None,
                 is_over: false,
-                left: None,
+                vmm: None,
                 served: KnownRaw::default(),
                 as_served: None,
             }),
@@ -228,7 +229,11 @@ impl Slot {
     fn go_on(&self, kept: Kept) -> anyhow::Result<()> {
         let config = self.as_begun.clone();
         self.bind_anyhow(&config);
-        self.lock().as_served = Some(config.clone());
+        {
+            let mut inner = self.lock();
+            inner.as_served = Some(config.clone());
+            inner.vmm = crate::vm::vmm_of(&kept);
+        }
         let bounds = kept.all(THROTTLE);
         let before = kept.descriptor(CONFIG_BEFORE).map(|before| before.try_clone_to_owned()).transpose()?;
         if let Some(before) = &before {
@@ -270,7 +275,7 @@ impl Slot {
 
     /// From the preparation to the recovery after one VMM.
     fn serve_one(&self, config: &VmConfig) -> anyhow::Result<()> {
-        let left = left::find(config).inspect_err(|_| self.lock().left = left::waiting(config))?;
+        let left = left::find(config).inspect_err(|_| self.lock().vmm = left::waiting(config).map(as_started))?;
         // A guest that runs gets the disks that it had; what the configuration says by now is for the next one.
         let mut config = config.clone();
         if let Left::Waits(_, _, Some(before)) = &left {
@@ -282,7 +287,7 @@ impl Slot {
         {
             let mut inner = self.lock();
             inner.as_served = Some(config.clone());
-            inner.left = if let Left::Waits(pid, ..) = &left { Some(*pid) } else { None };
+            inner.vmm = if let Left::Waits(pid, ..) = &left { Some(as_started(*pid)) } else { None };
             // What has failed is shown until it works.
             if !matches!(inner.state, State::Failed(_)) {
                 inner.state = State::Preparing;
@@ -364,6 +369,7 @@ impl Slot {
             let mut inner = self.lock();
             inner.state = State::Recovering;
             inner.live = None;
+            inner.vmm = serving.observer.living().map(as_started);
         }
         let observer = Arc::clone(&serving.observer);
         serving.stop();
@@ -576,12 +582,14 @@ impl Slot {
     pub fn status(&self) -> Value {
         let (state, text, pid, live, pending, served) = {
             let inner = self.lock();
+            // It is named in every state in which it lives: a guest that hangs is its process.
+            let known = inner.vmm.filter(|vmm| crate::vm::lives(*vmm)).map(|(pid, _)| pid);
             let (state, text, pid) = match &inner.state {
-                State::Preparing => ("preparing", "preparing".to_owned(), inner.left),
-                State::Waiting => ("waiting", "waiting for its VMM".to_owned(), None),
+                State::Preparing => ("preparing", "preparing".to_owned(), known),
+                State::Waiting => ("waiting", "waiting for its VMM".to_owned(), known),
                 State::Running(pid) => ("running", format!("running (process {pid})"), Some(*pid)),
-                State::Recovering => ("recovering", "recovering".to_owned(), None),
-                State::Failed(sentence) => ("failed", format!("failed: {sentence}"), inner.left),
+                State::Recovering => ("recovering", "recovering".to_owned(), known),
+                State::Failed(sentence) => ("failed", format!("failed: {sentence}"), known),
             };
             (state, text, pid, inner.live.clone(), inner.pending(), inner.as_served.clone())
         };
@@ -990,6 +998,11 @@ impl Slot {
         }
         Ok(json!({"schema": 1, "environment": environment, "arguments": words}))
     }
+}
+
+/// A process, and when it was started, where that is seen.
+fn as_started(pid: i32) -> (i32, u64) {
+    (pid, placement::process_started_at(pid).unwrap_or_default())
 }
 
 /// What an earlier worker has served, whose guest is there. Nothing if there is none.
