@@ -239,7 +239,7 @@ impl Log {
     }
 
     /// Where it shall live from the next mount on.
-    pub(crate) fn wanted(&self) -> PlacementKind {
+    pub fn wanted(&self) -> PlacementKind {
         self.inner().wanted
     }
 

@@ -737,6 +737,9 @@ impl Slot {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let result = self.change_placement(&name, to, left);
                 outcomes.push(power::entry(&self.name, &name, to, result));
+            } else if on_battery && let Some(migration) = &live.migration {
+                // They are there because the guest is being moved, perhaps, and stay.
+                migration.wish(index, || ());
             }
         }
         outcomes
@@ -760,6 +763,8 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let index = self.disk_index(&live.journals, disk)?;
+        // What was sealed for a guest that is moved would not be as it left it.
+        let _stays = live.migration.as_ref().map(|migration| migration.using()).transpose()?;
         // Who comes second measures what the first has made of it.
         let _one_at_a_time = self.resizing.lock().expect("no panic under this lock");
         // Where its file systems end is known before the guest can make one of them larger.
@@ -812,7 +817,8 @@ impl Slot {
         let deadline = Instant::now() + patience;
         let mut answer = "done";
         for log in logs {
-            match journals.change_placement(log.index(), to)? {
+            let change = || journals.change_placement(log.index(), to);
+            match live.migration.as_ref().map_or_else(change, |migration| migration.wish(index, change))? {
                 // A server may have it still, and what it has is brought to storage by a thread of its own.
                 Change::Done if to == PlacementKind::Storage => {
                     let now = || journals.logs().into_iter().find(|now| now.index() == log.index());

@@ -1031,6 +1031,9 @@ impl Vm {
         // Its guest is no more: nobody goes on with its images.
         self.images.iter().for_each(|image| image.own_locks());
         self.journals.give_back_memory();
+        if let Some(migration) = &self.migration {
+            migration.give_up_at_last();
+        }
         // What was given up, or was never taken, is not to be touched.
         let may_recover = self.migration.as_ref().is_none_or(|migration| migration.may_recover());
         let recovered = if may_recover { self.journals.recover_all() } else { Ok(()) };

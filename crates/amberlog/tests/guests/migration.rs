@@ -13,7 +13,7 @@ use guest_kit::image::{ExtRecipe, FileSystem};
 use guest_kit::{Accelerator, Guest, GuestSpec, Reported, judge};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -214,6 +214,105 @@ fn a_guest_that_is_not_moved_after_all_goes_on_where_it_is() {
     guest.kill_qemu().unwrap();
     guest.forgive();
     let reported = guest.final_report();
+    host.daemon.wait_state("v", "waiting");
+    drop(host);
+    judge::replay_with_e2fsck(&file_system).unwrap();
+    judge::replay_with_e2fsck(&FileSystem::whole(&images[1])).unwrap();
+    assert_consistent(&FileSystem::whole(&images[1]));
+    let file_system = FileSystem::whole(&images[0]);
+    assert_consistent(&file_system);
+    assert_records(&file_system, &DIRECTORY[4..], STREAM, &layout, &reported);
+}
+
+/// Nobody may set the time of an image's change, and so nobody can seal it, for as long as this is there.
+struct Unsealable(PathBuf);
+
+impl Unsealable {
+    /// Nothing where the file system does not know that.
+    fn new(image: &Path) -> Option<Self> {
+        let changed = Command::new("chattr").arg("+a").arg(image).status();
+        changed.is_ok_and(|status| status.success()).then(|| Unsealable(image.to_owned()))
+    }
+}
+
+impl Drop for Unsealable {
+    fn drop(&mut self) {
+        let _ = Command::new("chattr").arg("-a").arg(&self.0).status();
+    }
+}
+
+#[track_caller]
+fn await_images(host: &Host, wanted: &str, has_trouble: bool) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let migration = host.migration();
+        if migration["images"] == wanted && migration["trouble"].is_string() == has_trouble {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{migration}\n{}", host.daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What could not be given up when the guest was stopped is given up as soon as it can be, and until then that is said: the guest has left,
+/// and waits at the other end. Unless it goes on here.
+#[test]
+fn images_that_could_not_be_given_up_are_given_up_later() {
+    if !can_be_tried() {
+        return;
+    }
+    let bench = Bench::new();
+    let (file_system, images) = images(&bench);
+    match Unsealable::new(&images[1]) {
+        Some(unsealable) => drop(unsealable),
+        None => return println!("skipped: the file system has no files that only grow"),
+    }
+    let host = Host::new(&bench, "one", &images, "retain");
+    let layout = layout_of("retain");
+    let mut guest = Guest::start(host.spec(&script_of(&layout), None)).unwrap();
+    goes_on(&mut guest, &host);
+    let is_moved_in_vain = |guest: &mut Guest| {
+        let unsealable = Unsealable::new(&images[1]).unwrap();
+        migrate(guest, "exec:cat > /dev/null");
+        await_migration(guest, "completed");
+        // Not only at that moment: QEMU has no more pages marked by now.
+        for _ in 0..10 {
+            await_images(&host, "ours", true);
+            std::thread::sleep(Duration::from_millis(150));
+        }
+        assert!(!host.daemon.ask(&["health"]).status.success());
+        unsealable
+    };
+    // It is mended, and the guest that waits gets them.
+    drop(is_moved_in_vain(&mut guest));
+    await_images(&host, "given-up", false);
+    guest.qmp().unwrap().cont().unwrap();
+    goes_on(&mut guest, &host);
+    await_images(&host, "ours", false);
+    // It goes on here, whatever could not be mended, and nothing is owed to anybody any more.
+    let unsealable = is_moved_in_vain(&mut guest);
+    guest.qmp().unwrap().cont().unwrap();
+    goes_on(&mut guest, &host);
+    await_images(&host, "ours", false);
+    drop(unsealable);
+    goes_on(&mut guest, &host);
+    assert_eq!(host.migration()["images"], "ours");
+    // Another worker knows it, too.
+    let unsealable = is_moved_in_vain(&mut guest);
+    let pid = host.daemon.entry("v")["worker_pid"].as_i64().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    // A worker opens them anew, which nobody could as they are.
+    drop(unsealable);
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    await_images(&host, "given-up", false);
+    guest.qmp().unwrap().cont().unwrap();
+    goes_on(&mut guest, &host);
+    // Its VMM ends before it could be tried again: what can be given up by then is.
+    let unsealable = is_moved_in_vain(&mut guest);
+    guest.kill_qemu().unwrap();
+    guest.forgive();
+    let reported = guest.final_report();
+    drop(unsealable);
     host.daemon.wait_state("v", "waiting");
     drop(host);
     judge::replay_with_e2fsck(&file_system).unwrap();

@@ -10,6 +10,8 @@
 //! nothing is lost. Whoever has neither the locks nor the proof does nothing, and says what to do.
 
 mod state;
+mod users;
+mod wishes;
 
 use super::VmOptions;
 use crate::worker::Line;
@@ -26,6 +28,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::{Kept, Said};
+use users::{User, Users};
+use wishes::{Wishes, Wishing};
 
 /// Kept while the images are not to be touched: the seals with which they were given up, or that no guest has begun.
 const NOT_OURS: &str = "images not ours";
@@ -33,6 +37,10 @@ const NOT_OURS: &str = "images not ours";
 const BEGUN: &str = "begun ";
 /// And those that say where the rings of a disk were stopped, and whether these are all.
 const STOPPED: &str = "stopped ";
+/// Kept while the images are owed to a guest that was moved, and waits for them.
+const OWES_GIVING_UP: &str = "owes giving up";
+/// Kept of journals that are on storage for as long as their guest is being moved: where they go back to.
+const WISHES: &str = "journals that go back";
 /// How often a lock that somebody else has is tried: a guest stands still meanwhile.
 const LOCK_PAUSE: Duration = Duration::from_millis(3);
 /// After so long without it that is said.
@@ -42,6 +50,9 @@ const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
 const HAND_OVER_PAUSE: Duration = Duration::from_millis(500);
 /// How long a stopped guest's journals may take to get there: its VMM does nothing else meanwhile.
 const LAST_PATIENCE: Duration = Duration::from_secs(20);
+/// The same when that is tried again, where nobody stands still but a guest that goes on here after all, and the pause between two tries.
+const AGAIN_PATIENCE: Duration = Duration::from_secs(1);
+const AGAIN_PAUSE: Duration = Duration::from_millis(500);
 
 /// Why the guest of a VM that is made so cannot be moved; nothing if it can.
 pub fn why_not(options: &VmOptions) -> Option<String> {
@@ -79,8 +90,10 @@ pub struct Migration {
     line: Arc<Line>,
     journals: Arc<Journals>,
     images: Vec<Arc<Image>>,
-    /// Where the journals of each disk live unless its guest is being moved.
-    placements: Vec<PlacementKind>,
+    /// Where journals go back to.
+    wishes: Wishes,
+    /// Who changes the images meanwhile.
+    users: Users,
     /// Images that are not asked whether they are raw disks.
     are_raw: Vec<bool>,
     inner: Mutex<Inner>,
@@ -123,6 +136,8 @@ pub struct KeptMigration {
     not_ours: Option<Option<Vec<Option<Seal>>>>,
     begun: Vec<String>,
     stopped: BTreeMap<String, Stopped>,
+    owes_giving_up: bool,
+    wishes: Option<String>,
 }
 
 /// Rings that are stopped, with their positions, and whether those are all of a disk.
@@ -145,7 +160,14 @@ impl KeptMigration {
         for (name, text) in kept.all(STOPPED) {
             stopped.insert(name, serde_json::from_str(&text).context("what is kept of rings that were stopped")?);
         }
-        Ok(KeptMigration { not_ours, begun: kept.all(BEGUN).into_iter().map(|(name, _)| name).collect(), stopped })
+        let begun = kept.all(BEGUN).into_iter().map(|(name, _)| name).collect();
+        Ok(KeptMigration {
+            not_ours,
+            begun,
+            stopped,
+            owes_giving_up: kept.data(OWES_GIVING_UP).is_some(),
+            wishes: kept.data(WISHES).map(str::to_owned),
+        })
     }
 
     /// Whether the images are not to be locked.
@@ -177,6 +199,7 @@ impl Migration {
         options: &VmOptions,
         beginning: Beginning,
     ) -> anyhow::Result<Arc<Self>> {
+        let mut wishes = Wishes::default();
         let state = match beginning {
             Beginning::Ours => {
                 let mut state = State::new(images.len(), Holds::Ours);
@@ -185,6 +208,9 @@ impl Migration {
             }
             Beginning::Awaited => State::new(images.len(), Holds::Awaited),
             Beginning::GoesOn(kept) => {
+                if let Some(text) = &kept.wishes {
+                    wishes = Wishes::kept(text).context("what is kept of journals that go back")?;
+                }
                 let names = journals.disks().iter().map(|disk| disk.options.name.clone());
                 let begun: Vec<bool> = names.map(|name| kept.begun.contains(&name)).collect();
                 let holds = match kept.not_ours {
@@ -199,6 +225,9 @@ impl Migration {
                 let mut state = State::new(images.len(), holds);
                 state.note_found(seals_on(images)?);
                 state.goes_on(&begun);
+                if kept.owes_giving_up {
+                    state.owed_giving_up();
+                }
                 for (index, disk) in journals.disks().iter().enumerate() {
                     if let Some((positions, all)) = kept.stopped.get(&disk.options.name) {
                         state.was_stopped(index, positions.clone(), *all);
@@ -215,7 +244,8 @@ impl Migration {
             line: Arc::clone(line),
             journals: Arc::clone(journals),
             images: images.to_vec(),
-            placements: options.disks.iter().map(|disk| disk.placement).collect(),
+            wishes,
+            users: Users::default(),
             are_raw: options.disks.iter().map(|disk| disk.is_raw).collect(),
             inner: Mutex::new(Inner {
                 state,
@@ -312,6 +342,7 @@ impl Migration {
 
     fn work(&self) {
         let mut busy_since: Option<Instant> = None;
+        let mut next_try: Option<Instant> = None;
         let mut inner = self.lock();
         loop {
             if inner.is_quitting {
@@ -372,7 +403,10 @@ impl Migration {
                     inner = self.lock();
                     match outcome {
                         Ok(()) => {
-                            (inner.is_handed_over, inner.trouble) = (true, None);
+                            inner.is_handed_over = true;
+                            if !inner.state.owes_giving_up() {
+                                inner.trouble = None;
+                            }
                             log::info!("vm {}: its guest is being moved; every journal is on storage", self.name);
                         }
                         Err(error) => {
@@ -388,6 +422,17 @@ impl Migration {
                     }
                     Some(HAND_OVER_PAUSE)
                 }
+                Task::GiveUp => match next_try.and_then(|at| at.checked_duration_since(Instant::now())) {
+                    Some(left) if !left.is_zero() => Some(left),
+                    _ => {
+                        inner.state.gives_up_again();
+                        drop(inner);
+                        self.give_up_again();
+                        next_try = Some(Instant::now() + AGAIN_PAUSE);
+                        inner = self.lock();
+                        continue;
+                    }
+                },
                 _ => None,
             };
             if inner.pausing.is_some() || inner.is_over {
@@ -413,8 +458,14 @@ impl Migration {
         let deadline = Instant::now() + patience;
         let handles = self.lock().handles.clone();
         for log in self.journals.logs() {
-            if self.journals.change_placement(log.index(), PlacementKind::Storage)? != Change::HandOver {
-                continue;
+            {
+                let mut wishing = self.wishes.lock();
+                let name = &self.journals.disk(log.home_disk()).options.name;
+                wishing.moves(name, log.place().home_start, log.wanted());
+                self.keep_wishes(&wishing);
+                if self.journals.change_placement(log.index(), PlacementKind::Storage)? != Change::HandOver {
+                    continue;
+                }
             }
             let (number, disk) = (log.index(), log.journal_disk());
             while !handles[disk].with_route(move |route, plan| route.hand_over(number, plan))?? {
@@ -433,48 +484,85 @@ impl Migration {
         {
             let mut inner = self.lock();
             inner.is_handed_over = false;
+            // It was moved, and waits for what is not given up yet.
+            if inner.state.owes_giving_up() {
+                return;
+            }
             inner.trouble = None;
             if *inner.state.holds() != Holds::Ours {
                 return;
             }
         }
+        let mut wishing = self.wishes.lock();
         for log in self.journals.logs() {
-            let wish = self.placements.get(log.home_disk()).copied().unwrap_or(PlacementKind::Storage);
-            if let Err(error) = self.journals.change_placement(log.index(), wish) {
+            let name = &self.journals.disk(log.home_disk()).options.name;
+            let Some(wish) = wishing.take_back(name, log.place().home_start) else { continue };
+            if log.wanted() == PlacementKind::Storage
+                && let Err(error) = self.journals.change_placement(log.index(), wish)
+            {
                 log::warn!("vm {}: {error}", self.name);
             }
         }
+        self.keep_wishes(&wishing);
+    }
+
+    fn keep_wishes(&self, wishing: &Wishing<'_>) {
+        let _ = self.line.keep(WISHES, &wishing.text(), None);
+    }
+
+    /// Somebody wishes the journals of a disk to be somewhere, which is done here: that is not undone when its guest stays after all.
+    pub fn wish<T>(&self, disk: usize, change: impl FnOnce() -> T) -> T {
+        let mut wishing = self.wishes.lock();
+        let outcome = change();
+        if wishing.wished(&self.journals.disk(disk).options.name) {
+            self.keep_wishes(&wishing);
+        }
+        outcome
+    }
+
+    /// For whoever changes the images by an operator's wish: they stay as they are, and here, until what is given is dropped.
+    ///
+    /// # Errors
+    /// When they are not this process's, or about to be given up.
+    pub fn using(&self) -> anyhow::Result<User<'_>> {
+        let user = self.users.enter();
+        self.check_ours()?;
+        user.with_context(|| {
+            format!("vm {}: its guest is stopped at this moment, to be moved or saved; ask again", self.name)
+        })
     }
 
     /// The guest is stopped, and its VMM waits for this.
     fn pause(&self, pause: Pause) {
         let began = Instant::now();
+        let closed = self.users.close(LAST_PATIENCE);
         let outcome = match pause {
-            Pause::GiveUp => self.hand_over(LAST_PATIENCE).and_then(|()| self.seal()),
+            _ if closed.is_none() => Err(anyhow::anyhow!("somebody makes an image larger")),
+            Pause::GiveUp => self.hand_over(LAST_PATIENCE).and_then(|()| self.seal(LAST_PATIENCE)),
             // One that has something here stays so: its VMM saves it to a file, perhaps, and will hear of it when it is restored.
             _ if self.journals.check_left().is_err() || self.distrusted().is_some() => {
                 self.lock().state.paused();
                 return;
             }
-            _ => self.seal(),
+            _ => self.seal(LAST_PATIENCE),
         };
-        match outcome {
-            Ok(seals) if pause == Pause::GiveUp => match self.give_up(seals) {
-                Ok(()) => log::info!(
-                    "vm {}: its guest is stopped, and everything of it is on storage; its images are given up, after {:.1} ms",
-                    self.name,
-                    began.elapsed().as_secs_f64() * 1e3
-                ),
-                Err(error) => log::error!("vm {}: its images stay locked here: {error:#}", self.name),
-            },
-            Ok(_) => {}
+        match outcome.and_then(|seals| if pause == Pause::GiveUp { self.give_up(seals) } else { Ok(()) }) {
+            Ok(()) if pause == Pause::GiveUp => log::info!(
+                "vm {}: its guest is stopped, and everything of it is on storage; its images are given up, after {:.1} ms",
+                self.name,
+                began.elapsed().as_secs_f64() * 1e3
+            ),
+            Ok(()) => {}
             Err(error) if pause == Pause::GiveUp => {
-                let sentence = format!(
-                    "its guest is stopped to be moved, and its images stay locked here, for not everything of it is on storage: {error:#}. \
-                     The guest at the other end waits; mend that, or cancel the migration and have the guest go on here (cont)"
-                );
+                let sentence = not_given_up(&error);
                 log::error!("vm {}: {sentence}", self.name);
-                self.lock().trouble = Some(sentence);
+                // Whoever follows this process goes on trying.
+                let _ = self.line.keep(OWES_GIVING_UP, "", None);
+                self.line.settle();
+                let mut inner = self.lock();
+                inner.trouble = Some(sentence);
+                inner.state.could_not_give_up();
+                return;
             }
             Err(error) => log::warn!(
                 "vm {}: its images cannot be sealed, so that a guest that is saved now cannot be restored: {error:#}",
@@ -484,8 +572,56 @@ impl Migration {
         self.lock().state.paused();
     }
 
+    /// Its guest waits at the other end for what could not be given up when it was stopped.
+    fn give_up_again(&self) {
+        let closed = self.users.close(AGAIN_PATIENCE).context("somebody makes an image larger");
+        let outcome = closed.and_then(|_closed| {
+            self.hand_over(AGAIN_PATIENCE)?;
+            self.give_up(self.seal(AGAIN_PATIENCE)?)
+        });
+        let mut inner = self.lock();
+        match outcome {
+            Ok(()) => {
+                inner.trouble = None;
+                inner.state.paused();
+                drop(inner);
+                self.owes_nothing();
+                log::info!("vm {}: everything of its guest is on storage by now; its images are given up", self.name);
+            }
+            Err(error) => {
+                let sentence = not_given_up(&error);
+                if inner.trouble.as_ref() != Some(&sentence) {
+                    log::error!("vm {}: {sentence}", self.name);
+                }
+                inner.trouble = Some(sentence);
+                inner.state.could_not_give_up();
+            }
+        }
+    }
+
+    fn owes_nothing(&self) {
+        let _ = self.line.say(&Said::Forget { key: OWES_GIVING_UP.to_owned() }, &[]);
+        self.line.settle();
+    }
+
+    /// Its VMM is gone, nothing of it is under way, and what could not be given up may be given up still: before anything is brought home.
+    pub fn give_up_at_last(&self) {
+        if !self.lock().state.owes_giving_up() {
+            return;
+        }
+        let outcome = self.seal(Duration::ZERO).and_then(|seals| self.give_up(seals));
+        match outcome {
+            Ok(()) => log::info!("vm {}: its images are given up at last to its guest, which was moved", self.name),
+            Err(error) => log::error!(
+                "vm {}: its guest was moved, and its images could not be given up before its VMM ended ({error:#}): it cannot go on at the \
+                 other end, and is to be started anew",
+                self.name
+            ),
+        }
+    }
+
     /// Makes all durable that was written, and seals the images.
-    fn seal(&self) -> anyhow::Result<Vec<Option<Seal>>> {
+    fn seal(&self, patience: Duration) -> anyhow::Result<Vec<Option<Seal>>> {
         let (positions, handles) = {
             let inner = self.lock();
             // A disk that no driver has used here is as it was.
@@ -494,7 +630,7 @@ impl Migration {
             (positions, inner.handles.clone())
         };
         // What amberlog writes by itself, no ring waits for.
-        let deadline = Instant::now() + LAST_PATIENCE;
+        let deadline = Instant::now() + patience;
         for handle in &handles {
             while !handle.is_idle()? {
                 anyhow::ensure!(Instant::now() < deadline, "storage has not answered all that was asked of it");
@@ -503,6 +639,13 @@ impl Migration {
         }
         self.journals.check_left()?;
         self.journals.flush_images()?;
+        // Whoever serves it next does not know, and storage does not say so again.
+        if let Some(disk) = (0..self.images.len()).find(|disk| self.journals.has_untold_failure(*disk)) {
+            let name = &self.journals.disk(disk).options.name;
+            anyhow::bail!(
+                "a flush of disk {name} has failed, what was written last may be lost, and its guest has to hear of it here"
+            );
+        }
         let seals = self.images.iter().zip(&positions).map(|(image, positions)| {
             if image.read_only() {
                 return Ok(None);
@@ -617,11 +760,17 @@ impl Migration {
         let mut inner = self.lock();
         let had_begun = inner.state.has_begun(disk);
         let before = inner.state.stopped_rings(disk);
+        let owed_giving_up = inner.state.owes_giving_up();
         let begin = inner.state.begins(disk, positions, start);
         let has_begun = inner.state.has_begun(disk);
         let after = inner.state.stopped_rings(disk);
+        let stays = owed_giving_up && !inner.state.owes_giving_up();
+        inner.is_over |= stays && !inner.state.is_moving();
         drop(inner);
         self.changed.notify_all();
+        if stays {
+            self.owes_nothing();
+        }
         if before.0 != after.0 {
             self.keep_stopped(disk, &after);
         }
@@ -682,6 +831,15 @@ impl Migration {
         drop(inner);
         self.changed.notify_all();
     }
+}
+
+/// What is said of a guest that was stopped to be moved, and whose images are here.
+fn not_given_up(error: &anyhow::Error) -> String {
+    format!(
+        "its guest is stopped to be moved, and its images stay locked here, for not everything of it is on storage: {error:#}. \
+         The guest at the other end waits; mend that, which is tried again until then, or cancel the migration and have the guest go on \
+         here (cont)"
+    )
 }
 
 /// The thread of [`Migration::start`]; ends when this is dropped.

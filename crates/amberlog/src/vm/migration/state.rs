@@ -47,6 +47,8 @@ pub enum Task {
     Nothing,
     /// Every journal is brought to storage, and stays there.
     HandOver,
+    /// Its images could not be given up when its guest was stopped: that is tried again ([`State::gives_up_again`]).
+    GiveUp,
     /// The locks are taken, if they can be: [`State::taken`].
     Take,
     /// Its logs are looked for, and taken as they are on storage: [`State::looked_for`].
@@ -89,6 +91,8 @@ pub struct State {
     wanted: Task,
     /// They are being sealed: nobody begins meanwhile.
     is_pausing: bool,
+    /// Its guest was stopped to be moved, and the images could not be given up. It waits at the other end, unless it goes on here.
+    owes_giving_up: bool,
     /// Why disks that no driver has begun on are not let in, beside others that are served.
     refusal: Option<String>,
 }
@@ -108,6 +112,7 @@ impl State {
             wants_images: false,
             wanted: Task::Nothing,
             is_pausing: false,
+            owes_giving_up: false,
             refusal: None,
         }
     }
@@ -122,6 +127,12 @@ impl State {
             self.is_adopted = true;
             self.is_unprepared = false;
         }
+    }
+
+    /// Before this worker the images were to be given up, and could not be.
+    pub fn owed_giving_up(&mut self) {
+        // It may have died right after they were.
+        self.owes_giving_up = self.holds == Holds::Ours;
     }
 
     /// Before this worker these rings of a disk were stopped: all of them, or those alone.
@@ -153,11 +164,21 @@ impl State {
         self.holds == Holds::Ours && !self.is_unprepared
     }
 
+    fn is_running(&self) -> bool {
+        self.disks.iter().any(|disk| disk.is_running)
+    }
+
+    /// Whether the images are still to be given up to a guest that waits elsewhere.
+    pub fn owes_giving_up(&self) -> bool {
+        self.owes_giving_up
+    }
+
     /// What a thread that may wait is to do now.
     pub fn task(&self) -> Task {
         match self.holds {
             Holds::Given(_) | Holds::Awaited if self.wants_images => Task::Take,
             Holds::Ours if self.wanted != Task::Nothing => self.wanted.clone(),
+            Holds::Ours if self.owes_giving_up && !self.is_running() => Task::GiveUp,
             Holds::Ours if self.is_moving() => Task::HandOver,
             _ => Task::Nothing,
         }
@@ -165,6 +186,10 @@ impl State {
 
     /// A driver starts.
     pub fn begins(&mut self, disk: usize, positions: &[(u16, u16)], start: Start) -> Begin {
+        // Before anything of it is noted: what is being sealed are the positions at which it was stopped.
+        if self.holds == Holds::Ours && self.is_pausing {
+            return Begin::Wait;
+        }
         let now = &mut self.disks[disk];
         now.is_running = true;
         match start {
@@ -180,9 +205,10 @@ impl State {
                 self.wants_images = true;
                 return Begin::Wait;
             }
-            Holds::Ours if self.is_pausing => return Begin::Wait,
-            Holds::Ours => {}
+            // It goes on here.
+            Holds::Ours => self.owes_giving_up = false,
         }
+        let now = &mut self.disks[disk];
         if now.has_begun {
             // Where a guest has come, and the worker that let it in died before its door knew, the region is new and the guest is not: its
             // journals must not be recovered under it.
@@ -235,7 +261,7 @@ impl State {
             self.ring_stopped(disk, *ring, *position);
         }
         self.disks[disk].is_running = false;
-        if self.disks.iter().any(|disk| disk.is_running) {
+        if self.is_running() {
             return Pause::Stay;
         }
         self.wants_images = false;
@@ -256,10 +282,22 @@ impl State {
         self.is_pausing = false;
     }
 
+    /// It is over, and the images were to be given up and are not.
+    pub fn could_not_give_up(&mut self) {
+        self.is_pausing = false;
+        self.owes_giving_up = self.holds == Holds::Ours;
+    }
+
+    /// [`Task::GiveUp`] is about to be done: nobody begins meanwhile, until [`State::paused`] or [`State::could_not_give_up`].
+    pub fn gives_up_again(&mut self) {
+        debug_assert_eq!(self.task(), Task::GiveUp);
+        self.is_pausing = true;
+    }
+
     /// The VMM has lost its connection to a disk. Says whether its guest is not being moved any more.
     pub fn gone(&mut self, disk: usize) -> bool {
         self.disks[disk].is_running = false;
-        if !self.disks.iter().any(|disk| disk.is_running) {
+        if !self.is_running() {
             self.wants_images = false;
             self.wanted = Task::Nothing;
         }
@@ -287,6 +325,7 @@ impl State {
     pub fn given(&mut self, seals: Vec<Option<Seal>>) {
         debug_assert_eq!(self.holds, Holds::Ours, "what is not ours is not given up");
         self.holds = Holds::Given(seals);
+        self.owes_giving_up = false;
     }
 
     /// Whether images on which that was found are ours once they are locked. Asked before [`State::taken`], so that it can be noted first.

@@ -64,6 +64,8 @@ struct Host {
     note: Note,
     begun: Vec<bool>,
     stopped: Vec<Option<Stopped>>,
+    /// That it owes its images to a guest that waits elsewhere.
+    owes_giving_up: bool,
     /// What its doors know.
     door_began: Vec<bool>,
     giving: Giving,
@@ -78,7 +80,7 @@ struct Host {
 struct Scale {
     /// Rings of each disk.
     rings: &'static [usize],
-    left: [u8; 4],
+    left: [u8; 5],
     /// Both copies of a guest may be let go on.
     operators_err: bool,
 }
@@ -87,7 +89,7 @@ struct Scale {
 struct World {
     hosts: [Host; 2],
     images: Vec<Image>,
-    left: [u8; 4],
+    left: [u8; 5],
     /// An operator had both copies go on, or storage failed: one of them may be refused.
     is_in_doubt: bool,
 }
@@ -96,6 +98,8 @@ const WRITES: usize = 0;
 const COPIES: usize = 1;
 const DEATHS: usize = 2;
 const TURNS: usize = 3;
+/// How often storage fails.
+const FAILURES: usize = 4;
 
 impl Guest {
     fn of_disk(&self, disk: usize) -> Vec<(u16, u16)> {
@@ -126,6 +130,7 @@ fn new_host(disks: usize) -> Host {
         note: Note::Awaited,
         begun: vec![false; disks],
         stopped: vec![None; disks],
+        owes_giving_up: false,
         door_began: vec![false; disks],
         giving: Giving::Not,
         is_unheard: false,
@@ -199,6 +204,7 @@ impl World {
                 let start = if host.door_began[disk] { Start::Resumed } else { Start::Fresh };
                 let before = state.stopped_rings(disk).0;
                 let begin = state.begins(disk, &started, start);
+                host.owes_giving_up = state.owes_giving_up();
                 if before != state.stopped_rings(disk).0 {
                     host.stopped[disk] = Some(state.stopped_rings(disk));
                 }
@@ -287,12 +293,20 @@ impl World {
         let now = &mut next.hosts[at];
         match host.giving {
             Giving::Asked(pause) => {
-                // Storage fails: it stays as it was.
-                let mut failed = self.clone();
-                failed.hosts[at].giving = Giving::Not;
-                failed.hosts[at].state.as_mut().expect("it lives").paused();
-                failed.is_in_doubt = true;
-                all.push(failed);
+                // Storage fails: it stays as it was. What is to be given up is so when storage does not any more.
+                if let Some(mut failed) = self.spend(FAILURES) {
+                    let now = &mut failed.hosts[at];
+                    now.giving = Giving::Not;
+                    let state = now.state.as_mut().expect("it lives");
+                    if pause == Pause::GiveUp {
+                        state.could_not_give_up();
+                        now.owes_giving_up = true;
+                    } else {
+                        state.paused();
+                        failed.is_in_doubt = true;
+                    }
+                    all.push(failed);
+                }
                 now.giving = Giving::Sealing(pause, 0);
                 all.push(next);
             }
@@ -317,6 +331,7 @@ impl World {
             Giving::Noted => {
                 let Note::Given(seals) = host.note.clone() else { panic!("noted") };
                 now.state.as_mut().expect("it lives").given(seals);
+                now.owes_giving_up = false;
                 now.giving = Giving::Unlocking(0);
                 all.push(next);
             }
@@ -370,6 +385,11 @@ impl World {
                     now.state.as_mut().expect("it lives").looked_for(&task, None);
                     all.push(next);
                 }
+                Task::GiveUp => {
+                    now.state.as_mut().expect("it lives").gives_up_again();
+                    now.giving = Giving::Asked(Pause::GiveUp);
+                    all.push(next);
+                }
                 Task::HandOver | Task::Nothing => {}
             },
         }
@@ -400,6 +420,9 @@ impl World {
         let mut state = State::new(next.images.len(), holds);
         state.note_found(next.images.iter().map(|image| Some(image.seal)).collect());
         state.goes_on(&host.begun);
+        if host.owes_giving_up {
+            state.owed_giving_up();
+        }
         for (disk, stopped) in host.stopped.iter().enumerate() {
             if let Some((positions, all)) = stopped {
                 state.was_stopped(disk, positions.clone(), *all);
@@ -444,8 +467,8 @@ impl World {
                 all.push(next);
             }
             if !runs_elsewhere && let Some(mut next) = self.spend(COPIES) {
-                // What was not given up is not there for it.
-                next.is_in_doubt |= !matches!(host.note, Note::Given(_));
+                // What was not given up, nor will be, is not there for it.
+                next.is_in_doubt |= !matches!(host.note, Note::Given(_)) && !host.owes_giving_up;
                 next.hosts[other].guest =
                     Some(Guest { is_running: true, is_served: vec![false; disks], ..guest.clone() });
                 all.push(next);
@@ -520,19 +543,19 @@ fn explore(scale: &Scale) -> usize {
 
 #[test]
 fn no_interleaving_has_two_writers_or_a_stale_one() {
-    let states = explore(&Scale { rings: &[1], left: [2, 1, 2, 2], operators_err: true });
+    let states = explore(&Scale { rings: &[1], left: [2, 1, 2, 2, 2], operators_err: true });
     assert!(states > 5_000, "{states} states");
 }
 
 #[test]
 fn nor_with_two_disks() {
-    let states = explore(&Scale { rings: &[1, 1], left: [1, 1, 1, 1], operators_err: true });
+    let states = explore(&Scale { rings: &[1, 1], left: [1, 1, 1, 1, 1], operators_err: true });
     assert!(states > 5_000, "{states} states");
 }
 
 #[test]
 fn nor_with_two_rings_of_a_disk() {
-    let states = explore(&Scale { rings: &[2], left: [1, 1, 2, 1], operators_err: false });
+    let states = explore(&Scale { rings: &[2], left: [1, 1, 2, 1, 1], operators_err: false });
     assert!(states > 5_000, "{states} states");
 }
 
