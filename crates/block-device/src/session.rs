@@ -6,7 +6,7 @@ use crate::inflight::{InflightRegion, Shape};
 use crate::ring::{Patience, RingAddresses};
 use crate::worker::{Mailbox, Worker};
 use block_route::Route;
-use guest_memory::{DirtyLog, RegionDescriptor, VmMemory};
+use guest_memory::{DirtyLog, RegionDescriptor, Told, VmMemory};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -74,6 +74,7 @@ pub(crate) struct Session<R: Route + ?Sized> {
     memory: Arc<VmMemory>,
     protocol_features: VhostUserProtocolFeatures,
     regions: Vec<MemoryRegion>,
+    told: Told,
 }
 
 fn refused(what: impl Into<String>) -> Error {
@@ -105,6 +106,7 @@ pub(crate) fn await_memory<R: Route + ?Sized>(mailbox: &Mailbox<R>, is_over: imp
 
 impl<R: Route + ?Sized> Session<R> {
     pub(crate) fn new(config: DeviceConfig, mailbox: Mailbox<R>, memory: Arc<VmMemory>, is_over: IsOver) -> Self {
+        let told = Told::of(&memory);
         Session {
             config,
             mailbox,
@@ -112,6 +114,7 @@ impl<R: Route + ?Sized> Session<R> {
             memory,
             protocol_features: VhostUserProtocolFeatures::empty(),
             regions: Vec::new(),
+            told,
         }
     }
 
@@ -158,10 +161,13 @@ impl<R: Route + ?Sized> Session<R> {
             .map_err(Error::ReqHandlerError)?;
         let table = self.memory.map(descriptors).map_err(|e| refused(e.to_string()))?;
         let table = Arc::new(table);
+        let next = Arc::clone(&table);
         self.tell(move |worker| {
-            worker.set_table(table);
+            worker.set_table(next);
             Ok(())
-        })
+        })?;
+        self.told.goes_by(&table);
+        Ok(())
     }
 
     fn supported_protocol_features(&self) -> VhostUserProtocolFeatures {

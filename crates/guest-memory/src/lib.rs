@@ -32,7 +32,7 @@ pub use handover::{HandoverSocket, SHIM_SOCKET_VARIABLE};
 pub use host_file::HostFile;
 #[cfg(feature = "simulate")]
 pub use host_file::{simulated_kill, simulated_room};
-pub use map::{MemoryTable, RegionDescriptor, VmMemory};
+pub use map::{MemoryTable, RegionDescriptor, Told, VmMemory};
 pub use protect::{CopyOnWrite, Protection};
 pub use region_set::RegionSet;
 pub use slice::{MemorySlice, PAGE_BYTES, PageId};

@@ -2,10 +2,11 @@
 
 use crate::dirty_log::DirtyLog;
 use crate::error::Error;
-use crate::protect::{CopyOnWrite, Protection, ProtectionChannel};
+use crate::protect::{CopyOnWrite, Learned, Protection, ProtectionChannel};
 use crate::region_set::RegionSet;
 use crate::slice::{MemorySlice, PAGE_BYTES, PageId};
 use crate::userfault::UserFault;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 /// `HUGETLBFS_MAGIC` of statfs(2).
@@ -137,6 +138,8 @@ pub struct VmMemory {
     copy_on_write: OnceLock<Arc<dyn CopyOnWrite>>,
     /// Where its files have to be for pages to be retained in them.
     directory: OnceLock<PathBuf>,
+    /// The pages that each device was told of last, by number of its connection.
+    told: Mutex<BTreeMap<u64, Vec<Range<u32>>>>,
     /// How long the guest waited for a page that it wrote to while it was protected, as far as it is seen from here.
     pub(crate) fault_latency: latency::Histogram,
 }
@@ -281,7 +284,8 @@ impl VmMemory {
             if file_offset % PAGE_BYTES as u64 != gpa % PAGE_BYTES as u64 {
                 return Err(refuse("its pages are not aligned with its file's pages"));
             }
-            self.channel.learn(&ram_file, file_offset, size, user_addr)?;
+            let learned = self.channel.learn(&ram_file, file_offset, size, user_addr);
+            self.settle(learned);
             regions.push(Region { gpa, size, user_addr, file_offset, ram_file });
         }
         regions.sort_by_key(|region| region.gpa);
@@ -320,6 +324,35 @@ impl VmMemory {
         let guest_memory = GuestMemoryMmap::from_regions(mapped)
             .map_err(|e| Error::system("describing the guest's memory", std::io::Error::other(e.to_string())))?;
         Ok(MemoryTable { vm: Arc::clone(self), regions, guest_memory })
+    }
+
+    /// Does what follows from where the VMM has its memory, before it is told that this is known: what is protected is protected there,
+    /// too, and what cannot be is copied out.
+    fn settle(&self, learned: Learned) {
+        let Learned { window, mut given_up } = learned;
+        if let Some(window) = window {
+            let held = self.channel.protected_among(&window.pages());
+            if let Err(error) = self.channel.protect_in(&window, &held) {
+                self.channel.refuse(format!("guest memory that the VMM has mapped anew cannot be protected: {error}"));
+                given_up.push(window.pages());
+            }
+        }
+        for pages in given_up {
+            self.copy_all_out(&pages);
+        }
+    }
+
+    /// Has everything copied out that is retained in these pages. What there is no memory for stays where it is: in its file.
+    fn copy_all_out(&self, pages: &Range<u32>) {
+        let Some(area) = self.copy_on_write() else { return };
+        let held = self.channel.protected_among(pages);
+        let left = held.iter().filter(|page| !area.copy_out(**page)).count();
+        if !held.is_empty() {
+            log::info!(
+                "{} pages of guest memory that goes, or moves, were let go, and {left} have to wait",
+                held.len()
+            );
+        }
     }
 
     pub(crate) fn file_of(&self, page: PageId) -> Option<Arc<RamFile>> {
@@ -410,6 +443,54 @@ impl VmMemory {
     }
 }
 
+/// What one device is told of the memory over one connection. Memory that no device is told of any more goes: what is retained in it is
+/// copied out. A connection that ends says nothing of the memory.
+#[derive(Debug)]
+pub struct Told {
+    vm: Arc<VmMemory>,
+    number: u64,
+}
+
+impl Told {
+    /// For a device whose VMM has connected.
+    pub fn of(vm: &Arc<VmMemory>) -> Self {
+        static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+        Told { vm: Arc::clone(vm), number: CONNECTIONS.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// This is what the device goes by from now on. Before the VMM hears so, what is retained in memory that has gone by that is copied
+    /// out: it may be unmapped then, and its file removed.
+    pub fn goes_by(&self, table: &MemoryTable) {
+        let now: Vec<_> = table.regions.iter().map(Region::pages).collect();
+        let gone = {
+            let mut told = self.vm.told.lock().expect("no panic under this lock");
+            let before = told.insert(self.number, now).unwrap_or_default();
+            told.values()
+                .flatten()
+                .fold(before, |left, pages| left.iter().flat_map(|one| without(one, pages)).collect())
+        };
+        for pages in gone {
+            self.vm.channel.leave(&pages);
+            self.vm.copy_all_out(&pages);
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.vm.told.lock().expect("no panic under this lock").remove(&self.number);
+    }
+}
+
+/// What is left of pages without others.
+fn without(pages: &Range<u32>, others: &Range<u32>) -> impl Iterator<Item = Range<u32>> + use<> {
+    let before = pages.start..pages.end.min(others.start.max(pages.start));
+    let behind = pages.start.max(others.end.min(pages.end))..pages.end;
+    // Others that are none, or elsewhere, take nothing away.
+    let parts = if others.is_empty() { [pages.clone(), 0..0] } else { [before, behind] };
+    parts.into_iter().filter(|part| !part.is_empty())
+}
+
 #[derive(Debug)]
 struct Region {
     gpa: u64,
@@ -422,6 +503,12 @@ struct Region {
 impl Region {
     fn host(&self) -> *mut u8 {
         self.ram_file.mapping.at(self.file_offset as usize)
+    }
+
+    fn pages(&self) -> Range<u32> {
+        let page = |at: u64| self.ram_file.first_page + at as u32;
+        let page_bytes = PAGE_BYTES as u64;
+        page(self.file_offset / page_bytes)..page((self.file_offset + self.size).div_ceil(page_bytes))
     }
 
     /// Whether both are the same memory at the same guest address.

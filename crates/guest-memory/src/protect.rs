@@ -8,8 +8,9 @@ use crate::map::{RamFile, VmMemory};
 use crate::slice::{PAGE_BYTES, PageId};
 use crate::userfault::UserFault;
 use rustix::event::{PollFd, PollFlags, poll};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 
 /// Who keeps the content of a retained page when it is about to change: the VM's journal area.
 pub trait CopyOnWrite: Send + Sync {
@@ -33,18 +34,118 @@ pub enum Protection {
 }
 
 /// A run of pages and where the VMM has it.
-#[derive(Clone, Copy, Debug)]
-struct Window {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
     first_page: u32,
     page_count: u32,
     user_addr: u64,
+    /// No device is told of it any more: the VMM may have unmapped it, or will.
+    is_left: bool,
+}
+
+impl Window {
+    pub(crate) fn pages(&self) -> Range<u32> {
+        self.first_page..self.first_page + self.page_count
+    }
+
+    fn addresses(&self) -> Range<u64> {
+        self.user_addr..self.user_addr + u64::from(self.page_count) * PAGE_BYTES as u64
+    }
+
+    fn address_of(&self, page: u32) -> u64 {
+        self.user_addr + u64::from(page - self.first_page) * PAGE_BYTES as u64
+    }
+
+    /// Whether a page of both has one address.
+    fn is_in_step_with(&self, other: &Window) -> bool {
+        let origin = |window: &Window| {
+            window.user_addr.wrapping_sub(u64::from(window.first_page).wrapping_mul(PAGE_BYTES as u64))
+        };
+        origin(self) == origin(other)
+    }
+
+    /// The part of it that has these pages of its own.
+    fn part(&self, pages: Range<u32>) -> Window {
+        Window {
+            first_page: pages.start,
+            page_count: pages.end - pages.start,
+            user_addr: self.address_of(pages.start),
+            is_left: self.is_left,
+        }
+    }
+
+    /// The pages of it that are at addresses of another one.
+    fn pages_below(&self, other: &Window) -> Range<u32> {
+        let (mine, others) = (self.addresses(), other.addresses());
+        let (start, end) = (mine.start.max(others.start), mine.end.min(others.end));
+        if start >= end {
+            return self.first_page..self.first_page;
+        }
+        let page = |address: u64| self.first_page + ((address - self.user_addr) / PAGE_BYTES as u64) as u32;
+        page(start)..page(end)
+    }
+}
+
+fn overlap(one: &Range<u32>, other: &Range<u32>) -> Range<u32> {
+    one.start.max(other.start)..one.end.min(other.end)
+}
+
+/// Where the VMM has memory, and what follows from what was heard of it.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    /// Here it is: what is protected has to be so here, too.
+    pub(crate) window: Option<Window>,
+    /// Pages that are somewhere else now, or nowhere, or where they cannot be protected: they have to be copied out.
+    pub(crate) given_up: Vec<Range<u32>>,
 }
 
 #[derive(Debug, Default)]
 struct Windows {
-    /// Sorted by page.
+    /// Sorted by page. No two have an address in common, but for those in which it is the same page's.
     list: Vec<Window>,
     refused: Option<String>,
+}
+
+impl Windows {
+    /// Makes room for a window at its addresses: what was known to be there is not any more. A page that is elsewhere, too, can be
+    /// written to at both places, unless the older one is left. Gives the pages that are to be copied out, and windows that are gone.
+    fn make_room(&mut self, window: &Window) -> (Vec<Range<u32>>, Vec<Window>) {
+        let mut given_up = Vec::new();
+        let mut gone = Vec::new();
+        let mut list = Vec::with_capacity(self.list.len() + 2);
+        for known in std::mem::take(&mut self.list) {
+            if known.is_in_step_with(window) {
+                list.push(known);
+                continue;
+            }
+            let below = known.pages_below(window);
+            let elsewhere = overlap(&known.pages(), &window.pages());
+            let parts = if below.is_empty() {
+                vec![known.pages()]
+            } else {
+                vec![known.first_page..below.start, below.end..known.pages().end]
+            };
+            for part in parts.into_iter().filter(|part| !part.is_empty()) {
+                if overlap(&part, &elsewhere).is_empty() {
+                    list.push(known.part(part));
+                } else if known.is_left {
+                    gone.push(known.part(part));
+                } else {
+                    let reason = "the VMM maps the same guest memory at two addresses".to_owned();
+                    self.refused.get_or_insert(reason);
+                    list.push(known.part(part));
+                }
+            }
+            given_up.extend([below, elsewhere].into_iter().filter(|pages| !pages.is_empty()));
+        }
+        self.list = list;
+        (given_up, gone)
+    }
+
+    fn push(&mut self, window: Window) {
+        self.list.push(window);
+        self.list.sort_by_key(|window| window.first_page);
+    }
 }
 
 /// The channel to the VMM's page tables.
@@ -52,6 +153,8 @@ struct Windows {
 pub(crate) struct ProtectionChannel {
     userfault: OnceLock<Arc<UserFault>>,
     windows: RwLock<Windows>,
+    /// One bit a page.
+    protected: Mutex<Vec<u64>>,
     calls: AtomicU64,
     /// Nanoseconds that the calls took.
     calls_ns: AtomicU64,
@@ -116,63 +219,116 @@ impl ProtectionChannel {
         Ok(())
     }
 
-    /// Learns where the VMM has a part of a backing file. A second place for the same page ends protection: a write
-    /// through the other one would not fault.
-    pub(crate) fn learn(&self, file: &RamFile, file_offset: u64, size: u64, user_addr: u64) -> Result<(), Error> {
+    /// Learns where the VMM has a part of a backing file: for the first time, or again. It may have unmapped what was known to be at
+    /// these addresses, or these pages themselves, and mapped them anew, without protection.
+    ///
+    /// Whoever calls does what follows from it before the VMM is answered.
+    pub(crate) fn learn(&self, file: &RamFile, file_offset: u64, size: u64, user_addr: u64) -> Learned {
         let page_bytes = PAGE_BYTES as u64;
-        if user_addr % page_bytes != file_offset % page_bytes {
-            self.refuse("the VMM maps guest memory out of step with its file's pages".to_owned());
-            return Ok(());
-        }
         let first = file_offset / page_bytes;
         let last = (file_offset + size).div_ceil(page_bytes);
         let window = Window {
             first_page: file.first_page + first as u32,
             page_count: (last - first) as u32,
             user_addr: user_addr - user_addr % page_bytes,
+            is_left: false,
         };
+        if user_addr % page_bytes != file_offset % page_bytes {
+            self.refuse("the VMM maps guest memory out of step with its file's pages".to_owned());
+            return Learned { window: None, given_up: vec![window.pages()] };
+        }
         let mut windows = self.windows.write().expect("no panic under this lock");
-        for known in &windows.list {
-            let overlaps = window.first_page < known.first_page + known.page_count
-                && known.first_page < window.first_page + window.page_count;
-            let same_place = i64::from(window.first_page) * PAGE_BYTES as i64 - window.user_addr as i64
-                == i64::from(known.first_page) * PAGE_BYTES as i64 - known.user_addr as i64;
-            if overlaps && !same_place {
-                windows.refused.get_or_insert("the VMM maps the same guest memory at two addresses".to_owned());
-                return Ok(());
+        let (mut given_up, gone) = windows.make_room(&window);
+        if let Some(userfault) = self.userfault.get() {
+            for window in gone {
+                userfault.unregister(window.user_addr, u64::from(window.page_count) * PAGE_BYTES as u64);
             }
-            if known.first_page <= window.first_page
-                && window.first_page + window.page_count <= known.first_page + known.page_count
-            {
-                return Ok(());
-            }
+        }
+        let mut is_known = false;
+        for known in windows.list.iter_mut().filter(|known| known.is_in_step_with(&window)) {
+            let shared = overlap(&known.pages(), &window.pages());
+            known.is_left &= shared.is_empty();
+            is_known |= shared == window.pages();
         }
         if let Some(userfault) = self.userfault.get()
             && let Err(error) = register(userfault, &window)
+            // Of a VMM that is gone nothing is to be learned.
+            && !userfault.is_over()
         {
             log::warn!("{error}; journal blocks of this VM are copied instead of protected");
             windows.refused.get_or_insert(error.to_string());
-            return Ok(());
+            given_up.push(window.pages());
+            return Learned { window: None, given_up };
+        }
+        if !is_known {
+            windows.push(window);
         }
         if let Some(userfault) = self.userfault.get() {
             // A fault that another process had read, or this one before it knew these addresses, is not told again.
             let _ = userfault.wake(window.user_addr, u64::from(window.page_count) * PAGE_BYTES as u64);
         }
-        windows.list.push(window);
-        windows.list.sort_by_key(|window| window.first_page);
+        Learned { window: Some(window), given_up }
+    }
+
+    /// No device is told of these pages any more.
+    pub(crate) fn leave(&self, pages: &Range<u32>) {
+        let mut windows = self.windows.write().expect("no panic under this lock");
+        for window in &mut windows.list {
+            window.is_left |= pages.start <= window.first_page && window.pages().end <= pages.end;
+        }
+    }
+
+    /// Protects pages (sorted) of one window that are protected elsewhere, or were. One too many costs a fault.
+    pub(crate) fn protect_in(&self, window: &Window, pages: &[PageId]) -> std::io::Result<()> {
+        let Some(userfault) = self.userfault.get() else { return Ok(()) };
+        for run in runs(pages) {
+            userfault.write_protect(window.address_of(run[0].0), (run.len() * PAGE_BYTES) as u64, true)?;
+        }
         Ok(())
+    }
+
+    /// Those of these pages that are protected, sorted.
+    pub(crate) fn protected_among(&self, pages: &Range<u32>) -> Vec<PageId> {
+        let protected = self.protected.lock().expect("no panic under this lock");
+        let mut found = Vec::new();
+        for index in pages.start / 64..pages.end.div_ceil(64) {
+            let mut left = protected.get(index as usize).copied().unwrap_or_default();
+            while left != 0 {
+                let page = index * 64 + left.trailing_zeros();
+                left &= left - 1;
+                if pages.contains(&page) {
+                    found.push(PageId(page));
+                }
+            }
+        }
+        found
+    }
+
+    fn note_protected(&self, pages: &[PageId], protect: bool) {
+        let mut protected = self.protected.lock().expect("no panic under this lock");
+        for page in pages {
+            let (word, bit) = (page.0 as usize / 64, 1 << (page.0 % 64));
+            if word >= protected.len() {
+                protected.resize(word + 1, 0);
+            }
+            if protect {
+                protected[word] |= bit;
+            } else {
+                protected[word] &= !bit;
+            }
+        }
     }
 
     fn page_at(&self, user_addr: u64) -> Option<PageId> {
         let windows = self.windows.read().expect("no panic under this lock");
-        windows.list.iter().find_map(|window| {
-            let into = user_addr.checked_sub(window.user_addr)? / PAGE_BYTES as u64;
-            (into < u64::from(window.page_count)).then(|| PageId(window.first_page + into as u32))
-        })
+        let window = windows.list.iter().find(|window| window.addresses().contains(&user_addr))?;
+        Some(PageId(window.first_page + ((user_addr - window.user_addr) / PAGE_BYTES as u64) as u32))
     }
 
-    /// Applies `protect` to `pages` (sorted, without repeats) in as few calls as there are runs. Returns that number.
+    /// Applies `protect` to `pages` (sorted, without repeats), wherever the VMM has them, in as few calls as there are runs. Returns that
+    /// number.
     fn apply(&self, pages: &[PageId], protect: bool) -> std::io::Result<u64> {
+        self.note_protected(pages, protect);
         #[cfg(feature = "simulate")]
         if let Some(simulated) = self.simulated.get() {
             let mut simulated = simulated.lock().expect("no panic under this lock");
@@ -194,30 +350,33 @@ impl ProtectionChannel {
             // faults after it was told is answered then.
             return Ok(0);
         }
+        let is_somewhere = |page: &PageId| windows.list.iter().any(|window| window.pages().contains(&page.0));
+        if protect && !pages.iter().all(is_somewhere) {
+            return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
+        }
         let began = std::time::Instant::now();
         let mut calls = 0;
-        let mut rest = pages;
-        while let Some(first) = rest.first() {
-            let window = windows
-                .list
-                .iter()
-                .find(|window| first.0 >= window.first_page && first.0 - window.first_page < window.page_count)
-                .ok_or_else(|| std::io::Error::from_raw_os_error(libc::EFAULT))?;
-            let end = window.first_page + window.page_count;
-            let run = rest
-                .iter()
-                .enumerate()
-                .take_while(|(index, page)| page.0 == first.0 + *index as u32 && page.0 < end)
-                .count();
-            let start = window.user_addr + u64::from(first.0 - window.first_page) * PAGE_BYTES as u64;
-            userfault.write_protect(start, (run * PAGE_BYTES) as u64, protect)?;
-            calls += 1;
-            rest = &rest[run..];
+        for window in &windows.list {
+            let at = |page: u32| pages.partition_point(|other| other.0 < page);
+            for run in runs(&pages[at(window.first_page)..at(window.pages().end)]) {
+                let start = window.address_of(run[0].0);
+                match userfault.write_protect(start, (run.len() * PAGE_BYTES) as u64, protect) {
+                    // The VMM has unmapped it, so nobody waits there.
+                    Err(error) if !protect && error.raw_os_error() == Some(libc::ENOENT) => {}
+                    result => result?,
+                }
+                calls += 1;
+            }
         }
         self.calls.fetch_add(calls, Ordering::Relaxed);
         self.calls_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(calls)
     }
+}
+
+/// The runs of pages (sorted, without repeats) that follow one another.
+fn runs(pages: &[PageId]) -> impl Iterator<Item = &[PageId]> {
+    pages.chunk_by(|one, next| one.0 + 1 == next.0)
 }
 
 fn register(userfault: &UserFault, window: &Window) -> Result<(), Error> {
@@ -259,6 +418,11 @@ impl VmMemory {
                 0
             }
         }
+    }
+
+    /// These are protected since an earlier process.
+    pub fn adopt_protected(&self, pages: &[PageId]) {
+        self.channel.note_protected(pages, true);
     }
 
     /// Number of protect and unprotect calls made so far.
@@ -384,5 +548,267 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
             }
             vm.fault_latency.record(began.elapsed());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::{RegionDescriptor, Told};
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::AtomicBool;
+
+    const PAGES: u64 = 16;
+    const BYTES: u64 = PAGES * PAGE_BYTES as u64;
+
+    /// What a journal area does.
+    #[derive(Default)]
+    struct Area {
+        memory: OnceLock<Weak<VmMemory>>,
+        kept: Mutex<Vec<(u32, u8)>>,
+        is_full: AtomicBool,
+        waiting: Mutex<Vec<PageId>>,
+    }
+
+    impl CopyOnWrite for Area {
+        fn copy_out(&self, page: PageId) -> bool {
+            let memory = self.memory.get().and_then(Weak::upgrade).expect("it lives");
+            if memory.is_retained(page) {
+                if self.is_full.load(Ordering::SeqCst) {
+                    self.waiting.lock().expect("no panic").push(page);
+                    return false;
+                }
+                let mut byte = [0];
+                memory.page(page).expect("it is of this VM").copy_out(0, &mut byte);
+                self.kept.lock().expect("no panic").push((page.0, byte[0]));
+                memory.set_retained(page, false);
+            }
+            memory.unprotect(&[page]);
+            true
+        }
+
+        fn try_again(&self) {
+            let waiting = std::mem::take(&mut *self.waiting.lock().expect("no panic"));
+            for page in waiting {
+                let _ = self.copy_out(page);
+            }
+        }
+    }
+
+    struct Bench {
+        memory: Arc<VmMemory>,
+        area: Arc<Area>,
+        directory: tempfile::TempDir,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let memory = VmMemory::new();
+            let area = Arc::new(Area::default());
+            area.memory.set(Arc::downgrade(&memory)).expect("once");
+            memory.set_copy_on_write(Arc::<Area>::clone(&area));
+            // SAFETY: a system call without pointers.
+            let made = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+            assert!(made >= 0, "{}", std::io::Error::last_os_error());
+            // SAFETY: the descriptor is nobody else's.
+            memory.take_userfaultfd(unsafe { OwnedFd::from_raw_fd(made as i32) }).expect("a kernel that can");
+            Bench { memory, area, directory: tempfile::tempdir_in("/dev/shm").expect("a directory") }
+        }
+
+        /// A file of guest memory, each page of which has its own content.
+        fn file(&self, name: &str, first: u8) -> File {
+            let path = self.directory.path().join(name);
+            let file = File::options().read(true).write(true).create_new(true).open(path).expect("a file");
+            for page in 0..PAGES {
+                file.write_all_at(&[first + page as u8; PAGE_BYTES], page * PAGE_BYTES as u64).expect("written");
+            }
+            file
+        }
+
+        fn retain(&self, pages: &[u32]) {
+            let pages: Vec<PageId> = pages.iter().map(|page| PageId(*page)).collect();
+            pages.iter().for_each(|page| self.memory.set_retained(*page, true));
+            self.memory.protect(&pages).expect("protected");
+        }
+
+        /// What was copied out since this was asked before.
+        fn kept(&self) -> Vec<(u32, u8)> {
+            let mut kept = std::mem::take(&mut *self.area.kept.lock().expect("no panic"));
+            kept.sort_unstable();
+            kept
+        }
+    }
+
+    /// The VMM's mapping of a file: at an address of the kernel's choice, or over what is at this one.
+    fn mapped(file: &File, at: Option<u64>) -> u64 {
+        let flags = libc::MAP_SHARED | at.map_or(0, |_| libc::MAP_FIXED);
+        let at = std::ptr::with_exposed_provenance_mut(at.unwrap_or_default() as usize);
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: an address of the kernel's choice, or one of a mapping of ours to which nobody has a reference.
+        let at = unsafe { libc::mmap(at, BYTES as usize, rights, flags, file.as_raw_fd(), 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        at.expose_provenance() as u64
+    }
+
+    fn write(at: u64, page: u64) {
+        let at = std::ptr::with_exposed_provenance_mut::<u8>((at + page * PAGE_BYTES as u64) as usize);
+        // SAFETY: inside a mapping of ours.
+        unsafe { at.write_volatile(255) };
+    }
+
+    fn region(file: &File, gpa: u64, user_addr: u64) -> RegionDescriptor {
+        let file = file.try_clone().expect("a descriptor");
+        RegionDescriptor { gpa, size: BYTES, user_addr, file, file_offset: 0 }
+    }
+
+    #[test]
+    fn other_memory_at_the_same_address_takes_the_older_ones_place() {
+        let bench = Bench::new();
+        let (first, second) = (bench.file("first", 100), bench.file("second", 200));
+        let at = mapped(&first, None);
+        bench.memory.map(vec![region(&first, 0, at)]).expect("mapped");
+        bench.retain(&[3, 4, 9]);
+        // Unplugged, and another one plugged in, while no device was told.
+        mapped(&second, Some(at));
+        bench.memory.map(vec![region(&second, 0, at)]).expect("mapped");
+        assert_eq!(bench.kept(), [(3, 103), (4, 104), (9, 109)]);
+        assert_eq!(bench.memory.protection(), Protection::Available);
+        let page = PAGES as u32 + 3;
+        bench.retain(&[page]);
+        write(at, 3);
+        assert_eq!(bench.kept(), [(page, 203)], "the page that is there now");
+        write(at, 9);
+        assert_eq!(bench.kept(), []);
+    }
+
+    /// Only a part of the older one goes.
+    #[test]
+    fn what_is_not_covered_stays_protected() {
+        let bench = Bench::new();
+        let (first, second) = (bench.file("first", 100), bench.file("second", 200));
+        let at = mapped(&first, None);
+        bench.memory.map(vec![region(&first, 0, at)]).expect("mapped");
+        bench.retain(&[3, 8, 15]);
+        let page_bytes = PAGE_BYTES as u64;
+        let middle = at + 5 * page_bytes;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let place = std::ptr::with_exposed_provenance_mut(middle as usize);
+        // SAFETY: inside a mapping of ours to which nobody has a reference.
+        let result = unsafe { libc::mmap(place, 5 * PAGE_BYTES, rights, flags, second.as_raw_fd(), 0) };
+        assert_ne!(result, libc::MAP_FAILED);
+        let part = RegionDescriptor { size: 5 * page_bytes, ..region(&second, BYTES, middle) };
+        bench.memory.map(vec![part]).expect("mapped");
+        assert_eq!(bench.kept(), [(8, 108)]);
+        bench.retain(&[PAGES as u32 + 3]);
+        for page in [3, 8, 15] {
+            write(at, page);
+        }
+        assert_eq!(bench.kept(), [(3, 103), (15, 115), (PAGES as u32 + 3, 203)]);
+    }
+
+    #[test]
+    fn the_same_memory_at_its_address_once_more_is_protected_as_it_was() {
+        let bench = Bench::new();
+        let file = bench.file("file", 100);
+        let at = mapped(&file, None);
+        let region = || vec![region(&file, 0, at)];
+        bench.memory.map(region()).expect("mapped");
+        bench.retain(&[3]);
+        mapped(&file, Some(at));
+        bench.memory.map(region()).expect("mapped");
+        assert_eq!(bench.kept(), []);
+        write(at, 3);
+        assert_eq!(bench.kept(), [(3, 103)]);
+        bench.retain(&[5]);
+        write(at, 5);
+        assert_eq!(bench.kept(), [(5, 105)]);
+    }
+
+    #[test]
+    fn memory_at_a_second_address_is_copied_out_and_what_there_is_no_room_for_is_protected_at_both() {
+        for through_the_second in [false, true] {
+            let bench = Bench::new();
+            let file = bench.file("file", 100);
+            let (first, second) = (mapped(&file, None), mapped(&file, None));
+            bench.memory.map(vec![region(&file, 0, first)]).expect("mapped");
+            bench.retain(&[3, 4]);
+            bench.area.is_full.store(true, Ordering::SeqCst);
+            bench.memory.map(vec![region(&file, BYTES, second)]).expect("mapped");
+            assert!(matches!(bench.memory.protection(), Protection::Unavailable(_)));
+            assert_eq!(bench.kept(), []);
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| write(if through_the_second { second } else { first }, 3));
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                assert!(!writer.is_finished(), "it is nowhere else");
+                bench.area.is_full.store(false, Ordering::SeqCst);
+            });
+            assert!(bench.kept().contains(&(3, 103)));
+        }
+    }
+
+    /// What an earlier process has protected is known, though nobody retains it any more.
+    #[test]
+    fn what_an_earlier_process_protected_is_protected_where_it_comes_again() {
+        let bench = Bench::new();
+        let file = bench.file("file", 100);
+        let at = mapped(&file, None);
+        bench.memory.map(vec![region(&file, 0, at)]).expect("mapped");
+        bench.memory.adopt_protected(&[PageId(3)]);
+        bench.memory.set_retained(PageId(3), true);
+        mapped(&file, Some(at));
+        bench.memory.map(vec![region(&file, 0, at)]).expect("mapped");
+        write(at, 3);
+        assert_eq!(bench.kept(), [(3, 103)]);
+    }
+
+    /// Unplugged while devices were told, and plugged in again somewhere else: its pages can be retained as ever.
+    #[test]
+    fn what_no_device_is_told_of_any_more_is_copied_out_and_may_come_again() {
+        let bench = Bench::new();
+        let (ram, plugged) = (bench.file("ram", 100), bench.file("plugged", 200));
+        let (at, other) = (mapped(&ram, None), mapped(&plugged, None));
+        let devices = [(); 2].map(|()| Told::of(&bench.memory));
+        let with = |other: u64| bench.memory.map(vec![region(&ram, 0, at), region(&plugged, BYTES, other)]);
+        let without = || bench.memory.map(vec![region(&ram, 0, at)]).expect("mapped");
+        for device in &devices {
+            device.goes_by(&with(other).expect("mapped"));
+        }
+        let page = PAGES as u32 + 7;
+        bench.retain(&[3, page]);
+        devices[0].goes_by(&without());
+        assert_eq!(bench.kept(), [], "the other one goes by it still");
+        // A connection that ends says nothing.
+        drop(Told::of(&bench.memory));
+        devices[1].goes_by(&without());
+        assert_eq!(bench.kept(), [(page, 207)], "and of what stays, nothing");
+        let moved = mapped(&plugged, None);
+        for device in &devices {
+            device.goes_by(&with(moved).expect("mapped"));
+        }
+        assert_eq!(bench.memory.protection(), Protection::Available);
+        bench.retain(&[page]);
+        write(moved, 7);
+        assert_eq!(bench.kept(), [(page, 207)]);
+    }
+
+    #[test]
+    fn a_connection_that_ends_leaves_everything_as_it_is() {
+        let bench = Bench::new();
+        let ram = bench.file("ram", 100);
+        let at = mapped(&ram, None);
+        let device = Told::of(&bench.memory);
+        device.goes_by(&bench.memory.map(vec![region(&ram, 0, at)]).expect("mapped"));
+        bench.retain(&[3]);
+        drop(device);
+        // The next one is told piece by piece.
+        let half = || RegionDescriptor { size: BYTES / 2, ..region(&ram, 0, at) };
+        let device = Told::of(&bench.memory);
+        device.goes_by(&bench.memory.map(vec![half()]).expect("mapped"));
+        assert_eq!(bench.kept(), []);
+        write(at, 3);
+        assert_eq!(bench.kept(), [(3, 103)]);
     }
 }

@@ -13,6 +13,7 @@ const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const UFFDIO_API: u64 = 0xC018_AA3F;
 const UFFDIO_REGISTER: u64 = 0xC020_AA00;
+const UFFDIO_UNREGISTER: u64 = 0x8010_AA01;
 const UFFDIO_WAKE: u64 = 0x8010_AA02;
 const UFFDIO_WRITEPROTECT: u64 = 0xC018_AA06;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
@@ -89,6 +90,13 @@ impl UserFault {
         unsafe { self.ioctl(UFFDIO_REGISTER, (&raw mut argument).cast()) }
     }
 
+    /// The opposite: nothing in the range is protected any more, and nobody waits there. Memory that is not registered is no error.
+    pub(crate) fn unregister(&self, start: u64, len: u64) {
+        let mut argument = RangeArgument { start, len };
+        // SAFETY: the argument has the layout of struct uffdio_range and lives across the call.
+        let _ = unsafe { self.ioctl(UFFDIO_UNREGISTER, (&raw mut argument).cast()) };
+    }
+
     /// Protects (or unprotects and wakes the writers of) a range. A VMM that is gone is no error: nobody can write.
     pub(crate) fn write_protect(&self, start: u64, len: u64, protect: bool) -> io::Result<()> {
         loop {
@@ -103,6 +111,15 @@ impl UserFault {
                 Err(e) => return Err(e),
             }
         }
+    }
+
+    /// Whether the VMM is gone, and with it everybody who could write.
+    pub(crate) fn is_over(&self) -> bool {
+        // A page where nobody has memory: the kernel looks for the process first.
+        let mut argument = WriteProtectArgument { start: 0x10000, len: 0x10000, mode: 0 };
+        // SAFETY: the argument has the layout of struct uffdio_writeprotect and lives across the call.
+        unsafe { self.ioctl(UFFDIO_WRITEPROTECT, (&raw mut argument).cast()) }
+            .is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
     }
 
     /// Wakes every writer waiting in a range; those still protected fault again and are told again.

@@ -183,6 +183,7 @@ impl Pages {
             let (word, bit) = self.protected_word(*page);
             *word |= bit;
         }
+        self.memory.adopt_protected(pages);
     }
 
     /// A retained page is no longer needed: it stays protected until [`Pages::let_loose_go`].
