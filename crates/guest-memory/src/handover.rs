@@ -1,5 +1,7 @@
 //! The socket on which the library preloaded into the VMM hands over its userfaultfd.
 //!
+//! The same library asks there later on before its program gets at a device that writes to guest memory past the page tables.
+//!
 //! The library runs in every program that inherits the preload, so every sender is told apart by its process id; the
 //! one that then connects as vhost-user front-end is the VMM.
 
@@ -20,6 +22,15 @@ use std::time::Duration;
 
 /// The environment variable that tells the preloaded library where to connect.
 pub const SHIM_SOCKET_VARIABLE: &str = "AMBERLOG_SHIM_SOCKET";
+
+/// What the library says first: here is a userfaultfd (or none), or a device is about to be passed through to the guest.
+const HANDS_OVER: u8 = 1;
+const PASSES_THROUGH: u8 = 2;
+/// The answer to the latter: nothing of the guest's memory is protected any more. Without it the device is not to be touched.
+const NOTHING_IS_PROTECTED: u8 = 2;
+
+/// What is to be done before process N passes a device through to the guest; whether it may.
+pub type BeforeDevice = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 
 /// At most this many descriptors are kept for processes that have not connected as a VMM.
 const SENDERS_MAX: usize = 64;
@@ -61,8 +72,8 @@ impl HandoverSocket {
     ///
     /// # Errors
     /// When the socket cannot be made.
-    pub fn listen(path: &Path, lock: Option<OwnedFd>) -> Result<Self, Error> {
-        Self::serve(Self::bind(path)?, path, lock)
+    pub fn listen(path: &Path, lock: Option<OwnedFd>, before_device: BeforeDevice) -> Result<Self, Error> {
+        Self::serve(Self::bind(path)?, path, lock, before_device)
     }
 
     /// Receives at a socket that is at `path`, in a thread of its own. Every process gets `lock` in return, and keeps it open while it
@@ -70,7 +81,12 @@ impl HandoverSocket {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn serve(listener: UnixListener, path: &Path, lock: Option<OwnedFd>) -> Result<Self, Error> {
+    pub fn serve(
+        listener: UnixListener,
+        path: &Path,
+        lock: Option<OwnedFd>,
+        before_device: BeforeDevice,
+    ) -> Result<Self, Error> {
         let received = Arc::new(Mutex::new(HashMap::new()));
         let store = Arc::clone(&received);
         let is_over = Arc::new(AtomicBool::new(false));
@@ -89,8 +105,9 @@ impl HandoverSocket {
                 }
                 // One that says nothing must not cost the VMM its time.
                 let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
+                let before_device = Arc::clone(&before_device);
                 let heard = log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
-                    hear(&stream, &store, lock.as_deref());
+                    hear(&stream, &store, lock.as_deref(), &*before_device);
                     drop(caller);
                 });
                 if let Err(error) = heard {
@@ -135,20 +152,35 @@ fn accepted(came: std::io::Result<UnixStream>, pause: impl FnOnce()) -> Option<U
 ///
 /// The library waits for the end of file that follows before it lets the program's main start, so that the descriptor is
 /// here before the program can connect anywhere else.
-fn hear(stream: &UnixStream, store: &Mutex<HashMap<i32, OwnedFd>>, lock: Option<&OwnedFd>) {
-    if let Some((pid, Some(descriptor))) = receive(stream) {
-        let mut store = store.lock().expect("no panic under this lock");
-        if store.len() < SENDERS_MAX || store.contains_key(&pid) {
-            store.insert(pid, descriptor);
+fn hear(
+    stream: &UnixStream,
+    store: &Mutex<HashMap<i32, OwnedFd>>,
+    lock: Option<&OwnedFd>,
+    before_device: &dyn Fn(i32) -> bool,
+) {
+    match receive(stream) {
+        Some((pid, PASSES_THROUGH, _)) => {
+            if before_device(pid) {
+                // Whoever does not hear it does not go on.
+                let _ = rustix::net::send(stream, &[NOTHING_IS_PROTECTED], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            }
+            return;
         }
+        Some((pid, HANDS_OVER, Some(descriptor))) => {
+            let mut store = store.lock().expect("no panic under this lock");
+            if store.len() < SENDERS_MAX || store.contains_key(&pid) {
+                store.insert(pid, descriptor);
+            }
+        }
+        _ => {}
     }
     if let Some(lock) = lock {
         send_lock(stream, lock);
     }
 }
 
-/// Who sent a byte, and the descriptor that came with it, if the process could make one.
-fn receive(stream: &UnixStream) -> Option<(i32, Option<OwnedFd>)> {
+/// Who sent a byte, which one, and the descriptor that came with it, if the process could make one.
+fn receive(stream: &UnixStream) -> Option<(i32, u8, Option<OwnedFd>)> {
     let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let mut byte = [0u8; 1];
@@ -159,7 +191,7 @@ fn receive(stream: &UnixStream) -> Option<(i32, Option<OwnedFd>)> {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    Some((credentials.pid.as_raw_nonzero().get(), descriptor))
+    Some((credentials.pid.as_raw_nonzero().get(), byte[0], descriptor))
 }
 
 /// A process that does not take it is one that has ended, or is no VMM.
@@ -191,7 +223,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("shim.sock");
         let lock = std::fs::File::create(directory.path().join("lock")).expect("made");
-        let socket = HandoverSocket::listen(&path, Some(lock.into())).expect("listens");
+        let socket = HandoverSocket::listen(&path, Some(lock.into()), Arc::new(|_| true)).expect("listens");
         let connect = || UnixStream::connect(&path).expect("connected");
         // Were they heard one after the other, all of them would have been given up before the last one.
         let silent: Vec<UnixStream> = (0..CALLERS_MAX - 1).map(|_| connect()).collect();

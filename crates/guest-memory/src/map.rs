@@ -15,10 +15,15 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::time::Duration;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGE_PAGES: rustix::fs::FsWord = 0x9584_58f6;
+
+/// How often it is tried to copy everything out, and what is between: blocks are written home meanwhile.
+const ROUNDS_TO_END: u32 = 100;
+const PAUSE_OF_ROUNDS: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 
 /// One region of guest memory as the VMM describes it (vhost-user `VhostUserMemoryRegion` and its descriptor).
 #[derive(Debug)]
@@ -353,6 +358,25 @@ impl VmMemory {
                 held.len()
             );
         }
+    }
+
+    /// Says that pages of this VM must not be protected any more, for `reason`, and has everything copied out that is: a device comes that
+    /// writes past the page tables. False when there is no memory to copy all of it to; it stays so that nothing more is protected.
+    #[must_use]
+    pub fn end_protection(&self, reason: impl Into<String>) -> bool {
+        self.channel.refuse(reason.into());
+        let Some(area) = self.copy_on_write() else { return true };
+        let all = 0..self.page_count();
+        for _ in 0..ROUNDS_TO_END {
+            // Whoever saw before that pages can be protected has done so when the area has answered this.
+            area.try_again();
+            self.copy_all_out(&all);
+            if self.channel.protected_among(&all).is_empty() {
+                return true;
+            }
+            std::thread::sleep(PAUSE_OF_ROUNDS);
+        }
+        false
     }
 
     pub(crate) fn file_of(&self, page: PageId) -> Option<Arc<RamFile>> {

@@ -795,6 +795,25 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_protected_any_more_when_protection_ends() {
+        let bench = Bench::new();
+        let ram = bench.file("ram", 100);
+        let at = mapped(&ram, None);
+        bench.memory.map(vec![region(&ram, 0, at)]).expect("mapped");
+        bench.retain(&[3, 9]);
+        bench.area.is_full.store(true, Ordering::SeqCst);
+        assert!(!bench.memory.end_protection("no room"), "a page is nowhere else");
+        assert!(matches!(bench.memory.protection(), Protection::Unavailable(_)));
+        assert_eq!(bench.kept(), []);
+        bench.area.is_full.store(false, Ordering::SeqCst);
+        assert!(bench.memory.end_protection("room"));
+        assert_eq!(bench.kept(), [(3, 103), (9, 109)]);
+        write(at, 3);
+        write(at, 9);
+        assert_eq!(bench.kept(), []);
+    }
+
+    #[test]
     fn a_connection_that_ends_leaves_everything_as_it_is() {
         let bench = Bench::new();
         let ram = bench.file("ram", 100);

@@ -7,7 +7,8 @@
 //! A VMM that amberlog did not start itself gets the lock of its directory in return, and keeps that open, too: nobody may
 //! finish what a killed amberlog left while the guest still lives.
 //!
-//! From then on it stands before the calls by which the VMM takes memory away without a page fault (`removal.rs`).
+//! From then on it stands before the calls by which the VMM takes memory away without a page fault (`removal.rs`), and before those by which it
+//! lets a device write to it past the page tables (`devices.rs`).
 //!
 //! What it must never do: keep a program from starting. Every failure is silent here; amberlog says that it received
 //! nothing and copies journal blocks instead of protecting them.
@@ -15,6 +16,7 @@
 //! The constructor runs in every program that inherits the preload (`env`, `timeout`, helpers). It does nothing unless
 //! `AMBERLOG_SHIM_SOCKET` is set, and amberlog picks the descriptor of the process that turns out to be the VMM.
 
+mod devices;
 mod removal;
 
 use std::mem::{size_of, zeroed};
@@ -43,6 +45,9 @@ extern "C" fn hand_over() {
                 libc::close(userfault);
             }
         } else {
+            if userfault.is_some() {
+                devices::begin(std::ffi::CStr::from_ptr(path));
+            }
             take_lock(socket);
         }
         if socket >= 0 {

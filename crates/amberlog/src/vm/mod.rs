@@ -31,7 +31,7 @@ use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
-use guest_memory::{HandoverSocket, VmMemory};
+use guest_memory::{BeforeDevice, HandoverSocket, VmMemory};
 use image_file::Seal;
 use marks::Marks;
 use migration::{Beginning, KeptMigration, Migration, Working};
@@ -135,6 +135,9 @@ pub struct Vm {
 }
 
 type AtDoors = Box<dyn FnOnce() -> anyhow::Result<()> + Send>;
+
+/// Under which the process is kept that has passed a device through.
+const PASSED_THROUGH: &str = "passed through";
 
 /// What goes on from an earlier worker.
 struct Resumed {
@@ -672,6 +675,9 @@ impl Vm {
         let vmm = vmm_of(&kept);
         // From here on faults are answered: the logs that retain pages are known.
         let userfaultfd = kept.take("userfaultfd");
+        if let Some((pid, _)) = vmm.filter(|(pid, _)| kept.data(PASSED_THROUGH) == Some(pid.to_string().as_str())) {
+            memory.refuse_protection(observer::passes_through(pid));
+        }
         let has_userfaultfd = userfaultfd.is_some();
         if !has_userfaultfd && journals.area.retains_pages() && vmm.is_some_and(lives) {
             anyhow::bail!(
@@ -825,7 +831,7 @@ impl Vm {
         let observer = Arc::new(VmObserver {
             memory: Arc::clone(&self.memory),
             line: Arc::clone(&self.line),
-            handover: HandoverSocket::serve(handover, &at, lock.map(Into::into))?,
+            handover: HandoverSocket::serve(handover, &at, lock.map(Into::into), self.before_device())?,
             journals: Arc::clone(&self.journals),
             may_come: self.migration.is_some(),
             strangers_at: strangers.then(|| sockets.to_owned()),
@@ -914,6 +920,25 @@ impl Vm {
             self.say_how_long(&steps);
         }
         Ok(serving)
+    }
+
+    /// A VMM of ours is about to pass a device through to its guest, which writes to memory past the page tables.
+    fn before_device(&self) -> BeforeDevice {
+        let (line, memory, name) = (Arc::clone(&self.line), Arc::clone(&self.memory), self.name.clone());
+        Arc::new(move |pid| {
+            // The next worker has to know it, too, and before anything is done that counts on it.
+            let is_kept = line.keep(PASSED_THROUGH, &pid.to_string(), None);
+            line.settle();
+            let reason = observer::passes_through(pid);
+            let is_done = is_kept.is_ok() && memory.end_protection(reason);
+            if !is_done {
+                log::error!(
+                    "vm {name}: there is no memory to copy everything to that is protected: process {pid} gets no access to a \
+                     passed-through device"
+                );
+            }
+            is_done
+        })
     }
 
     fn say_how_long(&self, steps: &[(&'static str, Instant)]) {

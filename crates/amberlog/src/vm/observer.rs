@@ -214,6 +214,11 @@ impl VmObserver {
     }
 }
 
+/// Why nothing is protected in the memory of a guest that was given a device.
+pub fn passes_through(pid: i32) -> String {
+    format!("the VMM (process {pid}) has a passed-through device now, which writes to guest memory without a fault")
+}
+
 /// A process's command line.
 ///
 /// # Errors
