@@ -64,6 +64,87 @@ fn memory_that_cannot_be_handed_over_is_an_error_and_never_silent() {
     }
 }
 
+/// QEMU has the second one where it had the first one: a page fault there is the second one's.
+#[test]
+fn memory_that_takes_the_place_of_other_memory_is_retained_as_ever() {
+    let bench = Bench::new();
+    let file_system = ExtRecipe::ext4(128, 32).make(&bench.path("image")).unwrap();
+    let mut random = guest_tools::random::Random::of(seed(), 42);
+    // Blocks that end in zeros would not be retained.
+    let content: Vec<u8> = (0..6 << 20).map(|_| random.below(255) as u8 + 1).collect();
+    // The kernel takes what can be moved, page cache above all, from the new memory first.
+    let script = "cd /sys/devices/system/memory
+         wait_until() { tries=0; until eval \"$1\"; do tries=$((tries + 1)); [ $tries -lt 1200 ] || { dmesg | tail -n 20; fail \"$2\"; }; sleep 0.1; done; }
+         plug() {
+             wait_until 'grep -q offline memory*/state' 'the memory did not come'
+             for state in memory*/state; do grep -q offline $state && echo online_movable >$state; done
+         }
+         count=$(ls -d memory* | wc -l)
+         mark counted
+         echo 0 >/proc/sys/vm/dirty_writeback_centisecs
+         mount -t ext4 -o data=journal,commit=300 /dev/vda /mnt || fail mount
+         plug
+         mark plugged
+         wait_until '[ $(ls -d memory* | wc -l) = $count ]' 'the memory did not go'
+         mark unplugged
+         plug
+         cp /run/host/content /mnt/content && sync /mnt/content || fail content
+         tr '\\001-\\376' '\\002-\\377' </run/host/content | dd of=/mnt/content conv=notrunc bs=64k 2>/dev/null || fail over
+         mark done";
+    let mut spec = bench.spec("dimms", script, disk(&bench.path("image")));
+    spec.kernel = Some(Kernel::stock().unwrap().clone());
+    spec.files = vec![("content".to_owned(), content.clone())];
+    spec.qemu_arguments.extend(["-m", "256M,slots=4,maxmem=2G"].map(Into::into));
+    let mut guest = Guest::start(spec).unwrap();
+    guest.wait_mark("counted", LIMIT).unwrap();
+    // Memory is retained in the VM's own directory only.
+    let directory = std::fs::read_dir(bench.area()).unwrap().next().expect("a directory").unwrap().path();
+    let mut places = Vec::new();
+    for name in ["first", "second"] {
+        let path = directory.join(name);
+        let place = |guest: &mut Guest| {
+            let maps = std::fs::read_to_string(format!("/proc/{}/maps", guest.qemu_pid().unwrap())).unwrap();
+            let line = maps.lines().find(|line| line.ends_with(path.to_str().unwrap()))?;
+            Some(line.split('-').next().unwrap().to_owned())
+        };
+        let backend =
+            json!({"qom-type": "memory-backend-file", "id": name, "size": 128 << 20, "share": true, "mem-path": path});
+        guest.qmp().unwrap().execute("object-add", backend).unwrap();
+        let dimm = json!({"driver": "pc-dimm", "id": "dimm", "memdev": name});
+        guest.qmp().unwrap().execute("device_add", dimm).unwrap();
+        places.push(place(&mut guest).expect("it is mapped"));
+        if name == "second" {
+            break;
+        }
+        guest.wait_mark("plugged", LIMIT).unwrap();
+        // A guest that cannot let go of a page in this moment refuses, and may be asked again.
+        let deadline = Instant::now() + LIMIT;
+        while guest.qmp().unwrap().execute("object-del", json!({"id": name})).is_err() {
+            assert!(Instant::now() < deadline, "{}", guest.console());
+            let _ = guest.qmp().unwrap().execute("device_del", json!({"id": "dimm"}));
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        guest.wait_mark("unplugged", LIMIT).unwrap();
+        // QEMU unmaps it a moment later.
+        while place(&mut guest).is_some() {
+            assert!(Instant::now() < deadline, "it stays mapped");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+    println!("the two were at {places:?}");
+    guest.wait_mark("done", LIMIT).unwrap();
+    let said = guest.stderr();
+    guest.kill_all().unwrap();
+    let recovered = bench.recover_area();
+    assert_eq!(recovered["status"], "recovered", "{recovered}\n{said}");
+    assert_consistent(&file_system);
+    let found = guest_kit::judge::read_file(&file_system, "/content").unwrap().expect("it was synced");
+    let wrong = found.chunks(4096).zip(content.chunks(4096)).filter(|(found, written)| found != written).count();
+    assert_eq!((found.len(), wrong), (content.len(), 0), "blocks are not what was synced");
+    assert!(!said.contains("WARN") && !said.contains("ERROR"), "{said}");
+}
+
 /// Data that looks like a block of a journal is written to the log from a copy, whose page the guest's kernel has no use for as soon as it is
 /// committed: it gives that to the balloon, and QEMU takes it out of the file of its memory.
 #[test]
