@@ -172,7 +172,9 @@ fn hear(
                 store.insert(pid, descriptor);
             }
         }
-        _ => {}
+        // What an earlier program of this process has handed over is not this one's.
+        Some((pid, ..)) => drop(store.lock().expect("no panic under this lock").remove(&pid)),
+        None => {}
     }
     if let Some(lock) = lock {
         send_lock(stream, lock);
@@ -216,6 +218,20 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().expect("a pair");
         assert!(accepted(Ok(ours), || pauses += 1).is_some() && pauses == 0);
         assert!(accepted(Err(rustix::io::Errno::MFILE.into()), || pauses += 1).is_none() && pauses == 1);
+    }
+
+    #[test]
+    fn what_another_program_of_the_process_handed_over_is_not_the_vmms() {
+        let me = std::process::id() as i32;
+        let store = Mutex::new(HashMap::from([(me, OwnedFd::from(tempfile::tempfile().expect("a file")))]));
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        theirs.write_all(&[PASSES_THROUGH]).expect("sent");
+        hear(&ours, &store, None, &|_| true);
+        assert_eq!(store.lock().expect("no panic").len(), 1, "a question is none");
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        theirs.write_all(&[HANDS_OVER]).expect("sent");
+        hear(&ours, &store, None, &|_| true);
+        assert!(store.lock().expect("no panic").is_empty());
     }
 
     #[test]

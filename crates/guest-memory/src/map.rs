@@ -192,6 +192,13 @@ impl VmMemory {
     /// A sentence when the kernel lacks write protection of shared memory (before Linux 5.19) or refuses the descriptor.
     pub fn take_userfaultfd(self: &Arc<Self>, descriptor: OwnedFd) -> Result<(), Error> {
         let userfault = UserFault::handshake(descriptor)?;
+        if userfault.is_over() {
+            // Of what had this process's number, or ran in it, before the VMM did: nothing would be protected, and no call would fail.
+            return Err(Error::system(
+                "the program that handed over the userfaultfd is not the VMM, and has ended",
+                std::io::Error::from_raw_os_error(libc::ESRCH),
+            ));
+        }
         self.channel.open(self, userfault)
     }
 

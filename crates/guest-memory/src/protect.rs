@@ -794,6 +794,46 @@ mod tests {
         assert_eq!(bench.kept(), [(page, 207)]);
     }
 
+    /// The VMM's process may have run another program first, or have the number of one that has ended.
+    #[test]
+    fn a_userfaultfd_of_a_program_that_has_ended_is_not_taken() {
+        // SAFETY: the child makes system calls alone.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe {
+                let made = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK);
+                libc::dup2(made as i32, 1000);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        let of_child = || {
+            // SAFETY: system calls without pointers.
+            unsafe {
+                let process = libc::syscall(libc::SYS_pidfd_open, child, 0);
+                let got = libc::syscall(libc::SYS_pidfd_getfd, process, 1000, 0);
+                libc::close(process as i32);
+                (got >= 0).then(|| OwnedFd::from_raw_fd(got as i32))
+            }
+        };
+        let userfault = loop {
+            match of_child() {
+                Some(userfault) => break userfault,
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        };
+        // SAFETY: a child of ours, and nobody wants to know how it ended.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        let memory = VmMemory::new();
+        memory.take_userfaultfd(userfault).expect_err("of a program that has ended");
+        assert!(matches!(memory.protection(), Protection::Unavailable(_)));
+    }
+
     #[test]
     fn nothing_is_protected_any_more_when_protection_ends() {
         let bench = Bench::new();
