@@ -168,6 +168,10 @@ fn hear(
         }
         Some((pid, HANDS_OVER, Some(descriptor))) => {
             let mut store = store.lock().expect("no panic under this lock");
+            if store.len() >= SENDERS_MAX {
+                // Programs that were no VMM, and have ended: they are never asked for.
+                store.retain(|pid, _| Path::new(&format!("/proc/{pid}")).exists());
+            }
             if store.len() < SENDERS_MAX || store.contains_key(&pid) {
                 store.insert(pid, descriptor);
             }
@@ -232,6 +236,19 @@ mod tests {
         theirs.write_all(&[HANDS_OVER]).expect("sent");
         hear(&ours, &store, None, &|_| true);
         assert!(store.lock().expect("no panic").is_empty());
+    }
+
+    #[test]
+    fn programs_that_have_ended_take_nobodys_place() {
+        let descriptor = || OwnedFd::from(tempfile::tempfile().expect("a file"));
+        // No process has such a number.
+        let ended = (0..SENDERS_MAX as i32).map(|number| (i32::MAX - number, descriptor()));
+        let store = Mutex::new(ended.collect::<HashMap<_, _>>());
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        send_lock(&theirs, &descriptor());
+        hear(&ours, &store, None, &|_| true);
+        let left: Vec<i32> = store.lock().expect("no panic").keys().copied().collect();
+        assert_eq!(left, [std::process::id() as i32]);
     }
 
     #[test]
