@@ -532,3 +532,21 @@ fn a_block_that_looks_like_the_journals_own_comes_back() {
     guest.pass_everything();
     guest.recover();
 }
+
+/// Its last write past the journal ends while the guest unmounts: the version that it has replaced leaves the region only when that is
+/// durable, by a flush that the worker asks for itself.
+#[test]
+fn a_log_is_closed_beside_a_write_past_the_journal() {
+    let image = guest::image();
+    for seed in seeds() {
+        let mut guest = Guest::new(&image, 14_000_000 + seed);
+        let block = guest.any_metadata();
+        guest.commit_one(block);
+        guest.pass_everything();
+        guest.overwrite(block);
+        guest.remount();
+        guest.recover();
+        guest.settle();
+        guest.recover();
+    }
+}

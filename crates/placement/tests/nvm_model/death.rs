@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use write_log::WriteLog;
 
 /// A request that is not answered.
 pub(super) struct Sent {
@@ -83,7 +84,7 @@ pub(super) fn observed(
     medium
 }
 
-pub(super) fn journals_options(image: PathBuf, nvm: &Arc<NvmDisk>) -> JournalsOptions {
+pub(super) fn journals_options(image: PathBuf, nvm: &Arc<NvmDisk>, log: &Arc<WriteLog>) -> JournalsOptions {
     let disk = DiskOptions {
         name: "disk".to_owned(),
         path: image,
@@ -93,7 +94,7 @@ pub(super) fn journals_options(image: PathBuf, nvm: &Arc<NvmDisk>) -> JournalsOp
         nvm: Some(Arc::clone(nvm)),
         remote: None,
         durable_within: None,
-        write_log: None,
+        write_log: Some(Arc::clone(log)),
     };
     JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None }
 }
@@ -173,7 +174,7 @@ impl Guest {
         self.nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("a good region"));
         let registry = self.directory.path().join("registry");
         let (area, description) = AreaDirectory::adopt(&path, &registry, lock).expect("it is there");
-        let options = journals_options(self.directory.path().join("image"), &self.nvm);
+        let options = journals_options(self.directory.path().join("image"), &self.nvm, &self.write_log);
         let journals = Journals::resume(&VmMemory::new(), area, &description, options);
         self.journals = journals.unwrap_or_else(|error| panic!("nobody can go on: {error}"));
         self.check();

@@ -18,6 +18,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use storage::Pending;
+use write_log::WriteLog;
 
 const BLOCK: usize = 1024;
 const IMAGE_BLOCKS: u64 = 4096;
@@ -141,6 +142,10 @@ pub struct Guest {
     route: DiskRoute,
     memory: Arc<VmMemory>,
     file: std::fs::File,
+    /// What the worker writes and flushes by itself, past its route; and how long that was, in bytes, and how many flushes, when it was
+    /// looked at last.
+    write_log: Arc<WriteLog>,
+    own_flushes: (u64, usize),
     directory: tempfile::TempDir,
 }
 
@@ -189,12 +194,15 @@ impl Guest {
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
         let area = area.expect("a directory");
         death.lock().expect("no panic under this lock").knows(&path, area.path());
-        let options = journals_options(path, &nvm);
+        let write_log = Arc::new(WriteLog::create(&directory.path().join("log")).expect("a log"));
+        let options = journals_options(path, &nvm, &write_log);
         let journals = Journals::new(&memory, area, options).expect("journals");
         memory.simulate_protection();
         let base: Arc<[u8]> = Arc::from(image);
         let of = |block: &u64| (*block, image[*block as usize * BLOCK..][..BLOCK].to_vec());
         let mut guest = Guest {
+            write_log,
+            own_flushes: (0, 0),
             random,
             cache: metadata.iter().chain(&dynamic).map(of).collect(),
             clean: metadata.iter().copied().collect(),

@@ -74,9 +74,28 @@ fn is_live(superblock: &[u8]) -> bool {
 impl Guest {
     /// What recovery would leave now.
     pub(super) fn check(&mut self) {
+        self.note_own_flushes();
         self.nvm.check().expect("the books are right");
         let region = self.nvm.look_at_region(|medium| medium.bytes().to_vec()).expect("it has not failed");
         self.judge(&region);
+    }
+
+    /// What the worker has flushed by itself (where somebody unmounts, say) is durable as well: all that had ended before.
+    pub(super) fn note_own_flushes(&mut self) {
+        let log = std::fs::File::open(self.directory.path().join("log")).expect("the log");
+        let is_flush = |entry: &std::io::Result<write_log::Entry>| {
+            matches!(entry.as_ref().expect("read").kind, write_log::EntryKind::Flush)
+        };
+        let bytes = log.metadata().expect("the log").len();
+        if bytes == self.own_flushes.0 {
+            return;
+        }
+        let flushes = write_log::entries(&log).filter(is_flush).count();
+        let (_, before) = std::mem::replace(&mut self.own_flushes, (bytes, flushes));
+        if before < flushes && !self.has_broken {
+            let now = self.ours.now();
+            self.ours.flushed(now);
+        }
     }
 
     pub(super) fn replayed(&self, superblock: &[u8], last: u32) -> BTreeMap<u64, Vec<u8>> {

@@ -60,6 +60,7 @@ impl Guest {
         if self.has_died() {
             return;
         }
+        self.note_own_flushes();
         // What the region went through before storage was told anything.
         for region in std::mem::take(&mut *self.images.lock().expect("no panic under this lock")) {
             self.judge(&region);
