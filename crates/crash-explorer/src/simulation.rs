@@ -518,11 +518,15 @@ impl<'r> Simulation<'r> {
             self.put(piece);
         }
         self.end_looks(looks, None)?;
-        self.issue_again(issue)
+        self.ask(issue, false)
     }
 
     /// The same of a request that is in the guest's memory.
     pub(crate) fn issue_again(&mut self, issue: &Issue) -> Step {
+        self.ask(issue, true)
+    }
+
+    fn ask(&mut self, issue: &Issue, is_again: bool) -> Step {
         let mut slices: Vec<MemorySlice> = Vec::new();
         for segment in &issue.segments {
             let Some(first) = segment.first() else { continue };
@@ -547,7 +551,11 @@ impl<'r> Simulation<'r> {
         }
         let looks = self.begin_step();
         let (plan, _) = &mut self.plans[disk];
-        self.routes[disk].route(&request, plan);
+        if is_again {
+            self.routes[disk].route_again(&request, plan);
+        } else {
+            self.routes[disk].route(&request, plan);
+        }
         if self.end_step(looks, Some(issue))? {
             return Ok(());
         }

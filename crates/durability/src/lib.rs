@@ -24,9 +24,9 @@
 //! * (g) *past the journal*: what the guest has at home instead of a copy is replayed over for as long as its own log would do so, and no
 //!   longer: a tail that passes the copy is answered when a compound has revoked it, whose flush covers what was written
 //!   ([`Durability::write_carries`], `pass_over`). Nor do we write the copy over it. Who goes on after another machine is told of what was
-//!   written so, or asked for, before ([`Past`]), which somebody has to keep ([`Durability::goes_over`]). With one exception: what is asked
-//!   for before the first compound of such a machine may be older than what that found, and where the log has to be emptied before the
-//!   guest's tail passes the copy, that goes home over it.
+//!   written so, or asked for, before ([`Past`]), which somebody has to keep ([`Durability::goes_over`]). With one exception: what was asked
+//!   of the earlier machine when it died, and is not known so (of what is at home, nothing is), may be older than what this one found, and where the log
+//!   has to be emptied before the guest's tail passes the copy, that goes home over it.
 //!
 //! A write of the guest may land long after it was asked for, when there is a newer version (a kernel's own superblock writes do; writes of
 //! blocks that it commits meanwhile are against the rules of any kernel, and do no harm all the same):
@@ -61,6 +61,6 @@ mod window;
 pub use blocks::BlockSet;
 pub use machine::{
     Age, AnswerId, Committed, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step,
-    View, WriteId,
+    View, WhenAsked, WriteId,
 };
 pub use window::{Freed, Transaction, Version};

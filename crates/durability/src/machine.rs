@@ -40,6 +40,15 @@ pub enum Kind {
     Discard,
 }
 
+/// When a write was asked for: just now, unless this says something else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WhenAsked {
+    /// Somebody else had it wait before. The last transaction that was committed when it came: what it carries is no newer than that.
+    pub first: Option<u32>,
+    /// It was asked of an earlier machine, which is gone, and not answered: what it carries may be older than all that this one found.
+    pub is_repeated: bool,
+}
+
 /// Where an operation of ours goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -209,7 +218,7 @@ struct Asked {
     kind: Kind,
     /// The last transaction that was committed when it came: what it carries is no newer.
     as_of: u32,
-    /// It may have been asked of an earlier machine, when this was the last transaction at the latest.
+    /// It was asked of an earlier machine, when this was the last transaction at the latest.
     again: Option<u32>,
 }
 
@@ -304,9 +313,11 @@ pub struct Durability {
     is_live: bool,
     /// Storage is a truth: at home and in the log is all that is durable.
     is_proven: bool,
-    /// Another machine was here before, and what it had not made durable is not yet: no bitmap is a truth, and nobody knows of what
-    /// version a write of the guest is.
+    /// Another machine was here before, and what it had not made durable is not yet: no bitmap is a truth.
     is_following: bool,
+    /// The last transaction that the guest's log had passed when this machine began: it goes over no later one for certain, what an
+    /// earlier machine was asked.
+    passed_at_first: u32,
     /// Meanwhile: newest versions that are durable in the log that was found.
     found: BTreeMap<u64, Held>,
     /// Versions, by block and transaction, which the guest has asked an earlier machine to write over: what it asks again goes over them.
@@ -370,6 +381,7 @@ impl Durability {
             is_live: false,
             is_proven: true,
             is_following: false,
+            passed_at_first: said.sequence.wrapping_sub(1),
             found: BTreeMap::new(),
             gone_over: BTreeMap::new(),
             open: Window::default(),
@@ -440,12 +452,14 @@ impl Durability {
         machine.is_proven = false;
         machine.guest_tail = guest_tail;
         machine.durable = guest_tail.wrapping_sub(1);
+        machine.passed_at_first = machine.durable;
         owed.iter().for_each(|transaction| machine.open.add(transaction, now, 0));
         for (block, held) in &mut machine.open.blocks {
             let past = past.get(block);
             held.is_past = past.is_some();
             held.home = (past == Some(&Past::Written)).then_some(1);
         }
+        machine.gone_over = asked_over(owed, past);
         match &mut machine.open.span {
             // Of what came after these all is at home.
             Some((_, through, _)) => *through = sequence::latest(*through, last),
@@ -464,9 +478,9 @@ impl Durability {
     /// the earlier machine had it written down.
     ///
     /// Storage stays a truth. Who was told nothing of a commit is told nothing before the first compound of this machine is durable: it
-    /// brings what `found` has to the guest's last transaction. Until then no write of the guest sets out, and each
-    /// counts as older than all that is committed: it may have been asked of the earlier machine, long ago. But not where `past` knows
-    /// that the guest has asked to write over what is newest.
+    /// brings what `found` has to the guest's last transaction. Until then no write of the guest sets out. What is repeated
+    /// ([`WhenAsked`]) counts as older than all that is committed: it may have been asked of the earlier machine long ago. But not where
+    /// `past` knows that the guest has asked to write over what is newest.
     ///
     /// # Errors
     /// As [`Durability::opened`], and when what was found is none of it.
@@ -487,18 +501,17 @@ impl Durability {
         machine.live = Live::found(&format, found.tail, &found.lengths);
         (machine.is_live, machine.is_following) = (true, true);
         (machine.guest_tail, machine.durable) = (guest_tail, guest_tail.wrapping_sub(1));
+        machine.passed_at_first = machine.durable;
         machine.last_clock = found.last_clock;
         let same = |copy: &FoundCopy| matches!(copy.said, FoundSaid::Same(_)).then_some(copy.block);
         let same: BTreeSet<u64> = found.copies.iter().filter_map(same).collect();
+        machine.gone_over = asked_over(owed, past);
         for transaction in owed {
             let (there, blocks) = transaction.blocks.iter().partition(|(block, _)| same.contains(block));
             let there: Vec<(u64, Version)> = there;
             let sequence = transaction.sequence;
             let held = |version| Held { version, sequence, home: None, is_past: true };
             machine.found.extend(there.into_iter().map(|(block, version)| (block, held(version))));
-            let is_known = |block: &u64| matches!(past.get(block), Some(Past::Written | Past::Begun));
-            let all = transaction.blocks.iter().map(|(block, _)| *block).filter(is_known);
-            machine.gone_over.extend(all.map(|block| (block, sequence)));
             machine.open.add(&Transaction { blocks, ..transaction.clone() }, now, 0);
         }
         // What of the found is superseded, freed or revoked by what is not durable is not known.
@@ -579,8 +592,7 @@ impl Durability {
     }
 
     /// The guest writes, discards or zeroes `touched` blocks, of which it covers `whole` ones wholly. True when that may go to
-    /// storage now; otherwise [`Step::Go`] says so later. Not for blocks of the log. Where somebody else had it wait before,
-    /// `first_asked` is the last transaction that was committed when it came: what it carries is no newer than that.
+    /// storage now; otherwise [`Step::Go`] says so later. Not for blocks of the log.
     #[expect(clippy::too_many_arguments, reason = "a request has so many parts")]
     pub fn write_begins(
         &mut self,
@@ -589,14 +601,14 @@ impl Durability {
         kind: Kind,
         touched: Range<u64>,
         whole: Range<u64>,
-        first_asked: Option<u32>,
+        when: WhenAsked,
         view: &mut dyn View,
         steps: &mut Vec<Step>,
     ) -> bool {
-        let as_of = self.last();
-        let as_of = first_asked.filter(|first| sequence::is_after(as_of, *first)).unwrap_or(as_of);
-        let again = self.is_following.then_some(as_of);
-        let as_of = if again.is_some() { self.durable } else { as_of };
+        let last = self.last();
+        let as_of = when.first.filter(|first| sequence::is_after(last, *first)).unwrap_or(last);
+        let again = when.is_repeated.then_some(as_of);
+        let as_of = if when.is_repeated { self.passed_at_first } else { as_of };
         let asked = Asked { id, touched, whole, kind, as_of, again };
         if let Some(wait) = self.wait_of(&asked, self.held.len(), view) {
             self.wish(wait, now);
@@ -1509,6 +1521,13 @@ impl Durability {
             _ => self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps),
         }
     }
+}
+
+/// Over which versions the guest has asked to write.
+fn asked_over(owed: &[Transaction], past: &BTreeMap<u64, Past>) -> BTreeMap<u64, u32> {
+    let all =
+        owed.iter().flat_map(|transaction| transaction.blocks.iter().map(|(block, _)| (*block, transaction.sequence)));
+    all.filter(|(block, _)| matches!(past.get(block), Some(Past::Written | Past::Begun))).collect()
 }
 
 /// Commit blocks are never older than those before them.

@@ -1,7 +1,8 @@
 //! A machine that follows one that had made all of it durable: nothing has to be written, and nobody is forgotten who waits for that.
 
 use durability::{
-    AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Place, Step, Version, View, WriteId,
+    AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Place, Step, Version, View, WhenAsked,
+    WriteId,
 };
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, SuperblockEdit};
@@ -56,8 +57,16 @@ fn operations(steps: &[Step]) -> Vec<OperationId> {
 #[test]
 fn a_write_that_waited_goes_when_what_was_found_is_flushed() {
     let (mut machine, mut steps) = (followed(), Vec::new());
-    let may_go =
-        machine.write_begins(Duration::ZERO, WriteId(1), Kind::Write, 40..41, 40..41, None, &mut Shown, &mut steps);
+    let may_go = machine.write_begins(
+        Duration::ZERO,
+        WriteId(1),
+        Kind::Write,
+        40..41,
+        40..41,
+        WhenAsked::default(),
+        &mut Shown,
+        &mut steps,
+    );
     assert!(!may_go && matches!(steps[..], [Step::Flush { .. }]), "{steps:?}");
     let flush = operations(&steps)[0];
     steps.clear();
@@ -97,7 +106,7 @@ fn a_copy_that_the_log_has_nothing_of_is_revoked() {
     let mut machine = Durability::followed(&superblock(), Duration::from_secs(1), &found, owed, &past, Duration::ZERO)
         .expect("a log");
     let (mut steps, now, id) = (Vec::new(), Duration::ZERO, WriteId(1));
-    assert!(!machine.write_begins(now, id, Kind::Write, 40..41, 40..41, None, &mut Shown, &mut steps));
+    assert!(!machine.write_begins(now, id, Kind::Write, 40..41, 40..41, WhenAsked::default(), &mut Shown, &mut steps));
     let mut written = Vec::new();
     while !steps.contains(&Step::Go(id)) {
         let now_done = std::mem::take(&mut steps);

@@ -2,7 +2,7 @@
 
 use durability::{
     AnswerId, Committed, Durability, FoundLog, Freed, Kind, OperationId, Place, Step, Transaction, Version, View,
-    WriteId,
+    WhenAsked, WriteId,
 };
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, SuperblockEdit};
@@ -107,10 +107,14 @@ impl Rig {
         self.come_to_rest();
     }
 
-    fn begin(&mut self, id: u64, block: u64, first_asked: Option<u32>) -> bool {
+    fn begin(&mut self, id: u64, block: u64, first: Option<u32>) -> bool {
+        self.begin_as(id, block, WhenAsked { first, is_repeated: false })
+    }
+
+    fn begin_as(&mut self, id: u64, block: u64, when: WhenAsked) -> bool {
         let blocks = block..block + 1;
         self.call(|machine, view, steps| {
-            machine.write_begins(NOW, WriteId(id), Kind::Write, blocks.clone(), blocks, first_asked, view, steps)
+            machine.write_begins(NOW, WriteId(id), Kind::Write, blocks.clone(), blocks, when, view, steps)
         })
     }
 
@@ -237,7 +241,7 @@ fn what_is_asked_again_and_was_over_it_does_not_wait_for_it() {
         let machine = Durability::followed(&superblock(), LONG, &found, (&[], 2, 3), &none, NOW).expect("a log");
         let mut rig = Rig::of(machine);
         rig.logs(3, BLOCK, is_gone_over);
-        assert!(!rig.begin(1, BLOCK, None), "nothing sets out yet");
+        assert!(!rig.begin_as(1, BLOCK, WhenAsked { first: None, is_repeated: true }), "nothing sets out yet");
         rig.come_to_rest();
         assert_eq!((rig.gone.as_slice(), rig.compounds()), (&[WriteId(1)][..], u64::from(!is_gone_over)));
     }
@@ -307,7 +311,7 @@ fn a_part_of_a_block_that_is_discarded_is_not_at_home() {
         if is_discarded {
             let (touched, whole) = (BLOCK..BLOCK + 1, BLOCK..BLOCK);
             assert!(rig.call(|machine, view, steps| {
-                machine.write_begins(NOW, WriteId(2), Kind::Discard, touched, whole, None, view, steps)
+                machine.write_begins(NOW, WriteId(2), Kind::Discard, touched, whole, WhenAsked::default(), view, steps)
             }));
             rig.end(2);
         }

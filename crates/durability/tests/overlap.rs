@@ -1,6 +1,8 @@
 //! Writes of a guest that overlap one that waited: what its blocks had at home before is not what they have then.
 
-use durability::{AnswerId, Durability, Freed, Kind, OperationId, Step, Transaction, Version, View, WriteId};
+use durability::{
+    AnswerId, Durability, Freed, Kind, OperationId, Step, Transaction, Version, View, WhenAsked, WriteId,
+};
 use jbd2::Checksum;
 use jbd2::build::SuperblockBuilder;
 use std::io;
@@ -58,7 +60,16 @@ impl Rig {
 
     fn write(&mut self, id: u64, blocks: std::ops::Range<u64>) -> bool {
         let (id, whole) = (WriteId(id), blocks.clone());
-        self.machine.write_begins(self.now, id, Kind::Write, blocks, whole, None, &mut free(), &mut self.steps)
+        self.machine.write_begins(
+            self.now,
+            id,
+            Kind::Write,
+            blocks,
+            whole,
+            WhenAsked::default(),
+            &mut free(),
+            &mut self.steps,
+        )
     }
 
     /// All that is under way is done.

@@ -2,7 +2,7 @@
 
 use durability::{
     AnswerId, Durability, FoundCopy, FoundLog, FoundSaid, Freed, Kind, OperationId, Past, Place, Step, Transaction,
-    Version, View, WriteId,
+    Version, View, WhenAsked, WriteId,
 };
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, SuperblockEdit};
@@ -98,10 +98,14 @@ impl Rig {
         self.call(|machine, view, steps| machine.committed(NOW, &transaction, AnswerId(1), view, steps));
     }
 
-    fn begin(&mut self, id: u64, first_asked: Option<u32>) -> bool {
+    fn begin(&mut self, id: u64, first: Option<u32>) -> bool {
+        self.begin_as(id, WhenAsked { first, is_repeated: false })
+    }
+
+    fn begin_as(&mut self, id: u64, when: WhenAsked) -> bool {
         let blocks = BLOCK..BLOCK + 1;
         self.call(|machine, view, steps| {
-            machine.write_begins(NOW, WriteId(id), Kind::Write, blocks.clone(), blocks, first_asked, view, steps)
+            machine.write_begins(NOW, WriteId(id), Kind::Write, blocks.clone(), blocks, when, view, steps)
         })
     }
 
@@ -365,7 +369,7 @@ fn what_is_asked_again_goes_over_what_it_went_over_before() {
     for is_copied in [true, false] {
         for (past, is_brought) in [(Some(Past::Written), false), (Some(Past::Begun), false), (None, true)] {
             let mut rig = followed(is_copied, past);
-            assert!(!rig.begin(1, None));
+            assert!(!rig.begin_as(1, WhenAsked { first: None, is_repeated: true }));
             let is_known = past.is_some();
             assert_eq!(rig.goes_over(1).contains(&BLOCK), is_known);
             rig.come_to_rest();
@@ -377,11 +381,25 @@ fn what_is_asked_again_goes_over_what_it_went_over_before() {
     }
 }
 
+/// What the machine before was not asked goes over what this one found, whether that is durable already or not.
+#[test]
+fn what_is_asked_of_who_follows_goes_over_what_it_found() {
+    for is_copied in [true, false] {
+        let mut rig = followed(is_copied, None);
+        assert!(!rig.begin(1, None));
+        assert_eq!(rig.goes_over(1), [BLOCK]);
+        rig.come_to_rest();
+        assert_eq!((rig.goes_over(1), &rig.gone[..]), (vec![BLOCK], &[WriteId(1)][..]));
+        rig.end(1);
+        assert!(!rig.closes_with_copy(), "copied: {is_copied}");
+    }
+}
+
 /// Not over what is committed only then.
 #[test]
 fn what_is_asked_again_does_not_go_over_what_is_newer() {
     let mut rig = followed(true, Some(Past::Begun));
-    assert!(!rig.begin(1, None));
+    assert!(!rig.begin_as(1, WhenAsked { first: None, is_repeated: true }));
     rig.commit(3, BLOCK);
     assert!(rig.goes_over(1).is_empty());
     rig.make();

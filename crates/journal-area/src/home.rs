@@ -49,7 +49,7 @@ pub enum HomeWrite {
 /// something else than such a version, that is newer.
 #[derive(Clone, Debug)]
 pub enum Over<'a> {
-    /// Nobody knows.
+    /// Nobody knows: it was asked of another process, which may have taken in versions after that.
     Unknown,
     /// Over those of these home blocks. A version of another one that was committed after transaction `durable` is not durable, and is not
     /// let go of, though the write carries the same: it was asked for before there was that version.
@@ -78,9 +78,20 @@ impl Over<'_> {
     /// was for it to bring when it was asked is not known now.
     fn has_waited(&self) -> bool {
         match self {
-            Over::Unknown => false,
+            Over::Unknown => true,
             Over::Blocks { has_waited, .. } => *has_waited,
             Over::AsOf { has_waited, .. } => *has_waited,
+        }
+    }
+
+    /// Whether it was asked for when there was this version already, so that it is newer where it is not the same.
+    fn is_over(&self, block: u64, sequence: u32) -> bool {
+        match self {
+            Over::Unknown => false,
+            Over::Blocks { blocks, .. } => blocks.contains(&block),
+            Over::AsOf { whole, first_asked, .. } => {
+                whole.contains(&block) && !first_asked.is_some_and(|asked| sequence::is_after(sequence, asked))
+            }
         }
     }
 
@@ -215,7 +226,7 @@ impl VmJcb {
         let mut past = Vec::new();
         for position in self.versions_in(blocks) {
             let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
-            let is_over = self.is_asked_over(over, block, sequence);
+            let is_over = over.is_over(block, sequence);
             let is_carried = carried.binary_search(&block).is_ok();
             // Whatever was there: from now on nobody knows.
             let is_begun = self.table.past(position).is_some() || is_over && !is_carried;
@@ -227,26 +238,12 @@ impl VmJcb {
         past
     }
 
-    /// Whether a write was asked for when there was this version already, so that it is newer where it is not the same.
-    fn is_asked_over(&self, over: &Over<'_>, block: u64, sequence: u32) -> bool {
-        match over {
-            Over::Unknown => false,
-            Over::Blocks { blocks, .. } => blocks.contains(&block),
-            Over::AsOf { whole, first_asked, .. } => {
-                let is_older = |asked: u32| sequence::is_after(sequence, asked);
-                // What was asked of another process may be older than what that one took in.
-                let is_unknown = self.followed_through.is_some_and(|through| !is_older(through));
-                !is_unknown && whole.contains(&block) && !first_asked.is_some_and(is_older)
-            }
-        }
-    }
-
     /// The guest has asked just now to write `blocks`, over the versions of those that it covers whole, and waits.
     pub(crate) fn past_asked(&mut self, blocks: &Range<u64>, whole: &Range<u64>) {
         let over = Over::AsOf { whole: whole.clone(), first_asked: None, has_waited: false };
         for position in self.versions_in(blocks) {
             let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
-            if self.table.past(position).is_none() && self.is_asked_over(&over, block, sequence) {
+            if self.table.past(position).is_none() && over.is_over(block, sequence) {
                 self.say_past(position, Some(Past::Begun));
             }
         }

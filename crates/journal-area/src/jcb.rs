@@ -137,8 +137,6 @@ pub struct VmJcb {
     /// The log is read as it was when its transactions counted for the first time ([`VmJcb::rebuild`]): what is at home or gone
     /// was there then.
     pub(crate) is_rebuilding: bool,
-    /// Of transactions up to this one, which another process took in, nobody knows which home writes were asked for before them.
-    pub(crate) followed_through: Option<u32>,
     /// Somebody is bringing it elsewhere ([`crate::Taking`]): what is newest of it, and where it begins, must not change.
     pub(crate) is_taken: bool,
     /// Somebody wants to know of every transaction that is accepted.
@@ -183,7 +181,6 @@ impl VmJcb {
             strays: Strays::default(),
             contradiction: None,
             is_rebuilding: false,
-            followed_through: None,
             is_taken: false,
             tells_accepted: false,
             accepted: Vec::new(),
@@ -605,7 +602,6 @@ impl VmJcb {
         self.escaped = HashSet::new();
         self.overwritten = HashSet::new();
         self.absorbed.clear();
-        self.followed_through = None;
         self.table.set_read(false);
         self.set_torn(false);
         self.by_block.clear();

@@ -92,7 +92,6 @@ impl VmJcb {
         jcb.is_rebuilding = false;
         jcb.forget_passed(pages);
         jcb.forget_discarded();
-        jcb.followed_through = Some(jcb.cursor.sequence.wrapping_sub(1));
         jcb.counters.transactions = 0;
         jcb.counters.blocks_committed = 0;
         jcb.counters.released_superseded = 0;

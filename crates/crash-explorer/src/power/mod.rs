@@ -19,7 +19,7 @@ use crate::scenario::Scenario;
 use crate::simulation::{Step, Stop, finding, scratch};
 use crate::switches::Switches;
 use disk::{Cut, Disk};
-use durability::{AnswerId, Committed, Durability, Freed, Place, Transaction, Version, View, WriteId};
+use durability::{AnswerId, Committed, Durability, Freed, Place, Transaction, Version, View, WhenAsked, WriteId};
 use extfs::{Allocation, FreedBlocks, JournalExtent, ReadAt};
 use guest_kit::image::FileSystem;
 use guest_kit::{Acknowledged, Reported, judge};
@@ -455,7 +455,7 @@ impl<'r> World<'r> {
         // Before the machine hears of it: it may let go of it at once.
         self.held.insert(id, Held { offset, bytes, request: issue.id });
         let may_go = self.with_machine(|machine, now, view, steps| {
-            machine.write_begins(now, id, kind, touched, whole, None, view, steps)
+            machine.write_begins(now, id, kind, touched, whole, WhenAsked::default(), view, steps)
         })?;
         if may_go == Some(true) { self.carry_out(durability::Step::Go(id)) } else { Ok(()) }
     }

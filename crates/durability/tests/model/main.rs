@@ -57,7 +57,7 @@ fn a_power_cut_leaves_a_state_of_the_guest() {
 /// A compound of all that is not durable does not fit beside what is.
 #[test]
 fn one_machine_follows_another_in_a_small_log() {
-    for seed in 9000..9000 + number("AMBERLOG_ROUNDS", 200) {
+    for seed in number("AMBERLOG_SEED", 9000)..9000 + number("AMBERLOG_ROUNDS", 200) {
         let drawn = Setting::of_seed(seed);
         let setting = Setting {
             log_blocks: 64,

@@ -8,7 +8,7 @@ use crate::guest::{
 use crate::judge::{self, JOURNAL};
 use durability::{
     AnswerId, Committed as Newest, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Step, Transaction,
-    Version, View, WriteId,
+    Version, View, WhenAsked, WriteId,
 };
 use guest_tools::random::Random;
 use jbd2::build::SuperblockBuilder;
@@ -96,13 +96,24 @@ struct GuestWrite {
     carries: BTreeMap<u64, u32>,
     /// It is with the disk.
     is_sent: bool,
+    /// It was asked of a process that died.
+    is_repeated: bool,
     /// Another one of the guest's to the same place was under way beside it: what is there then is not known.
     is_tainted: bool,
 }
 
 impl GuestWrite {
     fn new(blocks: Range<u64>, kind: Kind, bytes: Option<Arc<[u8]>>, what: What) -> Self {
-        GuestWrite { blocks, kind, bytes, what, carries: BTreeMap::new(), is_sent: false, is_tainted: false }
+        GuestWrite {
+            blocks,
+            kind,
+            bytes,
+            what,
+            carries: BTreeMap::new(),
+            is_sent: false,
+            is_repeated: false,
+            is_tainted: false,
+        }
     }
 
     fn overlaps(&self, blocks: &Range<u64>) -> bool {
@@ -265,9 +276,9 @@ pub struct World {
     direct_ended: Vec<(u64, u32)>,
     /// Of these: what a flush has covered, and what has to be there.
     direct_flushed: u32,
-    /// Written past a committed version before who follows had made all durable: it cannot tell it from what is older than that version.
+    /// Asked past a committed version of a process that died and had not written that down, as of a version that is at home: who follows cannot
+    /// tell it from what is older than that version.
     direct_doubted: u32,
-    is_doubting: bool,
     direct_floor: u32,
     directs: BTreeSet<u32>,
     /// Of each block the newest committed version that the guest's log has, and whether it is at home: the books that outlive a process.
@@ -362,7 +373,6 @@ impl World {
             direct_ended: Vec::new(),
             direct_flushed: 0,
             direct_doubted: 0,
-            is_doubting: false,
             direct_floor: 0,
             directs: BTreeSet::new(),
             books: BTreeMap::new(),
@@ -416,7 +426,6 @@ impl World {
         if let Some(through) = view.through {
             self.durables += 1;
             self.floor = self.floor.max(through);
-            self.is_doubting = false;
         }
         self.is_judged |= machine.is_proven();
         self.machine = Some(machine);
@@ -561,6 +570,7 @@ impl World {
             .and_then(|machine| blocks.clone().map(|block| machine.settled(block)).collect());
         let is_home = at_home.is_some_and(|versions| self.is_home(&write, &versions));
         let mut write = write;
+        let when = WhenAsked { first: None, is_repeated: write.is_repeated };
         for other in self.writes.values_mut().filter(|other| !other.is_hosts() && other.overlaps(&blocks)) {
             (write.is_tainted, other.is_tainted) = (true, true);
             self.odd[2] += 1;
@@ -574,7 +584,7 @@ impl World {
         }
         if self.machine.is_none()
             || self.with_machine(|machine, now, view, steps| {
-                machine.write_begins(now, id, kind, blocks.clone(), blocks, None, view, steps)
+                machine.write_begins(now, id, kind, blocks.clone(), blocks, when, view, steps)
             })?
         {
             self.go(id);
@@ -613,7 +623,7 @@ impl World {
         self.writes.insert(id, GuestWrite::new(blocks.clone(), Kind::Write, bytes, What::Host(sequence)));
         self.odd[1] += 1;
         let may_go = self.with_machine(|machine, now, view, steps| {
-            machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, None, view, steps)
+            machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, WhenAsked::default(), view, steps)
         })?;
         if may_go {
             self.go(id);
@@ -959,10 +969,6 @@ impl World {
         }
         let stamp = self.stamp();
         self.direct_now = stamp;
-        let newest = self.books.get(&DIRECT).map(|(sequence, _)| *sequence);
-        if self.is_doubting && self.past.get(&DIRECT).map(|(sequence, _)| *sequence) != newest {
-            self.direct_doubted = stamp;
-        }
         self.directs.insert(stamp);
         let bytes = Some(Arc::from(pattern(DIRECT, stamp, 0)));
         self.guest_write(GuestWrite::new(DIRECT..DIRECT + 1, Kind::Write, bytes, What::Direct(stamp)))
@@ -1213,7 +1219,6 @@ impl World {
         let Some((mut found, contents)) = judge::found(&image) else { return self.find_closed() };
         self.says_closing = false;
         self.is_direct_forgotten = !self.books.contains_key(&DIRECT);
-        self.is_doubting = self.books.contains_key(&DIRECT);
         let newest = self.books.get(&DIRECT).map(|(sequence, _)| *sequence);
         if self.past.get(&DIRECT).is_some_and(|(sequence, past)| Some(*sequence) == newest && *past == Past::Begun) {
             // What the one on its way goes over may be there, or be torn: where there is no room, the copy goes home.
@@ -1258,6 +1263,13 @@ impl World {
         self.machine = Some(machine);
         // In the guest's order, or any other. What the host wrote is not asked for again.
         let mut writes = self.take_writes();
+        if newest.is_some() && !self.known_past().contains_key(&DIRECT) {
+            let directs = writes.iter().filter_map(|write| match write.what {
+                What::Direct(stamp) => Some(stamp),
+                _ => None,
+            });
+            self.direct_doubted = directs.fold(self.direct_doubted, u32::max);
+        }
         for asked in self.take_asked() {
             let answer = self.ask(asked.clone());
             match asked {
@@ -1296,7 +1308,9 @@ impl World {
     fn take_writes(&mut self) -> Vec<GuestWrite> {
         self.stalled.clear();
         let writes = std::mem::take(&mut self.writes).into_values().filter(|write| !write.is_hosts());
-        writes.map(|write| GuestWrite { is_sent: false, carries: BTreeMap::new(), ..write }).collect()
+        writes
+            .map(|write| GuestWrite { is_sent: false, is_repeated: true, carries: BTreeMap::new(), ..write })
+            .collect()
     }
 
     /// All that was asked and not answered, in its order.

@@ -50,6 +50,10 @@ impl Keeper for Dropped {
         }
     }
 
+    fn lives_elsewhere(&self, log: &Log) -> Option<&'static str> {
+        log.is_open().then_some("is dropped as it is written")
+    }
+
     fn log_write(&self, log: &Log, _block: LogBlock<'_>) -> LogVerdict {
         if log.is_open() { LogVerdict::Kept } else { LogVerdict::Store }
     }

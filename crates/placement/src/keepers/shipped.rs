@@ -80,6 +80,11 @@ impl Shipped {
 }
 
 impl Keeper for Shipped {
+    fn lives_elsewhere(&self, log: &Log) -> Option<&'static str> {
+        let is_there = log.is_open() && !log.is_on_storage().unwrap_or(false);
+        is_there.then_some("is on its server")
+    }
+
     fn watches_home(&self, log: &Log) -> bool {
         log.is_open() && self.watch().is_on()
     }

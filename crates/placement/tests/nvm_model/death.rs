@@ -210,7 +210,7 @@ impl Guest {
             let len = segments.iter().map(|slice| slice.len() as u64).sum();
             let request = Request { id: RequestId(request), kind: *kind, offset: *offset, len, segments };
             self.tell(|| format!("guest: {} {kind:?} of block {} again", request.id.0, offset / BLOCK as u64));
-            self.route.route(&request, &mut plan);
+            self.route.route_again(&request, &mut plan);
             if self.random.below(2) == 0 {
                 self.route.end_of_pass(&mut plan);
             }

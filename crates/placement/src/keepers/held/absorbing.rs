@@ -187,7 +187,9 @@ impl Held {
         {
             self.absorbing().asked.insert(key, next.wrapping_sub(1));
             // Who goes on without this process is asked again, and has to know that it is newer than what there is now.
-            self.area.home_write_asked(self.id, &change.blocks, &change.whole);
+            if !change.is_again {
+                self.area.home_write_asked(self.id, &change.blocks, &change.whole);
+            }
         }
     }
 

@@ -34,7 +34,7 @@ use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use durability::{
     AnswerId, Committed, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version, View,
-    WriteId,
+    WhenAsked, WriteId,
 };
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{
@@ -723,6 +723,7 @@ impl Held {
         let Some(aging) = &mut state.aging else { return self.home_begins_unaged(log, change) };
         let key = (change.request, change.range.start);
         let first_asked = self.first_asked(key);
+        let when = WhenAsked { first: first_asked, is_repeated: change.is_again };
         let id = match aging.guests.get(&key) {
             Some((_, false)) => return Ok(HomeVerdict::Wait),
             Some((id, true)) => {
@@ -752,7 +753,7 @@ impl Held {
                 let whole = change.whole.start..change.whole.end.max(change.whole.start);
                 aging.guests.insert(key, (id, false));
                 let may_go = aging.call(self, log, steps, |machine, now, view, said| {
-                    machine.write_begins(now, id, kind, change.blocks.clone(), whole, first_asked, view, said)
+                    machine.write_begins(now, id, kind, change.blocks.clone(), whole, when, view, said)
                 });
                 if !may_go {
                     self.end_if_drained(log, &mut state, steps);
@@ -806,8 +807,9 @@ impl Held {
 
     fn home_begins_unaged(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {
         let first_asked = self.first_asked((change.request, change.range.start));
-        let has_waited = change.is_again || first_asked.is_some();
-        let over = Over::AsOf { whole: change.whole.clone(), first_asked, has_waited };
+        let has_waited = first_asked.is_some();
+        let asked = Over::AsOf { whole: change.whole.clone(), first_asked, has_waited };
+        let over = if change.is_again { Over::Unknown } else { asked };
         Ok(self.home_begins_in_area(log, change, &over, true)?.map_or(HomeVerdict::Wait, |(verdict, _)| verdict))
     }
 
@@ -934,7 +936,7 @@ impl Held {
             // The machine may let it go at once.
             aging.hosts.insert(id, (operation, write));
             let may_go = aging.call(self, log, steps, |machine, now, view, said| {
-                machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, None, view, said)
+                machine.write_begins(now, id, Kind::Write, blocks.clone(), blocks, WhenAsked::default(), view, said)
             });
             if may_go {
                 aging.go(log, id, steps);
