@@ -188,6 +188,7 @@ pub struct Disk {
     unheld: Mutex<Option<String>>,
     /// A driver has started from the beginning in this process: what its journals hold is known here.
     was_started: AtomicBool,
+    is_in_use: AtomicBool,
     /// What is wrong, in sentences.
     faults: Mutex<Vec<String>>,
     /// Steps of keepers that this disk's thread is to carry out.
@@ -225,6 +226,7 @@ impl Disk {
             told_failures: AtomicU64::new(0),
             unheld: Mutex::default(),
             was_started: AtomicBool::new(false),
+            is_in_use: AtomicBool::new(false),
             faults: Mutex::default(),
             passed_on: Mutex::default(),
         })
@@ -387,6 +389,16 @@ impl Disk {
     /// Whether one did, so that a driver that goes on goes on with what is known here.
     pub(crate) fn was_started(&self) -> bool {
         self.was_started.load(Ordering::Acquire)
+    }
+
+    /// A guest has it, though this process has seen no driver of its yet.
+    pub(crate) fn set_in_use(&self) {
+        self.is_in_use.store(true, Ordering::Release);
+    }
+
+    /// Whether a guest has it: what turns up on it now, that guest has put there.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.is_in_use.load(Ordering::Acquire) || self.was_started()
     }
 
     /// What it carries, as of the last scan.

@@ -385,13 +385,20 @@ impl Journals {
                 Some(log) if log.place == place => Arc::clone(log),
                 Some(log) => self.move_log(log, place),
                 None => {
-                    let log = self.new_log(place, *count)?;
+                    let Some(log) = self.new_log(place, *count)? else { continue };
                     *count += 1;
                     log
                 }
             };
             scan::add_to_layouts(&mut layouts, &log.place, log.index);
             kept.push(log);
+        }
+        for place in self.left_without_entry()? {
+            if let Some(log) = self.new_log(place, *count)? {
+                *count += 1;
+                scan::add_to_layouts(&mut layouts, &log.place, log.index);
+                scan::watch_superblock(&self.disks, &mut layouts, &log.place)?;
+            }
         }
         for log in known {
             if !kept.iter().any(|other| other.index == log.index) {
@@ -459,6 +466,9 @@ impl Journals {
         let Some(what) = self.disks[disk].became()? else { return Ok(()) };
         let options = &self.disks[disk].options;
         log::warn!("disk {}: {} {what}: it is looked at anew", options.name, options.path.display());
+        // The next incremental snapshot of it has all of it.
+        let file = &self.disks[disk].file;
+        file.note_changed(0..scan::DiskReader::new(file.for_reading())?.size);
         {
             let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
             let of_it = |log: &Arc<Log>| (log.home_disk == disk || log.journal_disk == disk) && !log.is_open();
@@ -519,7 +529,7 @@ impl Journals {
         moved
     }
 
-    fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Arc<Log>> {
+    fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Option<Arc<Log>>> {
         let placement = match self.disks[place.home_disk].options.placement {
             // Two devices have two threads; a journal on NVM is taken by the one with the homes.
             PlacementKind::Nvm if place.is_external => PlacementKind::Storage,
@@ -530,8 +540,16 @@ impl Journals {
         let is_in_region = left.is_none() && self.was_left_in_region(&place)?;
         // Its guest may have it open, and part of it may be on a server.
         let is_taken_up = is_in_region || copy.as_ref().is_some_and(LeftCopy::is_open);
-        if left.is_none() && !is_taken_up {
-            self.refuse_marked(&place)?;
+        if left.is_none()
+            && !is_taken_up
+            && let Err(error) = self.refuse_marked(&place)
+        {
+            if wish.is_some() || !self.disks[place.home_disk].is_in_use() {
+                return Err(error);
+            }
+            // Its guest has put that there. The rest of its disks is to be served on, and this as it is.
+            log::error!("{error}; it is served as it is meanwhile");
+            return Ok(None);
         }
         let configured = placement;
         // What an earlier worker held is held, whatever was configured: it was wished so since.
@@ -596,7 +614,7 @@ impl Journals {
             log.place.block_bytes,
             placement.name()
         );
-        Ok(log)
+        Ok(Some(log))
     }
 
     /// Who ships a log to its server. Nothing where there is no server, or no memory for a copy of the log.
@@ -685,13 +703,7 @@ impl Journals {
             // What was held was looked for before. The guest's kernel will say that an error happened, and has to look at the
             // whole file system.
             Says::Held(_) | Says::Dropped(_) => {
-                log::warn!(
-                    "{path}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its \
-                     transactions any more: the host has lost power or was started anew, or placement=discard dropped them; \
-                     what was committed last is lost, and the guest should check the whole file system (e2fsck -f) before it \
-                     uses it",
-                    place.home_start
-                );
+                self.warn_of_lost(place);
                 Ok(())
             }
             // That of durability by age is good by itself.
@@ -699,6 +711,18 @@ impl Journals {
                 Ok(())
             }
         }
+    }
+
+    /// Storage says that a log is held, and it is not.
+    pub(crate) fn warn_of_lost(&self, place: &FoundLogPlace) {
+        log::warn!(
+            "{}: the journal of the file system at byte {} carries amberlog's mark, and nothing holds its \
+             transactions any more: the host has lost power or was started anew, or placement=discard dropped them; \
+             what was committed last is lost, and the guest should check the whole file system (e2fsck -f) before it \
+             uses it",
+            self.disks[place.home_disk].options.path.display(),
+            place.home_start
+        );
     }
 
     /// A disk is about to come, with the next worker: from now on whoever uses its image asks this VM's directory.

@@ -144,20 +144,32 @@ impl Journals {
         options: JournalsOptions,
     ) -> io::Result<Arc<Self>> {
         map_memory(memory, &directory, description)?;
+        let kept = files_of(description);
         let ByName { description, gone, is_new } = by_name(description, &options);
         let description = &description;
         let images: Vec<PathBuf> =
             options.disks.iter().filter(|disk| !disk.read_only).map(|disk| disk.path.clone()).collect();
         let journals = Self::set_up(memory, directory, options)?;
-        let gone = gone.iter().map(|log| journals.check_gone(log)).collect::<io::Result<Vec<_>>>()?;
-        // Logs that are not held have files, too, which say nothing: they are made anew under other names.
-        let names = journals.directory().directory().names().map_err(io::Error::other)?;
+        let gone = gone.iter().map(|log| journals.check_gone(log, NOT_SERVED)).collect::<io::Result<Vec<_>>>()?;
+        // Logs that are not held have files, too, which say nothing: they are made anew under other names. Where the file system is full,
+        // these are the room for that.
+        let files = journals.directory().directory();
+        let names = files.names().map_err(io::Error::other)?;
+        let is_of_a_log = |name: &&std::ffi::OsString| name.to_str().is_some_and(|name| name.starts_with("log-"));
+        for name in names.iter().filter(is_of_a_log).filter(|name| !kept.iter().any(|kept| name.to_str() == Some(kept)))
+        {
+            files.remove(name).map_err(io::Error::other)?;
+        }
         let number = |name: &std::ffi::OsString| name.to_str()?.strip_prefix("log-")?.split('.').next()?.parse().ok();
         let next = names.iter().filter_map(number).max().map_or(0, |last: u64| last + 1);
         *journals.scanning.lock().expect("no panic under this lock") = next;
         *journals.left.lock().expect("no panic under this lock") =
             Left { logs: description.logs.clone(), wishes: description.wishes.clone() };
-        journals.scan_all_left()?;
+        for (disk, _) in journals.disks().iter().zip(&is_new).filter(|(_, is_new)| !**is_new) {
+            disk.set_in_use();
+        }
+        let gone_too = journals.scan_all_left()?;
+        let gone = gone.into_iter().chain(gone_too);
         let logs = journals.logs();
         let doubts = logs.iter().map(|log| journals.area.adopted(log.id).map(|books| books.doubt).unwrap_or_default());
         let doubts: Vec<Doubt> = doubts.collect();
@@ -181,7 +193,7 @@ impl Journals {
         journals.directory().keep_images(&images);
         journals.directory().register_missing(&images);
         journals.describe()?;
-        gone.into_iter().for_each(|log| journals.area.forget_log(log));
+        gone.for_each(|log| journals.area.forget_log(log));
         journals.forget_notes();
         for (disk, _) in journals.disks().iter().zip(is_new).filter(|(_, is_new)| !is_new) {
             disk.set_started();
@@ -222,17 +234,25 @@ impl Journals {
         self.logs().iter().try_for_each(|log| log.keeper.go_on(log))
     }
 
-    fn scan_all_left(&self) -> io::Result<()> {
+    /// Finds all that was left. What is not there any more has to be closed; it is to be forgotten when that is written down.
+    fn scan_all_left(&self) -> io::Result<Vec<LogId>> {
         self.scan_all()?;
-        let left = self.left.lock().expect("no panic under this lock");
-        match left.logs.first() {
-            None => Ok(()),
-            Some(log) => Err(refused(format!(
-                "the journal of {} that is held as {} is not where it was",
-                log.home_image.display(),
-                log.name
-            ))),
+        let left = std::mem::take(&mut self.left.lock().expect("no panic under this lock").logs);
+        let gone: io::Result<Vec<_>> = left.iter().map(|log| self.check_gone(log, "it is not where it was")).collect();
+        if gone.is_err() {
+            // Who finishes it asks for it.
+            self.left.lock().expect("no panic under this lock").logs = left;
         }
+        gone
+    }
+
+    /// Where an earlier worker has left journals that a scan does not find any more, and that are there all the same: the entry of a partition
+    /// table has gone under a file system that is mounted.
+    pub(crate) fn left_without_entry(&self) -> io::Result<Vec<FoundLogPlace>> {
+        let left = self.left.lock().expect("no panic under this lock");
+        let places = left.logs.iter().map(|log| &log.place);
+        let there = places.map(|place| Ok(crate::scan::is_still_there(self.disks(), place)?.then(|| place.clone())));
+        there.filter_map(io::Result::transpose).collect()
     }
 
     /// What an earlier worker has left of the log at this place: its files, if it was held, and what was wished of it.
@@ -252,8 +272,8 @@ impl Journals {
         Ok((log, wish.transpose()?))
     }
 
-    /// A log whose disk is not served any more owes nothing; it has to be forgotten when that is written down.
-    fn check_gone(&self, log: &LogDescription) -> io::Result<LogId> {
+    /// A log that is not there any more owes nothing; it has to be forgotten when that is written down.
+    fn check_gone(&self, log: &LogDescription, why: &str) -> io::Result<LogId> {
         let place = &log.place;
         let shape =
             LogShape { block_bytes: place.block_bytes, log_blocks: place.log_blocks, home_blocks: place.home_blocks };
@@ -262,7 +282,7 @@ impl Journals {
         let is_closed = self.area.adopted(id).is_some_and(|books| !books.is_open);
         if !is_closed {
             return Err(refused(format!(
-                "the journal of {} is held as {}, and its disk is not served any more",
+                "the journal of {} is held as {}, and {why}",
                 log.home_image.display(),
                 log.name
             )));
@@ -316,13 +336,13 @@ impl Journals {
                 }
                 log.set_open();
             }
-            (_, Says::Held(_)) => {
-                return Err(refused(format!(
-                    "disk {}: the journal of the file system at byte {} is marked as held, and nothing of it was left",
-                    log.home.options.name, log.place.home_start
-                )));
+            (_, says) => {
+                if matches!(says, Says::Held(_)) {
+                    // It was there before this guest: whatever is held is described.
+                    self.warn_of_lost(&log.place);
+                }
+                self.follow_wish(log);
             }
-            _ => self.follow_wish(log),
         }
         Ok(())
     }
@@ -499,6 +519,16 @@ fn by_name(description: &Description, options: &JournalsOptions) -> ByName {
     let is_new = options.disks.iter().map(|disk| !before.contains(&disk.name)).collect();
     ByName { description, gone, is_new }
 }
+
+/// The files of logs that say something.
+fn files_of(description: &Description) -> Vec<String> {
+    let of_tables =
+        description.logs.iter().flat_map(|log| [".table", ".pool"].map(|ending| format!("{}{ending}", log.name)));
+    let copies = description.wishes.iter().filter_map(|wish| wish.copy.clone());
+    of_tables.chain(copies).collect()
+}
+
+const NOT_SERVED: &str = "its disk is not served any more";
 
 /// Maps the guest's memory so that its pages have the numbers that the tables know them by.
 fn map_memory(memory: &Arc<VmMemory>, directory: &AreaDirectory, description: &Description) -> io::Result<()> {

@@ -115,13 +115,13 @@ pub(crate) struct Found {
     pub not_understood: Vec<(usize, String)>,
 }
 
-struct DiskReader<'a> {
+pub(crate) struct DiskReader<'a> {
     file: &'a File,
-    size: u64,
+    pub(crate) size: u64,
 }
 
 impl<'a> DiskReader<'a> {
-    fn new(file: &'a File) -> io::Result<Self> {
+    pub(crate) fn new(file: &'a File) -> io::Result<Self> {
         // Block devices have no length of their own; their end does.
         let size = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
         Ok(DiskReader { file, size })

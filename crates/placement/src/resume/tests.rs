@@ -4,7 +4,7 @@ use super::*;
 use crate::DiskRoute;
 use crate::disk::DiskOptions;
 use crate::hand_over::Change;
-use crate::keeper::{Steps, SuperblockBlock};
+use crate::keeper::{HomeChange, HomeVerdict, Steps, SuperblockBlock};
 use crate::mark::{self, HeldMark};
 use block_route::{Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
 use jbd2::SuperblockEdit;
@@ -16,6 +16,8 @@ use std::process::Command;
 use std::time::Duration;
 
 const BLOCK: u64 = 4096;
+/// Where the first partition begins.
+const START: usize = 1 << 20;
 const OPENING: Opening = Opening { number: *b"sixteen numbers.", count: 3 };
 const OTHER: Opening = Opening { number: *b"others' numbers.", count: 3 };
 const LATER: Opening = Opening { count: 4, ..OPENING };
@@ -142,6 +144,31 @@ impl Rig {
         let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
         let builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
         Rig { directory, image, journals, superblock, builder, within, configured, goes_on: true }
+    }
+
+    /// Puts its file system into the first of that many partitions.
+    fn partition(&mut self, count: usize) {
+        let file_system = std::fs::read(&self.image).expect("the image");
+        let mut image = vec![0; START + count * file_system.len()];
+        for index in 0..count {
+            // An entry of a master boot record: its type is Linux.
+            let (entry, start) = (0x1be + 16 * index, START + index * file_system.len());
+            image[entry + 4] = 0x83;
+            image[entry + 8..entry + 12].copy_from_slice(&(start as u32 / 512).to_le_bytes());
+            image[entry + 12..entry + 16].copy_from_slice(&(file_system.len() as u32 / 512).to_le_bytes());
+        }
+        image[510..512].copy_from_slice(&[0x55, 0xaa]);
+        image[START..START + file_system.len()].copy_from_slice(&file_system);
+        std::fs::write(&self.image, image).expect("written");
+        self.begin_anew();
+    }
+
+    /// Another VM begins with the image as it is.
+    fn begin_anew(&mut self) {
+        let (name, registry) = (self.directory.path().join("anew"), self.directory.path().join("registry"));
+        let area = AreaDirectory::create(&name, &registry).expect("a directory");
+        let options = options_of(&self.image, self.configured, self.within);
+        self.journals = Journals::new(&VmMemory::new(), area, options).expect("it is served");
     }
 
     fn log(&self) -> Arc<Log> {
@@ -612,7 +639,8 @@ fn storage_is_as_it_was_until_the_guest_is_served() {
 
 /// Whether a flush of the guest is told at once that one has failed.
 fn is_flush_told(route: &mut DiskRoute) -> bool {
-    let request = Request { id: RequestId(7), kind: RequestKind::Flush, offset: 0, len: 0, segments: &[] };
+    let request =
+        Request { id: RequestId(7), kind: RequestKind::Flush, offset: 0, len: 0, segments: &[], is_repeated: false };
     let mut plan = Plan::default();
     route.route(&request, &mut plan);
     route.end_of_pass(&mut plan);
@@ -942,6 +970,49 @@ fn the_table_of_an_open_journal_that_is_not_described_is_not_thrown_away() {
     expect_refused();
 }
 
+/// The guest writes past its journal what nobody was asked for when a worker died: a hand-over does not write over that. Of what was asked of the
+/// dead one, nobody knows whether it is newer than what was committed: that is what counts.
+#[test]
+fn a_hand_over_after_a_death_leaves_what_was_written_past_the_journal_since() {
+    for (is_repeated, is_noted) in [(false, false), (true, true), (true, false)] {
+        let mut rig = Rig::new();
+        rig.open();
+        (2000..2002).for_each(|block| rig.commit(block));
+        let ask = |rig: &Rig, is_repeated| {
+            let (log, blocks) = (rig.log(), 2000..2001);
+            let change = HomeChange {
+                kind: RequestKind::Write,
+                request: RequestId(7),
+                range: 2000 * BLOCK..2001 * BLOCK,
+                whole: blocks.clone(),
+                blocks,
+                payload: &[None],
+                slices: &[],
+                is_watched: false,
+                is_repeated,
+            };
+            log.keeper.home_begins(&log, &change, &mut Steps::default()).expect("nothing fails")
+        };
+        if is_noted {
+            // It was on its way.
+            ask(&rig, false);
+        }
+        rig.die(None).expect("it goes on");
+        let log = rig.log();
+        let HomeVerdict::Go { operation, .. } = ask(&rig, is_repeated) else { panic!("nothing is in the way") };
+        let at = |block: u64| log.home_offset(block);
+        log.home.file.write_all_at(&[9; BLOCK as usize], at(2000)).expect("written");
+        log.keeper.home_ended(&log, operation, true, &mut Steps::default());
+        let change = rig.journals.change_placement(log.index, PlacementKind::Storage).expect("possible");
+        assert_eq!(change, Change::HandOver);
+        assert!(rig.journals.hand_over(log.index).expect("handed over"));
+        let image = std::fs::read(&rig.image).expect("the image");
+        let is_kept = !is_repeated || is_noted;
+        let found = [2000, 2001].map(|block| image[at(block) as usize]);
+        assert_eq!(found, [if is_kept { 9 } else { 7 }, 7], "repeated: {is_repeated}, noted: {is_noted}");
+    }
+}
+
 #[test]
 fn what_was_wished_is_not_forgotten() {
     let mut rig = Rig::new();
@@ -976,6 +1047,96 @@ fn one_that_is_not_found_any_more_is_refused_and_stays_described() {
     image.write_all_at(&[0; 1024], extfs::SUPERBLOCK_OFFSET).expect("written");
     let why = rig.is_refused(None);
     assert!(why.contains("is not where it was"), "{why}");
+}
+
+/// Its guest has closed its journal, and made another file system there, or none.
+#[test]
+fn one_that_is_closed_and_gone_is_forgotten() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let block = rig.superblock_from(0, rig.builder.sequence);
+    assert!(rig.write_superblock(&block));
+    rig.store(&block);
+    let image = std::fs::File::options().write(true).open(&rig.image).expect("the image");
+    image.write_all_at(&[0; 1024], extfs::SUPERBLOCK_OFFSET).expect("written");
+    rig.die(None).expect("it goes on");
+    assert!(rig.journals.logs().is_empty());
+    assert!(rig.journals.directory().description().expect("read").expect("it is there").logs.is_empty());
+    rig.die(None).expect("and again");
+}
+
+/// A file system is mounted whose entry in the partition table has gone.
+#[test]
+fn one_whose_partition_has_no_entry_any_more_goes_on() {
+    let mut rig = Rig::new();
+    rig.partition(1);
+    rig.open();
+    rig.commit(2000);
+    let image = std::fs::File::options().write(true).open(&rig.image).expect("the image");
+    image.write_all_at(&[0; 512], 0).expect("written");
+    for _ in 0..2 {
+        rig.die(None).expect("it goes on");
+        let log = rig.log();
+        assert!(log.is_held_open() && log.place.home_start == START as u64);
+        assert_eq!(rig.journals.area.owed(log.id).blocks, 1);
+        assert!(!rig.journals.disk(0).layout().logs.is_empty(), "what is written there is the log's");
+    }
+}
+
+/// Storage says that a journal is held which nobody holds: who begins warns, and who follows goes on.
+#[test]
+fn a_mark_of_what_was_lost_long_ago_keeps_nobody_from_going_on() {
+    for placement in [PlacementKind::Copy, PlacementKind::Storage, PlacementKind::Discard] {
+        let mut rig = Rig::configured(placement, None);
+        rig.store(&mark::marked(&rig.superblock, MarkKind::Held, &OTHER).expect("a superblock"));
+        rig.begin_anew();
+        for _ in 0..2 {
+            rig.die(None).expect("it goes on");
+            assert!(!rig.log().is_open() && rig.log().placement == placement);
+        }
+    }
+}
+
+/// A guest may put anything on its disk, also a journal that lives in a region of NVM of somebody's.
+#[test]
+fn what_its_guest_has_put_there_keeps_nobody_from_going_on() {
+    let mut rig = Rig::new();
+    let file_system = std::fs::read(&rig.image).expect("the image");
+    rig.partition(2);
+    rig.open();
+    rig.commit(2000);
+    let elsewhere = rig.log().place_of(0).expect("it has one") as usize - START;
+    let mut other = file_system;
+    let mark = mark::marked(&rig.superblock, MarkKind::Nvm, &OTHER).expect("a superblock");
+    other[elsewhere..elsewhere + mark.len()].copy_from_slice(&mark);
+    let image = std::fs::File::options().write(true).open(&rig.image).expect("the image");
+    image.write_all_at(&other, (START + other.len()) as u64).expect("written");
+    rig.die(None).expect("it goes on");
+    assert_eq!((rig.journals.logs().len(), rig.log().is_held_open()), (1, true));
+}
+
+/// Nothing is left of files that say nothing, and what is new has room where they were.
+#[test]
+fn files_of_journals_that_are_not_held_do_not_add_up() {
+    let mut rig = Rig::configured(PlacementKind::Storage, None);
+    let names = |rig: &Rig| {
+        let names = rig.journals.directory().directory().names().expect("read").into_iter();
+        let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+        names.retain(|name| name.starts_with("log-"));
+        names.len()
+    };
+    let before = names(&rig);
+    for _ in 0..3 {
+        rig.die(None).expect("it goes on");
+        assert_eq!(names(&rig), before);
+    }
+    // Nor is anything taken away that says something.
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    rig.die(None).expect("it goes on");
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
 }
 
 #[test]
