@@ -852,7 +852,7 @@ impl JournalArea {
 
     /// The log that has to give memory back, and what of it. If somebody waits to write to a retained page, the log that the
     /// page belongs to: with nothing copied, only a write home of the page itself lets it go. If tables and copies take more
-    /// than the budget, or than the host leaves the VM ([`JournalArea::set_room`]), the largest log that owes copied blocks.
+    /// than the budget, or than the host leaves the VM ([`JournalArea::set_room`]), the largest log of those that have something to write home.
     pub fn under_pressure(&self) -> Option<(LogId, Pressure)> {
         let mut inner = self.lock();
         inner.feed_starved();
@@ -873,7 +873,9 @@ impl JournalArea {
             .enumerate()
             .filter_map(|(index, entry)| {
                 let (jcb, _) = entry.as_ref().filter(|(_, files)| !files.is_leaving)?;
-                Some((jcb.pool.used_bytes(), index))
+                // Only its guest can do anything about the others.
+                let can_write = !jcb.is_torn && jcb.contradiction.is_none() && !jcb.table.is_materialise();
+                can_write.then_some((jcb.pool.used_bytes(), index))
             })
             .max()?;
         (largest.0 > 0).then_some((LogId(largest.1), Pressure::Copies))

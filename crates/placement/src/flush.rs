@@ -105,6 +105,13 @@ impl Journals {
     fn check_home(&self, disk: Option<usize>, matters: impl Fn(&NotHome) -> bool) -> io::Result<()> {
         let is_its = |log: &Log| disk.is_none_or(|disk| log.home_disk == disk || log.journal_disk == disk);
         for log in self.logs().iter().filter(|log| is_its(log)) {
+            if let Some(elsewhere) = log.keeper.lives_elsewhere(log) {
+                return Err(io::Error::other(format!(
+                    "disk {}: what the file system at byte {} has committed cannot be written home: its journal {elsewhere}; bring it to storage \
+                     first (amberlog placement VM {} storage), or end the VM",
+                    log.home.options.name, log.place.home_start, log.home.options.name
+                )));
+            }
             let Some(why) = log.keeper.why_not_home(log).filter(&matters) else { continue };
             let why = match why {
                 NotHome::Uninterpreted => {
@@ -144,10 +151,15 @@ impl Journals {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!(
-                        "disk {name}: {blocks} blocks are still owed: its guest commits as fast as they go home; freeze its \
-                         file systems first (fsfreeze -f)"
+                        "disk {name}: {blocks} blocks are still owed: storage is slow, or its guest commits as fast as they go home; wait \
+                         longer (--patience), or freeze its file systems first (fsfreeze -f)"
                     ),
                 ));
+            }
+            if !log.is_emptying() {
+                // Somebody else waited, too, and does not any more.
+                log.begin_emptying();
+                log.home.wake.wake();
             }
             std::thread::sleep(PAUSE);
         }

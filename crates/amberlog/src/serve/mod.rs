@@ -22,6 +22,7 @@ mod freeze;
 mod inherited;
 pub mod left;
 mod memory;
+mod moving;
 mod notify;
 mod power;
 mod slot;

@@ -6,6 +6,7 @@
 
 use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
+use super::moving::{DONE, move_log};
 use super::power;
 use super::snapshot::{Moments, Wish};
 use crate::raw::KnownRaw;
@@ -16,7 +17,7 @@ use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
-use placement::{AreaMemory, Change, Journals, PlacementKind, ProtectionReport, VmReport};
+use placement::{AreaMemory, Journals, Log, PlacementKind, ProtectionReport, VmReport};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -67,7 +68,7 @@ pub(super) struct Live {
     sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
     doors: Doors,
-    migration: Option<Arc<Migration>>,
+    pub(super) migration: Option<Arc<Migration>>,
 }
 
 /// Why a VM is not served any more.
@@ -619,6 +620,9 @@ impl Slot {
                 entry["disks"][index]["rings_can_be_followed"] = json!(!rings.are_placeless);
                 entry["disks"][index]["waits_for_storage_s"] =
                     json!(rings.awaited_since.map(|since| since.elapsed().as_secs()));
+                let is_in_place =
+                    live.handles.get(index).is_none_or(|handle| change::check_image(handle.image()).is_ok());
+                entry["disks"][index]["image_is_in_place"] = json!(is_in_place);
                 let wished = live.journals.disk(index).durable_within();
                 entry["disks"][index]["durable_within_wished_s"] = json!(wished.map(|within| within.as_secs()));
             }
@@ -722,27 +726,42 @@ impl Slot {
             std::thread::sleep(INTERVAL);
         };
         let Some(config) = self.lock().as_served.clone() else { return Vec::new() };
-        let mut outcomes = Vec::new();
+        let mut moves = Vec::new();
         for (index, option) in config.options.disks.iter().enumerate() {
             let to = if on_battery { PlacementKind::Storage } else { option.placement };
             let logs = live.journals.logs();
-            let mut placements = logs.iter().filter(|log| log.home_disk() == index).map(|log| log.placement);
+            let mut logs = logs.iter().filter(|log| log.home_disk() == index);
+            let is_in_memory = |placement: PlacementKind| placement.is_held() || placement == PlacementKind::Discard;
             let has_to_move = if on_battery {
-                placements.any(|now| now.is_held() || now == PlacementKind::Discard)
+                // One that is to be held from the next mount on would be so on battery.
+                logs.any(|log| is_in_memory(log.placement) || is_in_memory(log.wanted()))
             } else {
-                (to.is_held() || to == PlacementKind::Nvm) && placements.any(|now| now == PlacementKind::Storage)
+                (to.is_held() || to == PlacementKind::Nvm) && logs.any(|log| log.placement == PlacementKind::Storage)
             };
             if has_to_move {
-                let name = live.journals.disk(index).options.name.clone();
-                let left = deadline.saturating_duration_since(Instant::now());
-                let result = self.change_placement(&name, to, left);
-                outcomes.push(power::entry(&self.name, &name, to, result));
+                moves.push((live.journals.disk(index).options.name.clone(), to));
             } else if on_battery && let Some(migration) = &live.migration {
                 // They are there because the guest is being moved, perhaps, and stay.
                 migration.wish(index, || ());
             }
         }
-        outcomes
+        // At once: one whose storage is slow leaves the others their time.
+        std::thread::scope(|scope| {
+            let change = |(name, to): (String, PlacementKind)| {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let result = self.change_placement(&name, to, left);
+                power::entry(&self.name, &name, to, result)
+            };
+            let begun: Vec<_> = moves
+                .into_iter()
+                .map(|one| (one.clone(), std::thread::Builder::new().spawn_scoped(scope, move || change(one))))
+                .collect();
+            // Without a thread it is done here.
+            begun
+                .into_iter()
+                .map(|(one, thread)| thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| change(one)))
+                .collect()
+        })
     }
 
     /// The device of a disk.
@@ -815,44 +834,23 @@ impl Slot {
         let logs: Vec<_> = journals.logs().into_iter().filter(|log| log.home_disk() == index).collect();
         anyhow::ensure!(!logs.is_empty(), "there is no journal of a file system on disk {disk}");
         let deadline = Instant::now() + patience;
-        let mut answer = "done";
-        for log in logs {
-            let change = || journals.change_placement(log.index(), to);
-            match live.migration.as_ref().map_or_else(change, |migration| migration.wish(index, change))? {
-                // A server may have it still, and what it has is brought to storage by a thread of its own.
-                Change::Done if to == PlacementKind::Storage => {
-                    let now = || journals.logs().into_iter().find(|now| now.index() == log.index());
-                    while let Some(now) = now()
-                        && !now.is_on_storage()?
-                    {
-                        anyhow::ensure!(
-                            Instant::now() <= deadline,
-                            "disk {disk}: its journal is not on storage in {} s; it will be as soon as storage has written it \
-                             (placement_effective in status)",
-                            patience.as_secs()
-                        );
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                }
-                Change::Done => {}
-                Change::AtNextMount => answer = "from the next mount on",
-                Change::HandOver => {
-                    let number = log.index();
-                    let handle = &live.handles[log.journal_disk()];
-                    while !handle.with_route(move |route, plan| route.hand_over(number, plan))?? {
-                        if Instant::now() > deadline {
-                            handle.with_route(move |route, plan| route.give_up_hand_over(number, plan))?;
-                            anyhow::bail!(
-                                "disk {disk} has not been quiet for a moment in {} s; try again",
-                                patience.as_secs()
-                            );
-                        }
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                }
-            }
-        }
-        Ok(answer)
+        // One that cannot go keeps no other one where it is; and each begins at once.
+        let moved: Vec<anyhow::Result<&'static str>> = std::thread::scope(|scope| {
+            let change = |log: &Arc<Log>| {
+                let _entered = self.enter();
+                move_log(&live, (log, index, disk), to, (patience, deadline))
+            };
+            let begun: Vec<_> = logs
+                .iter()
+                .map(|log| (log, std::thread::Builder::new().spawn_scoped(scope, move || change(log))))
+                .collect();
+            begun
+                .into_iter()
+                .map(|(log, thread)| thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| change(log)))
+                .collect()
+        });
+        let answers = moved.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(answers.into_iter().find(|answer| *answer != DONE).unwrap_or(DONE))
     }
 
     /// Whether what the guest commits on a disk can be made durable by age, with this placement.

@@ -28,7 +28,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
-use supervision::Kept;
+use supervision::{Kept, Said};
 
 /// Bytes copied at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -90,12 +90,13 @@ pub struct Wish<'w> {
 
 impl Moments {
     /// Goes on with what an earlier worker had kept.
-    pub fn resume(kept: &mut Kept, images: &[Arc<Image>], journals: &Journals) -> Self {
+    pub fn resume(kept: &mut Kept, images: &[Arc<Image>], journals: &Journals, line: &Line) -> Self {
         let mut all = BTreeMap::new();
         for (index, image) in images.iter().enumerate() {
             let disk = journals.disk(index);
             let name = &disk.options.name;
-            let Some((text, record)) = kept.take(&format!("{CHANGES}{name}")) else { continue };
+            let key = format!("{CHANGES}{name}");
+            let Some((text, record)) = kept.take(&key) else { continue };
             let taken = serde_json::from_str::<Known>(&text).map_err(io::Error::from).and_then(|known| {
                 let record = Record::adopt(record, known.epoch)?;
                 Ok((known, Arc::new(Changes::new(record))))
@@ -112,6 +113,10 @@ impl Moments {
                     all.insert(name.clone(), known);
                 }
                 Err(error) => {
+                    // What is written from now on is not in it: a worker that could take it up would take it for whole.
+                    if let Err(error) = line.say(&Said::Forget { key }, &[]) {
+                        log::error!("disk {name}: {error}");
+                    }
                     log::warn!(
                         "disk {name}: its next snapshot has to be a whole one: what was written is not known ({error})"
                     );
@@ -283,15 +288,18 @@ fn make(
         }
         Some((source, target)) => {
             let moment = Arc::new(Moment::new(source, image.size_bytes(), begun.wanted, target));
+            // Until it is let go of, nobody else's freeze begins.
+            let mut freezing = Some(freezing);
             let copied = begun.changes.keep_while(&moment, || -> anyhow::Result<()> {
                 let is_wanted = live.moments.copies(&moment);
                 ensure!(thaw(live)?, was_held);
-                drop(freezing);
+                freezing = None;
                 is_wanted?;
                 Ok(moment.copy()?)
             });
             let Some(copied) = copied else {
                 thaw(live)?;
+                drop(freezing);
                 bail!("another snapshot of disk {name} is being made; wait for it");
             };
             copied?;

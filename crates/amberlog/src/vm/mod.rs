@@ -668,7 +668,7 @@ impl Vm {
         let beginning = Beginning::GoesOn(kept_migration);
         let migration =
             can_migrate.then(|| Migration::new(line, &journals, &images, options, beginning)).transpose()?;
-        let moments = Arc::new(Moments::resume(&mut kept, &images, &journals));
+        let moments = Arc::new(Moments::resume(&mut kept, &images, &journals, line));
         steps.push(("for tables and logs", Instant::now()));
         let doors = Doors::kept(&kept);
         let leftover = Mutex::new(Leftover::of(&kept, &doors, &attached));
