@@ -129,6 +129,14 @@ impl LoggedFile {
         written
     }
 
+    /// Somebody else has written to these bytes, or may have: whoever is told of changes is told that.
+    pub fn note_changed(&self, range: std::ops::Range<u64>) {
+        if let Some(changes) = self.changes.get() {
+            changes.begins(range.start, range.end - range.start);
+            changes.ended(range.start, range.end - range.start);
+        }
+    }
+
     /// Makes durable what was written.
     ///
     /// # Errors
@@ -137,7 +145,7 @@ impl LoggedFile {
         let flush = self.log.as_ref().map(|log| log.flush_begins());
         let flushed = self.file.sync_data();
         if let (Some(log), Some(flush)) = (&self.log, &flush) {
-            log.flush_ended(flush, flushed.is_ok());
+            if flushed.is_ok() { log.flush_ended(flush, true) } else { log.flush_failed(flush) }
         }
         if flushed.is_err() {
             self.note_failed_flush();

@@ -108,7 +108,7 @@ impl WriteLog {
         Pending(number)
     }
 
-    /// It has ended. One that failed is not in the log.
+    /// It has ended; without `is_ok` it was never sent, and is not in the log. For one that failed there is [`WriteLog::flush_failed`].
     pub fn flush_ended(&self, flush: &Pending, is_ok: bool) {
         let mut state = self.lock();
         for item in &mut state.waiting {
@@ -119,6 +119,12 @@ impl WriteLog {
             }
         }
         self.write_out(&mut state);
+    }
+
+    /// It was sent and failed. What it was to cover may be lost, and the next one, which succeeds, says nothing of that: the log ends here.
+    pub fn flush_failed(&self, flush: &Pending) {
+        self.flush_ended(flush, false);
+        self.end("a flush failed, and whether what was written before is there nobody knows");
     }
 
     /// What is on the image is not known any more: the log ends here.

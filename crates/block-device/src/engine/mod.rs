@@ -414,7 +414,11 @@ impl Engine {
                 self.in_kernel -= 1;
                 let error = -entry.result();
                 if let (Some(log), Some(flush)) = (self.image.write_log(), self.flush_in_log.take()) {
-                    log.flush_ended(&flush, error <= 0);
+                    match error {
+                        libc::EINTR | libc::EAGAIN => log.flush_ended(&flush, false),
+                        ..=0 => log.flush_ended(&flush, true),
+                        _ => log.flush_failed(&flush),
+                    }
                 }
                 if matches!(error, libc::EINTR | libc::EAGAIN) {
                     // Not begun: those flushes go first the next time.
