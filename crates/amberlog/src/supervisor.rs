@@ -1,6 +1,7 @@
 //! What a supervisor keeps for the worker of one VM: descriptors, and the doors at which its VMM finds its disks.
 
 use crate::vm::change::IMAGE;
+use crate::vm::watched::Watched;
 use crate::worker::Worker;
 use front_door::{Admission, Door, is_disk_name};
 use rustix::net::SendFlags;
@@ -11,12 +12,15 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
+use std::time::Duration;
 use supervision::{Channel, DOOR, Kept, Order, Said, Shelf};
 
 /// Doors of one VM: as many as a VMM has disks at most.
 const DOORS_MAX: usize = 256;
 /// Messages of a worker that is dying already.
 const MISUNDERSTOOD_MAX: u32 = 1000;
+/// How long a worker may take to end after its last word.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where on a VM's shelf is what its workers have had kept.
 const KEPT: &str = "kept";
@@ -241,6 +245,11 @@ impl Charge {
         }
         // The doors stay.
         self.doors.values().for_each(Door::worker_gone);
+        // It is about to end, or has only said that it has nothing more to say: an empty message reads like the end.
+        if Watched::new(worker.pid() as i32).is_some_and(|process| !process.wait(ENDS_WITHIN)) {
+            log::error!("a worker says nothing any more and does not end: it is ended");
+            worker.kill();
+        }
         worker.wait()
     }
 

@@ -27,6 +27,8 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Askers at once.
 const ASKERS_MAX: usize = 32;
+/// Of these, whoever may have to wait for hours: somebody else may have to say that the power has failed.
+const LONG_MAX: usize = 24;
 
 /// The VMs by name, as the daemon has them at the moment.
 pub type Slots = Arc<Mutex<BTreeMap<String, Arc<Supervised>>>>;
@@ -169,6 +171,30 @@ impl Drop for Control {
     }
 }
 
+/// How many wait for something that may take hours.
+static LONG: AtomicUsize = AtomicUsize::new(0);
+
+/// One of these.
+struct Long;
+
+impl Long {
+    fn begin() -> anyhow::Result<Self> {
+        let long = Long;
+        let others = LONG.fetch_add(1, Ordering::AcqRel);
+        anyhow::ensure!(
+            others < LONG_MAX,
+            "{others} others wait for a snapshot or a flush: ask again when one of them is done"
+        );
+        Ok(long)
+    }
+}
+
+impl Drop for Long {
+    fn drop(&mut self) {
+        LONG.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// One asker's place among those at once.
 struct Place(Arc<AtomicUsize>);
 
@@ -271,6 +297,7 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
         }
         Question::Status { vm: None } => Ok(status_of_all(slots, memory)),
         Question::Flush { vm, patience_seconds } => {
+            let _long = Long::begin()?;
             find(&vm)?.ask(&Asked::Flush { patience_seconds }, seconds(patience_seconds))
         }
         Question::Placement { vm, disk, placement, durable_within, patience_seconds } => {
@@ -292,6 +319,7 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
         Question::Freeze { vm, seconds } => find(&vm)?.ask(&Asked::Freeze { seconds }, Duration::from_secs(seconds)),
         Question::Thaw { vm } => find(&vm)?.ask(&Asked::Thaw, Duration::ZERO),
         Question::Snapshot { vm, disk, out, patience_seconds, may_wait, since } => {
+            let _long = Long::begin()?;
             let asked = Asked::Snapshot { disk, out, patience_seconds, may_wait, since };
             find(&vm)?.ask(&asked, SNAPSHOT_PATIENCE)
         }

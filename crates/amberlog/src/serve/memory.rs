@@ -97,8 +97,8 @@ impl HostMemory {
     pub fn add(&self, entry: &mut Value) {
         let Some(name) = entry["vm"].as_str() else { return };
         let shrinks = self.lock().budget.shrinks(name);
-        if entry["memory"].is_object() {
-            entry["memory"]["shrinks"] = json!(shrinks);
+        if let Some(memory) = entry.get_mut("memory").and_then(Value::as_object_mut) {
+            memory.insert("shrinks".to_owned(), json!(shrinks));
         }
     }
 

@@ -24,7 +24,9 @@ use supervision::{Channel, Deaths, Next, OnCrash, Order};
 /// How long a worker may take beyond what was asked for.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Bytes of an answer.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// The same where a word is all that there is to say.
+const SHORT_ANSWER_BYTES_MAX: u64 = 64 << 10;
 /// How long another program's worker may take until it serves.
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
 /// How long a disk that comes may take: what an earlier process left of it is brought home.
@@ -77,6 +79,12 @@ pub fn cannot_go_on(status: &Value) -> Option<String> {
             name(disk)
         ));
     }
+    if let Some(disk) = disks.iter().find(|disk| disk["image_is_in_place"] == false) {
+        return Some(format!(
+            "the image of disk {} is not in its place any more, or another file is, and another worker opens it by its name: put it back",
+            name(disk)
+        ));
+    }
     disks.iter().find(|disk| disk["nvm"]["can_be_followed"] == false).map(|disk| {
         format!(
             "what another worker has to know of the journal on NVM of disk {} is not noted (the log says why): unmount its file system, or end \
@@ -84,6 +92,12 @@ pub fn cannot_go_on(status: &Value) -> Option<String> {
             name(disk)
         )
     })
+}
+
+/// A VM's entry in what its worker answers, which may be anything: nothing here may panic of it.
+fn entry_of(mut answer: Value) -> anyhow::Result<Value> {
+    let entry = answer.pointer_mut("/vms/0").filter(|entry| entry.is_object()).map(Value::take);
+    entry.context("what its worker answers is no status of a VM")
 }
 
 /// A worker of another program was there, and did not serve: with that program no further VM is tried.
@@ -146,8 +160,12 @@ struct Inner {
     last_death: Option<String>,
     /// What workers are started of.
     program: Program,
+    /// The last one that was put in the place of another one and has served: what it has written down, an older one may not be able to read.
+    proven: Option<Program>,
     /// This worker's end is wanted, so that one of another program goes on.
     is_replaced: bool,
+    /// Whoever has wanted that waits to see whether it serves: one that does not costs its guest nothing.
+    is_on_trial: bool,
     /// Why no worker may go on with what there is of it.
     doubt: Option<String>,
     /// The VMM, as its worker said it last, or as what is kept of it says while there is none.
@@ -158,6 +176,13 @@ struct Inner {
 }
 
 impl Inner {
+    /// After so many starts in vain (the first is 1) the next one is of this program. One that was just put in the place of another one is judged
+    /// by who did that. One that has served before may be the only one that can read what is there; or its file has gone.
+    fn try_program(&mut self, failed: u32) {
+        let proven = self.proven.clone().filter(|_| failed % 2 == 1);
+        self.program = proven.unwrap_or_else(Program::own);
+    }
+
     /// What else can be done of a VM that is held.
     fn or_end_vmm(&self) -> String {
         self.vmm.map_or_else(String::new, |pid| format!(", or end its VMM (process {pid})"))
@@ -194,7 +219,9 @@ impl Supervised {
                 is_held: false,
                 last_death: None,
                 program: Program::own(),
+                proven: None,
                 is_replaced: false,
+                is_on_trial: false,
                 doubt,
                 vmm,
                 owed: Vec::new(),
@@ -286,8 +313,7 @@ impl Supervised {
                     failed += 1;
                     let wish = {
                         let mut inner = self.lock();
-                        // Another program was judged when it was there.
-                        inner.program = Program::own();
+                        inner.try_program(failed);
                         inner.wish.clone()
                     };
                     if failed >= TRIES_AT_THE_END && matches!(wish, Wish::Stop | Wish::Leave) {
@@ -423,8 +449,8 @@ impl Supervised {
             inner.last_death = Some(how);
             return Ok(());
         }
-        // A worker that cannot go on with other disks is followed by one that has those of before.
-        let is_to_be_followed = charge.is_changing() || !charge.is_served();
+        // A worker that cannot go on with other disks is followed by one that has those of before, and one of another program by one of this.
+        let is_to_be_followed = charge.is_changing() || !charge.is_served() || inner.is_on_trial;
         let wanted = if is_to_be_followed { OnCrash::Restart } else { inner.on_crash };
         let next = inner.deaths.died(Instant::now(), wanted);
         match next {
@@ -490,7 +516,7 @@ impl Supervised {
             let worker = worker.with_context(|| format!("vm {} has no worker at this moment; ask again", self.name));
             let (old, process) = worker?;
             inner.program = program.clone();
-            inner.is_replaced = true;
+            (inner.is_replaced, inner.is_on_trial) = (true, true);
             process.signal(rustix::process::Signal::KILL);
             old
         };
@@ -499,14 +525,19 @@ impl Supervised {
             let status = self.status();
             let is_new = status["worker_pid"].as_u64().is_some_and(|pid| pid != u64::from(old));
             if is_new && !matches!(status["state"].as_str(), Some("restarting" | "held" | "preparing")) {
+                let mut inner = self.lock();
+                (inner.proven, inner.is_on_trial) = (Some(program.clone()), false);
                 return Ok(());
+            }
+            if is_new && status["state"] == "held" {
+                break;
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         {
             let mut inner = self.lock();
-            inner.program = Program::own();
-            inner.is_held = false;
+            inner.try_program(1);
+            (inner.is_held, inner.is_on_trial) = (false, false);
             inner.deaths.forgive();
             self.changed.notify_all();
             let new = inner.worker.as_ref().and_then(|worker| worker.process.clone());
@@ -566,7 +597,9 @@ impl Supervised {
         ours.set_write_timeout(Some(PATIENCE))?;
         let mut line = String::new();
         writeln!(ours, "{}", serde_json::to_string(question)?).with_context(not_served)?;
-        BufReader::new(Until { stream: ours, deadline }.take(ANSWER_BYTES_MAX))
+        let is_short = matches!(question, Asked::Alive | Asked::Want { .. } | Asked::Room { .. });
+        let bytes_max = if is_short { SHORT_ANSWER_BYTES_MAX } else { ANSWER_BYTES_MAX };
+        BufReader::new(Until { stream: ours, deadline }.take(bytes_max))
             .read_line(&mut line)
             .with_context(not_served)?;
         let answer: Value = serde_json::from_str(&line).with_context(not_served)?;
@@ -602,7 +635,10 @@ impl Supervised {
         let left = deadline.saturating_duration_since(Instant::now());
         let asked = Asked::FollowPower { on_battery, patience_seconds: left.as_secs() };
         match self.ask(&asked, left) {
-            Ok(mut answer) => answer["disks"].as_array_mut().map(std::mem::take).unwrap_or_default(),
+            // What a worker answers may be anything.
+            Ok(mut answer) => {
+                answer.get_mut("disks").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default()
+            }
             Err(error) => vec![json!({"vm": self.name, "disk": null, "placement": null, "when": null,
                 "error": format!("{error:#}")})],
         }
@@ -628,12 +664,14 @@ impl Supervised {
 
     /// Its entry in `status`.
     pub fn status(&self) -> Value {
-        let answer = self.ask(&Asked::Status, Duration::ZERO).map(|mut answer| answer["vms"][0].take());
+        let answer = self.ask(&Asked::Status, Duration::ZERO).and_then(entry_of);
         if let Ok(entry) = &answer {
             let mut inner = self.lock();
             // Where it has ended since, what is kept of the VM is newer.
-            if inner.worker.is_some() {
-                inner.vmm = entry["vmm_pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+            let said = entry["vmm_pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+            // One that is about to go on with a guest does not know it yet.
+            if inner.worker.is_some() && (said.is_some() || entry["state"] != "preparing") {
+                inner.vmm = said;
             }
         }
         let mut entry = answer.unwrap_or_else(|error| {
@@ -645,6 +683,9 @@ impl Supervised {
                 "vmm_pid": vmm, "pending": null})
         });
         let inner = self.lock();
+        if entry["state"] == "preparing" && entry["vmm_pid"].is_null() {
+            (entry["pid"], entry["vmm_pid"]) = (json!(inner.vmm), json!(inner.vmm));
+        }
         entry["supervisor_pid"] = json!(std::process::id());
         entry["worker_pid"] = json!(inner.worker.as_ref().map(|worker| worker.pid));
         entry["restarts"] = json!(inner.deaths.total());
@@ -663,6 +704,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn whatever_a_worker_answers_nothing_panics() {
+        for answer in
+            [json!(1), json!({}), json!([]), json!({"vms": []}), json!({"vms": [1]}), json!({"vms": {"0": {}}})]
+        {
+            assert!(entry_of(answer.clone()).is_err(), "{answer}");
+        }
+        assert_eq!(entry_of(json!({"vms": [{"vm": "a"}]})).expect("an entry"), json!({"vm": "a"}));
+    }
+
+    #[test]
     fn a_worker_that_none_could_follow_is_not_ended() {
         let with = |nvm: Value| {
             let disk = json!({"name": "db", "placement": "nvm", "nvm": nvm});
@@ -678,5 +729,7 @@ mod tests {
         assert_eq!(rings(true), None);
         let why = rings(false).expect("a reason");
         assert!(why.contains("no place for what is in flight on disk db"), "{why}");
+        let why = cannot_go_on(&json!({"disks": [{"name": "db", "image_is_in_place": false}]})).expect("a reason");
+        assert!(why.contains("the image of disk db is not in its place"), "{why}");
     }
 }

@@ -140,7 +140,11 @@ pub fn check_images<'i>(images: impl Iterator<Item = &'i Image>) -> anyhow::Resu
     Ok(())
 }
 
-pub(super) fn check_image(image: &Image) -> anyhow::Result<()> {
+/// The same of one.
+///
+/// # Errors
+/// When it is not.
+pub fn check_image(image: &Image) -> anyhow::Result<()> {
     let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
     let path = image.path();
     let is = std::fs::metadata(path).map(identity).with_context(|| format!("looking for {}", path.display()))?;

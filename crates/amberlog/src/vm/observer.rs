@@ -99,9 +99,15 @@ impl VmObserver {
             let noted = self.journals.directory().note_vmm(peer.pid);
             noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
         }
-        if let Some(watched) = Watched::new(peer.pid) {
-            peers.insert(peer.pid, watched);
-        }
+        // What it is owed goes home when it has ended.
+        let watched = Watched::new(peer.pid).ok_or_else(|| {
+            format!(
+                "its process ({}) has ended, or cannot be watched from here: a VMM and amberlog have to see each other's processes (one \
+                 namespace of process numbers)",
+                peer.pid
+            )
+        })?;
+        peers.insert(peer.pid, watched);
         let sockets = self.strangers_at.as_deref().unwrap_or_else(|| self.journals.directory().path());
         if let Some(reason) = bypasses_protection(arguments, sockets) {
             self.memory.refuse_protection(reason);
