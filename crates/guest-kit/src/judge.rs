@@ -176,7 +176,8 @@ pub fn took_a_backup(said: &str) -> bool {
 /// Replays the journal with e2fsprogs' own code, without a look at anything else before.
 pub fn replay_with_debugfs(file_system: &FileSystem) -> Result<()> {
     let mut tool = command("debugfs")?;
-    let output = run(tool.args(["-w", "-R", "journal_run"]).arg(file_system.argument()), &[0])?;
+    // Bitmaps whose checksums fit only when the journal is replayed are read before that.
+    let output = run(tool.args(["-n", "-w", "-R", "journal_run"]).arg(file_system.argument()), &[0])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     match needs_recovery(file_system)? {
         false => Ok(()),

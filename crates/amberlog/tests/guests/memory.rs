@@ -52,7 +52,8 @@ fn the_larger_shrinks_and_nothing_is_lost(options: &str, is_absorbing: bool) {
     let config = write_config(&bench, &[("large", disk(&large)), ("small", disk(&small))]);
     let plain = std::fs::read_to_string(&config).unwrap();
     let daemon = Daemon::start(&bench, &config);
-    // The guests write nothing home by themselves, and what is written is committed each second: an fsync would write it home.
+    // The guests write nothing home by themselves, and what is written is committed each second: an fsync would write it home. The larger
+    // one's log is not to be full before there is a budget, or it would make room itself: its records come after that.
     let mount = "echo 0 >/proc/sys/vm/dirty_writeback_centisecs
          echo 90 >/proc/sys/vm/dirty_ratio; echo 80 >/proc/sys/vm/dirty_background_ratio
          mount -t ext4 -o data=journal,commit=1 /dev/vda /mnt || fail mount
@@ -62,9 +63,9 @@ fn the_larger_shrinks_and_nothing_is_lost(options: &str, is_absorbing: bool) {
          for n in 1 2 3 4 5 6 7 8; do
              dd if=/dev/urandom of=/mnt/file-$n bs=1M count=3 2>/dev/null
          done
-         {} &
          mark full
          read -r line <&5
+         {} &
          n=0
          while true; do
              n=$(((n + 1) % 8)); dd if=/dev/urandom of=/mnt/file-$n bs=1M count=2 conv=notrunc 2>/dev/null; sleep 0.2
