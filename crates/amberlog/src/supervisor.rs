@@ -5,13 +5,13 @@ use crate::vm::watched::Watched;
 use crate::worker::Worker;
 use front_door::{Admission, Door, is_disk_name};
 use rustix::net::SendFlags;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use supervision::{Channel, DOOR, Kept, Order, Said, Shelf};
 
@@ -35,6 +35,10 @@ pub struct Charge {
     doors_shelf: Shelf,
     /// In what way it is kept, where that is not this program's.
     foreign: Option<String>,
+    /// Processes that have come to its doors, as the kernel says: a worker may say anything.
+    came: Arc<Mutex<BTreeSet<i32>>>,
+    /// There was a supervisor before this one, which saw others.
+    is_inherited: bool,
 }
 
 impl Charge {
@@ -46,6 +50,7 @@ impl Charge {
             kept.clear();
         }
         let mut charge = Charge { kept, doors_shelf: shelf.split(DOORS), ..Charge::default() };
+        charge.is_inherited = charge.is_served() || charge.kept.is_doubtful();
         for disk in charge.doors_shelf.parts() {
             let mut shelf = charge.doors_shelf.split(&disk);
             let Some(number) = disk.parse().ok().filter(|_| charge.is_served()) else {
@@ -142,6 +147,15 @@ impl Charge {
         }
     }
 
+    /// Whether a process has come to one of its doors, so that it is one of this VM's.
+    pub fn has_come(&self, pid: i32) -> bool {
+        self.is_inherited || self.came.lock().expect("no panic under this lock").contains(&pid)
+    }
+
+    fn admission(&self, channel: &Arc<Channel>, disk: usize) -> Way {
+        Way { channel: Arc::clone(channel), disk, came: Arc::clone(&self.came) }
+    }
+
     /// The VM's directory in tmpfs, where a guest was served from it.
     pub fn directory(&self) -> Option<PathBuf> {
         self.kept.data("directory").filter(|_| self.is_served() || self.kept.is_doubtful()).map(PathBuf::from)
@@ -174,14 +188,14 @@ impl Charge {
                     .and_then(|listener| Door::open(UnixListener::from(listener), name, shelf));
                 match opened {
                     Ok(door) => {
-                        door.worker(admission(channel, *disk));
+                        door.worker(self.admission(channel, *disk));
                         self.doors.insert(*disk, door);
                     }
                     Err(error) => log::error!("disk {name}: its door cannot be opened: {error}"),
                 }
             }
             Said::Open { disk } => match self.doors.get(disk) {
-                Some(door) => door.worker(admission(channel, *disk)),
+                Some(door) => door.worker(self.admission(channel, *disk)),
                 None => log::error!("disk {disk} has no door any more: no VMM finds it; end the VM's VMM"),
             },
             Said::Began { disk } => {
@@ -191,7 +205,7 @@ impl Charge {
             }
             Said::Shut { disk } => match self.doors.get(disk).filter(|door| !door.is_shut()) {
                 Some(door) => door.shut(),
-                None => admission(channel, *disk).shut(true),
+                None => self.admission(channel, *disk).shut(true),
             },
             Said::Settle => {
                 // Whatever came along: it is not waited for.
@@ -265,10 +279,13 @@ impl Charge {
 struct Way {
     channel: Arc<Channel>,
     disk: usize,
+    came: Arc<Mutex<BTreeSet<i32>>>,
 }
 
 impl Admission for Way {
     fn admit(&self, connection: OwnedFd, pid: i32) -> io::Result<()> {
+        // Before the worker can say that it is the VMM.
+        self.came.lock().expect("no panic under this lock").insert(pid);
         self.channel.send(&Order::Connection { disk: self.disk, pid }, &[connection.as_fd()])
     }
 
@@ -280,10 +297,6 @@ impl Admission for Way {
         // Who asked may be gone.
         let _ = self.channel.send(&Order::Shut { disk: self.disk, is_shut }, &[]);
     }
-}
-
-fn admission(channel: &Arc<Channel>, disk: usize) -> Way {
-    Way { channel: Arc::clone(channel), disk }
 }
 
 #[cfg(test)]

@@ -479,7 +479,8 @@ impl Supervised {
 
     /// Ends the VMM, which has no worker. What it was owed is brought home from its files.
     fn end_vmm(&self, charge: &mut Charge) {
-        if let Some(watched) = charge.living_vmm().and_then(Watched::new)
+        // Its worker may have been the guest's when it said who that is.
+        if let Some(watched) = charge.living_vmm().filter(|pid| charge.has_come(*pid)).and_then(Watched::new)
             && watched.signal(rustix::process::Signal::KILL)
         {
             watched.wait(ENDING_PATIENCE);

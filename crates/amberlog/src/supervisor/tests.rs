@@ -117,6 +117,25 @@ fn a_vmm_that_lives_is_known_although_it_is_not_kept() {
     assert!(next.doubt().is_none());
 }
 
+/// A worker may have been taken over when it says who its VMM is.
+#[test]
+fn only_who_has_come_to_a_door_is_taken_for_a_vmm() {
+    let bench = Bench::new();
+    let store = StandIn::default();
+    let mut charge = charge(&store);
+    bench.door(&mut charge, 0, "a");
+    bench.keep(&mut charge, SERVED, "");
+    bench.keep(&mut charge, "vmm", &process_that_lives());
+    let pid = std::process::id() as i32;
+    assert_eq!(charge.living_vmm(), Some(pid));
+    assert!(!charge.has_come(pid));
+    let (connection, _) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    charge.admission(&bench.channel, 0).admit(connection.into(), pid).expect("passed on");
+    assert!(charge.has_come(pid) && !charge.has_come(1));
+    // Whom an earlier supervisor saw is not known.
+    assert!(found(&store).0.has_come(1));
+}
+
 #[test]
 fn what_is_not_served_is_let_go_of() {
     let bench = Bench::new();
