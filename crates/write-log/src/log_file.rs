@@ -104,7 +104,9 @@ impl WriteLog {
         let mut state = self.lock();
         let number = state.next_flush;
         state.next_flush += 1;
-        state.waiting.push_back(Item::Flush(number, None));
+        if !state.has_ended {
+            state.waiting.push_back(Item::Flush(number, None));
+        }
         Pending(number)
     }
 

@@ -468,9 +468,20 @@ impl Slot {
         let leaving: Vec<usize> = changes.removed.iter().filter_map(number).collect();
         let prepared = change::prepare(&wanted.options, &changes.added, &known)?;
         let mut doors = live.doors.clone();
+        let mut left: Vec<&str> = Vec::new();
         for index in leaving {
-            let door = doors.of(&live.journals.disk(index).options.name).0;
-            change::leave(index, door, &live.attachments[index].socket, &live.observer, &self.line)?;
+            let name = &live.journals.disk(index).options.name;
+            let door = doors.of(name).0;
+            change::leave(index, door, &live.attachments[index].socket, &live.observer, &self.line).map_err(|error| {
+                if left.is_empty() {
+                    return error;
+                }
+                error.context(format!(
+                    "disk {} was let go of before, and nobody can have it until another worker goes on",
+                    left.join(" and disk ")
+                ))
+            })?;
+            left.push(name);
         }
         // Its VMM may have ended meanwhile: then the next one is served as the configuration says.
         self.check_running()?;

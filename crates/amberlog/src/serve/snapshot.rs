@@ -223,7 +223,11 @@ pub(super) fn snapshot(
     unfinished.push(".unfinished");
     let unfinished = PathBuf::from(unfinished);
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&unfinished);
-    let file = file.with_context(|| format!("making {}", unfinished.display())).with_context(of)?;
+    let file = file
+        .with_context(|| {
+            format!("making {} (if it is of a copy that ended with its worker, remove it first)", unfinished.display())
+        })
+        .with_context(of)?;
     let made = make(live, index, wish, base, &unfinished, file, line);
     let made = made.and_then(|(id, notes)| {
         name_it(&unfinished, wish.out)?;
