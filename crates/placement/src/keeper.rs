@@ -456,6 +456,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// Where what an open log has committed is, if that is nowhere on this host: the end of a sentence about the journal.
+    fn lives_elsewhere(&self, _log: &Log) -> Option<&'static str> {
+        None
+    }
+
     /// Its guest is gone, and its VM too if `is_vm_gone`: what is owed is brought home. Nothing of either writes any more.
     ///
     /// # Errors

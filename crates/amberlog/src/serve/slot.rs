@@ -472,15 +472,17 @@ impl Slot {
         for index in leaving {
             let name = &live.journals.disk(index).options.name;
             let door = doors.of(name).0;
-            change::leave(index, door, &live.attachments[index].socket, &live.observer, &self.line).map_err(|error| {
-                if left.is_empty() {
-                    return error;
-                }
-                error.context(format!(
-                    "disk {} was let go of before, and nobody can have it until another worker goes on",
-                    left.join(" and disk ")
-                ))
-            })?;
+            change::leave(index, door, &live.attachments[index].socket, &live.observer, &self.line).map_err(
+                |error| {
+                    if left.is_empty() {
+                        return error;
+                    }
+                    error.context(format!(
+                        "disk {} was let go of before, and nobody can have it until another worker goes on",
+                        left.join(" and disk ")
+                    ))
+                },
+            )?;
             left.push(name);
         }
         // Its VMM may have ended meanwhile: then the next one is served as the configuration says.

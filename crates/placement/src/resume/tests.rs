@@ -639,8 +639,7 @@ fn storage_is_as_it_was_until_the_guest_is_served() {
 
 /// Whether a flush of the guest is told at once that one has failed.
 fn is_flush_told(route: &mut DiskRoute) -> bool {
-    let request =
-        Request { id: RequestId(7), kind: RequestKind::Flush, offset: 0, len: 0, segments: &[], is_repeated: false };
+    let request = Request { id: RequestId(7), kind: RequestKind::Flush, offset: 0, len: 0, segments: &[] };
     let mut plan = Plan::default();
     route.route(&request, &mut plan);
     route.end_of_pass(&mut plan);
@@ -989,7 +988,7 @@ fn a_hand_over_after_a_death_leaves_what_was_written_past_the_journal_since() {
                 payload: &[None],
                 slices: &[],
                 is_watched: false,
-                is_repeated,
+                is_again: is_repeated,
             };
             log.keeper.home_begins(&log, &change, &mut Steps::default()).expect("nothing fails")
         };
