@@ -346,7 +346,7 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
     // What was asked of the process before this one may be older than all that it took in.
     rig.fill(committed, 4);
     rig.commit(&[(10, committed)]);
-    let mut rig = rig.followed();
+    let rig = rig.followed();
     assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
     // What is asked for now is not.
     assert_eq!(write(&rig, &as_of(10..11, None)), [(10, Some(Past::Written))]);
