@@ -706,9 +706,7 @@ mod tests {
 
     #[test]
     fn whatever_a_worker_answers_nothing_panics() {
-        for answer in
-            [json!(1), json!({}), json!([]), json!({"vms": []}), json!({"vms": [1]}), json!({"vms": {"0": {}}})]
-        {
+        for answer in [json!(1), json!({}), json!([]), json!({"vms": []}), json!({"vms": [1]})] {
             assert!(entry_of(answer.clone()).is_err(), "{answer}");
         }
         assert_eq!(entry_of(json!({"vms": [{"vm": "a"}]})).expect("an entry"), json!({"vm": "a"}));
