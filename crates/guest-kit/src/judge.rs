@@ -160,11 +160,20 @@ pub fn replay_with_e2fsck(file_system: &FileSystem) -> Result<String> {
         tool.arg("-j").arg(journal);
     }
     tool.arg(file_system.argument());
-    let output = run(&mut tool, &[0, 1])?;
+    let output = run(&mut tool, &[0, 1, GAVE_UP])?;
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.push_str(&String::from_utf8_lossy(&output.stderr));
+    if output.status.code() == Some(GAVE_UP) && !took_a_backup(&text) {
+        return Err(Error::Image {
+            image: file_system.image.clone(),
+            problem: format!("e2fsck did not replay: {text}"),
+        });
+    }
     Ok(text)
 }
+
+/// How e2fsck ends that looked at backups of the superblock and could do nothing with those either.
+const GAVE_UP: i32 = 12;
 
 /// Whether e2fsck, which says this, took a backup of the superblock because it did not like the group descriptors: it looks at them before it
 /// replays. So does Linux. Where a file system that grows is cut off between its superblock and its descriptors, the journal has
