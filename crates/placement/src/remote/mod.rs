@@ -621,12 +621,25 @@ impl RemoteLog {
     /// told. What storage says of the logs on a server stays. False where the guest's own block says the same.
     ///
     /// # Errors
-    /// When it cannot be read or written.
+    /// When it cannot be read or written, or when another host has the journal on a server: a kernel or e2fsck that finds its mark would
+    /// clear that, and give its log up.
     pub fn superblock_of_closed(&self, block: &[u8]) -> io::Result<bool> {
         let shared = &self.shared;
         let mut storage = shared.on_storage();
         let found = shared.read_superblock()?;
+        let is_on_a_server = matches!(RemoteMark::read(&found), MarkFound::Live(_) | MarkFound::Damaged);
+        // As in opening, it is nothing that an earlier run left; but a guest may put an image on its disk that has a mark.
+        if is_on_a_server && !storage.may_be.contains(&found) {
+            log::error!(
+                "{}: the journal superblock on storage says that the journal is on a server, and that was not this host: somebody else \
+                 has the disk, so nothing is written to it here any more; when the other has ended, start this VM anew",
+                shared.name
+            );
+            shared.give_up(true);
+            return Err(Taken::error());
+        }
         let Some(lineage) = Lineage::read(&found).filter(|lineage| Lineage::read(block) != Some(*lineage)) else {
+            storage.may_be = std::iter::once(found).chain(block.get(..SUPERBLOCK_BYTES).map(<[u8]>::to_vec)).collect();
             return Ok(false);
         };
         let mut block = block.to_vec();

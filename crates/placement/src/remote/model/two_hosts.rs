@@ -286,23 +286,21 @@ impl Cluster {
         let builder = LogBuilder::new(format, format.first, decoded.sequence + 1);
         let tail = (builder.position, builder.sequence);
         let block = Self::superblock_of(&superblock, tail);
-        let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
-        // As another host has it: what one of them finds out of its disk, the other does not.
-        let disk = open_disk(&self.path);
-        let log = RemoteLog::on_medium(
-            &self.options(host),
-            self.place.clone(),
-            [Arc::clone(&disk), disk],
-            self.medium(host),
-            back_off,
-            None,
-        )
-        .expect("a thread");
+        let log = self.attach(host, &open_disk(&self.path));
         let requests = 0;
         if log.open(&Superblock::decode(&block).expect("a superblock"), &block).is_ok() {
             self.hosts[host].running =
                 Some(Running { log, builder, superblock, tail, owed: BTreeMap::new(), requests });
         }
+    }
+
+    /// A VM has the disk, and its log is closed. The disk is as another host has it: what one of them finds out of its own, the other
+    /// does not.
+    fn attach(&self, host: usize, disk: &Arc<VmDisk>) -> RemoteLog {
+        let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
+        let disks = [Arc::clone(disk), Arc::clone(disk)];
+        let (options, medium) = (self.options(host), self.medium(host));
+        RemoteLog::on_medium(&options, self.place.clone(), disks, medium, back_off, None).expect("a thread")
     }
 
     fn superblock_of(old: &[u8], (start, sequence): (u32, u32)) -> Vec<u8> {
@@ -873,6 +871,46 @@ fn a_host_that_settles_looks_whether_storage_is_its_own() {
     let first = cluster.hosts[0].running.take().expect("it ran");
     assert!(first.log.settle().is_err());
     assert_eq!(first.log.mode(), Mode::Failed);
+    cluster.judge();
+}
+
+/// A VM that runs already has the disk attached when the host that has its journal dies. Its guest's kernel, or e2fsck, finds an error
+/// number beside an empty log and clears it: that must not give the log on the server up.
+#[test]
+fn a_guest_that_had_the_disk_already_does_not_clear_anothers_mark() {
+    let mut cluster = Cluster::new();
+    let disk = open_disk(&cluster.path);
+    let second = cluster.attach(1, &disk);
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+    cluster.kill(0);
+    let marked = cluster.superblock();
+    let decoded = Superblock::decode(&marked).expect("a superblock");
+    assert!(cluster.is_marked() && decoded.errno != 0);
+    // Both keep the padding, or, of a superblock that was read before, have none.
+    for was_read_before in [false, true] {
+        let mut cleared = marked.clone();
+        SuperblockEdit::new(&mut cleared).expect("a superblock").errno(0).seal();
+        if was_read_before {
+            cleared[0x7c..0xf4].fill(0);
+            SuperblockEdit::new(&mut cleared).expect("a superblock").seal();
+        }
+        assert!(second.superblock_of_closed(&cleared).is_err(), "it was read before: {was_read_before}");
+        assert!(cluster.superblock() == marked, "the mark was changed");
+    }
+    assert!(disk.is_taken(), "what it writes home would come over the log");
+    drop(second);
+    // A guest that puts such an image on its own disk does with it what it likes.
+    let own = Cluster::new();
+    let disk = open_disk(&own.path);
+    let log = own.attach(0, &disk);
+    for block in [&marked, &Cluster::superblock_of(&marked, (0, decoded.sequence))] {
+        if !log.superblock_of_closed(block).expect("it is its own") {
+            own.disk.file.write_all_at(block, own.superblock_at()).expect("written");
+        }
+    }
+    assert!(!own.is_marked() && !disk.is_taken());
     cluster.judge();
 }
 
