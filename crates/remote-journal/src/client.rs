@@ -72,6 +72,12 @@ impl ClientError {
         }
     }
 
+    /// Whether what the server keeps was found to be damaged, or not whole. Everything else says nothing of it: neither does a server
+    /// that does not know us, or does not understand.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, ClientError::Incomplete(_) | ClientError::Refused { refusal: Refusal::Damaged, .. })
+    }
+
     /// Whether somebody else was given a higher epoch.
     pub fn is_fenced(&self) -> bool {
         matches!(self, ClientError::Refused { refusal: Refusal::Fenced, .. })

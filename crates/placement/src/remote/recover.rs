@@ -9,8 +9,8 @@
 //! * Another host that is cut off from the server may be falling back just now: it finds our claim on storage, or we find
 //!   what it wrote ([`super::shared_storage`]).
 //!
-//! Failure story: what may go well later (a network that is cut, a server that is full or stops) is a failure, with exit code 1;
-//! only what is wrong with the image or the log is refused.
+//! Failure story: what may go well later (a network that is cut, a server that is full or stops, a secret that is the wrong one) is a
+//! failure, with exit code 1; only what is wrong with the image or the log is refused.
 
 use super::lineage::{Lineage, Nonce};
 use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
@@ -348,13 +348,14 @@ fn remove_what_a_fall_back_left(
 
 /// What a server's no, or its silence, means for who recovers. Nothing was changed until here.
 fn because(error: ClientError) -> Error {
-    if error.is_passing() {
-        return Error::Failed {
-            what: "fetching the log from the journal server (nothing was changed; try again)".to_owned(),
-            source: io::Error::other(error),
-        };
+    if error.is_damage() {
+        return Error::Refused(format!("{error}; nothing was changed"));
     }
-    Error::Refused(format!("{error}; nothing was changed"))
+    let then = if error.is_passing() { "try again" } else { "mend that, and try again" };
+    Error::Failed {
+        what: format!("fetching the log from the journal server (nothing was changed; {then})"),
+        source: io::Error::other(error),
+    }
 }
 
 /// Refuses an image whose mark is older than the log: what its guest wrote home since is not on it.
