@@ -6,6 +6,7 @@
 //! * The mark goes with the superblock, after everything else is on storage. Cut off anywhere, it can be done again.
 //! * An image that is older than the log, a copy that was made before the mark was last written, is refused, and nobody is
 //!   fenced off for it.
+//! * What is compared with storage is compared with what that says after the writer was fenced off: until then both go on.
 //! * Another host that is cut off from the server may be falling back just now: it finds our claim on storage, or we find
 //!   what it wrote ([`super::shared_storage`]).
 //!
@@ -202,23 +203,22 @@ fn recover_log(
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: None, report }));
     };
     let mut client = BlockingClient::connect(&options.client).map_err(because)?;
-    let (status, mut log) = fetch_beside_its_writer(&mut client, options, &name, &mark, place, &mut superblock)?;
-    let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
+    let (status, log) = fetch_beside_its_writer(&mut client, options, &name, &mark, place, &mut superblock)?;
+    // Judged in memory before anything is written.
+    let report = judge(&log)?;
     if dry_run {
-        let report = judge(&log)?;
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
     }
-    // Judged in memory before anything is written.
-    judge(&log)?;
     take(&mut client, options, &name, &mark)?;
-    if status_of(&mut client, &name, &mark)? != (JournalStatus { fence: status.fence + 1, ..status }) {
-        // Its writer added to it until it was fenced off.
-        let (now, fetched) = fetch(&mut client, &name, &mark, place)?;
-        refuse_older_server(&name, mark.acknowledged(&superblock.raw), &now)?;
-        log = fetched;
-        refuse_older(&name, lineage.count, &log)?;
-        judge(&log)?;
-    }
+    let fetched = superblock.raw;
+    let fenced_off = fetch_fenced_off(&mut client, &name, &mark, place, &mut superblock, (&status, log));
+    let log = match fenced_off.and_then(|log| judge(&log).map(|_| log)) {
+        // What is wrong is wrong between two moments.
+        Err(Error::Refused(_)) if superblock.now()? != fetched => return Err(changing(&name)),
+        result => result?,
+    };
+    let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
+    let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
     let claim = superblock.claim(lineage)?;
     let completing = || failed("completing the journal on storage");
     let mut blocks: Vec<_> = log.blocks.iter().filter(|(position, _)| **position != 0).collect();
@@ -307,6 +307,31 @@ fn fetch_beside_its_writer(
         }
     }
     Err(changing(name))
+}
+
+/// The log that was fetched, or what its writer has made of it until it was fenced off: storage says now what that has to have. Its tail
+/// may have moved in between, on storage and then on the server.
+fn fetch_fenced_off(
+    client: &mut BlockingClient,
+    name: &str,
+    mark: &RemoteMark,
+    place: &FoundLogPlace,
+    superblock: &mut OnStorage<'_>,
+    (before, log): (&JournalStatus, FetchedLog),
+) -> Result<FetchedLog, Error> {
+    superblock.read()?;
+    if !matches!(RemoteMark::read(&superblock.raw), MarkFound::Live(now) if now == *mark) {
+        return Err(changing(name));
+    }
+    let mut status = status_of(client, name, mark)?;
+    let is_same = status == JournalStatus { fence: before.fence + 1, ..before.clone() };
+    let mut log = log;
+    if !is_same {
+        (status, log) = fetch(client, name, mark, place)?;
+    }
+    refuse_older_server(name, mark.acknowledged(&superblock.raw), &status)?;
+    refuse_older(name, Lineage::read(&superblock.raw).unwrap_or_default().count, &log)?;
+    Ok(log)
 }
 
 fn changing(name: &str) -> Error {

@@ -36,6 +36,10 @@ struct Shared {
     to: Option<SocketAddr>,
     open: Vec<TcpStream>,
     ends: bool,
+    /// What clients have said, in pieces, and before which of them nothing is passed on.
+    said: usize,
+    stop_before: Option<usize>,
+    is_stopped: bool,
 }
 
 #[derive(Debug)]
@@ -50,7 +54,16 @@ impl Network {
     pub fn new() -> Self {
         let (port, address) = keep_port().expect("a port");
         let listener = TcpListener::bind(address).expect("the port that is kept");
-        let shared = Shared { weather: Weather::Good, generation: 0, to: None, open: Vec::new(), ends: false };
+        let shared = Shared {
+            weather: Weather::Good,
+            generation: 0,
+            to: None,
+            open: Vec::new(),
+            ends: false,
+            said: 0,
+            stop_before: None,
+            is_stopped: false,
+        };
         let shared = Arc::new(Mutex::new(shared));
         let of_thread = Arc::clone(&shared);
         std::thread::spawn(move || listen(listener, address, &of_thread));
@@ -73,6 +86,19 @@ impl Network {
                 reset_all(shared);
             }
         });
+    }
+
+    /// Stops the client before the server hears so much of it, counted from now.
+    pub fn stop_before(&self, said: usize) {
+        self.with(|shared| (shared.said, shared.stop_before) = (0, Some(said)));
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.with(|shared| shared.is_stopped)
+    }
+
+    pub fn go_on(&self) {
+        self.with(|shared| shared.stop_before = None);
     }
 
     /// Resets every connection. When this has returned, nothing that was on its way arrives.
@@ -165,6 +191,16 @@ fn pass_on(
         }
         if let (Weather::Narrow(rate), false) = (weather, is_to_client) {
             std::thread::sleep(Duration::from_secs_f64(got as f64 / rate as f64));
+        }
+        while !is_to_client {
+            let mut shared = shared.lock().expect("no panic under this lock");
+            shared.is_stopped = shared.stop_before == Some(shared.said) && !shared.ends;
+            if !shared.is_stopped {
+                shared.said += 1;
+                break;
+            }
+            drop(shared);
+            std::thread::sleep(Duration::from_millis(1));
         }
         // Held while writing: after a reset nothing arrives any more.
         let shared = shared.lock().expect("no panic under this lock");

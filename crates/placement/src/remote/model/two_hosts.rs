@@ -620,6 +620,45 @@ fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
     }
 }
 
+/// The second host recovers, and is stopped before the server hears each of the things that it says; the first, whose network is well,
+/// moves its log's tail meanwhile. That is no older copy, and nothing that is refused.
+#[test]
+fn a_recovery_beside_a_writer_is_not_refused() {
+    for said in 0.. {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("recovery, stopped before it has said {said}");
+        cluster.timeout = Duration::from_secs(5);
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+        cluster.hosts[1].network.stop_before(said);
+        let (medium, options, path) = (cluster.medium(1), cluster.options(1), cluster.path.clone());
+        let recovering = std::thread::spawn(move || {
+            let through = |_| Arc::clone(&medium);
+            recover_through(&path, None, &options, false, true, &through)
+        });
+        let deadline = Instant::now() + LIMIT;
+        while !cluster.hosts[1].network.is_stopped() && !recovering.is_finished() {
+            assert!(Instant::now() < deadline, "{}", cluster.what);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let reached = !recovering.is_finished();
+        if reached {
+            // Until it is fenced off.
+            let _ = cluster.pass(0) && cluster.commit(0);
+        }
+        cluster.hosts[1].network.go_on();
+        if let Err(Error::Refused(reason)) = recovering.join().expect("no panic") {
+            panic!("{}: {reason}", cluster.what);
+        }
+        cluster.judge();
+        if !reached {
+            assert!(said > 4, "it says {said} things");
+            return;
+        }
+    }
+}
+
 /// An image that was copied while its journal was on the server, and is put back when the server has gone on: it is refused, or
 /// all that was acknowledged is in it. The true one is recovered after that, whatever was done with the copy.
 #[test]
