@@ -369,6 +369,11 @@ impl Mirror {
         self.say(|said| said.phase = Phase::Failed);
     }
 
+    /// Storage had failed, and may be well again.
+    pub fn is_tried_again(&mut self) {
+        self.say(|said| said.phase = Phase::Open);
+    }
+
     fn end(&mut self, phase: Phase) {
         self.blocks.clear();
         self.superblock = None;

@@ -261,7 +261,7 @@ impl Shared {
             self.home.set_taken();
             self.disk.set_taken();
         }
-        self.lock().fail();
+        self.lock().fail(is_taken);
         self.changed.notify_all();
         self.disk.wake.wake();
     }
@@ -661,6 +661,11 @@ impl RemoteLog {
         let mut state = shared.lock();
         if state.mode == Mode::Closed {
             return Ok(());
+        }
+        if state.mode == Mode::Failed && state.has_storage_failed && ![&shared.home, &shared.disk].iter().any(|disk| disk.is_taken()) {
+            // Its server may be lost: then what is live of it is here and nowhere else.
+            log::info!("{}: storage failed before; completing the journal there is tried once more", shared.name);
+            state.complete_again();
         }
         state.wants_settling = true;
         shared.work.notify_one();

@@ -107,6 +107,8 @@ pub(crate) struct State {
     pub wants_settling: bool,
     /// The last attempt to reach the server failed.
     pub has_failed_to_connect: bool,
+    /// It has failed because storage did: the log can still be completed there, once storage is well again.
+    pub has_storage_failed: bool,
     /// It was gone on with in another process, which may not touch storage yet.
     pub may_not_begin: bool,
     /// Live blocks that the server does not have as they are, before it can count; the superblock first.
@@ -149,6 +151,7 @@ impl State {
             renewed_with: 0,
             wants_settling: false,
             has_failed_to_connect: false,
+            has_storage_failed: false,
             may_not_begin: false,
             to_copy: BTreeSet::new(),
             passed_unsent: BTreeSet::new(),
@@ -222,10 +225,11 @@ impl State {
         self.done.extend(self.held_for_storage.drain(..).map(|request| (request, Status::IoError)));
     }
 
-    /// Nothing can be written any more.
-    pub fn fail(&mut self) {
+    /// Nothing can be written any more: somebody else has it, or storage failed.
+    pub fn fail(&mut self, is_taken: bool) {
         self.mirror.fail();
         self.mode = Mode::Failed;
+        self.has_storage_failed = !is_taken;
         self.fail_all();
         self.forget_shipping();
     }
@@ -560,6 +564,13 @@ impl State {
         let server_counts = self.mode == Mode::Remote;
         self.forget_shipping();
         self.complete(server_counts);
+    }
+
+    /// Storage may be well again: all of the log is written there once more.
+    pub fn complete_again(&mut self) {
+        self.has_storage_failed = false;
+        self.mirror.is_tried_again();
+        self.complete(self.server_counts);
     }
 
     fn complete(&mut self, server_counts: bool) {

@@ -193,7 +193,7 @@ fn commits_wait_for_the_place_that_counts() {
     assert_eq!(state.take_done(), [(RequestId(5), Status::Ok), (RequestId(6), Status::Ok)]);
     assert_eq!(commit(&mut state, 7), Outcome::Store);
     // Fenced off: nothing more is taken, and whoever waits is told.
-    state.fail();
+    state.fail(false);
     assert_eq!(commit(&mut state, 8), Outcome::Fail);
 }
 

@@ -50,6 +50,8 @@ struct GateState {
     is_writing: bool,
     /// The host has died: nothing of it reaches the disk any more.
     is_dead: bool,
+    /// The file system of the image has no room.
+    is_full: bool,
 }
 
 /// What is between a host and the disk.
@@ -73,6 +75,9 @@ impl Gate {
             state.is_stopped = false;
         }
         state.steps.push(step);
+        if state.is_full && step == Step::Write {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         if state.is_dead { Err(io::Error::other("this host is dead")) } else { Ok(()) }
     }
 
@@ -950,6 +955,44 @@ fn a_guest_that_had_the_disk_already_does_not_clear_anothers_mark() {
         }
     }
     assert!(!own.is_marked() && !disk.is_taken());
+    cluster.judge();
+}
+
+/// The server is lost, and storage takes nothing just then: what the guest was told is in this process alone. Once storage is well
+/// again, whoever ends the VM brings it there.
+#[test]
+fn a_log_that_storage_did_not_take_is_completed_when_it_does() {
+    let mut cluster = Cluster::new();
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+    cluster.hosts[0].gate.lock().is_full = true;
+    cluster.cut(0);
+    assert!(!cluster.commit(0), "nobody has it");
+    assert_eq!(cluster.mode(0), Mode::Failed);
+    let first = cluster.hosts[0].running.take().expect("it runs");
+    assert!(first.log.settle().is_err() && cluster.is_marked(), "storage takes nothing yet");
+    cluster.hosts[0].gate.lock().is_full = false;
+    first.log.settle().expect("storage is well");
+    assert!(first.log.mode() == Mode::Closed && !cluster.is_marked(), "it is on the server still");
+    assert!(!Superblock::decode(&cluster.superblock()).expect("a superblock").is_empty());
+    drop(first);
+    // All that was acknowledged is in what storage has.
+    cluster.judge();
+
+    // Of a disk that somebody else has meanwhile nothing is written.
+    let mut cluster = Cluster::new();
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0));
+    cluster.hosts[0].gate.lock().is_full = true;
+    cluster.cut(0);
+    assert!(!cluster.commit(0));
+    let first = cluster.hosts[0].running.take().expect("it runs");
+    assert!(cluster.start(1) && cluster.commit(1));
+    cluster.hosts[0].gate.lock().is_full = false;
+    assert!(first.log.settle().is_err());
+    drop(first);
     cluster.judge();
 }
 
