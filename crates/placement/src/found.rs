@@ -8,14 +8,16 @@
 //! nowhere else, and an image only counts if the caller has named it or the registry of the same user has it for this
 //! directory.
 
-use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key};
+use crate::description::{AreaDirectory, DirectoryError, ImageDescription, LOCK, LogDescription, THROUGH, image_key};
 use crate::earlier::open_left;
 use crate::finish::{finish, leave_stored};
 use crate::registry::own_places;
+use crate::remote::MirrorFile;
+use crate::resume::COPY_ENDING;
 use crate::scan::offset_of;
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
 use guest_memory::{HostFile, PAGE_BYTES};
-use jbd2::Superblock;
+use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use own_files::{How, OwnDirectory};
 use recovery::{Access, Report, Status};
@@ -313,10 +315,54 @@ fn remove_if_nothing_is_owed(path: &Path, registry: &Path) {
         Ok(Some(left)) => left.logs.iter().all(|(_, found)| !found.is_open()),
         Err(_) => false,
     };
-    if is_owed_nothing {
+    if is_owed_nothing && !is_copy_owed(&directory) {
         log::info!("{}: nothing in it is owed to anybody, and its process is gone: removed", path.display());
         directory.remove();
     }
+}
+
+/// Removes a directory of which every held log was finished, unless it has the copy of one that is on a server, or is not whole on storage:
+/// the server may be lost. It is removed once the log has been brought home.
+pub fn remove_finished(directory: &AreaDirectory) {
+    if is_copy_owed(directory) {
+        log::info!(
+            "{}: stays until the journal that is on a server, and of which it has a copy, has been brought home",
+            directory.path().display()
+        );
+    } else {
+        directory.remove();
+    }
+}
+
+/// Whether a copy of a log that was shipped to a server may be the last whole one. Only images that the registry has for this directory are
+/// looked at.
+fn is_copy_owed(directory: &AreaDirectory) -> bool {
+    let Ok(Some(description)) = directory.description() else { return false };
+    let is_its = |image: &&ImageDescription| {
+        directory.is_registered(&image.key) && image_key(&image.path).is_ok_and(|key| key == image.key)
+    };
+    let images: Vec<std::fs::File> = description
+        .images
+        .iter()
+        .flatten()
+        .filter(is_its)
+        .filter_map(|image| std::fs::File::open(&image.path).ok())
+        .collect();
+    description.wishes.iter().any(|wish| {
+        let (place, name) = (&wish.place, wish.copy.as_deref().filter(|name| name.ends_with(COPY_ENDING)));
+        if !(1024..=65536).contains(&place.block_bytes) {
+            return false;
+        }
+        let Some(file) = name.and_then(|name| directory.directory().file(OsStr::new(name), How::Read).ok()) else {
+            return false;
+        };
+        let Ok(said) = MirrorFile::take_up(file, place).map(|copy| copy.says()) else { return false };
+        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return false };
+        images.iter().any(|image| {
+            let mut stored = [0; SUPERBLOCK_BYTES];
+            image.read_exact_at(&mut stored, offset).is_ok() && said.is_owed(&stored)
+        })
+    })
 }
 
 /// Where home and journal of a log are by now.
@@ -526,5 +572,88 @@ fn check_identity(
 impl From<io::Error> for FinishError {
     fn from(error: io::Error) -> Self {
         FinishError::Failed(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::description::WishDescription;
+    use crate::layout::LogRun;
+    use crate::remote::{Phase, RemoteMark};
+    use crate::scan::FoundLogPlace;
+
+    /// An empty log, or one that begins at a block.
+    fn superblock(start: u32) -> Vec<u8> {
+        let mut block = vec![0; SUPERBLOCK_BYTES];
+        for (offset, value) in [(0, 0xc03b_3998), (4, 4), (0x0c, 1024), (0x10, 64), (0x14, 1), (0x18, 7), (0x1c, start)]
+        {
+            block[offset..offset + 4].copy_from_slice(&u32::to_be_bytes(value));
+        }
+        block
+    }
+
+    /// The server may be lost: then the copy in tmpfs is all that there is.
+    #[test]
+    fn a_copy_stays_until_its_log_is_brought_home() {
+        let base = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (vms, registry) = (base.path().join("vms"), base.path().join("registry"));
+        let image = base.path().join("image");
+        let place = FoundLogPlace {
+            home_disk: 0,
+            journal_disk: 0,
+            home_start: 0,
+            block_bytes: 1024,
+            log_blocks: 64,
+            home_blocks: 4096,
+            runs: vec![LogRun { first_position: 0, offset: 2048, count: 64 }],
+            own_blocks: Vec::new(),
+            is_external: false,
+            file_system_uuid: [0; 16],
+        };
+        let marked = RemoteMark { epoch: 1, nonce: [1; 16] }.write_into(&superblock(0)).expect("a superblock");
+        let (left, empty) = (superblock(1), superblock(0));
+        let cases = [
+            (Phase::Open, false, &marked, &marked, true),
+            (Phase::Failed, false, &marked, &marked, true),
+            (Phase::Failed, false, &left, &left, true),
+            // Storage has all of it; nobody had it open; it was brought home, or somebody else has the disk.
+            (Phase::Open, true, &left, &left, false),
+            (Phase::Closed, false, &marked, &marked, false),
+            (Phase::Lost, false, &marked, &marked, false),
+            (Phase::Open, false, &marked, &empty, false),
+            (Phase::Failed, false, &marked, &left, false),
+        ];
+        for (phase, is_stored, may_be, stored, is_owed) in cases {
+            let mut bytes = vec![0; 2048];
+            bytes.extend_from_slice(stored);
+            std::fs::write(&image, bytes).expect("written");
+            let directory = AreaDirectory::create(&vms, &registry).expect("made");
+            directory.register(&image).expect("registered");
+            let file = directory.directory().file(OsStr::new("log-0.copy"), How::MakeNew).expect("made");
+            MirrorFile::make(file, &place).expect("made").say(|said| {
+                (said.phase, said.is_stored, said.may_be) = (phase, is_stored, vec![may_be.clone()]);
+            });
+            let wish = WishDescription {
+                place: place.clone(),
+                placement: "remote".to_owned(),
+                is_distrusted: false,
+                storage_from: None,
+                copy: Some("log-0.copy".to_owned()),
+            };
+            directory.describe(&[], Vec::new(), vec![wish]).expect("described");
+            let path = directory.path().to_owned();
+            drop(directory);
+            sweep(&vms, &registry);
+            assert_eq!(path.exists(), is_owed, "{phase:?}, all is stored: {is_stored}");
+            if is_owed {
+                remove_finished(&AreaDirectory::take_over(&path, &registry).expect("free"));
+                assert!(path.exists());
+                // Another process has brought it home.
+                std::fs::write(&image, vec![0; 8192]).expect("written");
+                remove_finished(&AreaDirectory::take_over(&path, &registry).expect("free"));
+                assert!(!path.exists());
+            }
+        }
     }
 }

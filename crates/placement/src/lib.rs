@@ -53,7 +53,8 @@ pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;
 pub use earlier::{Brought, finish_earlier};
 pub use found::{
-    FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, sweep, sweep_after,
+    FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, remove_finished, sweep,
+    sweep_after,
 };
 pub use hand_over::Change;
 pub use journal_area::{AreaMemory, HotPages};

@@ -118,7 +118,7 @@ fn finish(
     }
     let outcome = finish_directory_into(&directory, images)?;
     if outcome.failed.is_empty() {
-        directory.remove();
+        placement::remove_finished(&directory);
     }
     Ok(outcome)
 }

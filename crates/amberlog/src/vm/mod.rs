@@ -360,7 +360,7 @@ fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
                 log.recovery.blocks_written
             );
         }
-        directory.remove();
+        placement::remove_finished(&directory);
     }
     for disk in disks {
         // What cannot be read is said by whoever opens it to serve it.
@@ -497,8 +497,13 @@ impl Vm {
         }
         let journal_disks: Vec<&Path> = options.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
         for disk in &attached {
-            for brought in placement::finish_earlier(&disk.options, &journal_disks)? {
-                log::info!("{}: {brought}", disk.options.path.display());
+            let brought = placement::finish_earlier(&disk.options, &journal_disks)?;
+            for one in &brought {
+                log::info!("{}: {one}", disk.options.path.display());
+            }
+            if !brought.is_empty() {
+                // The copy of what was on a server has stayed until now.
+                placement::sweep_after(&disk.options.path);
             }
         }
         write_down(options, &mut attached)?;

@@ -23,8 +23,9 @@
 //! away, and nothing depends on it then.
 
 use super::lineage::Nonce;
+use super::mark::{MarkFound, RemoteMark};
 use crate::scan::FoundLogPlace;
-use jbd2::{Kind, SUPERBLOCK_BYTES};
+use jbd2::{Kind, SUPERBLOCK_BYTES, Superblock};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -80,6 +81,16 @@ pub(crate) struct Said {
 }
 
 impl Said {
+    /// Whether this copy may be the last one that has all of the log: `stored`, the superblock on storage, is as its process left it, and
+    /// says that the log is on a server, or it begins a log of which storage lacks something.
+    pub fn is_owed(&self, stored: &[u8]) -> bool {
+        let is_left =
+            matches!(self.phase, Phase::Open | Phase::Failed) && self.may_be.iter().any(|may_be| may_be == stored);
+        let is_elsewhere = matches!(RemoteMark::read(stored), MarkFound::Live(_) | MarkFound::Damaged);
+        let is_begun = Superblock::decode(stored).is_ok_and(|superblock| !superblock.is_empty());
+        is_left && (is_elsewhere || (is_begun && !self.is_stored))
+    }
+
     fn encode(&self, number: u64, shape: Shape) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&number.to_le_bytes());

@@ -662,7 +662,10 @@ impl RemoteLog {
         if state.mode == Mode::Closed {
             return Ok(());
         }
-        if state.mode == Mode::Failed && state.has_storage_failed && ![&shared.home, &shared.disk].iter().any(|disk| disk.is_taken()) {
+        if state.mode == Mode::Failed
+            && state.has_storage_failed
+            && ![&shared.home, &shared.disk].iter().any(|disk| disk.is_taken())
+        {
             // Its server may be lost: then what is live of it is here and nowhere else.
             log::info!("{}: storage failed before; completing the journal there is tried once more", shared.name);
             state.complete_again();
