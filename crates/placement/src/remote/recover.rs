@@ -376,11 +376,11 @@ fn because(error: ClientError) -> Error {
     if error.is_damage() {
         return Error::Refused(format!("{error}; nothing was changed"));
     }
-    let then = if error.is_passing() { "try again" } else { "mend that, and try again" };
-    Error::Failed {
-        what: format!("fetching the log from the journal server (nothing was changed; {then})"),
-        source: io::Error::other(error),
-    }
+    let what = match error.is_passing() {
+        true => "fetching the log from the journal server (nothing was changed; try again)",
+        false => "asking the journal server for the log (nothing was changed; mend the cause, and try again)",
+    };
+    Error::Failed { what: what.to_owned(), source: io::Error::other(error) }
 }
 
 /// Refuses an image whose mark is older than the log: what its guest wrote home since is not on it.
