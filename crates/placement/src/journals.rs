@@ -23,6 +23,7 @@ use guest_memory::VmMemory;
 use jbd2::Superblock;
 use journal_area::{Doubt, Holding, JournalArea, LogShape};
 use recovery::{Report, Status};
+use remote_journal::message::NAME_BYTES_MAX;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -631,6 +632,17 @@ impl Journals {
             return Ok(None);
         };
         let is_taken_up = copy.as_ref().is_some_and(LeftCopy::is_open);
+        let name = options.name_of(place.home_start);
+        if name.len() > NAME_BYTES_MAX {
+            // A server would not understand what it is asked, and be taken for one that is too old.
+            log::warn!(
+                "disk {}: the journal of the file system at byte {} would be called {name}, which is longer than {NAME_BYTES_MAX} bytes: \
+                 give the disk a shorter name on its server; the journal stays in its own place on storage",
+                home.options.name,
+                place.home_start
+            );
+            return Ok(None);
+        }
         let reserved = match is_taken_up {
             // It is there, whatever else has grown since.
             true => Some(self.area.reserve_again(place.log_bytes())),

@@ -1033,13 +1033,23 @@ fn superblock_of(rig: &Rig) -> Vec<u8> {
 /// There is no memory for the copy of a log that a server would need: its blocks are nobody's but storage's.
 #[test]
 fn a_log_that_is_not_shipped_for_want_of_memory_is_on_storage() {
+    stays_on_storage(1 << 20, "disk");
+}
+
+/// With `@` and where the file system begins it is longer than a server understands.
+#[test]
+fn a_log_whose_name_is_too_long_stays_on_storage() {
+    stays_on_storage(64 << 20, &"x".repeat(125));
+}
+
+fn stays_on_storage(budget_bytes: u64, name: &str) {
     let client = remote_journal::ClientOptions {
         address: "127.0.0.1:9".to_owned(),
         security: remote_journal::ClientSecurity::default(),
         timeout: std::time::Duration::from_secs(1),
     };
-    let remote = RemoteOptions { client, name: "disk".to_owned() };
-    let mut rig = Rig::with(1 << 20, PlacementKind::Remote, Some(remote));
+    let remote = RemoteOptions { client, name: name.to_owned() };
+    let mut rig = Rig::with(budget_bytes, PlacementKind::Remote, Some(remote));
     let mut superblock = rig.superblock.clone();
     let (start, sequence) = (rig.builder.position, rig.builder.sequence);
     jbd2::SuperblockEdit::new(&mut superblock).expect("a superblock").start(start).sequence(sequence).seal();
