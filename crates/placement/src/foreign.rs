@@ -29,10 +29,7 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
     let goes_on = stored.is_some_and(|stored| {
         stored.is_empty() && stored.uuid == open.uuid && open.sequence.wrapping_sub(stored.sequence) <= 1
     });
-    let mut first = vec![0; log.place.block_bytes as usize];
-    let is_there = log.offset_of(open.start).is_some()
-        && log.read_stored(open.start, &mut first).is_ok()
-        && jbd2::peek(&first).is_some_and(|header| header.sequence == open.sequence);
+    let is_there = is_live_there(log, open);
     if goes_on && !is_there && !was_written {
         return Ok(false);
     }
@@ -57,6 +54,15 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
         log.place.home_start
     );
     Ok(true)
+}
+
+/// Whether the transaction with which a superblock begins a log is in its own place already: a kernel has yet to write it, also one that
+/// has just replayed.
+pub(crate) fn is_live_there(log: &Log, open: &Superblock) -> bool {
+    let mut first = vec![0; log.place.block_bytes as usize];
+    log.offset_of(open.start).is_some()
+        && log.read_stored(open.start, &mut first).is_ok()
+        && jbd2::peek(&first).is_some_and(|header| header.sequence == open.sequence)
 }
 
 /// Whether a write puts anything but zeros there.

@@ -1042,6 +1042,44 @@ fn a_log_whose_name_is_too_long_stays_on_storage() {
     stays_on_storage(64 << 20, &"x".repeat(125));
 }
 
+/// An image is copied over the disk inside the VM: what is in the journal's own place already would be missing on the server.
+#[test]
+fn a_log_that_is_brought_is_not_shipped_until_it_is_empty() {
+    let client = remote_journal::ClientOptions {
+        address: "127.0.0.1:9".to_owned(),
+        security: remote_journal::ClientSecurity::default(),
+        timeout: std::time::Duration::from_secs(1),
+    };
+    for is_first in [true, false] {
+        let remote = RemoteOptions { client: client.clone(), name: "disk".to_owned() };
+        let mut rig = Rig::with(64 << 20, PlacementKind::Remote, Some(remote));
+        let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+        let block = |rig: &Rig, start, sequence| {
+            let mut block = rig.superblock.clone();
+            jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+            block
+        };
+        let transaction = Transaction { blocks: vec![(5000, content(1))], ..Transaction::default() };
+        let mut log = Vec::new();
+        rig.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        // In whatever order it comes.
+        let (position, bytes) = if is_first { &log[0] } else { &log[2] };
+        let operations = rig.write(rig.log_at[*position as usize], bytes);
+        rig.carry_out(operations);
+        for (start, sequence) in [(start, sequence), (rig.builder.position, rig.builder.sequence)] {
+            let opening = block(&rig, start, sequence);
+            let operations = rig.write(rig.log_at[0], &opening);
+            assert_eq!(operations.len(), 1, "it is shipped from transaction {sequence} on");
+            rig.carry_out(operations);
+        }
+        let emptied = block(&rig, 0, rig.builder.sequence + 1);
+        let operations = rig.write(rig.log_at[0], &emptied);
+        rig.carry_out(operations);
+        let opening = block(&rig, rig.builder.position, rig.builder.sequence + 1);
+        assert!(rig.write(rig.log_at[0], &opening).is_empty(), "it is a kernel's own");
+    }
+}
+
 fn stays_on_storage(budget_bytes: u64, name: &str) {
     let client = remote_journal::ClientOptions {
         address: "127.0.0.1:9".to_owned(),

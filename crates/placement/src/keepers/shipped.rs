@@ -6,6 +6,7 @@
 use super::stored::finish_brought;
 use crate::disk::PlacementKind;
 use crate::distrust;
+use crate::foreign::{is_live_there, is_something};
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
     Steps, SuperblockBlock, SuperblockWritten, Task,
@@ -18,6 +19,7 @@ use guest_memory::MemorySlice;
 use jbd2::Superblock;
 use journal_area::JournalArea;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Blocks of a log that was taken up which the watch gets before it looks at them.
@@ -29,6 +31,8 @@ pub(crate) struct Shipped {
     watch: Mutex<Watch>,
     /// What was seen of a log that was taken up, before anything may be done about it.
     seen: Mutex<Option<String>>,
+    /// Something was written into the log while it was closed.
+    is_foreign: AtomicBool,
     /// Its copy of the log is in this one's budget.
     area: Arc<JournalArea>,
     /// So many bytes of it.
@@ -40,11 +44,19 @@ pub(crate) struct Shipped {
 impl Shipped {
     /// With a copy of the log in a file of this name, which takes so many bytes of the area's budget.
     pub fn new(remote: RemoteLog, (area, reserved): (Arc<JournalArea>, u64), copy_name: String) -> Self {
-        Shipped { reserved, remote, watch: Mutex::default(), seen: Mutex::default(), area, copy_name }
+        let (watch, seen, is_foreign) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Shipped { reserved, remote, watch, seen, is_foreign, area, copy_name }
     }
 
     fn watch(&self) -> MutexGuard<'_, Watch> {
         self.watch.lock().expect("no panic under this lock")
+    }
+
+    /// A block of a closed log, not its superblock, is written; with zeros mke2fs does so, too.
+    fn note_foreign(&self, slices: &[MemorySlice]) {
+        if !self.is_foreign.load(Ordering::Relaxed) && is_something(slices) {
+            self.is_foreign.store(true, Ordering::Relaxed);
+        }
     }
 
     /// What is live of a log that was taken up is watched again, from its begin on.
@@ -109,6 +121,19 @@ impl Keeper for Shipped {
                 Ok((SuperblockWritten::GoesOn, false))
             }
             Ok(superblock) if !superblock.is_empty() => {
+                // What is in its own place would be missing in the server's log, which is the one that counts.
+                let is_foreign = self.is_foreign.load(Ordering::Relaxed);
+                if log.is_brought() || is_foreign || is_live_there(log, &superblock) {
+                    if !log.is_brought() {
+                        log::info!(
+                            "disk {}: the journal of the file system at byte {} has something in it that did not come through here; it \
+                             stays on storage until it is next empty",
+                            log.home.options.name,
+                            log.place.home_start
+                        );
+                    }
+                    return Ok((SuperblockWritten::Brought, true));
+                }
                 self.remote.open(&superblock, block)?;
                 if !log.is_distrusted() {
                     self.watch().opened(&log.place, &superblock);
@@ -117,6 +142,7 @@ impl Keeper for Shipped {
             }
             other => {
                 let was_open = log.is_open();
+                self.is_foreign.store(false, Ordering::Relaxed);
                 if was_open {
                     // What was written home is durable before the superblock says that no log is needed any more.
                     log.home.file.sync_data()?;
@@ -139,6 +165,9 @@ impl Keeper for Shipped {
 
     fn log_write(&self, log: &Log, block: LogBlock<'_>) -> LogVerdict {
         if !log.is_open() {
+            if let BlockContent::Guest(slices) = block.content {
+                self.note_foreign(slices);
+            }
             return LogVerdict::Store;
         }
         let content = match block.content {
@@ -155,7 +184,10 @@ impl Keeper for Shipped {
         }
     }
 
-    fn odd_log_write(&self, log: &Log, kind: RequestKind, _slices: &[MemorySlice]) -> OddVerdict {
+    fn odd_log_write(&self, log: &Log, kind: RequestKind, slices: &[MemorySlice]) -> OddVerdict {
+        if !log.is_open() {
+            self.note_foreign(slices);
+        }
         match (log.is_open(), kind) {
             (false, _) => OddVerdict::Store,
             (true, RequestKind::Discard) => OddVerdict::Ignore,
