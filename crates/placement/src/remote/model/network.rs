@@ -175,6 +175,14 @@ fn listen(listener: TcpListener, address: SocketAddr, shared: &Arc<Mutex<Shared>
     }
 }
 
+/// Whether what a client has just said is not passed on yet; what is, is counted.
+fn is_stopped(shared: &Mutex<Shared>) -> bool {
+    let mut shared = shared.lock().expect("no panic under this lock");
+    shared.is_stopped = shared.stop_before == Some(shared.said) && !shared.ends;
+    shared.said += usize::from(!shared.is_stopped);
+    shared.is_stopped
+}
+
 fn pass_on(
     mut from: TcpStream,
     mut into: TcpStream,
@@ -192,14 +200,7 @@ fn pass_on(
         if let (Weather::Narrow(rate), false) = (weather, is_to_client) {
             std::thread::sleep(Duration::from_secs_f64(got as f64 / rate as f64));
         }
-        while !is_to_client {
-            let mut shared = shared.lock().expect("no panic under this lock");
-            shared.is_stopped = shared.stop_before == Some(shared.said) && !shared.ends;
-            if !shared.is_stopped {
-                shared.said += 1;
-                break;
-            }
-            drop(shared);
+        while !is_to_client && is_stopped(shared) {
             std::thread::sleep(Duration::from_millis(1));
         }
         // Held while writing: after a reset nothing arrives any more.
