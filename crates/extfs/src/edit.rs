@@ -26,6 +26,13 @@ impl<'a> SuperblockEdit<'a> {
         self
     }
 
+    /// Says that the journal has to be replayed.
+    pub fn set_needs_recovery(&mut self) -> &mut Self {
+        let features = le32(self.raw, field::INCOMPAT) | incompat::NEEDS_RECOVERY;
+        self.raw[field::INCOMPAT..field::INCOMPAT + 4].copy_from_slice(&features.to_le_bytes());
+        self
+    }
+
     /// Marks the file system as having errors: e2fsck checks it in full, and a mount warns.
     pub fn set_error(&mut self) -> &mut Self {
         self.state(|state| state | state::ERROR)

@@ -291,6 +291,21 @@ impl DiskRoute {
                 if !log.keeper.counts_transactions(&log) {
                     self.count_commits(&slices, range.block_bytes);
                 }
+                if !log.is_open() {
+                    match self.journals.goes_on_unannounced(&log, position, &slices) {
+                        Ok(false) => {}
+                        Ok(true) => {
+                            log = self.journals.log(range.log).unwrap_or(log);
+                            self.note_in_pass(&log);
+                        }
+                        Err(error) => {
+                            log::error!("disk {}: {error}", self.journals.disk(self.disk).options.name);
+                            to_storage(self, std::mem::replace(&mut run, at..at), plan);
+                            plan.fail(waiting.request);
+                            return;
+                        }
+                    }
+                }
                 let content = BlockContent::Guest(&slices);
                 let block = LogBlock { position, content, request: waiting.request };
                 let verdict = log.keeper.log_write(&log, block);
@@ -606,6 +621,7 @@ impl Route for DiskRoute {
                 for log in self.journals.logs_at_home(self.disk) {
                     log.state.own_writes.store(0, Ordering::Release);
                 }
+                self.journals.logs().iter().for_each(|log| log.forget_unannounced());
                 self.journals.look_again_if_changed(self.disk)?;
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;

@@ -128,6 +128,14 @@ impl Journals {
         }
     }
 
+    /// A log goes on in its own place, from that transaction on, until its guest closes it; then it is as it was wished.
+    pub(crate) fn stays_on_storage(&self, index: LogIndex, from: u32) {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        if let Some(log) = self.log(index) {
+            self.replace(&log, PlacementKind::Storage, Some(from));
+        }
+    }
+
     fn say_handed_over(&self, log: &Log) {
         log::info!(
             "disk {}: the journal of the file system at byte {} is on storage from now on, as wished",

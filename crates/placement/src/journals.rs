@@ -293,6 +293,9 @@ impl Journals {
         let opening = log.state.opening.lock().expect("no panic under this lock");
         // It may have gone elsewhere until a moment ago.
         let current = self.log(log.index).unwrap_or_else(|| Arc::clone(log));
+        if !current.is_open() {
+            current.note_announcing();
+        }
         let taken = self.give_superblock(&current, superblock, steps);
         drop(opening);
         let taken = taken.map(|(what, passes)| {
@@ -315,6 +318,7 @@ impl Journals {
         match what {
             SuperblockWritten::Opened => {
                 log.set_open();
+                log.is_announced();
                 if !passes {
                     log.set_brought(false);
                     log::info!(
@@ -331,6 +335,7 @@ impl Journals {
             SuperblockWritten::Closed | SuperblockWritten::NoLog => {
                 log.set_closed();
                 log.set_brought(false);
+                log.is_announced();
                 if what == SuperblockWritten::NoLog {
                     self.scan_soon(log.journal_disk);
                     log.journal.wake.wake();

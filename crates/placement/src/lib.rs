@@ -43,6 +43,7 @@ mod report;
 mod resume;
 mod scan;
 mod stored;
+mod unannounced;
 mod watch;
 
 pub use description::{

@@ -7,6 +7,7 @@ use crate::disk::{Disk, PlacementKind};
 use crate::keeper::Keeper;
 use crate::mark::MarkKind;
 use crate::scan::FoundLogPlace;
+use crate::unannounced::Unannounced;
 use block_route::LogIndex;
 use journal_area::{LogId, Opening};
 use recovery::Report;
@@ -74,6 +75,8 @@ pub(crate) struct LogState {
     /// Its guest is writing its superblock, by which it may be opened: nobody changes meanwhile who keeps it. Taken after the journals'
     /// `scanning` by who wants to change that, and with nothing taken under it by who writes.
     pub opening: Mutex<()>,
+    /// What is written into it while it is closed (`crate::unannounced`). Taken with nothing else taken under it.
+    pub unannounced: Mutex<Unannounced>,
     /// How many writes of ours into its own place are on their way, for nobody's request and whoever keeps it now.
     pub own_writes: AtomicUsize,
 }
@@ -94,6 +97,7 @@ impl LogState {
             mark: Mutex::default(),
             recovering: Mutex::default(),
             opening: Mutex::default(),
+            unannounced: Mutex::default(),
             own_writes: AtomicUsize::new(0),
         }
     }

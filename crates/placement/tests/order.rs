@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+#[path = "order/suspended.rs"]
+mod suspended;
 #[path = "order/tampered.rs"]
 mod tampered;
 

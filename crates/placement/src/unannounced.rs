@@ -1,0 +1,219 @@
+//! A guest's kernel that goes on with a log that was closed under it.
+//!
+//! A device that is started anew has mostly a new kernel before it, so what was held goes home, and storage says that the log is empty
+//! ([`crate::journals`]). But a guest that suspends resets its disks, too, and goes on where it was; and one that hibernates does so in another
+//! VM. Its kernel knows of an open log: it writes the next transaction where the last one ended, and no superblock before. Storage would say
+//! of an acknowledged commit that there is none.
+//!
+//! So what is written without a superblock into a log that was closed under its guest is looked at. When it is the very transaction that would come next, whole but for
+//! its commit block, storage says that the log begins with it before that commit is answered: the log is as a hand-over leaves it
+//! ([`crate::hand_over`]), and goes on in its own place until its guest closes it. Nobody else writes such a thing: a new kernel writes the superblock
+//! first, and whoever copies an image over the disk writes other transactions, too.
+//!
+//! What this must never do: say that a log is live which somebody else than its kernel has written. Failure story: a commit of that number
+//! that is not understood, or that storage cannot be told of, fails, and the guest's kernel ends its journal instead of going on with a lost one.
+
+use crate::disk::PlacementKind;
+use crate::journals::Journals;
+use crate::log::Log;
+use crate::stored::{self, Says};
+use block_route::segments;
+use extfs::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
+use guest_memory::MemorySlice;
+use jbd2::{Format, HEADER_BYTES, Header, Kind, Superblock, SuperblockEdit};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::MutexGuard;
+
+/// A transaction has at most a quarter of a log's blocks.
+const PART_MAX: u32 = 4;
+
+/// What was written into a log since it was closed.
+#[derive(Debug, Default)]
+pub(crate) struct Unannounced {
+    /// The number of the transaction that its kernel would write next, and the log's shape. Nothing inside: it is not known, or
+    /// somebody else has written there, or the guest has closed the log itself.
+    next: Option<Option<(u32, Format)>>,
+    /// Which blocks, and whether each is a control block of that transaction.
+    written: BTreeMap<u32, bool>,
+}
+
+/// What was written before a commit block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    /// Its transaction, which begins there.
+    Transaction(u32),
+    /// The end of a transaction, whose beginning is not there.
+    Part,
+    /// Something else.
+    Other,
+}
+
+impl Unannounced {
+    fn of_nobody() -> Self {
+        Unannounced { next: Some(None), ..Self::default() }
+    }
+
+    /// What was written before the commit block that comes at `commit`.
+    fn before(&self, commit: u32, format: &Format) -> Before {
+        let log_blocks = format.last - format.first;
+        let distance = |position: u32| (commit + log_blocks - position) % log_blocks;
+        let is_near = |position: u32| {
+            (format.first..format.last).contains(&position) && distance(position) <= log_blocks / PART_MAX
+        };
+        if !is_near(commit) || !self.written.keys().all(|position| is_near(*position)) {
+            return Before::Other;
+        }
+        // The farthest control block is the first of all.
+        let controls = self.written.iter().filter(|(_, is_control)| **is_control).map(|(position, _)| *position);
+        let first = controls.chain([commit]).max_by_key(|position| distance(*position)).unwrap_or(commit);
+        let is_whole = self.written.keys().all(|position| distance(*position) <= distance(first));
+        if is_whole { Before::Transaction(first) } else { Before::Part }
+    }
+}
+
+/// What storage says: the number of the transaction that comes next in a log that was closed under its guest, and the log's shape. A recovery
+/// leaves one number out behind the last transaction, as the kernel's does.
+fn next_of(log: &Log) -> io::Result<Option<(u32, Format)>> {
+    if stored::of(log)?.says != Says::Empty {
+        return Ok(None);
+    }
+    let superblock = Superblock::decode(&log.stored_superblock()?).map_err(io::Error::other)?;
+    Ok(superblock.format().ok().map(|format| (superblock.sequence.wrapping_sub(1), format)))
+}
+
+fn header_of(slices: &[MemorySlice]) -> Option<Header> {
+    jbd2::peek(&segments::gather(&segments::part(slices, 0, HEADER_BYTES as u64)))
+}
+
+impl Log {
+    fn unannounced(&self) -> MutexGuard<'_, Unannounced> {
+        self.state.unannounced.lock().expect("no panic under this lock")
+    }
+
+    /// Its device begins anew: whatever comes is looked at from here.
+    pub(crate) fn forget_unannounced(&self) {
+        *self.unannounced() = Unannounced::default();
+    }
+
+    /// Its guest has said what the log is: nobody goes on with it without a word until the device begins anew.
+    pub(crate) fn is_announced(&self) {
+        *self.unannounced() = Unannounced::of_nobody();
+    }
+
+    /// A superblock is about to be written by which storage may say something else than until now.
+    pub(crate) fn note_announcing(&self) {
+        let mut unannounced = self.unannounced();
+        if unannounced.next.is_none() {
+            // A disk that cannot be read says nothing.
+            unannounced.next = Some(next_of(self).unwrap_or(None));
+        }
+    }
+
+    /// A block is about to be written into the log, which is closed. Gives where the transaction begins, and its number, if this commits it.
+    ///
+    /// # Errors
+    /// When the disk cannot be read, or it commits what is not understood.
+    fn unannounced_write(&self, position: u32, slices: &[MemorySlice]) -> io::Result<Option<(u32, u32)>> {
+        let mut unannounced = self.unannounced();
+        let known = match unannounced.next {
+            Some(known) => known,
+            None => *unannounced.next.insert(next_of(self)?),
+        };
+        let Some((next, format)) = known else { return Ok(None) };
+        let header = header_of(slices);
+        let is_other = header.is_some_and(|header| header.sequence != next);
+        if is_other || unannounced.written.len() as u32 > self.place.log_blocks / PART_MAX {
+            *unannounced = Unannounced::of_nobody();
+            return Ok(None);
+        }
+        if header.is_none_or(|header| header.kind != Kind::Commit) {
+            unannounced.written.insert(position, header.is_some());
+            return Ok(None);
+        }
+        match unannounced.before(position, &format) {
+            Before::Transaction(first) => Ok(Some((first, next))),
+            Before::Part => Err(io::Error::other(format!(
+                "the journal of the file system at byte {} was closed when its device was started anew, and its guest commits transaction {next} \
+                 of it, which did not come whole: that fails, so that the guest ends its journal",
+                self.place.home_start
+            ))),
+            Before::Other => {
+                *unannounced = Unannounced::of_nobody();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Has storage say that the log begins there, and that its file system needs it.
+    fn announce(&self, start: u32, sequence: u32) -> io::Result<()> {
+        let at = self.place.home_start + SUPERBLOCK_OFFSET;
+        let mut raw = vec![0; SUPERBLOCK_BYTES];
+        self.home.file.read_exact_at(&mut raw, at)?;
+        if !extfs::Superblock::parse(&raw).map_err(io::Error::other)?.needs_recovery() {
+            extfs::SuperblockEdit::new(&mut raw).map_err(io::Error::other)?.set_needs_recovery().seal();
+            self.home.file.write_all_at(&raw, at)?;
+            self.home.file.sync_data()?;
+        }
+        let mut superblock = self.stored_superblock()?;
+        SuperblockEdit::new(&mut superblock).map_err(io::Error::other)?.start(start).sequence(sequence).seal();
+        self.journal.file.write_all_at(&superblock, self.place_of(0)?)?;
+        self.journal.file.sync_data()
+    }
+}
+
+impl Journals {
+    /// A block is about to be written into a log that is closed. Says whether the log goes on in its own place from here, unannounced.
+    ///
+    /// # Errors
+    /// What has that write fail.
+    pub(crate) fn goes_on_unannounced(&self, log: &Log, position: u32, slices: &[MemorySlice]) -> io::Result<bool> {
+        if !matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy | PlacementKind::Nvm) {
+            return Ok(false);
+        }
+        let Some((start, sequence)) = log.unannounced_write(position, slices)? else { return Ok(false) };
+        log.announce(start, sequence)?;
+        // What it has written there is its own.
+        self.area.set_foreign(log.id, false);
+        log.is_announced();
+        log.set_open();
+        self.stays_on_storage(log.index, sequence);
+        log::warn!(
+            "disk {}: the guest goes on with the journal of the file system at byte {}, which was closed when its device was started anew, as \
+             after a suspend: it is on storage until its guest closes it",
+            log.home.options.name,
+            log.place.home_start
+        );
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn format() -> Format {
+        let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+        for (at, word) in [(0, 0xc03b_3998_u32), (4, 4), (12, 4096), (16, 1024), (20, 1), (24, 7)] {
+            raw[at..at + 4].copy_from_slice(&word.to_be_bytes());
+        }
+        Superblock::parse(&raw).expect("a superblock").1
+    }
+
+    #[test]
+    fn a_transaction_is_found_whole_or_not_at_all() {
+        let before = |written: &[(u32, bool)], commit: u32| {
+            let written = written.iter().copied().collect();
+            Unannounced { next: None, written }.before(commit, &format())
+        };
+        assert_eq!(before(&[(20, true), (21, false), (22, false)], 23), Before::Transaction(20));
+        assert_eq!(before(&[], 23), Before::Transaction(23), "an empty transaction is its commit block");
+        assert_eq!(before(&[(20, true), (21, true), (22, false)], 23), Before::Transaction(20), "revokes come first");
+        let around = [(1021, true), (1022, false), (1023, false), (1, false)];
+        assert_eq!(before(&around, 2), Before::Transaction(1021), "around the end");
+        assert_eq!(before(&[(21, false)], 23), Before::Part, "nothing names what it holds");
+        assert_eq!(before(&[(19, false), (20, true)], 23), Before::Part, "nor this");
+        assert_eq!(before(&[(20, true), (30, false)], 23), Before::Other, "behind it comes nothing yet");
+        assert_eq!(before(&[(20, true)], 800), Before::Other, "larger than a transaction can be");
+    }
+}

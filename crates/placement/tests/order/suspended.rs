@@ -1,0 +1,167 @@
+//! A guest that suspends: its device is started anew, and the same kernel goes on with its log.
+
+use super::*;
+
+impl Rig {
+    fn reset(&mut self, name: &str) {
+        let table = Arc::new(self.map(name));
+        self.route.started(Start::Fresh, &table).expect("started");
+    }
+
+    /// The blocks of the guest's next transaction, with their positions, as its kernel writes them.
+    fn next_transaction(&mut self, blocks: &[(u64, Vec<u8>)]) -> Vec<(u32, Vec<u8>)> {
+        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
+        let mut log = Vec::new();
+        self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        log
+    }
+
+    fn write_log(&mut self, (position, block): &(u32, Vec<u8>)) {
+        let operations = self.write(self.log_at[*position as usize], block);
+        assert_eq!(operations.len(), 1, "it goes to its own place");
+        self.carry_out(operations);
+    }
+
+    fn stored(&self) -> jbd2::Superblock {
+        let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+        self.file.read_exact_at(&mut raw, self.log_at[0]).expect("read");
+        jbd2::Superblock::decode(&raw).expect("a journal")
+    }
+
+    fn superblock(&self, start: u32, sequence: u32) -> Vec<u8> {
+        let mut block = self.superblock.clone();
+        jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+        block
+    }
+
+    /// What a kernel that mounts the image as it is now finds in a home block: nothing, where it replays nothing.
+    fn after_a_mount(&self, block: u64) -> Vec<u8> {
+        let copy = self.directory.path().join("copy");
+        let bytes = std::fs::read(&self.image).expect("the image");
+        let partition = PARTITION as usize..(PARTITION + FILE_SYSTEM_BLOCKS * BLOCK) as usize;
+        std::fs::write(&copy, &bytes[partition]).expect("copied");
+        let output = Command::new("e2fsck").args(["-E", "journal_only", "-fy"]).arg(&copy).output().expect("e2fsck");
+        assert!(output.status.code().is_some_and(|code| code < 4), "{}", String::from_utf8_lossy(&output.stdout));
+        let bytes = std::fs::read(&copy).expect("the copy");
+        bytes[(block * BLOCK) as usize..][..BLOCK as usize].to_vec()
+    }
+}
+
+#[test]
+fn a_kernel_that_goes_on_after_a_reset_is_believed() {
+    for (placement, is_reversed) in [(PlacementKind::Retain, false), (PlacementKind::Copy, true)] {
+        let mut rig = Rig::with(64 << 20, placement, None);
+        rig.open();
+        let opened = (rig.builder.position, rig.builder.sequence);
+        rig.commit(&[(3000, content(1))]);
+        rig.commit(&[(3000, content(2)), (3001, content(3))]);
+        rig.reset("after");
+        assert_eq!(rig.home(3000), content(2), "what was committed is home");
+        assert!(rig.stored().is_empty());
+
+        let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+        let mut blocks = rig.next_transaction(&[(3001, content(4)), (3002, content(5))]);
+        let commit = blocks.pop().expect("a commit block");
+        if is_reversed {
+            blocks.reverse();
+        }
+        blocks.iter().for_each(|block| rig.write_log(block));
+        assert!(rig.stored().is_empty(), "nothing is committed yet");
+        let operations = rig.write(rig.log_at[commit.0 as usize], &commit.1);
+        assert_eq!((rig.stored().start, rig.stored().sequence), (start, sequence), "before the commit is answered");
+        rig.carry_out(operations);
+        assert_eq!(rig.after_a_mount(3002), content(5), "{placement:?}");
+        let more = rig.next_transaction(&[(3003, content(6))]);
+        more.iter().for_each(|block| rig.write_log(block));
+        assert_eq!((rig.after_a_mount(3001), rig.after_a_mount(3003)), (content(4), content(6)));
+
+        // Its tail lies where nothing of the log is on storage; a later one does not.
+        let block = rig.superblock(opened.0, opened.1);
+        assert!(rig.write(rig.log_at[0], &block).is_empty(), "it is kept from storage");
+        assert_eq!(rig.stored().sequence, sequence);
+        let block = rig.superblock(more[0].0, sequence + 1);
+        let operations = rig.write(rig.log_at[0], &block);
+        rig.carry_out(operations);
+        assert_eq!(rig.stored().start, more[0].0);
+        assert_eq!(rig.after_a_mount(3003), content(6));
+
+        // It unmounts, and mounts again: the log is where it was wished.
+        for block in [(4, content(4)), (5, content(5))] {
+            let operations = rig.write(Rig::home_at(2997 + block.0), &block.1);
+            rig.carry_out(operations);
+        }
+        let operations = rig.write(rig.log_at[0], &rig.superblock(0, rig.builder.sequence));
+        rig.carry_out(operations);
+        rig.open();
+        rig.commit(&[(3004, content(7))]);
+        assert_eq!(rig.owed(), 1, "it is held");
+    }
+}
+
+#[test]
+fn a_tail_that_moves_first_after_a_reset_changes_nothing() {
+    let mut rig = Rig::new();
+    rig.open();
+    let opened = (rig.builder.position, rig.builder.sequence);
+    rig.commit(&[(3000, content(1))]);
+    rig.commit(&[(3001, content(2))]);
+    rig.reset("after");
+    // The kernel that goes on says where it believes that its log begins.
+    let operations = rig.write(rig.log_at[0], &rig.superblock(opened.0, opened.1));
+    rig.carry_out(operations);
+    let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+    let blocks = rig.next_transaction(&[(3002, content(5))]);
+    blocks.iter().for_each(|block| rig.write_log(block));
+    assert_eq!((rig.stored().start, rig.stored().sequence), (start, sequence));
+    assert_eq!(rig.after_a_mount(3002), content(5));
+}
+
+#[test]
+fn a_commit_without_its_transaction_fails_after_a_reset() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(3000, content(1))]);
+    // The reset came in the midst of it.
+    let blocks = rig.next_transaction(&[(3001, content(2)), (3002, content(3))]);
+    let (before, after) = blocks.split_at(2);
+    for (position, block) in before {
+        assert!(rig.write(rig.log_at[*position as usize], block).is_empty(), "the log is held");
+    }
+    rig.reset("after");
+    let (commit, data) = after.split_last().expect("a commit block");
+    data.iter().for_each(|block| rig.write_log(block));
+    let page = rig.page(&commit.1);
+    let plan = rig.plan(RequestKind::Write, rig.log_at[commit.0 as usize], &[page]);
+    let failed = |action: &PlanAction| matches!(action, PlanAction::Release(_, Status::IoError));
+    assert!(plan.actions.iter().any(failed), "{:?}", plan.actions);
+    assert!(rig.stored().is_empty());
+}
+
+#[test]
+fn whoever_else_writes_there_is_not_believed() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(3000, content(1))]);
+    rig.reset("after");
+    let mut copied =
+        LogBuilder::new(jbd2::Superblock::parse(&rig.superblock).expect("a journal").1, 1, rig.builder.sequence - 1);
+    // An image is copied over the disk, piece by piece: of this number there is one transaction, and another one before it.
+    for seed in [2, 3] {
+        let transaction = Transaction { blocks: vec![(3001, content(seed))], ..Transaction::default() };
+        let mut log = Vec::new();
+        copied.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        log.iter().for_each(|block| rig.write_log(block));
+    }
+    assert!(rig.stored().is_empty(), "what is copied says itself what it is");
+
+    // A new kernel says first that its log is open.
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(3000, content(1))]);
+    rig.reset("after");
+    // Behind the number that a recovery leaves out, as it finds it.
+    (rig.builder.position, rig.builder.sequence) = (1, rig.stored().sequence);
+    rig.open();
+    rig.commit(&[(3001, content(2))]);
+    assert_eq!(rig.owed(), 1, "it is held");
+}
