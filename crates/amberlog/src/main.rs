@@ -43,6 +43,7 @@ mod last_memory;
 mod libvirt;
 mod metrics;
 mod power;
+mod power_button;
 mod raw;
 mod recover;
 mod run;

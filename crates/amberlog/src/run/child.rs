@@ -1,4 +1,4 @@
-//! The VMM's process: started so that it dies with us and keeps our lock.
+//! The VMM's process: started so that it dies with us, and keeps our lock and what else it is to have.
 
 use crate::children::OwnChild;
 use rustix::fs::Mode;
@@ -9,12 +9,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Starts `arguments` (program first). The process inherits `lock`, and the kernel kills it when the calling thread
+/// Starts `arguments` (program first). The process inherits what is named, and the kernel kills it when the calling thread
 /// ends: call it from the main thread. What it makes has the modes that `mask` gives.
 pub fn start(
     arguments: &[OsString],
     environment: &[(String, OsString)],
-    lock: BorrowedFd<'_>,
+    inherited: &[BorrowedFd<'_>],
     mask: Mode,
 ) -> io::Result<OwnChild> {
     let (program, rest) =
@@ -24,7 +24,7 @@ pub fn start(
     for (name, value) in environment {
         command.env(name, value);
     }
-    let lock = lock.as_raw_fd();
+    let inherited: Vec<_> = inherited.iter().map(AsRawFd::as_raw_fd).collect();
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec only system calls that are safe there are made, on plain numbers.
     unsafe {
@@ -35,7 +35,9 @@ pub fn start(
                 return Err(io::Error::other("amberlog ended while it started the VMM"));
             }
             rustix::process::umask(mask);
-            rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(lock), rustix::io::FdFlags::empty())?;
+            for descriptor in &inherited {
+                rustix::io::fcntl_setfd(BorrowedFd::borrow_raw(*descriptor), rustix::io::FdFlags::empty())?;
+            }
             Ok(())
         });
     }

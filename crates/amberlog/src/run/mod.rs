@@ -70,6 +70,10 @@ pub struct RunArgs {
     /// again, then the VMM is ended; the guest waits until it is ended (hold); or the VMM is ended at once (kill-vmm).
     #[arg(long, value_name = "restart|hold|kill-vmm", default_value = "restart")]
     on_crash: supervision::OnCrash,
+    /// Asked to end (SIGTERM), press the power button of a guest of QEMU's first, and give it so long to shut down; asked again, it has no
+    /// more time. Otherwise, and when the time is up, the VMM gets the signal.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    shutdown_seconds: u64,
     /// So many deaths of the worker in ten seconds are too many: for tests that kill it.
     #[arg(long, hide = true, value_name = "N", default_value_t = supervision::DEATHS_MAX)]
     deaths_max: usize,

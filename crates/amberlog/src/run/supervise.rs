@@ -6,16 +6,20 @@
 
 use super::{Needed, RunArgs, child};
 use crate::exit;
+use crate::power_button::PowerButton;
 use crate::supervisor::Charge;
 use crate::vm::watched::Watched;
 use crate::vm::{die_of_panics, qemu};
 use crate::worker::{Program, Worker, how_it_ended};
 use anyhow::Context;
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -53,8 +57,15 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
     };
     // The VMM's number, once it runs, for the threads that pass signals on and watch the worker.
     let vmm_pid = Arc::new(AtomicI32::new(0));
-    let received = pass_signals_on(&vmm_pid)?;
-    let mut vmm = match child::start(&needed.arguments, &needed.environment, lock.as_fd(), users_mask) {
+    let mut arguments = needed.arguments;
+    let monitor = (args.shutdown_seconds > 0).then(UnixStream::pair).transpose().context("making a pair of sockets")?;
+    let (button, theirs) = monitor.map(|(ours, theirs)| (PowerButton::of(ours), OwnedFd::from(theirs))).unzip();
+    if let Some(theirs) = &theirs {
+        arguments.extend(qemu::monitor_at(theirs.as_raw_fd()).map(OsString::from));
+    }
+    let received = pass_signals_on(&vmm_pid, button, Duration::from_secs(args.shutdown_seconds))?;
+    let inherited: Vec<_> = std::iter::once(lock.as_fd()).chain(theirs.as_ref().map(AsFd::as_fd)).collect();
+    let mut vmm = match child::start(&arguments, &needed.environment, &inherited, users_mask) {
         Ok(vmm) => vmm,
         Err(error) => {
             // Nothing is owed: the worker takes its directory away.
@@ -63,7 +74,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
             return Err(error.into());
         }
     };
-    drop(lock);
+    drop((lock, theirs));
     vmm_pid.store(vmm.id() as i32, Ordering::SeqCst);
     if received.load(Ordering::SeqCst) != 0 {
         // The signal came before there was anybody to pass it to.
@@ -232,17 +243,42 @@ fn is_ignored(signal: i32) -> bool {
     ignored & (1 << (signal - 1)) != 0
 }
 
-/// These signals end the VMM; everything goes home afterwards. Returns where the first signal's number is put.
-fn pass_signals_on(vmm_pid: &Arc<AtomicI32>) -> anyhow::Result<Arc<AtomicI32>> {
+/// These signals end the VMM; everything goes home afterwards. Where it has a power button, the first one presses that. Returns where the
+/// first signal's number is put.
+fn pass_signals_on(
+    vmm_pid: &Arc<AtomicI32>,
+    mut button: Option<PowerButton>,
+    patience: Duration,
+) -> anyhow::Result<Arc<AtomicI32>> {
     let received = Arc::new(AtomicI32::new(0));
     // Shells have what they start in the background ignore SIGINT and SIGQUIT; whoever sends one means it.
     let is_meant = |signal: &i32| *signal != signal_hook::consts::SIGHUP || !is_ignored(*signal);
     let mut signals = signal_hook::iterator::Signals::new(ENDING.into_iter().filter(is_meant))?;
     let (pid, first) = (Arc::clone(vmm_pid), Arc::clone(&received));
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        for signal in signals.forever() {
+        let handle = signals.handle();
+        let mut waiting: VecDeque<i32> = VecDeque::new();
+        while !handle.is_closed() {
+            let Some(signal) = waiting.pop_front() else {
+                waiting.extend(signals.wait());
+                continue;
+            };
             let _ = first.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
             let Some(watched) = Watched::new(pid.load(Ordering::SeqCst)) else { continue };
+            if let Some(mut button) = button.take() {
+                log::info!("the guest is asked to shut down, and has {} s", patience.as_secs());
+                let more = RefCell::new((&mut signals, &mut waiting));
+                let is_wanted = || {
+                    let (signals, waiting) = &mut *more.borrow_mut();
+                    waiting.extend(signals.pending());
+                    waiting.is_empty()
+                };
+                match button.press() {
+                    Ok(()) if button.wait(patience, is_wanted) => continue,
+                    Ok(()) => log::warn!("the guest has not shut down; its VMM is ended"),
+                    Err(error) => log::warn!("the guest cannot be asked to shut down ({error}); its VMM is ended"),
+                }
+            }
             watched.signal(rustix::process::Signal::TERM);
             if !watched.wait(TERMINATION_PATIENCE) {
                 log::warn!("the VMM did not end in {} s; it is killed", TERMINATION_PATIENCE.as_secs());

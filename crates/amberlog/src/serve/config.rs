@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use supervision::OnCrash;
 
 /// Bytes of a configuration file.
@@ -92,10 +93,27 @@ struct VmEntry {
     #[serde(default, rename = "on-crash")]
     on_crash: OnCrash,
     cpus: Option<String>,
+    /// Where its VMM's monitor listens (QMP).
+    monitor: Option<PathBuf>,
+    /// How long its guest may take to shut down.
+    shutdown_seconds: Option<u64>,
 }
+
+/// How long a guest has to shut down, if nothing is said, in seconds; and at most.
+const SHUTDOWN_SECONDS: u64 = 60;
+const SHUTDOWN_SECONDS_MAX: u64 = 3600;
 
 fn default_budget() -> u64 {
     256
+}
+
+/// How a guest is asked to shut down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shutdown {
+    /// Where its VMM's monitor listens.
+    pub monitor: PathBuf,
+    /// How long it has for it.
+    pub patience: Duration,
 }
 
 /// One VM, as configured. Equal ones need no restart.
@@ -113,6 +131,8 @@ pub struct VmConfig {
     pub report: Option<PathBuf>,
     /// What becomes of it when its worker dies. In effect at once.
     pub on_crash: OnCrash,
+    /// How its guest is asked to shut down when the daemon ends, if it is. In effect at once.
+    pub shutdown: Option<Shutdown>,
     /// On which processors its worker works for its guest.
     pub cpus: Option<Cpus>,
     /// What the file says of it, for a comparison.
@@ -379,6 +399,7 @@ impl VmEntry {
             problems.push(error);
             None
         });
+        let shutdown = self.shutdown(&mut problems);
         let Some(access) = access.filter(|_| problems.is_empty()) else { return Err(problems) };
         let report = file.reports.as_ref().map(|directory| directory.join(format!("{}.json", self.name)));
         let text = format!("{options:?} {sockets:?} {access:?} {report:?} {cpus:?}");
@@ -386,7 +407,29 @@ impl VmEntry {
         let apart_from_disks = format!("{other:?} {sockets:?} {access:?} {report:?} {cpus:?}");
         let (run, on_crash) = (file.run.clone(), self.on_crash);
         let source = Arc::from("");
-        Ok(VmConfig { options, run, sockets, access, report, on_crash, cpus, text, apart_from_disks, source })
+        Ok(VmConfig { options, run, sockets, access, report, on_crash, shutdown, cpus, text, apart_from_disks, source })
+    }
+
+    fn shutdown(&self, problems: &mut Vec<String>) -> Option<Shutdown> {
+        let seconds = self.shutdown_seconds.unwrap_or(SHUTDOWN_SECONDS);
+        match &self.monitor {
+            None if self.shutdown_seconds.is_some() => {
+                problems.push(
+                    "shutdown_seconds needs a monitor, where the guest's power button is (-qmp unix:PATH,server=on,wait=off)"
+                        .to_owned(),
+                );
+                None
+            }
+            Some(monitor) if !monitor.is_absolute() => {
+                problems.push(format!("the monitor {} has no absolute path", monitor.display()));
+                None
+            }
+            Some(_) if seconds > SHUTDOWN_SECONDS_MAX => {
+                problems.push(format!("shutdown_seconds is at most {SHUTDOWN_SECONDS_MAX}"));
+                None
+            }
+            monitor => monitor.clone().map(|monitor| Shutdown { monitor, patience: Duration::from_secs(seconds) }),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ mod memory;
 mod moving;
 mod notify;
 mod power;
+mod shutdown;
 mod slot;
 pub mod snapshot;
 mod supervised;
@@ -320,6 +321,11 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
     if let Some(manager) = &manager {
         manager.tell("STOPPING=1");
+    }
+    if end == Wish::Stop
+        && let Some((config, _)) = &served
+    {
+        shutdown::shut_down(config, manager.as_deref(), &mut signals);
     }
     let is_home = vms.stop(&end);
     drop(front);

@@ -17,6 +17,7 @@ use memory::{GuestMemory, RESERVED};
 use properties::Properties;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 pub use version::{Version, reconnect_property};
@@ -237,6 +238,16 @@ fn escaped(path: &OsStr) -> OsString {
         }
     }
     OsString::from_vec(bytes)
+}
+
+/// Words that give it a monitor (QMP) at the other end of a socket that it inherits.
+pub fn monitor_at(descriptor: RawFd) -> [String; 4] {
+    [
+        "-chardev".to_owned(),
+        format!("socket,id={RESERVED}-monitor,fd={descriptor}"),
+        "-mon".to_owned(),
+        format!("chardev={RESERVED}-monitor,mode=control"),
+    ]
 }
 
 /// What a VMM that somebody else starts needs to have its memory shared and its disks here, as words of QEMU's command line.

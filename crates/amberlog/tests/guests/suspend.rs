@@ -1,0 +1,45 @@
+//! Guests that suspend and go on: their devices are started anew, and their kernels go on where they were.
+
+use crate::support::*;
+use guest_kit::Guest;
+use guest_kit::image::{ExtRecipe, FileSystem};
+
+/// What a guest commits after a suspend is there when it dies right after, before it has said anything of its log.
+#[test]
+fn what_is_committed_after_a_suspend_outlives_its_guest() {
+    for placement in ["retain", "copy", "storage"] {
+        let bench = Bench::new();
+        let image = bench.path("image");
+        let file_system = ExtRecipe::ext4(128, 32).make(&image).unwrap();
+        let layout = appended(11);
+        // The clock wakes it.
+        let script = format!(
+            "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+             {}
+             mark before
+             echo +4 > /sys/class/rtc/rtc0/wakealarm || fail alarm
+             echo mem > /sys/power/state || fail suspend
+             mark after
+             {}",
+            record_writer("/mnt/before", "before", &layout, "--count 30"),
+            record_writer("/mnt/after", "after", &layout, "--count 12"),
+        );
+        let mut spec = bench.spec("suspends", script, disk_with(&image, &format!(",placement={placement}")));
+        spec.modules.push("rtc-cmos".to_owned());
+        spec.machine = "pc".to_owned();
+        let mut guest = Guest::start(spec).unwrap();
+        guest.wait_mark("after", LIMIT).unwrap();
+        guest.wait_acknowledged("after", 10, LIMIT).unwrap();
+        let reported = kill(&mut guest);
+        assert!(guest.console().contains("PM: suspend exit"), "{}", guest.console());
+        // It died with a log on storage, as with a disk of QEMU's own.
+        replay_left(&image);
+        assert_consistent(&FileSystem::whole(&image));
+        assert_records(&file_system, "/before", "before", &layout, &reported);
+        assert_records(&file_system, "/after", "after", &layout, &reported);
+        if placement != "storage" {
+            assert!(guest.stderr().contains("as after a suspend"), "{placement}: {}", guest.stderr());
+        }
+        bench.assert_area_is_empty();
+    }
+}
