@@ -7,6 +7,7 @@
 
 pub mod documents;
 pub mod exit;
+mod journal;
 pub mod logging;
 pub mod output;
 pub mod programs;

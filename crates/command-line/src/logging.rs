@@ -1,10 +1,11 @@
 //! Log lines on stderr; `AMBERLOG_LOG` says which, in the syntax of `tracing_subscriber::EnvFilter` (default `info`).
 //!
 //! Each line names the VM and the disk that its thread works for (`log-context`). Colours are for terminals only, and not where
-//! `NO_COLOR` is set. Where stderr is systemd's journal (`JOURNAL_STREAM` names it) each line begins with its priority, `<3>` for an
-//! error, as sd-daemon(3) has it, and the journal takes that off. With `AMBERLOG_LOG_FORMAT=json` a line is an object: `time`, `level`, `vm` and `disk` where they are known, `part`
+//! `NO_COLOR` is set. Where stderr is systemd's journal (`JOURNAL_STREAM` names it) lines are entries with fields ([`crate::journal`]); where
+//! that is not to be reached, each line begins with its priority, `<3>` for an error, as sd-daemon(3) has it, and the journal takes that off. With `AMBERLOG_LOG_FORMAT=json` a line is an object: `time`, `level`, `vm` and `disk` where they are known, `part`
 //! (the crate that says it) and `message`.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::IsTerminal;
@@ -12,29 +13,51 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Has log lines printed from here on.
 pub fn start() {
     crate::exit::when_nobody_reads();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("AMBERLOG_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let filter = || EnvFilter::try_from_env("AMBERLOG_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let wished = std::env::var_os("AMBERLOG_LOG_FORMAT").unwrap_or_default();
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter);
     let text = format().with_target(false);
-    match (wished == "json", stderr_is_the_journal()) {
+    let is_journal = stderr_is_the_journal();
+    let journal = (is_journal && wished != "json").then(crate::journal::Journal::connect).and_then(Result::ok);
+    if let Some(journal) = journal {
+        tracing_subscriber::registry().with(filter()).with(journal).init();
+        return warn_of(&wished);
+    }
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter());
+    match (wished == "json", is_journal) {
         (true, true) => lines.event_format(WithPriority(Json)).init(),
         (true, false) => lines.event_format(Json).init(),
         (false, true) => lines.event_format(WithPriority(text)).fmt_fields(WithContext).init(),
         (false, false) => lines.event_format(text).fmt_fields(WithContext).init(),
     }
+    warn_of(&wished);
+}
+
+fn warn_of(wished: &OsStr) {
     if !wished.is_empty() && wished != "text" && wished != "json" {
         tracing::warn!("AMBERLOG_LOG_FORMAT is text or json, not {}: lines are text", wished.display());
+    }
+}
+
+/// syslog's number for a level.
+pub(crate) fn priority_of(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
     }
 }
 
@@ -61,12 +84,7 @@ where
     F: FormatEvent<S, N>,
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let priority = match *event.metadata().level() {
-            Level::ERROR => 3,
-            Level::WARN => 4,
-            Level::INFO => 6,
-            Level::DEBUG | Level::TRACE => 7,
-        };
+        let priority = priority_of(*event.metadata().level());
         let mut text = String::new();
         self.0.format_event(context, Writer::new(&mut text), event)?;
         writer.write_str(&with_priority(priority, &text))
@@ -105,9 +123,9 @@ where
 
 /// What a line says.
 #[derive(Default)]
-struct Message {
-    text: String,
-    target: Option<String>,
+pub(crate) struct Message {
+    pub(crate) text: String,
+    pub(crate) target: Option<String>,
 }
 
 impl Visit for Message {
@@ -127,7 +145,7 @@ impl Visit for Message {
 }
 
 /// What a line says, after whom it is about.
-struct WithContext;
+pub(crate) struct WithContext;
 
 impl<'writer> FormatFields<'writer> for WithContext {
     fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
