@@ -331,6 +331,9 @@ pub fn detach(args: &DetachArgs) -> ExitCode {
     })())
 }
 
+/// A VM that is prepared or recovered for longer than this waits for something that does not come, in seconds.
+const PREPARES_WITHIN_S: u64 = 60;
+
 /// What is not well with the VMs, a sentence each.
 fn problems(vms: &Value) -> Vec<String> {
     let mut problems = Vec::new();
@@ -339,6 +342,16 @@ fn problems(vms: &Value) -> Vec<String> {
         let name = text(&vm["vm"]);
         if !matches!(vm["state"].as_str(), Some("preparing" | "waiting" | "running" | "recovering")) {
             problems.push(format!("vm {name}: {}", text(&vm["state_text"])));
+        }
+        // What takes a moment, unless a server or storage does not answer.
+        let is_on_its_way = matches!(vm["state"].as_str(), Some("preparing" | "recovering"));
+        if let Some(seconds) =
+            vm["state_for_s"].as_u64().filter(|seconds| is_on_its_way && *seconds >= PREPARES_WITHIN_S)
+        {
+            problems.push(format!(
+                "vm {name}: has been {} for {seconds} s; the log says what it waits for",
+                text(&vm["state_text"])
+            ));
         }
         if let Some(trouble) = vm["migration"]["trouble"].as_str() {
             problems.push(format!("vm {name}: {trouble}"));
@@ -564,9 +577,12 @@ mod tests {
         assert!(problems(&well).is_empty());
         let ill = json!([
             {"vm": "a", "state": "held", "state_text": "vm a is held", "disks": []},
-            {"vm": "b", "state": "running", "disks": [{"name": "d", "fault": "queue 0 is stopped"}]},
+            {"vm": "b", "state": "running", "disks": [{"name": "d", "fault": "queue 0 is stopped"}], "state_for_s": 9000},
+            {"vm": "c", "state": "preparing", "state_text": "preparing", "disks": [], "state_for_s": 90},
+            {"vm": "d", "state": "recovering", "state_text": "recovering", "disks": [], "state_for_s": 9},
         ]);
-        assert_eq!(problems(&ill), ["vm a: vm a is held", "vm b, disk d: queue 0 is stopped"]);
+        let waits = "vm c: has been preparing for 90 s; the log says what it waits for";
+        assert_eq!(problems(&ill), ["vm a: vm a is held", "vm b, disk d: queue 0 is stopped", waits]);
     }
 
     #[test]

@@ -84,6 +84,8 @@ enum End {
 struct Inner {
     wanted: Wanted,
     state: State,
+    /// Since when it has been in a state of that kind.
+    since: Instant,
     live: Option<Live>,
     is_over: bool,
     /// A VMM that is known, and when it was started: one that is there before it is served (a daemon before has left it running, or another
@@ -96,6 +98,13 @@ struct Inner {
 }
 
 impl Inner {
+    fn enter(&mut self, state: State) {
+        if std::mem::discriminant(&self.state) != std::mem::discriminant(&state) {
+            self.since = Instant::now();
+        }
+        self.state = state;
+    }
+
     fn pending(&self) -> Option<&'static str> {
         match (&self.wanted, &self.as_served) {
             (Wanted::Serve(wanted), Some(served)) if **wanted != *served => Some("changed"),
@@ -129,6 +138,7 @@ impl Slot {
             inner: Mutex::new(Inner {
                 wanted: Wanted::Serve(Box::new(config)),
                 state: State::Preparing,
+                since: Instant::now(),
                 live: None,
                 is_over: false,
                 vmm: None,
@@ -160,7 +170,7 @@ impl Slot {
     }
 
     fn set_state(&self, state: State) {
-        self.lock().state = state;
+        self.lock().enter(state);
     }
 
     /// The thread of a VM; ends when it is not wanted any more.
@@ -291,7 +301,7 @@ impl Slot {
             inner.vmm = if let Left::Waits(pid, ..) = &left { Some(as_started(*pid)) } else { None };
             // What has failed is shown until it works.
             if !matches!(inner.state, State::Failed(_)) {
-                inner.state = State::Preparing;
+                inner.enter(State::Preparing);
             }
         }
         match &left {
@@ -368,7 +378,7 @@ impl Slot {
             let mut changing = self.changing.lock().expect("no panic under this lock");
             *changing = None;
             let mut inner = self.lock();
-            inner.state = State::Recovering;
+            inner.enter(State::Recovering);
             inner.live = None;
             inner.vmm = serving.observer.living().map(as_started);
         }
@@ -536,7 +546,7 @@ impl Slot {
         };
         let mut inner = self.lock();
         inner.live = Some(live);
-        inner.state = State::Waiting;
+        inner.enter(State::Waiting);
         match serving.observer.vmms().first() {
             Some((pid, _)) => log::info!("vm {}: process {pid} goes on here", self.name),
             None => log::info!("vm {}: waits for its VMM at {}", self.name, config.sockets.display()),
@@ -544,7 +554,7 @@ impl Slot {
         loop {
             let vmms = serving.observer.vmms();
             match vmms.iter().find(|(_, has_ended)| !has_ended) {
-                Some((pid, _)) => inner.state = State::Running(*pid),
+                Some((pid, _)) => inner.enter(State::Running(*pid)),
                 None if !vmms.is_empty() => {
                     log::info!("vm {}: its VMM has ended", self.name);
                     return End::Finish;
@@ -594,7 +604,7 @@ impl Slot {
 
     /// Its entry in `status`.
     pub fn status(&self) -> Value {
-        let (state, text, pid, live, pending, served) = {
+        let (state, text, pid, live, pending, served, since) = {
             let inner = self.lock();
             // It is named in every state in which it lives: a guest that hangs is its process.
             let known = inner.vmm.filter(|vmm| crate::vm::lives(*vmm)).map(|(pid, _)| pid);
@@ -605,7 +615,7 @@ impl Slot {
                 State::Recovering => ("recovering", "recovering".to_owned(), known),
                 State::Failed(sentence) => ("failed", format!("failed: {sentence}"), known),
             };
-            (state, text, pid, inner.live.clone(), inner.pending(), inner.as_served.clone())
+            (state, text, pid, inner.live.clone(), inner.pending(), inner.as_served.clone(), inner.since)
         };
         let report = match &live {
             Some(live) => live.journals.report(&self.name),
@@ -619,6 +629,7 @@ impl Slot {
         let mut entry = serde_json::to_value(report).unwrap_or_else(|_| json!({"schema": 1, "vm": self.name}));
         entry["state"] = json!(state);
         entry["state_text"] = json!(text);
+        entry["state_for_s"] = json!(since.elapsed().as_secs());
         entry["pid"] = json!(pid);
         entry["vmm_pid"] = json!(pid);
         entry["pending"] = json!(pending);
