@@ -15,7 +15,7 @@ use block_device::Image;
 use image_moments::{Base, BlockSet, Changes, Moment, Overlay, Record, Source, Target};
 use jbd2::{Superblock, SuperblockEdit};
 use placement::{HeldMark, Journals, Log, MarkKind, PlacementKind};
-use recovery::{Access, Disk, LogPlace, Status};
+use recovery::{Access, Disk, FileLog, HomeBounds, LogBounds, LogPlace, Replay, Status};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -321,7 +321,12 @@ fn make(
     let (mut notes, is_overlay) = match target {
         // By its descriptor: the name may be another file's by now.
         Target::Whole(file) => {
-            (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), &begun.unknown)?, false)
+            let replayed = |at: u64, len: u64| {
+                // It has these as the journal has them, and the disk's own may be others, and newer ones: what was written past the journal.
+                begun.changes.begins(at, len);
+                begun.changes.ended(at, len);
+            };
+            (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), &begun.unknown, replayed)?, false)
         }
         Target::Overlay(mut overlay) => {
             let count = overlay.len();
@@ -504,8 +509,8 @@ fn finish_overlay(overlay: &Overlay, logs: &[Arc<Log>]) -> anyhow::Result<()> {
 }
 
 /// Takes amberlog's marks off the copy's journals, which say that what was committed is elsewhere, replays what is in them, and then puts there
-/// what was committed after that, and was held.
-fn finish(out: &Path, held: &[(u64, Vec<u8>)]) -> anyhow::Result<Vec<String>> {
+/// what was committed after that, and was held. Says where it has replayed something, in bytes.
+fn finish(out: &Path, held: &[(u64, Vec<u8>)], replayed: impl Fn(u64, u64)) -> anyhow::Result<Vec<String>> {
     let disk = Disk::open(out, Access::Write)?;
     let located = match recovery::locate(&disk, None) {
         Ok(located) => located,
@@ -518,6 +523,13 @@ fn finish(out: &Path, held: &[(u64, Vec<u8>)]) -> anyhow::Result<Vec<String>> {
         let first = extents.first().context("a journal has a first block")?;
         let at = one.file_system.offset + first.physical * u64::from(one.file_system.superblock.block_size);
         unmark(disk.file(), at)?;
+        let file_system = &one.file_system;
+        let mut log = FileLog::new(&disk, file_system);
+        let replay = Replay::prepare(&mut log, LogBounds::new(file_system), &HomeBounds::new(file_system))?;
+        let block_bytes = u64::from(file_system.superblock.block_size);
+        for block in replay.plan().blocks() {
+            replayed(file_system.offset + block.home() * block_bytes, block_bytes);
+        }
     }
     let mut notes = Vec::new();
     if !located.is_empty() {
@@ -578,4 +590,31 @@ fn unmarked(block: &mut [u8]) -> io::Result<bool> {
         SuperblockEdit::new(block).map_err(io::Error::other)?.errno(0).sequence(sequence).seal();
     }
     Ok(said.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::process::Command;
+
+    #[test]
+    fn where_an_image_is_not_as_its_disk_is_said() -> anyhow::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let (image, data) = (directory.path().join("image"), directory.path().join("data"));
+        let made = Command::new("mke2fs").args(["-q", "-t", "ext4", "-b", "1024"]).arg(&image).arg("32M").status()?;
+        assert!(made.success());
+        std::fs::write(&data, vec![b'j'; 2 * 1024])?;
+        let commands = directory.path().join("commands");
+        std::fs::write(&commands, format!("jo -c\njw -b 9000,20001 {}\njc\n", data.display()))?;
+        assert!(Command::new("debugfs").args(["-w", "-f"]).arg(&commands).arg(&image).output()?.status.success());
+        let places = RefCell::new(Vec::new());
+        let notes = finish(&image, &[], |at, len| places.borrow_mut().push((at, len)))?;
+        assert_eq!(notes, ["1 transactions replayed"]);
+        assert_eq!(places.into_inner(), [(9000 * 1024, 1024), (20001 * 1024, 1024)]);
+        let mut block = [0; 1024];
+        File::open(&image)?.read_exact_at(&mut block, 20001 * 1024)?;
+        assert!(block.iter().all(|byte| *byte == b'j'), "it is replayed");
+        Ok(())
+    }
 }
