@@ -484,7 +484,14 @@ fn try_lock(file: &File, path: &Path, read_only: bool) -> Result<bool, Error> {
     // So that a QEMU that opens the image by itself is refused as well, and we are while one has it.
     let lock = if read_only { QemuLock::Read } else { QemuLock::Write };
     match lock.try_take(file) {
-        Ok(is_locked) => Ok(is_locked),
+        Ok(true) => Ok(true),
+        Ok(false) => {
+            // A file that stays open would keep others from it.
+            if let Err(error) = rustix::fs::flock(file, FlockOperation::NonBlockingUnlock) {
+                log::debug!("unlocking {} failed: {error}", path.display());
+            }
+            Ok(false)
+        }
         Err(error) => {
             // Some network file systems have no such locks; flock has succeeded, which is what our own kind looks at.
             log::debug!("{} takes no lock that QEMU would see: {error}", path.display());
@@ -582,6 +589,20 @@ mod tests {
         assert_eq!(image.size_bytes(), 1 << 20);
         file.as_file().set_len(2 << 20).expect("grows");
         assert_eq!(image.measure().expect("measures"), 2 << 20);
+    }
+
+    /// QEMU has it, which knows nothing of flock: what waits for it must not keep others from it meanwhile.
+    #[test]
+    fn an_image_that_could_not_be_locked_is_nobodys() {
+        let file = image_file(1 << 20);
+        let qemus = file.reopen().expect("opened");
+        assert!(QemuLock::Write.try_take(&qemus).expect("locked"));
+        let image = Image::open_unlocked(file.path(), ImageOptions::default()).expect("opens");
+        assert!(!image.try_lock().expect("asked"), "QEMU has it");
+        let third = file.reopen().expect("opened");
+        rustix::fs::flock(&third, FlockOperation::NonBlockingLockExclusive).expect("nobody's");
+        drop((qemus, third));
+        assert!(image.try_lock().expect("asked"), "nobody has it");
     }
 
     #[test]

@@ -471,6 +471,7 @@ impl Engine {
         self.in_kernel -= 1;
         self.bounced_bytes -= transfer.bounce_len();
         let time = transfer.began.elapsed();
+        let is_without_effect = transfer.is_without_effect;
         let (operation, vectors) = transfer.into_parts();
         if self.spare_vectors.len() < DEPTH_MAX {
             self.spare_vectors.push(vectors);
@@ -480,14 +481,22 @@ impl Engine {
             Operation::Write => self.counters.latencies.storage_write.record(time),
             _ => {}
         }
-        self.finish(operation, result);
+        if !is_without_effect {
+            self.note_in_log(&operation, &result);
+        }
+        self.operation_ended(operation, result);
     }
 
+    /// An operation ends that the kernel never had, or that was done without a transfer.
     fn finish(&mut self, operation: DiskOperation, result: io::Result<()>) {
+        self.note_in_log(&operation, &result);
+        self.operation_ended(operation, result);
+    }
+
+    fn operation_ended(&mut self, operation: DiskOperation, result: io::Result<()>) {
         if let Some(changes) = self.told_of(&operation) {
             changes.ended(operation.offset, operation.len);
         }
-        self.note_in_log(&operation, &result);
         match (&result, operation.operation) {
             (Ok(()), Operation::Read) => counters::add(&self.counters.storage_read_bytes, operation.len),
             (Ok(()), Operation::Write) => counters::add(&self.counters.storage_write_bytes, operation.len),

@@ -45,6 +45,8 @@ pub(super) struct Transfer {
     /// Bytes of the submission under way.
     submitted: usize,
     retries: u32,
+    /// It ends well and has changed nothing: storage that cannot discard.
+    pub(super) is_without_effect: bool,
     /// When it was made, for the kernel to have.
     pub(super) began: Instant,
 }
@@ -108,7 +110,16 @@ impl Transfer {
             }
             Operation::Flush => unreachable!("flushes are not transfers"),
         };
-        Transfer { operation, done: 0, way, vectors, submitted: 0, retries: 0, began: Instant::now() }
+        Transfer {
+            operation,
+            done: 0,
+            way,
+            vectors,
+            submitted: 0,
+            retries: 0,
+            is_without_effect: false,
+            began: Instant::now(),
+        }
     }
 
     /// Takes the vectors out, to be used by the next transfer.
@@ -283,7 +294,10 @@ impl Transfer {
             (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL, Way::Allocate { .. }) => {
                 match self.operation.operation {
                     // A discard is a hint.
-                    Operation::Discard => Progress::Done(Ok(())),
+                    Operation::Discard => {
+                        self.is_without_effect = true;
+                        Progress::Done(Ok(()))
+                    }
                     _ => {
                         self.way = Way::Zeros;
                         Progress::Again
@@ -348,5 +362,27 @@ fn walk(buffers: &[Buffer], start: usize, count: usize, mut each: impl FnMut(&Bu
         each(buffer, skip, done, part);
         done += part;
         skip = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_discard_that_storage_cannot_do_ends_well_and_has_changed_nothing() {
+        let of = |operation| {
+            let operation =
+                DiskOperation { request: None, ticket: None, operation, offset: 4096, len: 4096, buffers: Vec::new() };
+            Transfer::new(operation, None, Vec::new())
+        };
+        let mut discard = of(Operation::Discard);
+        assert!(matches!(discard.advance(-libc::EOPNOTSUPP, None, 1), Progress::Done(Ok(()))));
+        assert!(discard.is_without_effect);
+        let mut done = of(Operation::Discard);
+        assert!(matches!(done.advance(0, None, 1), Progress::Done(Ok(()))) && !done.is_without_effect);
+        // Zeros are promised.
+        let mut zeros = of(Operation::WriteZeroes { unmap: true });
+        assert!(matches!(zeros.advance(-libc::EOPNOTSUPP, None, 1), Progress::Again) && !zeros.is_without_effect);
     }
 }
