@@ -194,6 +194,7 @@ pub fn prepare(options: &VmOptions, names: &[String], known: &KnownRaw) -> anyho
             "disk {name}: a modelled disk has to begin with its VM"
         );
     }
+    super::refuse_left(&attached)?;
     finish_areas(&attached)?;
     require_raw(&mut attached, known)?;
     for disk in &attached {
