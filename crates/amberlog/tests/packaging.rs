@@ -302,8 +302,9 @@ fn vzdump_has_an_image_of_each_disk_and_keeps_the_last_ones_until_they_are_there
     let backup = Backup::new();
     let image = |name: &str| backup.path("dump/amberlog-100").join(name);
     assert_eq!(backup.run("vzdump-hook", &["job-start"]), (0, vec![]));
+    std::fs::write(backup.path("100.conf"), "memory: 2048\nargs: -device vhost-user-blk-pci,chardev=a\n").unwrap();
+    std::fs::write(backup.path("101.conf"), "memory: 2048\nscsi0: local:x\n").unwrap();
     let expected = [
-        "status 100",
         "disk list 100",
         "snapshot 100 disk0 dump/amberlog-100.unfinished/disk0.img",
         "snapshot 100 log dump/amberlog-100.unfinished/log.img",
@@ -320,9 +321,11 @@ fn vzdump_has_an_image_of_each_disk_and_keeps_the_last_ones_until_they_are_there
     assert_eq!(start().0, 0);
     assert_eq!(std::fs::read_to_string(image("disk0.img")).unwrap(), "");
     assert!(!backup.path("dump/amberlog-100.unfinished").exists());
-    // A guest that amberlog does not know.
-    backup.says_no("status", true);
-    assert_eq!(start(), (0, vec!["status 100".to_owned()]));
+    // A guest that has no disk of amberlog's.
+    assert_eq!(backup.run("vzdump-hook", &["backup-start", "snapshot", "101"]), (0, vec![]));
+    // The daemon does not answer: there is no backup.
+    backup.says_no("disk", true);
+    assert_eq!(start().0, 1);
 }
 
 #[test]
