@@ -716,6 +716,45 @@ fn is_aged(rig: &Rig) -> bool {
     said.errno == 0 && !said.is_empty()
 }
 
+/// While durability ends, as wished, storage is taken for whole without what is only held: nobody is told of a commit before it has the error mark.
+#[test]
+fn a_commit_is_answered_when_storage_says_that_it_is_only_held() {
+    for within in [Duration::ZERO, AGE] {
+        let mut rig = Rig::new(Some(within));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        if within.is_zero() {
+            // Its compound is on its way.
+            rig.commit();
+        } else {
+            rig.clock.fetch_add(AGE.as_millis() as u64, Ordering::AcqRel);
+            let mut plan = Plan::default();
+            rig.route.woken(&mut plan);
+            rig.plan(plan);
+        }
+        assert!(!rig.waiting.is_empty(), "{within:?}: a compound is under way");
+        let told = rig.told.len();
+        rig.journals.set_durable_within(0, None).expect("possible");
+        let mut plan = Plan::default();
+        rig.route.woken(&mut plan);
+        rig.plan(plan);
+        rig.commit();
+        assert!(is_aged(&rig), "{within:?}: nothing has ended yet");
+        loop {
+            let later = &rig.told[told..];
+            assert!(!is_aged(&rig) || later.is_empty(), "{within:?}: {later:?} are told too early");
+            if rig.waiting.is_empty() {
+                break;
+            }
+            rig.settle_one();
+        }
+        let later = &rig.told[told..];
+        assert!(!later.is_empty() && later.iter().all(|(_, status)| *status == Status::Ok), "{within:?}: {later:?}");
+        assert!(!is_aged(&rig) && rig.held == 0, "{within:?}");
+    }
+}
+
 /// Every home is as of the last transaction.
 fn expect_recovered(rig: &Rig) {
     rig.journals.recover_all().expect("recovered");

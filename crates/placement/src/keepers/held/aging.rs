@@ -136,6 +136,9 @@ struct Aging {
     later: Vec<(RequestId, Vec<u8>)>,
     /// Log blocks that go to their own places when it has ended.
     unheld: Vec<Unheld>,
+    /// Commits that are held without being durable, and answered when storage has the error mark: not before, since until then it is taken
+    /// for whole without them.
+    told_later: Vec<RequestId>,
     next: u64,
 }
 
@@ -286,6 +289,7 @@ impl Aging {
             ending: None,
             later: Vec::new(),
             unheld: Vec::new(),
+            told_later: Vec::new(),
             next: 0,
         }
     }
@@ -459,8 +463,9 @@ impl Aging {
         // It is held from now on as it would be without durability. Who was promised more than that, and waits for it, is not told that it is so.
         let is_held = ends_for(Cause::Wish) || ends_for(Cause::Memory) && !self.answers_late();
         match self.answers.remove(&answer) {
+            Some(Asked::Commit(requests)) if !is_good && is_held => self.told_later.extend(requests),
             Some(Asked::Commit(requests)) => {
-                let status = if is_good || is_held { Status::Ok } else { Status::IoError };
+                let status = if is_good { Status::Ok } else { Status::IoError };
                 requests.into_iter().for_each(|request| steps.push(Side::Journal, Step::Release(request, status)));
             }
             Some(Asked::Superblock { request, content, closes }) if is_good => {
@@ -536,6 +541,7 @@ impl Held {
             if is_on_storage && let Some(aging) = self.over(&mut state) {
                 // No kernel writes into a log that it closes.
                 fail_waiting(aging.unheld, aging.later, steps);
+                fail_told(aging.told_later, steps);
             }
             self.end_if_drained(log, &mut state, steps);
             return AgedSuperblock::Taken { is_on_storage };
@@ -1048,6 +1054,7 @@ impl Held {
             // Who waits for that would wait for ever.
             if let Some(aging) = &mut state.aging {
                 fail_waiting(std::mem::take(&mut aging.unheld), std::mem::take(&mut aging.later), steps);
+                fail_told(std::mem::take(&mut aging.told_later), steps);
             }
             self.fail_absorbing(steps);
             // So would a home write that waits: it is asked for again, tries to end this once more, and fails if that does.
@@ -1108,6 +1115,9 @@ impl Held {
         let Some(aging) = self.over(state) else { return Ok(()) };
         for (operation, write) in aging.hosts.into_values() {
             host_write(log, operation, write, steps);
+        }
+        for request in aging.told_later {
+            steps.push(Side::Journal, Step::Release(request, Status::Ok));
         }
         for (request, content) in aging.later {
             steps.push(Side::Journal, Step::Superblock(request, content));
@@ -1430,6 +1440,11 @@ impl Held {
 
 fn retried_at(log: &Log) -> Duration {
     log.home.now() + log.home.durable_within().unwrap_or_default().max(RETRIED_AFTER)
+}
+
+/// Commits that waited to be told that they are held fail.
+fn fail_told(told_later: Vec<RequestId>, steps: &mut Steps) {
+    told_later.into_iter().for_each(|request| steps.push(Side::Journal, Step::Release(request, Status::IoError)));
 }
 
 /// What waited for the end fails.
