@@ -41,6 +41,7 @@ mod exit;
 mod inspect;
 mod last_memory;
 mod libvirt;
+mod logind;
 mod metrics;
 mod power;
 mod power_button;

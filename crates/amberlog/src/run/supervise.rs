@@ -44,6 +44,7 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     args.vm().disk_names().map_err(|error| exit::usage(format!("{error:#}")))?;
     super::refuse_images_as_outputs(args)?;
+    crate::logind::warn(&args.vm().shm);
     let _entered = log_context::enter(log_context::Context::vm(&args.name));
     die_of_panics(
         "amberlog: this is a bug in amberlog, and the VM ends with it; what was committed is kept".to_owned(),

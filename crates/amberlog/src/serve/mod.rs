@@ -257,6 +257,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         }
         front.memory.set_budget(config.memory_budget_bytes);
     }
+    if let Some((config, _)) = &served {
+        crate::logind::warn(&config.shm);
+    }
     log::info!("serving {} VMs", vms.threads.len());
     if let Err(error) = feel_pulses(&vms.slots) {
         log::error!("no thread that looks after workers that hang: {error:#}");

@@ -602,18 +602,22 @@ mod tests {
     fn where_an_image_is_not_as_its_disk_is_said() -> anyhow::Result<()> {
         let directory = tempfile::tempdir()?;
         let (image, data) = (directory.path().join("image"), directory.path().join("data"));
-        let made = Command::new("mke2fs").args(["-q", "-t", "ext4", "-b", "1024"]).arg(&image).arg("32M").status()?;
+        let made = Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-b", "4096", "-J", "size=4"])
+            .arg(&image)
+            .arg("32M")
+            .status()?;
         assert!(made.success());
-        std::fs::write(&data, vec![b'j'; 2 * 1024])?;
+        std::fs::write(&data, vec![b'j'; 2 * 4096])?;
         let commands = directory.path().join("commands");
-        std::fs::write(&commands, format!("jo -c\njw -b 9000,20001 {}\njc\n", data.display()))?;
+        std::fs::write(&commands, format!("jo -c\njw -b 8000,8002 {}\njc\n", data.display()))?;
         assert!(Command::new("debugfs").args(["-w", "-f"]).arg(&commands).arg(&image).output()?.status.success());
         let places = RefCell::new(Vec::new());
         let notes = finish(&image, &[], |at, len| places.borrow_mut().push((at, len)))?;
         assert_eq!(notes, ["1 transactions replayed"]);
-        assert_eq!(places.into_inner(), [(9000 * 1024, 1024), (20001 * 1024, 1024)]);
-        let mut block = [0; 1024];
-        File::open(&image)?.read_exact_at(&mut block, 20001 * 1024)?;
+        assert_eq!(places.into_inner(), [(8000 * 4096, 4096), (8002 * 4096, 4096)]);
+        let mut block = [0; 4096];
+        File::open(&image)?.read_exact_at(&mut block, 8002 * 4096)?;
         assert!(block.iter().all(|byte| *byte == b'j'), "it is replayed");
         Ok(())
     }
