@@ -107,7 +107,7 @@ mod tests {
         };
         let of_vm = entries("AMBERLOG_VM=db");
         assert_eq!(of_vm.len(), 3, "{of_vm:?} {output:?}");
-        assert_eq!((&of_vm[0]["MESSAGE"], &of_vm[0]["PRIORITY"]), (&"vm db: one\ntwo".into(), &"3".into()));
+        assert_eq!((&of_vm[0]["MESSAGE"], &of_vm[0]["PRIORITY"]), (&"vm db: one\n    two".into(), &"3".into()));
         assert_eq!(of_vm[1]["MESSAGE"], "vm db: disk root: three");
         assert_eq!(entries("AMBERLOG_DISK=root").len(), 2);
         let of_part = entries("AMBERLOG_PART=placement");
