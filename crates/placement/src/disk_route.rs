@@ -621,7 +621,6 @@ impl Route for DiskRoute {
                 for log in self.journals.logs_at_home(self.disk) {
                     log.state.own_writes.store(0, Ordering::Release);
                 }
-                self.journals.logs().iter().for_each(|log| log.forget_unannounced());
                 self.journals.look_again_if_changed(self.disk)?;
                 // Whoever wrote these logs is gone: what was committed goes home before the next reader comes.
                 self.journals.recover_disk(self.disk)?;

@@ -868,7 +868,11 @@ impl Journals {
         let Some(log) = self.log(log.index) else { return Ok(()) };
         let log = &*log;
         log.take_mark();
+        let was_open = log.is_open();
         let finished = log.keeper.finish(log, is_vm_gone)?;
+        if was_open && matches!(finished, Finished::Recovered(_)) {
+            log.was_closed_under_its_guest();
+        }
         if log.is_distrusted() && log.placement.is_held() {
             // It stays on storage for the guest's next kernel, too.
             let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");

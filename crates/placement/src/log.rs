@@ -97,7 +97,7 @@ impl LogState {
             mark: Mutex::default(),
             recovering: Mutex::default(),
             opening: Mutex::default(),
-            unannounced: Mutex::default(),
+            unannounced: Mutex::new(Unannounced::of_nobody()),
             own_writes: AtomicUsize::new(0),
         }
     }

@@ -1,8 +1,8 @@
 //! A guest's kernel that goes on with a log that was closed under it.
 //!
 //! A device that is started anew has mostly a new kernel before it, so what was held goes home, and storage says that the log is empty
-//! ([`crate::journals`]). But a guest that suspends resets its disks, too, and goes on where it was; and one that hibernates does so in another
-//! VM. Its kernel knows of an open log: it writes the next transaction where the last one ended, and no superblock before. Storage would say
+//! ([`crate::journals`]). But a guest that suspends resets its disks, too, and goes on where it was. (One that hibernates does so in another VM,
+//! which this does not see.) Its kernel knows of an open log: it writes the next transaction where the last one ended, and no superblock before. Storage would say
 //! of an acknowledged commit that there is none.
 //!
 //! So what is written without a superblock into a log that was closed under its guest is looked at. When it is the very transaction that would come next, whole but for
@@ -50,7 +50,8 @@ enum Before {
 }
 
 impl Unannounced {
-    fn of_nobody() -> Self {
+    /// Nobody goes on with the log without a word.
+    pub(crate) fn of_nobody() -> Self {
         Unannounced { next: Some(None), ..Self::default() }
     }
 
@@ -91,8 +92,9 @@ impl Log {
         self.state.unannounced.lock().expect("no panic under this lock")
     }
 
-    /// Its device begins anew: whatever comes is looked at from here.
-    pub(crate) fn forget_unannounced(&self) {
+    /// Its device begins anew, and what was held went home: what comes now is looked at, until somebody says what the log is. (The number that
+    /// a recovery leaves out is nobody else's. A guest that has closed its log itself has written the transaction before the next.)
+    pub(crate) fn was_closed_under_its_guest(&self) {
         *self.unannounced() = Unannounced::default();
     }
 
@@ -134,8 +136,8 @@ impl Log {
         match unannounced.before(position, &format) {
             Before::Transaction(first) => Ok(Some((first, next))),
             Before::Part => Err(io::Error::other(format!(
-                "the journal of the file system at byte {} was closed when its device was started anew, and its guest commits transaction {next} \
-                 of it, which did not come whole: that fails, so that the guest ends its journal",
+                "its journal was closed when the device was started anew, and its guest commits transaction {next}, which did not come whole (file system \
+                 at byte {}): that fails, so that the guest ends its journal",
                 self.place.home_start
             ))),
             Before::Other => {
@@ -179,8 +181,8 @@ impl Journals {
         log.set_open();
         self.stays_on_storage(log.index, sequence);
         log::warn!(
-            "disk {}: the guest goes on with the journal of the file system at byte {}, which was closed when its device was started anew, as \
-             after a suspend: it is on storage until its guest closes it",
+            "disk {}: its guest goes on with a journal that was closed when the device was started anew, as after a suspend (file system at byte {}): \
+             it is on storage until its guest closes it",
             log.home.options.name,
             log.place.home_start
         );
