@@ -1,7 +1,7 @@
-//! What lies between a file system and its disk, as far as the disk shows it: md, LVM, LUKS, bcache.
+//! What lies between a file system and its disk, as far as the disk shows it: md, DRBD, LVM, LUKS, bcache.
 //!
-//! The beginning of such a disk can look like a file system, and where blocks go can still be somebody else's matter. An md
-//! mirror with its metadata at the end is the one case in which every block is where the file system says. It is left
+//! The beginning of such a disk can look like a file system, and where blocks go can still be somebody else's matter. In an md
+//! mirror with its metadata at the end, and under DRBD with internal metadata, every block is where the file system says. They are left
 //! alone too: a recovery would bring one mirror forward and not the others, the array would read now from this one and now
 //! from that, and a resync from another one would take back what was recovered.
 //!
@@ -13,6 +13,10 @@ use crate::superblock::Superblock;
 use std::io;
 
 const SECTOR: u64 = 512;
+/// Of DRBD's metadata, 60 bytes into its last block and big-endian: of version 8 in use and not (as its activity log tells), and of
+/// version 9 (kernel: drbd_int.h, `meta_data_on_disk`; drbd-utils: drbdmeta.c, v08 and v09).
+const DRBD_MAGICS: std::ops::RangeInclusive<u32> = 0x8374_026b..=0x8374_026d;
+const DRBD_BLOCK: u64 = 4096;
 const MD_MAGIC: u32 = 0xa92b_4efc;
 /// Of bcache's superblock, 24 bytes into it.
 const BCACHE_MAGIC: [u8; 16] =
@@ -44,6 +48,15 @@ pub(crate) fn what_lies_between<R: ReadAt>(disk: &R, superblock: &Superblock) ->
         if (!is_at_the_end || at >= superblock.bytes()) && is_md(disk, at)? {
             return Ok(Some(format!("the disk is a member of an md array (metadata {metadata} at byte {at})")));
         }
+    }
+    // Internal metadata ends with the disk, in whole blocks of 4 KiB.
+    let drbd_at = (disk.size() & !(DRBD_BLOCK - 1)).saturating_sub(DRBD_BLOCK);
+    let mut magic = [0; 4];
+    if drbd_at >= superblock.bytes()
+        && read(disk, drbd_at + 60, &mut magic)?
+        && DRBD_MAGICS.contains(&u32::from_be_bytes(magic))
+    {
+        return Ok(Some("the disk is replicated by DRBD (there is its metadata at the end)".to_owned()));
     }
     Ok(None)
 }

@@ -46,6 +46,19 @@ pub fn partitions<R: ReadAt>(disk: &R) -> io::Result<Vec<Partition>> {
     Ok(found)
 }
 
+/// Whether the disk's first sector says that there is a GPT.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub fn has_gpt<R: ReadAt>(disk: &R) -> io::Result<bool> {
+    if disk.size() < 2 * SECTOR {
+        return Ok(false);
+    }
+    let mut sector = [0; SECTOR as usize];
+    disk.read_at(0, &mut sector)?;
+    Ok(entries(&sector).is_some_and(|entries| entries.iter().any(|entry| entry.kind == TYPE_GPT)))
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     status: u8,

@@ -323,7 +323,10 @@ fn a_disk_that_shows_what_lies_between_is_left_alone() {
     let sectors = plain().size / 512;
     let (at_10, at_090) = ((sectors - 16) / 8 * 8 * 512, (sectors / 128 * 128 - 128) * 512);
     let bcache = [0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81];
+    let at_drbd = plain().size / 4096 * 4096 - 4096 + 60;
     for (at, bytes, says) in [
+        (at_drbd, 0x8374_026bu32.to_be_bytes().to_vec(), "DRBD"),
+        (at_drbd, 0x8374_026du32.to_be_bytes().to_vec(), "DRBD"),
         (at_10, md(at_10, 1), "metadata 1.0"),
         (at_090, md(at_090, 0), "metadata 0.90"),
         (4096, md(4096, 1), "metadata 1.2"),
@@ -339,7 +342,8 @@ fn a_disk_that_shows_what_lies_between_is_left_alone() {
         }
     }
     // Not where it says it is, of another kind, or in the file system's own blocks: left over.
-    for (at, bytes) in [(at_10, md(at_10 + 512, 1)), (at_10, md(at_10, 7))] {
+    let drbd_of_old = 0x8374_026au32.to_be_bytes().to_vec();
+    for (at, bytes) in [(at_10, md(at_10 + 512, 1)), (at_10, md(at_10, 7)), (at_drbd, drbd_of_old)] {
         let mut disk = plain();
         disk.put(at, &bytes);
         assert!(matches!(journal(&disk), Journal::Internal { .. }));
@@ -348,5 +352,6 @@ fn a_disk_that_shows_what_lies_between_is_left_alone() {
     disk.size = BLOCKS * BLOCK;
     let at = (disk.size / 512 - 16) / 8 * 8 * 512;
     disk.put(at, &md(at, 1));
+    disk.put(disk.size - 4096 + 60, &0x8374_026bu32.to_be_bytes());
     assert!(matches!(journal(&disk), Journal::Internal { .. }), "the file system reaches over it");
 }
