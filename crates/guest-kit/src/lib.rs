@@ -20,6 +20,7 @@ pub mod evidence;
 pub mod guest;
 pub mod image;
 pub mod interrupt;
+pub mod journal_server;
 pub mod judge;
 pub mod kernel;
 mod modules;

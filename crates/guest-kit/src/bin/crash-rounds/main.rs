@@ -13,7 +13,6 @@
 
 mod finish;
 mod round;
-mod server;
 mod victim;
 mod workers;
 

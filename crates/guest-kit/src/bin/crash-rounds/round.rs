@@ -1,10 +1,10 @@
 //! One round: a file system, a load, a strike, and the judgement.
 
 use crate::finish::{Finish, Finisher, left_in};
-use crate::server::JournalServer;
 use crate::victim::Victim;
 use crate::workers;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
+use guest_kit::journal_server::JournalServer;
 use guest_kit::workload::{Mode, STREAMS, Workload};
 use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Reported, Result, judge, program};
 use guest_tools::random::Random;

@@ -289,6 +289,7 @@ fn online() -> Vec<Case> {
         case("mke2fs", MKE2FS),
         full,
         case("postmark", POSTMARK),
+        Case { machine: "pc", ..case("suspend", SUSPEND).stock() },
         case("drop-caches", DROP_CACHES),
     ]
 }
@@ -391,6 +392,14 @@ done";
 const POSTMARK: &str = "mkdir /mnt/postmark
 printf 'set location /mnt/postmark\\nset seed 7\\nset number 300\\nset transactions 1000000\\nrun\\n' | postmark >/dev/null &
 settle; settle";
+
+/// The clock wakes it; its devices are started anew, and its kernel goes on where it was.
+const SUSPEND: &str = "for n in 1 2 3; do
+    settle 24
+    echo +3 >/sys/class/rtc/rtc0/wakealarm || cannot wakealarm
+    echo mem >/sys/power/state || cannot suspend
+    dmesg | grep -q 'suspend exit' || cannot 'it was not suspended'
+done";
 
 const DROP_CACHES: &str = "for n in 1 2 3 4 5 6 7 8; do settle 16; echo 3 >/proc/sys/vm/drop_caches; done";
 

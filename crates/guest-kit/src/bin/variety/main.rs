@@ -4,7 +4,7 @@
 //! `variety [--cases PATTERN,…] [--rounds N] [--seed N] [--minutes N] [--placement P] [--end qemu|both|reset] [--worker-kills N]
 //! [--mode journal|ordered|writeback] [--control first|failed|always] [--json FILE] [--keep DIR] [--quick] [--list]`
 //!
-//! `--placement` is `retain`, `copy`, `storage`, `nvm` (a region in host memory), `durable` (`retain` with `durable-within=1`) or `durable-0`; unsaid, it is drawn.
+//! `--placement` is `retain`, `copy`, `storage`, `nvm` (a region in host memory), `durable` (`retain` with `durable-within=1`), `durable-0` or `remote` (a journal server of its own, which nobody kills); unsaid, it is drawn.
 //! `--mode` asks for a journaling mode; cases that are not tried in it are left out. Unsaid, it is drawn of those of the case.
 //! With `--worker-kills` the process that serves the guest is killed up to so many times, at random moments, while the guest goes through its steps.
 //! A case is tried under amberlog and, in its first round and whenever something is found, on QEMU's own disk: what fails there
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use table::{Run, Table, Verdict};
 use trial::{End, Outcome, Server, Trial};
 
-const PLACEMENTS: [&str; 6] = ["retain", "copy", "storage", "nvm", "durable", "durable-0"];
+const PLACEMENTS: [&str; 7] = ["retain", "copy", "storage", "nvm", "durable", "durable-0", "remote"];
 
 const MODES: [Mode; 3] = [Mode::Journal, Mode::Ordered, Mode::Writeback];
 
@@ -193,7 +193,7 @@ fn run_case(request: &Request, case: &Case, seed: u64, is_first: bool) -> Run {
     let started = Instant::now();
     let placement = request.placement.unwrap_or_else(|| {
         // What is held is what this is about.
-        let drawn = guest_tools::random::Random::of(seed, case.name.len() as u64).below(10);
+        let drawn = guest_tools::random::Random::of(seed, case.name.len() as u64).below(11);
         PLACEMENTS[usize::try_from(drawn.saturating_sub(4)).unwrap_or(0)]
     });
     let placement = case.placement_for(placement);

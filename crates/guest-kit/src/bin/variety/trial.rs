@@ -5,6 +5,7 @@ use crate::case::{Case, Wanted};
 use crate::disk::Disks;
 use crate::killer::Killer;
 use guest_kit::image::{FileSystem, copy_image};
+use guest_kit::journal_server::JournalServer;
 use guest_kit::workload::Mode;
 use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Kernel, Reported, Result, judge, program};
 use guest_tools::random::Random;
@@ -205,6 +206,7 @@ impl<'a> Trial<'a> {
         if kernel.is_some_and(|kernel| kernel.modules.is_some()) {
             let wants = |word: &str| self.case.steps.contains(word);
             spec.modules.extend(wants("loop").then(|| "loop".to_owned()));
+            spec.modules.extend(wants("suspend").then(|| "rtc-cmos".to_owned()));
             spec.modules.extend(self.case.machine.starts_with("microvm").then(|| "virtio_console".to_owned()));
             spec.modules.extend(self.case.recipe.features.iter().any(|f| f == "quota").then(|| "quota_v2".to_owned()));
         }
@@ -305,6 +307,13 @@ impl<'a> Trial<'a> {
         spec.reboots = self.end == End::Reset;
         let image = &disks.file_system.image;
         let journal = disks.file_system.external_journal.as_ref();
+        let journal_server = match self.server {
+            Server::Amberlog("remote") => {
+                Some(JournalServer::start(&program::workspace_binary("amberlog")?, &regions.join("store"))?)
+            }
+            _ => None,
+        };
+        let mut words: Vec<OsString> = Vec::new();
         let spec = match self.server {
             Server::Qemu => {
                 let all = [Some(image), journal, backup.map(|(path, _)| path)].into_iter().flatten();
@@ -313,7 +322,11 @@ impl<'a> Trial<'a> {
             Server::Amberlog(placement) => {
                 let mut disk = OsString::from(image);
                 disk.push(format!(",placement={}", option_of(placement, &regions.join("region"))));
-                let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
+                if let Some(server) = &journal_server {
+                    disk.push(format!("={}", server.journal()));
+                    words.push("--remote-insecure".into());
+                }
+                words.splice(..0, [program::workspace_binary("amberlog")?.into(), "run".into()]);
                 words.extend(["--shm".into(), area.into(), "--disk".into(), disk]);
                 if self.worker_kills > 0 {
                     words.extend(["--deaths-max".into(), "1000000".into()]);
@@ -324,7 +337,7 @@ impl<'a> Trial<'a> {
                 if let Some((path, _)) = backup {
                     words.extend(["--disk".into(), path.into()]);
                 }
-                spec.wrapper(words)
+                spec.wrapper(words.clone())
             }
         };
         let mut guest = Guest::start(spec)?;
@@ -368,7 +381,7 @@ impl<'a> Trial<'a> {
                 outcome.fault(Kind::Damaged, format!("the guest noticed that a worker died: {line}"));
             }
         }
-        self.end(&mut guest, (area, image, &regions.join("region")), outcome)?;
+        self.end(&mut guest, (area, image, &regions.join("region")), &words, outcome)?;
         let reported = guest.final_report();
         outcome.hear(self.case, &reported);
         let known = backup.map_or(&[][..], |(_, streams)| &streams[..]);
@@ -398,6 +411,7 @@ impl<'a> Trial<'a> {
         &self,
         guest: &mut Guest,
         (area, image, region): (&Path, &Path, &Path),
+        words: &[OsString],
         outcome: &mut Outcome,
     ) -> Result<()> {
         match (self.end, self.server) {
@@ -405,6 +419,8 @@ impl<'a> Trial<'a> {
                 guest.kill_all()?;
                 let mut recover = Command::new(program::workspace_binary("amberlog")?);
                 match placement {
+                    // The next one that serves the disk brings it home.
+                    "remote" => recover.args(words.iter().skip(1)).args(["--", "true"]),
                     // A region has all that there is; it is no matter of the area's.
                     "nvm" => recover.args(["recover", "--disk"]).arg(image).arg("--nvm").arg(region),
                     _ => recover.args(["recover", "--area"]).arg(area),

@@ -1,6 +1,6 @@
-//! A journal server of a round's own, which outlives whoever is killed in it.
+//! A journal server of a test's own, which outlives whoever is killed in it.
 
-use guest_kit::{Error, Result};
+use crate::{Error, Result};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 /// What the journal is called there.
 const NAME: &str = "db";
 
+/// One that runs until this is dropped, without TLS, for this host alone.
+#[derive(Debug)]
 pub struct JournalServer {
     process: Child,
     address: String,
