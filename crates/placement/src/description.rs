@@ -93,6 +93,9 @@ pub struct WishDescription {
     /// amberlog wrote this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<String>,
+    /// It was closed under its guest when a device began anew, and its guest has said nothing since: it may go on without a word.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_go_on_unannounced: bool,
 }
 
 /// An image whose logs may be in the directory.

@@ -190,6 +190,11 @@ pub(crate) fn dry_run_held(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &
     dry_run(&mut LogReader { held, place, journal }, place)
 }
 
+/// The journal superblock on storage as a recovery of a held log leaves it ([`finish`]).
+pub(crate) fn emptied_by(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Vec<u8>, Error> {
+    prepared(&mut LogReader { held, place, journal }, place)?.emptied()
+}
+
 /// What [`finish_stored`] would do; nothing is written.
 pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     dry_run(&mut StoredLog { place, journal }, place)
@@ -197,10 +202,14 @@ pub(crate) fn dry_run_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Res
 
 /// What a replay of `log` would do; nothing is written.
 pub(crate) fn dry_run<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace) -> Result<Report, Error> {
+    prepared(log, place)?.dry_run(log)
+}
+
+fn prepared<L: LogRead>(log: &mut L, place: &FoundLogPlace) -> Result<recovery::Replay, Error> {
     let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
     let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
     let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
-    recovery::Replay::prepare(log, log_bounds, &bounds)?.dry_run(log)
+    recovery::Replay::prepare(log, log_bounds, &bounds)
 }
 
 fn replay<L: LogRead + Send>(

@@ -24,6 +24,9 @@ use std::ops::Range;
 /// # Errors
 /// When the disk cannot be read.
 pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io::Result<bool> {
+    if is_another_ones(log)? {
+        return Ok(true);
+    }
     // A kernel goes on where the empty log says, or right behind it, and nothing of what it will write is there yet.
     let stored = stored::of(log)?.superblock;
     let goes_on = stored.is_some_and(|stored| {
@@ -50,6 +53,36 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
         level,
         "disk {}: the journal of the file system at byte {} has something in it that did not come through here ({why}); \
          it stays on storage until it is next empty",
+        log.home.options.name,
+        log.place.home_start
+    );
+    Ok(true)
+}
+
+/// Whether the log that is being opened may be another file system's than the one that it is known with. A journal device can be
+/// named by two (a copy of a file system names what the original names), and by none of them be used at the moment.
+///
+/// A kernel says that a file system has a live journal (`needs_recovery`) before it writes the journal's first superblock
+/// (ext4_setup_super), so the one that does not say so is not the one that was mounted.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub(crate) fn is_another_ones(log: &Log) -> io::Result<bool> {
+    if !log.place.is_external {
+        return Ok(false);
+    }
+    let mut raw = [0; extfs::SUPERBLOCK_BYTES];
+    log.home.file.read_exact_at(&mut raw, log.place.home_start + extfs::SUPERBLOCK_OFFSET)?;
+    let is_live = extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery());
+    if is_live && !log.is_contested() {
+        return Ok(false);
+    }
+    let why = if is_live { "another file system names it, too" } else { "that is not mounted" };
+    // Once, and not each time its tail moves.
+    let level = if log.is_brought() { log::Level::Debug } else { log::Level::Info };
+    log::log!(
+        level,
+        "disk {}: the journal device of the file system at byte {} is opened, and {why}; it stays on storage until it is next empty",
         log.home.options.name,
         log.place.home_start
     );

@@ -406,11 +406,10 @@ fn finish_log(
     let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };
     let unlogged = |file| LoggedFile::unlogged(file).map_err(opening);
     let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
-    let report = match check_identity(directory, found, log, journal_file)? {
+    let report = match check_identity(directory, found, log, &logged_journal)? {
         Verdict::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
         Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, &logged_home, &logged_journal)?,
-        Verdict::Emptied => Report::of(Status::Clean)
-            .with_note("the journal on storage is empty: recovered before, or the image was used without amberlog"),
+        Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before"),
         Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
@@ -536,7 +535,7 @@ fn check_identity(
     directory: &AreaDirectory,
     found: &FoundLog,
     log: &LogDescription,
-    journal: &std::fs::File,
+    journal: &LoggedFile,
 ) -> Result<Verdict, FinishError> {
     let shown = directory.path().display();
     let refuse = |reason: String| {
@@ -557,14 +556,23 @@ fn check_identity(
     if !found.log().read_held(0, &mut block) {
         return refuse("the held journal has no superblock".to_owned());
     }
+    // Only an empty journal is compared with it.
+    let is_empty = Superblock::decode(&raw).is_ok_and(|stored| stored.is_empty() && stored.errno == 0);
+    let emptied = match is_empty {
+        true => match crate::finish::emptied_by(&found.log(), &log.place, journal) {
+            // Nothing that could be written home: no recovery of it has emptied this.
+            Err(error) if error.is_refusal() => None,
+            emptied => Some(emptied?),
+        },
+        false => None,
+    };
     let books = HeldBooks {
         superblock: Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?,
         raw: &block,
         openings: found.opening(),
-        tail: found.log().tail(),
         handed_over: found.handed_over(),
         is_materialise: found.log().is_materialise(),
-        log_blocks: log.place.log_blocks,
+        emptied: emptied.as_deref(),
     };
     books.judge(&raw).or_else(|why| refuse(why.sentence()))
 }
@@ -640,6 +648,7 @@ mod tests {
                 is_distrusted: false,
                 storage_from: None,
                 copy: Some("log-0.copy".to_owned()),
+                may_go_on_unannounced: false,
             };
             directory.describe(&[], Vec::new(), vec![wish]).expect("described");
             let path = directory.path().to_owned();

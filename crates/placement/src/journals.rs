@@ -296,8 +296,16 @@ impl Journals {
         if !current.is_open() {
             current.note_announcing();
         }
+        let might_go_on = current.may_go_on_unannounced();
         let taken = self.give_superblock(&current, superblock, steps);
         drop(opening);
+        if might_go_on && !current.may_go_on_unannounced() {
+            // What is written down says so still. Once after a reset.
+            let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+            if let Err(error) = self.describe() {
+                log::debug!("writing down that a journal was announced: {error}");
+            }
+        }
         let taken = taken.map(|(what, passes)| {
             if matches!(what, SuperblockWritten::Closed | SuperblockWritten::NoLog) {
                 self.follow_wish(&current);
@@ -374,9 +382,21 @@ impl Journals {
 
     pub(crate) fn scan_all(&self) -> io::Result<()> {
         let mut count = self.scanning.lock().expect("no panic under this lock");
-        let found = scan::scan(&self.disks)?;
+        let mut found = scan::scan(&self.disks)?;
+        // What an earlier worker knew goes on, as what this one knows does.
+        let taken_up = found.contested.iter().find(|place| self.was_left(place)).cloned();
+        found.logs.extend(taken_up.clone());
         let mut layouts: Vec<DiskLayout> = found.layouts;
         let known = self.logs();
+        for log in &known {
+            log.set_contested(found.contested.iter().any(|place| log.place.is_same_log(place)));
+        }
+        for place in &found.contested {
+            // One that is marked is somewhere else, whoever it is of.
+            if taken_up.is_none() && !self.disks[place.home_disk].is_in_use() {
+                self.refuse_marked(place)?;
+            }
+        }
         let mut kept = Vec::new();
         for place in found.logs {
             if self.disks[place.home_disk].options.read_only {
@@ -396,6 +416,9 @@ impl Journals {
                     log
                 }
             };
+            if taken_up.as_ref().is_some_and(|place| log.place.is_same_log(place)) {
+                log.set_contested(true);
+            }
             scan::add_to_layouts(&mut layouts, &log.place, log.index);
             kept.push(log);
         }
@@ -607,6 +630,9 @@ impl Journals {
                 .filter(|_| placement == PlacementKind::Storage),
             state,
         });
+        if wish.as_ref().is_some_and(|wish| wish.may_go_on_unannounced) {
+            log.was_closed_under_its_guest();
+        }
         if is_distrusted || wish.is_some_and(|wish| wish.is_distrusted) {
             log.distrust();
         }
@@ -796,6 +822,7 @@ impl Journals {
                 is_distrusted: log.is_distrusted(),
                 storage_from: log.storage_from.filter(|_| log.placement == PlacementKind::Storage),
                 copy: Some(log.keeper.copy_name().unwrap_or_default().to_owned()),
+                may_go_on_unannounced: !log.is_open() && log.may_go_on_unannounced(),
             })
             .collect();
         self.directory.describe(&self.memory.files(), logs, wishes)?;

@@ -52,6 +52,8 @@ struct Inner {
     was_opened: bool,
     /// A log that did not begin here goes on in its own place until it is empty.
     is_brought: bool,
+    /// The last scan found another file system that lays claim to its blocks.
+    is_contested: bool,
     trust: Trust,
     /// How often it was seen to owe nothing while somebody waited for that, and how often that failed.
     emptied: u64,
@@ -88,6 +90,7 @@ impl LogState {
                 phase: Phase::Closed,
                 was_opened: false,
                 is_brought: false,
+                is_contested: false,
                 trust: Trust::Whole,
                 emptied: 0,
                 failed_to_empty: 0,
@@ -183,6 +186,15 @@ impl Log {
 
     pub(crate) fn set_brought(&self, is_brought: bool) {
         self.inner().is_brought = is_brought;
+    }
+
+    /// Whether another file system lays claim to its blocks: it goes on while it is open, and is not opened again.
+    pub(crate) fn is_contested(&self) -> bool {
+        self.inner().is_contested
+    }
+
+    pub(crate) fn set_contested(&self, is_contested: bool) {
+        self.inner().is_contested = is_contested;
     }
 
     /// Says whether it was open until now.

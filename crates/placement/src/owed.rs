@@ -203,7 +203,7 @@ pub fn elsewhere(directory: &AreaDirectory) -> Result<Vec<(PathBuf, String)>, Fi
 fn elsewhere_of(images: &[PathBuf]) -> io::Result<Vec<(PathBuf, String)>> {
     let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
     let mut found = Vec::new();
-    for place in scan::scan(&disks)?.logs {
+    for place in scan::scan(&disks)?.all() {
         let Some(raw) = superblock_of(&disks, &place)? else { continue };
         let (image, offset) = (&images[place.home_disk], place.home_start);
         let at = image.display();
@@ -227,7 +227,7 @@ fn elsewhere_of(images: &[PathBuf]) -> io::Result<Vec<(PathBuf, String)>> {
 fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
     let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
     let mut lost = Vec::new();
-    for place in scan::scan(&disks)?.logs {
+    for place in scan::scan(&disks)?.all() {
         let Some(raw) = superblock_of(&disks, &place)? else { continue };
         let mark = HeldMark::read(&raw);
         if let (true, Ok(superblock)) = (mark != HeldMark::None, Superblock::decode(&raw)) {

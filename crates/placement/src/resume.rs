@@ -63,6 +63,8 @@ pub(crate) struct Wish {
     pub storage_from: Option<u32>,
     /// See [`LeftCopy`].
     pub copy: Option<String>,
+    /// See [`crate::unannounced`].
+    pub may_go_on_unannounced: bool,
 }
 
 /// A log that was made durable by age, and that storage is to call one that is only held.
@@ -255,6 +257,13 @@ impl Journals {
         there.filter_map(io::Result::transpose).collect()
     }
 
+    /// Whether an earlier worker has left something of the log at this place.
+    pub(crate) fn was_left(&self, place: &FoundLogPlace) -> bool {
+        let left = self.left.lock().expect("no panic under this lock");
+        left.logs.iter().any(|log| log.place.is_same_log(place))
+            || left.wishes.iter().any(|wish| wish.place.is_same_log(place))
+    }
+
     /// What an earlier worker has left of the log at this place: its files, if it was held, and what was wished of it.
     pub(crate) fn take_left(&self, place: &FoundLogPlace) -> io::Result<(Option<LogDescription>, Option<Wish>)> {
         let mut left = self.left.lock().expect("no panic under this lock");
@@ -262,13 +271,12 @@ impl Journals {
         let log = index.map(|index| left.logs.remove(index));
         let index = left.wishes.iter().position(|wish| wish.place.is_same_log(place));
         let wish = index.map(|index| left.wishes.remove(index));
-        let wish =
-            wish.map(|WishDescription { placement, is_distrusted, storage_from, copy, .. }| -> io::Result<Wish> {
-                let placement = PlacementKind::named(&placement).ok_or_else(|| {
-                    refused(format!("a journal is wished to have placement {placement}, which is none"))
-                })?;
-                Ok(Wish { placement, is_distrusted, storage_from, copy })
-            });
+        let wish = wish.map(|wish| -> io::Result<Wish> {
+            let WishDescription { placement, is_distrusted, storage_from, copy, may_go_on_unannounced, .. } = wish;
+            let placement = PlacementKind::named(&placement)
+                .ok_or_else(|| refused(format!("a journal is wished to have placement {placement}, which is none")))?;
+            Ok(Wish { placement, is_distrusted, storage_from, copy, may_go_on_unannounced })
+        });
         Ok((log, wish.transpose()?))
     }
 

@@ -1,7 +1,7 @@
 //! Finding logs on a VM's disks, through crate `extfs`.
 
 use crate::disk::Disk;
-use crate::layout::{DiskLayout, HomeRange, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
+use crate::layout::{DiskLayout, GPT_FIELDS, HomeRange, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
 use block_route::LogIndex;
 use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use journal_area::LOG_BLOCKS_MAX;
@@ -97,6 +97,17 @@ impl FoundLogPlace {
         Ok(())
     }
 
+    /// Where it is: of each range of bytes, the disk.
+    fn ranges(&self) -> Vec<(usize, Range<u64>)> {
+        let bytes =
+            |start: u64, blocks: u64| start..start.saturating_add(blocks.saturating_mul(self.block_bytes.into()));
+        // An internal log lies in its file system.
+        let runs = self.runs.iter().filter(|_| self.is_external);
+        std::iter::once((self.home_disk, bytes(self.home_start, self.home_blocks)))
+            .chain(runs.map(|run| (self.journal_disk, bytes(run.offset, run.count.into()))))
+            .collect()
+    }
+
     /// Whether both are the same log in the same place. A file system that is mounted can grow, and be given another UUID.
     pub fn is_same_log(&self, other: &FoundLogPlace) -> bool {
         let sizeless =
@@ -111,8 +122,17 @@ pub(crate) struct Found {
     /// Of each disk, the watches; logs and homes are added once the logs have their numbers.
     pub layouts: Vec<DiskLayout>,
     pub logs: Vec<FoundLogPlace>,
+    /// Logs that share blocks with another log, or with another file system: whose a write to them is cannot be told.
+    pub contested: Vec<FoundLogPlace>,
     /// Journals that are left alone: the disk, and why.
     pub not_understood: Vec<(usize, String)>,
+}
+
+impl Found {
+    /// Every log, whoever it is of: for who only reads what storage says of them.
+    pub fn all(self) -> impl Iterator<Item = FoundLogPlace> {
+        self.logs.into_iter().chain(self.contested)
+    }
 }
 
 pub(crate) struct DiskReader<'a> {
@@ -213,7 +233,42 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
             logs.push(place);
         }
     }
-    Ok(Found { layouts, logs, not_understood })
+    let (logs, contested) = told_apart(disks, logs);
+    for place in &contested {
+        let (index, at) = (place.home_disk, place.home_start);
+        let reason = format!("what the file system at byte {at} has for its own belongs to another one, too: {SHARED}");
+        not_understood.push((index, reason));
+    }
+    Ok(Found { layouts, logs, contested, not_understood })
+}
+
+/// How blocks come to have two owners.
+const SHARED: &str = "a copy of a file system names the same journal device as the original, or partitions overlap";
+
+/// Invariant: no two logs of a layout share a byte, nor does a log with another one's file system; each write of a guest
+/// belongs to one of them. What breaks that is the second, and neither of them is held: which of the two a commit is of,
+/// only the guest's kernel knows. One that is open already goes on, and is not opened again ([`crate::foreign`]).
+///
+/// A disk that its guest can only read has no say: its journal is never written.
+fn told_apart(disks: &[Arc<Disk>], logs: Vec<FoundLogPlace>) -> (Vec<FoundLogPlace>, Vec<FoundLogPlace>) {
+    let writers = logs.iter().enumerate().filter(|(_, place)| !disks[place.home_disk].options.read_only);
+    let mut ranges: Vec<(usize, Range<u64>, usize)> = writers
+        .flat_map(|(index, place)| place.ranges().into_iter().map(move |(disk, range)| (disk, range, index)))
+        .collect();
+    ranges.sort_by_key(|(disk, range, _)| (*disk, range.start));
+    let mut is_shared = vec![false; logs.len()];
+    // Of those that begin before, the one that ends last. Whichever reaches over another is that one when the next begins.
+    let mut farthest: Option<&(usize, Range<u64>, usize)> = None;
+    for next in &ranges {
+        let before = farthest.filter(|before| before.0 == next.0);
+        if let Some(before) = before.filter(|before| next.1.start < before.1.end) {
+            is_shared[before.2] = true;
+            is_shared[next.2] = true;
+        }
+        farthest = before.filter(|before| before.1.end > next.1.end).or(Some(next));
+    }
+    let mut shared = is_shared.into_iter();
+    logs.into_iter().partition(|_| !shared.next().unwrap_or(false))
 }
 
 /// Where the internal log of a file system is; nothing when it has none.
@@ -296,6 +351,10 @@ fn watches(reader: &DiskReader<'_>) -> io::Result<Vec<Watch>> {
         Ok(())
     };
     watch(0, 1024, PARTITION_FIELDS)?;
+    // Elsewhere these bytes are a file system's, and change all the while.
+    if extfs::has_gpt(reader)? {
+        watch(4096, 92, GPT_FIELDS)?;
+    }
     let partitions = extfs::partitions(reader)?;
     if partitions.is_empty() {
         watch(SUPERBLOCK_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_FIELDS)?;

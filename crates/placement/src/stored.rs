@@ -173,14 +173,12 @@ pub(crate) struct HeldBooks<'a> {
     pub raw: &'a [u8],
     /// The openings that storage may have: the one that was meant, and the one before. Nothing in tables of an earlier amberlog.
     pub openings: Option<[Opening; 2]>,
-    /// Where it begins.
-    pub tail: Option<Tail>,
     /// Where it was handed over to storage, if it was.
     pub handed_over: Option<Tail>,
     /// It has to be written to its own place, for the guest's own kernel.
     pub is_materialise: bool,
-    /// Blocks of the log.
-    pub log_blocks: u32,
+    /// The superblock that a recovery of it leaves. Nothing where that is not to be found out: it cannot be read, or storage is not empty.
+    pub emptied: Option<&'a [u8]>,
 }
 
 /// What storage means to a log that is held.
@@ -188,9 +186,9 @@ pub(crate) struct HeldBooks<'a> {
 pub(crate) enum Verdict {
     /// It is as it was when the log was opened: what is held belongs onto this disk.
     Marked,
-    /// It is an empty journal without the mark. Either a recovery was cut off after its last write, and there is nothing
-    /// left to do; or the image was used without us since, and the held log must never land on it (rule 3 of
-    /// ARCHITECTURE.md).
+    /// It is what a recovery of the held log leaves, to the byte: one was cut off after its last write, and there is nothing left to do.
+    /// What e2fsck and other kernels empty keeps the mark in its padding, and was used without us: the held log must never land on that
+    /// (rule 3 of ARCHITECTURE.md), and is not given up without a word either.
     Emptied,
     /// It is live and good by itself, beside the held log, which is later: that goes onto it by way of another compound
     /// ([`crate::aged`]).
@@ -240,7 +238,7 @@ impl HeldBooks<'_> {
     /// | 4 | an error without a mark; the books know openings; it is not the guest's own | refused |
     /// | 5 | empty log, with the mark's error number or the guest's own, and not on a server | marked |
     /// | 6 | the held superblock itself, of a log to be materialised | marked: it was cut off at its last step |
-    /// | 7 | empty without an error, at most a log's length past the held tail | emptied |
+    /// | 7 | to the byte what a recovery of the held log leaves, whatever is said of distrust | emptied |
     /// | 8 | live from where the log was handed over | handed over |
     /// | 9 | anything else | refused: used since |
     ///
@@ -280,12 +278,10 @@ impl HeldBooks<'_> {
         if is_marked || is_materialised {
             return Ok(Verdict::Marked);
         }
-        // A recovery that was cut off after it had emptied the journal left a sequence number past every held transaction.
-        let tail = self.tail.map_or(self.superblock.sequence, |tail| tail.sequence);
-        let is_emptied = superblock.is_empty()
-            && superblock.errno == 0
-            && jbd2::sequence::is_at_or_after(superblock.sequence, tail)
-            && superblock.sequence.wrapping_sub(tail) <= self.log_blocks;
+        let is_emptied = self.emptied.and_then(|emptied| emptied.get(..raw.len())).is_some_and(|emptied| {
+            // A log that is not what it seemed is remembered as one after that ([`crate::distrust`]).
+            raw == emptied || mark::distrusted(emptied).is_ok_and(|emptied| raw == emptied)
+        });
         match stored.says {
             _ if is_emptied => Ok(Verdict::Emptied),
             Says::Live(tail) | Says::LeftToGuest(tail) if self.handed_over == Some(tail) => Ok(Verdict::HandedOver),

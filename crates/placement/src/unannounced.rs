@@ -10,6 +10,9 @@
 //! ([`crate::hand_over`]), and goes on in its own place until its guest closes it. Nobody else writes such a thing: a new kernel writes the superblock
 //! first, and whoever copies an image over the disk writes other transactions, too.
 //!
+//! A worker that dies between the two leaves to the next one that this is so, but not which blocks were written: a transaction that had begun
+//! then did not come whole for that one, and its commit fails.
+//!
 //! What this must never do: say that a log is live which somebody else than its kernel has written. Failure story: a commit of that number
 //! that is not understood, or that storage cannot be told of, fails, and the guest's kernel ends its journal instead of going on with a lost one.
 
@@ -96,6 +99,11 @@ impl Log {
     /// a recovery leaves out is nobody else's. A guest that has closed its log itself has written the transaction before the next.)
     pub(crate) fn was_closed_under_its_guest(&self) {
         *self.unannounced() = Unannounced::default();
+    }
+
+    /// Whether somebody may go on with it without a word: for the next worker, too, which has not seen how it was closed.
+    pub(crate) fn may_go_on_unannounced(&self) -> bool {
+        !matches!(self.unannounced().next, Some(None))
     }
 
     /// Its guest has said what the log is: nobody goes on with it without a word until the device begins anew.

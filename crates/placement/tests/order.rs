@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+#[path = "order/journal_device.rs"]
+mod journal_device;
 #[path = "order/suspended.rs"]
 mod suspended;
 #[path = "order/tampered.rs"]
@@ -86,7 +88,21 @@ impl Rig {
         for extent in &extents {
             log_at.extend((0..u64::from(extent.count)).map(|index| PARTITION + (extent.physical + index) * BLOCK));
         }
-        let superblock = bytes[log_at[0] as usize..][..BLOCK as usize].to_vec();
+        Self::of(directory, log_at, budget_bytes, placement, remote)
+    }
+
+    /// A guest with the file `image` of the directory, which has its log there.
+    fn of(
+        directory: tempfile::TempDir,
+        log_at: Vec<u64>,
+        budget_bytes: u64,
+        placement: PlacementKind,
+        remote: Option<RemoteOptions>,
+    ) -> Self {
+        let image = directory.path().join("image");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).expect("an image");
+        let mut superblock = vec![0; BLOCK as usize];
+        file.read_exact_at(&mut superblock, log_at[0]).expect("read");
         let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
@@ -371,26 +387,59 @@ fn a_file_system_is_replaced_while_writes_are_in_flight() {
     assert_eq!(rig.route(RequestKind::Flush, 0, &[]).len(), 1);
 }
 
+/// What somebody does with the image of a VM that has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Since {
+    Nothing,
+    /// It is recovered, by a process that is killed after its last write.
+    Recovered,
+    /// e2fsck, which finds an empty journal to which an error happened, and clears that.
+    Checked,
+    /// Mounted, written, and unmounted: transactions have got numbers that held ones have, too.
+    Mounted,
+}
+
 #[test]
 fn a_held_log_never_lands_on_an_image_that_was_used_since() {
-    for is_used in [false, true] {
+    for since in [Since::Nothing, Since::Recovered, Since::Checked, Since::Mounted] {
         let mut rig = Rig::new();
         let first = FILE_SYSTEM_BLOCKS - 100;
         rig.open();
         rig.commit(&[(first, content(1))]);
-        if is_used {
-            // Somebody mounts the image on its own, writes, and unmounts it.
-            let mut block = rig.superblock.clone();
-            let sequence = rig.builder.sequence + 1;
-            jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(0).sequence(sequence).seal();
-            rig.file.write_all_at(&block, rig.log_at[0]).expect("written");
-            rig.file.write_all_at(&content(7), Rig::home_at(first)).expect("written");
+        let (next, at) = (rig.builder.sequence + 1, rig.log_at[0]);
+        let file = rig.file.try_clone().expect("the image");
+        let by_others = |sequence: u32| {
+            let mut block = vec![0; BLOCK as usize];
+            file.read_exact_at(&mut block, at).expect("read");
+            jbd2::SuperblockEdit::new(&mut block).expect("a superblock").sequence(sequence).errno(0).seal();
+            file.write_all_at(&block, at).expect("written");
+        };
+        let (image, left) = rig.die();
+        let copy = image.with_extension("copy");
+        std::fs::DirBuilder::new().mode(0o700).create(&copy).expect("a directory");
+        for entry in std::fs::read_dir(left.path()).expect("files").flatten() {
+            std::fs::copy(entry.path(), copy.join(entry.file_name())).expect("copied");
         }
-        let (image, written) = rig.die_and_finish();
-        assert_eq!(written, usize::from(!is_used));
+        let finish =
+            |left: &AreaDirectory| finish_directory(left, std::slice::from_ref(&image)).and_then(Finish::into_result);
+        match since {
+            Since::Nothing => {}
+            Since::Recovered => assert_eq!(finish(&left).expect("finished")[0].recovery.blocks_written, 1),
+            Since::Checked => by_others(next - 2),
+            Since::Mounted => by_others(next),
+        }
+        drop(left);
+        let registry = image.parent().expect("its directory").join("registry");
+        let finished = finish(&AreaDirectory::take_over(&copy, &registry).expect("free"));
+        match (since, finished) {
+            (Since::Nothing, Ok(logs)) => assert_eq!(logs[0].recovery.blocks_written, 1),
+            (Since::Recovered, Ok(logs)) => assert_eq!(logs[0].recovery.blocks_written, 0),
+            (Since::Checked | Since::Mounted, Err(FinishError::Refused(_))) => {}
+            (since, other) => panic!("{since:?}: {other:?}"),
+        }
         let mut block = vec![0; BLOCK as usize];
-        std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
-        assert!(block == content(if is_used { 7 } else { 1 }), "is_used {is_used}");
+        file.read_exact_at(&mut block, Rig::home_at(first)).expect("read");
+        assert_eq!(block == content(1), matches!(since, Since::Nothing | Since::Recovered), "{since:?}");
         std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
     }
 }

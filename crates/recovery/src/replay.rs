@@ -175,13 +175,23 @@ impl Replay {
         Ok(self.report(&written))
     }
 
-    fn empty_journal<H: HomeWriter>(&mut self, home: &mut H, place: JournalPlace<'_>) -> Result<(), Error> {
-        jbd2::SuperblockEdit::new(&mut self.raw)
+    /// The journal superblock as [`Replay::run`] leaves it, with the rest of its block.
+    ///
+    /// # Errors
+    /// When it cannot be edited.
+    pub fn emptied(&self) -> Result<Vec<u8>, Error> {
+        let mut raw = self.raw.clone();
+        jbd2::SuperblockEdit::new(&mut raw)
             .map_err(|error| Error::refused(error.to_string()))?
             .start(0)
             .sequence(self.plan.summary().walk.next_sequence())
             .errno(0)
             .seal();
+        Ok(raw)
+    }
+
+    fn empty_journal<H: HomeWriter>(&mut self, home: &mut H, place: JournalPlace<'_>) -> Result<(), Error> {
+        self.raw = self.emptied()?;
         let failed = || Error::failed("marking the journal empty");
         match place {
             JournalPlace::Home { offset } => home.write_at(offset, &self.raw).map_err(failed()),

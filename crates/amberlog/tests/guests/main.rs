@@ -7,6 +7,7 @@ mod arguments;
 mod backup;
 mod clean;
 mod cloud_hypervisor;
+mod copied;
 mod daemon;
 mod dax;
 mod detach;

@@ -6,7 +6,7 @@
 use super::stored::finish_brought;
 use crate::disk::PlacementKind;
 use crate::distrust;
-use crate::foreign::{is_live_there, is_something};
+use crate::foreign::{is_another_ones, is_live_there, is_something};
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
     Steps, SuperblockBlock, SuperblockWritten, Task,
@@ -122,6 +122,9 @@ impl Keeper for Shipped {
             }
             Ok(superblock) if !superblock.is_empty() => {
                 // What is in its own place would be missing in the server's log, which is the one that counts.
+                if is_another_ones(log)? {
+                    return Ok((SuperblockWritten::Brought, true));
+                }
                 let is_foreign = self.is_foreign.load(Ordering::Relaxed);
                 if log.is_brought() || is_foreign || is_live_there(log, &superblock) {
                     if !log.is_brought() {

@@ -111,6 +111,13 @@ pub(super) fn recover_through(
     }
     disks.iter().for_each(|disk| shared_storage::forget_cached(disk));
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
+    if let Some(place) = found.contested.iter().find(|place| place.home_disk == 0) {
+        return Err(Error::Refused(format!(
+            "the journal of the file system at byte {} of {} is named by another file system of it, too: whose it is cannot be told",
+            place.home_start,
+            image.display()
+        )));
+    }
     let mut recovered = Vec::new();
     for place in found.logs.iter().filter(|place| place.home_disk == 0) {
         let storage = through(Arc::clone(&disks[place.journal_disk]));
@@ -153,7 +160,7 @@ pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result
     for path in std::iter::once(image).chain(journal) {
         disks.push(disk(path, true).map_err(io::Error::other)?);
     }
-    for place in scan::scan(&disks)?.logs {
+    for place in scan::scan(&disks)?.all() {
         let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { continue };
         let mut raw = [0; SUPERBLOCK_BYTES];
         disks[place.journal_disk].file.read_exact_at(&mut raw, offset)?;

@@ -298,6 +298,59 @@ fn a_held_log_goes_on_again_and_again() {
     assert!(!rig.log().is_open());
 }
 
+/// A guest suspends, and its worker dies before it goes on; or once it has said what its log is. The worker that takes over knows which.
+#[test]
+fn another_worker_knows_that_a_log_was_closed_under_its_guest() {
+    let mut rig = Rig::new();
+    assert!(!rig.log().may_go_on_unannounced());
+    rig.open();
+    rig.commit(2000);
+    rig.journals.recover_disk(0).expect("its device begins anew");
+    rig.journals.scan(0).expect("looked at");
+    for _ in 0..2 {
+        rig.die(None).expect("it goes on");
+        assert!(rig.log().may_go_on_unannounced() && rig.says() == Says::Empty);
+    }
+    let sequence = rig.builder.sequence;
+    let mut writes = Vec::new();
+    let transaction = Transaction { blocks: vec![(2001, vec![8; BLOCK as usize])], ..Transaction::default() };
+    rig.builder.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
+    let memory = guest_memory::VmMemory::new();
+    let goes_on = |rig: &Rig, (position, block): &(u32, Vec<u8>)| {
+        let slice = simulated(&memory, block);
+        rig.journals.goes_on_unannounced(&rig.log(), *position, &[slice]).expect("understood")
+    };
+    let said: Vec<bool> = writes.iter().map(|write| goes_on(&rig, write)).collect();
+    assert_eq!(said, [false, false, true], "the commit");
+    assert_eq!(rig.says(), Says::Live(Tail { position: writes[0].0, sequence }));
+    rig.die(None).expect("it goes on");
+    assert!(rig.log().is_open() && !rig.log().may_go_on_unannounced());
+
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    rig.journals.recover_disk(0).expect("its device begins anew");
+    rig.journals.scan(0).expect("looked at");
+    let block = rig.superblock_from(0, rig.builder.sequence + 1);
+    rig.write_superblock(&block);
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().may_go_on_unannounced(), "a new kernel has looked at it");
+}
+
+/// A block as a page of a guest's.
+fn simulated(memory: &Arc<VmMemory>, block: &[u8]) -> guest_memory::MemorySlice {
+    let name = format!("page-{}", memory.page_count());
+    let file = tempfile::tempfile_in("/dev/shm").expect("tmpfs");
+    file.set_len(BLOCK).expect("a length");
+    file.write_all_at(block, 0).expect(&name);
+    let at = u64::from(memory.page_count()) * BLOCK;
+    let region =
+        guest_memory::RegionDescriptor { gpa: at, size: BLOCK, user_addr: 0x7000_0000 + at, file, file_offset: 0 };
+    let page = guest_memory::PageId(memory.page_count());
+    memory.map(vec![region]).expect("mapped");
+    memory.page(page).expect("a page").sub(0, block.len())
+}
+
 /// What was durable stays so, and what was not becomes so first: in one compound, with the number after those that are there. Where all of it
 /// is there already, there is none.
 #[test]

@@ -226,10 +226,9 @@ fn books(raw: &[u8]) -> HeldBooks<'_> {
         superblock: Superblock::decode(raw).expect("a superblock"),
         raw,
         openings: Some([OPENING, Opening { count: OPENING.count - 1, ..OPENING }]),
-        tail: Some(Tail { position: 30, sequence: SEQUENCE + 20 }),
         handed_over: None,
         is_materialise: false,
-        log_blocks: 1024,
+        emptied: None,
     }
 }
 
@@ -301,15 +300,25 @@ fn storage_is_judged_by_what_is_held() {
     let at_last_step = HeldBooks { is_materialise: true, ..books };
     assert_eq!(at_last_step.judge(&guests), Ok(Verdict::Marked));
     assert_eq!(books.judge(&guests), Err(Why::UsedSince));
-    // Row 7: from the held tail to a log's length past it.
+    // Row 7: what a recovery leaves, and nothing that somebody else has emptied, who keeps the mark in the padding.
     let tail = SEQUENCE + 20;
-    for (sequence, verdict) in [
-        (tail - 1, Err(Why::UsedSince)),
-        (tail, Ok(Verdict::Emptied)),
-        (tail + 1024, Ok(Verdict::Emptied)),
-        (tail + 1025, Err(Why::UsedSince)),
+    let emptied = |block: &[u8]| {
+        edited(block, |edit| {
+            edit.start(0).sequence(tail).errno(0);
+        })
+    };
+    let ours = emptied(&guests);
+    let after_recovery = HeldBooks { emptied: Some(&ours), ..books };
+    for (raw, verdict) in [
+        (&ours, Ok(Verdict::Emptied)),
+        (&distrusted(&ours).expect("a superblock"), Ok(Verdict::Emptied)),
+        (&emptied(&with_mark(OPENING)), Err(Why::UsedSince)),
+        (&emptied(&with_mark(Opening { number: [1; 16], ..OPENING })), Err(Why::UsedSince)),
+        (&open(tail + 1), Err(Why::UsedSince)),
     ] {
-        assert_eq!(books.judge(&open(sequence)), verdict, "an empty log at {sequence}");
+        let raw = &raw[..jbd2::SUPERBLOCK_BYTES];
+        assert_eq!(after_recovery.judge(raw), verdict);
+        assert_eq!(books.judge(raw), Err(Why::UsedSince), "what a recovery leaves is not known");
     }
     // Row 8 and 9.
     let live = edited(&before, |edit| {
