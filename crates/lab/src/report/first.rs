@@ -165,10 +165,12 @@ fn dot(cell: &CellVerdict, verdict: &Verdict, axis: &Axis, heading: &str) -> Dot
     }
 }
 
-/// A claim's words, short enough for a line: all times are of one clock, which need not be said a hundred times.
+/// A claim's words, short enough for a line.
 fn in_short(label: &str) -> String {
     let shorter = [
-        ("time until everything is home: ", ""),
+        ("time by the load's own clock: ", "load's clock: "),
+        ("time of the deletion itself: ", "deletion: "),
+        ("time until everything is home: ", "until home: "),
         (" against ", " / "),
         ("runs with other corrupted records than one that a commit cut in two", "corrupted otherwise"),
         ("runs with corrupted records", "corrupted"),
