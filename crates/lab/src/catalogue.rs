@@ -439,6 +439,12 @@ impl Experiment {
         cells
     }
 
+    /// All groups that it is to have, whatever a run was asked for: what its claims are about.
+    pub fn groups(&self) -> Vec<Group> {
+        let all = Extent { iterations: Some(1), guests_max: u32::MAX, ..Extent::default() };
+        self.cells(&all).into_iter().map(|cell| cell.group).collect()
+    }
+
     /// Roughly how long all cells take, in seconds, on two processors.
     pub fn estimate_seconds(&self, extent: &Extent) -> f64 {
         self.cells(extent).iter().map(|cell| self.cell_seconds(cell, extent)).sum()

@@ -194,23 +194,35 @@ impl Claim {
         matches!(self.what, What::Comparison(..))
     }
 
-    /// Each cell that it is about, with both sides: as many as there are rows of its mode that meet its conditions.
-    pub fn cells<'a>(&self, rows: &'a [SummaryRow]) -> Vec<Sides<'a>> {
+    /// Whether a group is of its mode and meets its conditions.
+    fn is_about(&self, group: &Group) -> bool {
         let subject = self.subject();
-        let is_of = |row: &&SummaryRow| {
-            row.group.mode == subject.mode
-                && subject.parameter.is_none_or(|value| row.group.parameter == value)
-                && self.conditions.iter().all(|condition| condition.fits(&row.group))
-                && row.fields.contains_key(&self.field)
-        };
+        group.mode == subject.mode
+            && subject.parameter.is_none_or(|value| group.parameter == value)
+            && self.conditions.iter().all(|condition| condition.fits(group))
+    }
+
+    /// The group that one is compared with; `None` where nothing is compared.
+    fn other(&self, ours: &Group) -> Option<Group> {
+        let What::Comparison(_, than) = self.what else { return None };
+        Some(Group { mode: than.mode, parameter: than.parameter.unwrap_or(ours.parameter), ..ours.clone() })
+    }
+
+    /// The groups of an experiment that are cells of it, measured or not: those that it is about, and that have another side there.
+    pub fn expected(&self, groups: &[Group]) -> Vec<Group> {
+        let has_other = |group: &Group| self.other(group).is_none_or(|other| groups.contains(&other));
+        groups.iter().filter(|group| self.is_about(group) && has_other(group)).cloned().collect()
+    }
+
+    /// Each cell of it that was measured, with both sides: as many as there are rows of its mode that meet its conditions.
+    pub fn cells<'a>(&self, rows: &'a [SummaryRow]) -> Vec<Sides<'a>> {
+        let has = |row: &&SummaryRow| row.fields.contains_key(&self.field);
         let sides = |ours: &'a SummaryRow| {
-            let What::Comparison(_, than) = self.what else { return Some(Sides { ours, other: None }) };
-            let parameter = than.parameter.unwrap_or(ours.group.parameter);
-            let group = Group { mode: than.mode, parameter, ..ours.group.clone() };
-            let other = rows.iter().find(|row| row.group == group && row.fields.contains_key(&self.field))?;
+            let Some(group) = self.other(&ours.group) else { return Some(Sides { ours, other: None }) };
+            let other = rows.iter().find(|row| row.group == group && has(row))?;
             Some(Sides { ours, other: Some(other) })
         };
-        rows.iter().filter(is_of).filter_map(sides).collect()
+        rows.iter().filter(|row| self.is_about(&row.group) && has(row)).filter_map(sides).collect()
     }
 
     /// What is compared, in a few words.

@@ -58,10 +58,10 @@ fn conditions(judged: &[Judged<'_>]) -> String {
 
 /// Each cell, with what tells it from the others and, of times, what it was bound by.
 fn here(verdict: &Verdict) -> String {
-    if verdict.cells.is_empty() {
+    if verdict.measured().next().is_none() {
         return "–".to_owned();
     }
-    let cells = verdict.cells.iter().map(|cell| {
+    let cells = verdict.measured().map(|cell| {
         let place = cell.place(&verdict.cells);
         let place = if place.is_empty() { place } else { format!("{place}: ") };
         let bound = cell.bound_in_short(verdict).map(|bound| format!(" [{bound}]")).unwrap_or_default();

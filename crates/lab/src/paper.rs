@@ -119,7 +119,7 @@ pub fn sentence(judged: &[Judged<'_>]) -> String {
             parts.push(format!("{count} {}", one.words()));
         }
     }
-    let open = of(&[Agreement::NotJudged, Agreement::Unclear, Agreement::Missing]);
+    let open = of(&[Agreement::NotJudged, Agreement::Unclear, Agreement::Incomplete, Agreement::Missing]);
     let void = of(&[Agreement::Void]);
     let found = if parts.is_empty() { "nothing yet".to_owned() } else { parts.join(", ") };
     let few = match verdicts().filter(|verdict| verdict.is_judged_by_few()).count() {
@@ -127,7 +127,7 @@ pub fn sentence(judged: &[Judged<'_>]) -> String {
         few => format!(" ({few} of them by fewer measurements than there should be)"),
     };
     format!(
-        "Of {all} claims, {judged_ones} could be judged: {found}{few}; {open} are open (measured once, at no declared scale, unclear, or not at all), {void} void."
+        "Of {all} claims, {judged_ones} could be judged: {found}{few}; {open} are open (measured once, at no declared scale, unclear, not in all of their cells, or not at all), {void} void."
     )
 }
 

@@ -375,8 +375,9 @@ pub fn curves(experiment: &Experiment, cells: &[CellResult]) -> Vec<Curve> {
 /// The verdicts on an experiment's claims.
 pub fn judge(experiment: &Experiment, rows: &[SummaryRow], parameters: &Parameters) -> Vec<Verdict> {
     let parameter = experiment.parameter.as_ref().map(|(name, _)| name.as_str());
-    let mut verdicts: Vec<Verdict> =
-        experiment.claims.iter().map(|claim| judge_claim(claim, rows, parameters, parameter)).collect();
+    let groups = experiment.groups();
+    let judged = experiment.claims.iter().map(|claim| judge_claim(claim, rows, &groups, parameters, parameter));
+    let mut verdicts: Vec<Verdict> = judged.collect();
     if experiment.kind == Kind::Flash {
         // More replays tell nothing new; more recordings would.
         for verdict in &mut verdicts {

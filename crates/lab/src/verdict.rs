@@ -50,6 +50,8 @@ pub enum Agreement {
     Beyond,
     /// The interval is too wide to say.
     Unclear,
+    /// What was measured agrees, and cells of the claim are not there, or cannot tell.
+    Incomplete,
     /// One measurement, or a quick one's time.
     NotJudged,
     /// It cannot see what it claims.
@@ -60,7 +62,7 @@ pub enum Agreement {
 
 impl Agreement {
     /// All of them, in the order in which they are listed.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Agrees,
         Self::Stronger,
         Self::Weaker,
@@ -69,6 +71,7 @@ impl Agreement {
         Self::Reversed,
         Self::Beyond,
         Self::Unclear,
+        Self::Incomplete,
         Self::NotJudged,
         Self::Void,
         Self::Missing,
@@ -85,6 +88,7 @@ impl Agreement {
             Self::Reversed => "reversed",
             Self::Beyond => "outside",
             Self::Unclear => "unclear",
+            Self::Incomplete => "incomplete",
             Self::NotJudged => "not judged",
             Self::Void => "void",
             Self::Missing => "not measured",
@@ -93,7 +97,7 @@ impl Agreement {
 
     /// Whether it says something of the paper's claim.
     pub fn is_judged(self) -> bool {
-        !matches!(self, Self::Unclear | Self::NotJudged | Self::Void | Self::Missing)
+        !matches!(self, Self::Unclear | Self::Incomplete | Self::NotJudged | Self::Void | Self::Missing)
     }
 }
 
@@ -247,8 +251,15 @@ fn all_gone(ours: &Summary, other: &Summary) -> Option<Interval> {
     (is_nothing && other.mean > 0.0).then_some(Interval { low: 100.0, high: 100.0 })
 }
 
-/// A claim held against rows that were measured under these parameters; `parameter` is the name of the experiment's own.
-pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parameter: Option<&str>) -> Verdict {
+/// A claim held against rows that were measured under these parameters, of an experiment that has these groups; `parameter` is the name of its own
+/// parameter. A group that was not measured is a cell of the claim all the same.
+pub fn judge(
+    claim: &Claim,
+    rows: &[SummaryRow],
+    groups: &[Group],
+    parameters: &Parameters,
+    parameter: Option<&str>,
+) -> Verdict {
     let mut cells = Vec::new();
     for sides in claim.cells(rows) {
         let (ours, mut interval, mut count) = measured(claim, &sides);
@@ -282,6 +293,11 @@ pub fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parame
         let group = sides.ours.group.clone();
         let asked = asked(&claim.field, &group);
         cells.push(CellVerdict { group, ours: ours.unwrap_or(0.0), interval, count, asked, agreement, reason, bound });
+    }
+    for group in claim.expected(groups) {
+        if cells.iter().all(|cell| cell.group != group) {
+            cells.push(CellVerdict::missing(&claim.field, group));
+        }
     }
     let agreement = in_all(claim, &cells);
     if agreement == Agreement::Weaker && matches!(claim.sense, Sense::AtMost(_)) {
@@ -323,12 +339,21 @@ fn is_undeclared(claim: &Claim, parameters: &Parameters) -> bool {
     goes_by_scale && !parameters.is_full() && !parameters.is_declared()
 }
 
-/// The worst of what was judged. "Up to" is also a claim about the strongest cell: where all fall short of it, ours is weaker.
+/// The worst of what was judged. That it agrees is said where every cell of the claim does, and was measured. "Up to" is also a claim about the
+/// strongest cell: where all fall short of it, ours is weaker.
 fn in_all(claim: &Claim, cells: &[CellVerdict]) -> Agreement {
     let Some(worst) = cells.iter().map(|cell| cell.agreement).filter(|one| one.is_judged()).max() else {
         let others = cells.iter().map(|cell| cell.agreement);
         return others.min().unwrap_or(Agreement::Missing);
     };
+    if worst == Agreement::Agrees {
+        let open = cells.iter().map(|cell| cell.agreement).filter(|one| !one.is_judged()).min();
+        match open {
+            Some(Agreement::Unclear) => return Agreement::Unclear,
+            Some(_) => return Agreement::Incomplete,
+            None => {}
+        }
+    }
     if let (What::Comparison(..), Sense::AtMost(value), Agreement::Agrees) = (claim.what, claim.sense, worst) {
         let end = |cell: &CellVerdict| {
             let (low, high) = cell.interval.map_or((cell.ours, cell.ours), |interval| (interval.low, interval.high));
@@ -343,6 +368,21 @@ fn in_all(claim: &Claim, cells: &[CellVerdict]) -> Agreement {
 }
 
 impl CellVerdict {
+    /// One that was not measured.
+    fn missing(field: &str, group: Group) -> Self {
+        let asked = asked(field, &group);
+        CellVerdict {
+            group,
+            ours: 0.0,
+            interval: None,
+            count: 0,
+            asked,
+            agreement: Agreement::Missing,
+            reason: None,
+            bound: Vec::new(),
+        }
+    }
+
     /// Whether it was measured less often than it is to be.
     pub fn is_few(&self) -> bool {
         self.count < self.asked
@@ -410,16 +450,35 @@ impl CellVerdict {
 }
 
 impl Verdict {
-    /// How often its cells were measured: `5`, `1 to 5, too small in 3`.
+    /// Its cells that were measured.
+    pub fn measured(&self) -> impl Iterator<Item = &CellVerdict> {
+        self.cells.iter().filter(|cell| cell.agreement != Agreement::Missing)
+    }
+
+    /// Which of its cells were not measured, in words, where others were.
+    pub fn missing_in_short(&self) -> Option<String> {
+        let is_missing = |cell: &&CellVerdict| cell.agreement == Agreement::Missing;
+        let places: Vec<String> = self.cells.iter().filter(is_missing).map(|cell| cell.place(&self.cells)).collect();
+        (!places.is_empty() && places.len() < self.cells.len()).then(|| format!("not measured: {}", places.join("; ")))
+    }
+
+    /// How often its cells were measured, and how many of them were, if not all: `5`, `1 to 5, too small in 3`, `5; 1 of 4 cells`.
     pub fn counts(&self) -> String {
-        let all = || self.cells.iter().map(|cell| cell.count);
+        let all = || self.measured().map(|cell| cell.count);
         let (Some(fewest), Some(most)) = (all().min(), all().max()) else { return "0".to_owned() };
-        let counts = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
-        match self.cells.iter().filter(|cell| cell.is_few()).count() {
-            0 => counts,
-            few if few == self.cells.len() => format!("{counts}, too small"),
-            few => format!("{counts}, too small in {few}"),
+        let measured = all().count();
+        let mut counts = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
+        match self.measured().filter(|cell| cell.is_few()).count() {
+            0 => {}
+            few if few == measured => counts.push_str(", too small"),
+            few => {
+                let _ = write!(counts, ", too small in {few}");
+            }
         }
+        if measured < self.cells.len() {
+            let _ = write!(counts, "; {measured} of {} cells", self.cells.len());
+        }
+        counts
     }
 
     /// Says in other words why cells are not judged.
@@ -456,12 +515,11 @@ impl Verdict {
 
 fn sentence(verdict: &Verdict) -> String {
     let mut text = format!("Paper: {}: {}. Here: ", verdict.label, verdict.paper);
-    if verdict.cells.is_empty() {
+    if verdict.measured().next().is_none() {
         return text + "not measured.";
     }
     let cells: Vec<String> = verdict
-        .cells
-        .iter()
+        .measured()
         .map(|cell| {
             let place = cell.place(&verdict.cells);
             let place = if place.is_empty() { place } else { format!("{place}: ") };
@@ -470,6 +528,7 @@ fn sentence(verdict: &Verdict) -> String {
             let (ours, count) = (cell.ours_in_short(verdict), cell.count_in_short());
             format!("{place}{ours}, {count}{bound}, {}{reason}", cell.agreement.words())
         })
+        .chain(verdict.missing_in_short())
         .collect();
     let _ = write!(text, "{}.", cells.join("; "));
     text
@@ -479,6 +538,11 @@ fn sentence(verdict: &Verdict) -> String {
 mod tests {
     use super::*;
     use crate::cell::Mode;
+
+    /// Of an experiment that has what was measured, and no more.
+    fn judge(claim: &Claim, rows: &[SummaryRow], parameters: &Parameters, parameter: Option<&str>) -> Verdict {
+        super::judge(claim, rows, &[], parameters, parameter)
+    }
 
     fn row(mode: Mode, guests: u32, field: &str, values: &[f64]) -> SummaryRow {
         let group = Group { disk: "none".into(), parameter: 0, guests, workload: "untar".into(), mode };
@@ -563,6 +627,38 @@ mod tests {
         assert_eq!(verdict.tally(), "weaker", "no cell of it agrees");
         assert_eq!(judged("at-most seconds vma journal 41", 62.0), Agreement::Agrees);
         assert_eq!(judged("at-most seconds vma journal 41", 20.0), Agreement::Stronger);
+    }
+
+    /// A referee found "up to" judged from one cell of four, and an unclear cell swallowed by one that agrees.
+    #[test]
+    fn cells_that_are_not_there_and_unclear_ones_are_not_taken_to_agree() {
+        let pair = |guests: u32, ours: &[f64]| {
+            [row(Mode::Vma, guests, "seconds", ours), row(Mode::Journal, guests, "seconds", &[99.5, 100.0, 100.5])]
+        };
+        let groups: Vec<Group> =
+            [1, 2, 4, 8].into_iter().flat_map(|guests| pair(guests, &[1.0])).map(|row| row.group).collect();
+        let of = |text: &str, rows: &[SummaryRow]| super::judge(&text.parse().unwrap(), rows, &groups, &full(), None);
+        let up_to = "at-most seconds vma journal 41";
+        let one = of(up_to, &pair(1, &[59.5, 60.0, 60.5]));
+        assert_eq!((one.agreement, one.cells.len()), (Agreement::Incomplete, 4));
+        assert_eq!(one.counts(), "3, too small; 1 of 4 cells");
+        assert_eq!(one.tally(), "incomplete (agrees in 1, not measured in 3)");
+        assert!(one.sentence.ends_with("agrees; not measured: 2 guests; 4 guests; 8 guests."), "{}", one.sentence);
+        assert_eq!(of(up_to, &pair(1, &[89.5, 90.0, 90.5])).agreement, Agreement::Incomplete, "weaker is as open");
+        assert_eq!(of("about seconds vma journal 40", &pair(1, &[59.5, 60.0, 60.5])).agreement, Agreement::Incomplete);
+        assert_eq!(
+            of(up_to, &pair(1, &[129.5, 130.0, 130.5])).agreement,
+            Agreement::Reversed,
+            "one is enough for that"
+        );
+        let eight = of(&format!("{up_to} @ guests=8"), &pair(8, &[59.5, 60.0, 60.5]));
+        assert_eq!((eight.agreement, eight.counts().as_str()), (Agreement::Agrees, "3"), "{eight:?}");
+        assert_eq!(of(up_to, &[]).counts(), "0");
+        assert_eq!(of(up_to, &[]).agreement, Agreement::Missing);
+        let wide = [pair(1, &[59.5, 60.0, 60.5]), pair(8, &[20.0, 60.0, 100.0])].concat();
+        let verdict = judge(&up_to.parse().unwrap(), &wide, &full(), None);
+        assert_eq!((verdict.cells[0].agreement, verdict.cells[1].agreement), (Agreement::Agrees, Agreement::Unclear));
+        assert_eq!((verdict.agreement, verdict.tally().as_str()), (Agreement::Unclear, "agrees in 1, unclear in 1"));
     }
 
     #[test]

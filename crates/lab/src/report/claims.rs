@@ -21,7 +21,7 @@ pub(super) fn every_claim(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
         ("only-good", "agrees"),
         ("only-middle", "stronger or weaker"),
         ("only-bad", "absent, costs more, reversed, outside"),
-        ("only-open", "not judged, unclear, void"),
+        ("only-open", "not judged, incomplete, unclear, void"),
     ];
     html! {
         h2 id="claims" { "Every claim" }
@@ -64,10 +64,10 @@ fn rows(judged: &[Judged<'_>]) -> Vec<(String, Vec<Markup>)> {
 }
 
 /// Each cell on a line of its own, in the colour of how it fared, with what bound it, a number of measurements that is too small, and why
-/// it is not judged.
+/// it is not judged; and which cells were not measured.
 pub(super) fn cells(verdict: &Verdict) -> Markup {
     html! {
-        @for cell in &verdict.cells {
+        @for cell in verdict.measured() {
             @let place = cell.place(&verdict.cells);
             div class=(class(tone(cell.agreement))) title=(cell.bound.iter().map(crate::binding::Binding::words).collect::<Vec<_>>().join("; other side: ")) {
                 @if !place.is_empty() { (place) ": " }
@@ -79,5 +79,6 @@ pub(super) fn cells(verdict: &Verdict) -> Markup {
                 @if let Some(reason) = &cell.reason { span.soft { " – " (reason) } }
             }
         }
+        @if let Some(missing) = verdict.missing_in_short() { div.open { (missing) } }
     }
 }

@@ -86,7 +86,9 @@ pub(super) fn tone(agreement: Agreement) -> Tone {
         Agreement::Agrees => Tone::Good,
         Agreement::Stronger | Agreement::Weaker => Tone::Middle,
         Agreement::Absent | Agreement::CostsMore | Agreement::Reversed | Agreement::Beyond => Tone::Bad,
-        Agreement::Unclear | Agreement::NotJudged | Agreement::Void | Agreement::Missing => Tone::Open,
+        Agreement::Unclear | Agreement::Incomplete | Agreement::NotJudged | Agreement::Void | Agreement::Missing => {
+            Tone::Open
+        }
     }
 }
 
@@ -104,7 +106,7 @@ fn rows(judged: &[Judged<'_>], comparisons: bool) -> Vec<Row> {
                 link: format!("#{}", one.results.id),
                 paper: verdict.paper_range.map(|(low, high)| (axis.place(low), axis.place(high))),
                 is_less: verdict.paper_range.is_none(),
-                dots: verdict.cells.iter().map(|cell| dot(cell, verdict, &axis, &heading(one))).collect(),
+                dots: verdict.measured().map(|cell| dot(cell, verdict, &axis, &heading(one))).collect(),
             });
         }
     }
