@@ -62,6 +62,11 @@ pub fn is_time(field: &str) -> bool {
     !is_simulated && (field.contains("seconds") || field.ends_with("_per_second") || field.ends_with("_us"))
 }
 
+/// Whether a field is how long a load took, by one of the clocks that there are.
+pub fn is_load_time(field: &str) -> bool {
+    field.starts_with("seconds") || field == "delete_seconds"
+}
+
 /// Whether a field is the share of runs in which something happened: each value is 0 or 1.
 pub fn is_proportion(field: &str) -> bool {
     matches!(field, "corrupted_runs" | "corrupted_runs_not_by_commit")

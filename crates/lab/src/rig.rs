@@ -36,7 +36,7 @@ const BOOTS_MAX: u32 = 3;
 /// The pace of the modelled disk while guests prepare what their load begins with: nothing is measured then.
 const PREPARATION_TIME_SCALE: f64 = 0.05;
 /// ext3's commit interval.
-const COMMIT_SECONDS: u64 = 5;
+pub(crate) const COMMIT_SECONDS: u64 = 5;
 /// NJS's memory: the latency of a write in ns, and its bandwidth in MB/s.
 const NVM_LATENCY_NS: f64 = 300.0;
 const NVM_BANDWIDTH_MB: f64 = 1000.0;
