@@ -1,14 +1,15 @@
 #!/bin/sh
 # Puts newer results of the lab among those of docs/results, and makes everything anew that is made of them:
-#   scripts/merge-results.sh DIR [SUFFIX]
+#   scripts/merge-results.sh DIR [SUFFIX [--any-source]]
 #
 # DIR is what `amberlog lab run … --out DIR` wrote to; a run that was cut off is as good as far as it came. Earlier results with cells that DIR
-# does not have (more guests) are kept as ID-SUFFIX (tenth); the others are replaced. Nothing is committed: look at `git status`, and
+# does not have (more guests) are kept as ID-SUFFIX (tenth); the others are replaced. So are results of another program or machine, unless
+# --any-source joins them. Nothing is committed: look at `git status`, and
 # mend by hand what docs/papers.md (its head), docs/results/README.md and each experiment's "What we found" say.
 #
 # AMBERLOG_LAB names the program (target/release/amberlog-lab).
 set -eu
-from=$(realpath "${1:?"usage: $0 DIR [SUFFIX]"}")
+from=$(realpath "${1:?"usage: $0 DIR [SUFFIX [--any-source]]"}")
 suffix=${2:-tenth}
 cd "$(dirname "$0")/.."
 lab=${AMBERLOG_LAB:-target/release/amberlog-lab}
@@ -17,7 +18,7 @@ begin='<!-- amberlog lab table docs/results -->' end='<!-- end -->'
 
 rm -rf "$results"/*/raw
 tar --zstd -xf "$results/raw.tar.zst" -C "$results"
-"$lab" merge "$from" "$results" --keep-as "$suffix"
+"$lab" merge "$from" "$results" --keep-as "$suffix" ${3:+"$3"}
 "$lab" summarise "$results"
 "$lab" report "$results"
 

@@ -1,5 +1,6 @@
 //! The one error type of this crate: every variant prints as a sentence.
 
+use crate::results::Source;
 use std::path::PathBuf;
 
 /// What can go wrong in the lab.
@@ -51,6 +52,22 @@ pub enum Error {
     /// The modelled disk.
     #[error(transparent)]
     Model(#[from] disk_model::Error),
+    /// A directory has results that another program or machine measured.
+    #[error(
+        "{} has {count} results of {of}, and this is {here}: nothing is measured over them, and they are not taken for its own; choose another directory \
+         with --out, or say --any-source to take them as they are (what compares two machines or commits is not judged)",
+        path.display()
+    )]
+    OtherSource {
+        /// The directory.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// What measured the first of them.
+        of: Box<Source>,
+        /// What would measure now.
+        here: Box<Source>,
+    },
     /// The run was told to end.
     #[error("interrupted; the same command goes on where it was")]
     Interrupted,

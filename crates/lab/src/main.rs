@@ -69,6 +69,9 @@ enum Command {
         /// What stands behind the names of earlier results that are kept.
         #[arg(long, default_value = "earlier")]
         keep_as: String,
+        /// Join what was measured in the same way by other programs or on other machines, too: what compares two of them is not judged.
+        #[arg(long)]
+        any_source: bool,
     },
     /// Hold amberlog's placements against file systems, journals and caches of others: latency, bytes to each medium, processor
     /// time, and what survives which death. The same command goes on where it stopped.
@@ -137,6 +140,9 @@ struct RunArgs {
     /// From which everything random follows.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Use results again that another program or machine measured, too: what compares two of them is not judged.
+    #[arg(long)]
+    any_source: bool,
 }
 
 #[derive(clap::Args)]
@@ -179,7 +185,7 @@ fn main() -> ExitCode {
         Command::Report { directory } => report(&directory),
         Command::Table { directory } => table(&directory),
         Command::Summarise { directory } => lab::run::summarise(&directory).map(|()| ExitCode::SUCCESS),
-        Command::Merge { from, into, keep_as } => merge(&from, &into, &keep_as),
+        Command::Merge { from, into, keep_as, any_source } => merge(&from, &into, &keep_as, any_source),
         Command::ShootOut(args) => shoot_out(args),
         Command::DiskModel(args) => return disk_model::run(args),
         Command::Ssd(args) => return ssd::run(*args),
@@ -198,7 +204,7 @@ fn main() -> ExitCode {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
                 Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
-                Error::NotYet { .. } | Error::Damaged { .. } => 3,
+                Error::NotYet { .. } | Error::Damaged { .. } | Error::OtherSource { .. } => 3,
                 Error::Interrupted => 130,
                 _ => 1,
             })
@@ -330,7 +336,15 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         parameters.seed
     );
     let limit = args.limit.map(Duration::from_secs);
-    let options = RunOptions { out: args.out, images: args.images, limit, extent, parameters, command };
+    let options = RunOptions {
+        out: args.out,
+        images: args.images,
+        limit,
+        extent,
+        parameters,
+        takes_any_source: args.any_source,
+        command,
+    };
     end_by_signals()?;
     let failed = lab::run::run(&experiments, &options)?;
     println!("results are in {}; 'amberlog lab report {0}' makes a page of them", options.out.display());
@@ -386,8 +400,8 @@ fn report(directory: &std::path::Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn merge(from: &std::path::Path, into: &std::path::Path, keep_as: &str) -> Result<ExitCode> {
-    for (id, merged) in lab::merge::merge(from, into, keep_as)? {
+fn merge(from: &std::path::Path, into: &std::path::Path, keep_as: &str, any_source: bool) -> Result<ExitCode> {
+    for (id, merged) in lab::merge::merge(from, into, keep_as, any_source)? {
         match merged {
             Merged::New => println!("{id}: new"),
             Merged::Joined => println!("{id}: joined with what was measured in the same way"),

@@ -7,8 +7,8 @@
 use crate::catalogue::{self, OWN_TEXT};
 use crate::cell::Group;
 use crate::error::{FileContext, Result};
-use crate::results::{self, CellResult, Parameters, Results, SummaryRow};
-use std::collections::BTreeMap;
+use crate::results::{self, CellResult, Results, Source, SummaryRow};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What became of an experiment's earlier results.
@@ -16,7 +16,7 @@ use std::path::Path;
 pub enum Merged {
     /// There were none.
     New,
-    /// They are measured in the same way: both are there now.
+    /// They are measured in the same way, by the same program on the same machine: both are there now.
     Joined,
     /// All of their cells were measured anew, each as often at least, and they are gone.
     Replaced,
@@ -27,21 +27,30 @@ pub enum Merged {
 }
 
 /// Puts every experiment's results in `from` among those in `into`; earlier ones that are kept get `-SUFFIX` behind their names, and a number where
-/// that name is taken. Who calls
-/// it summarises `into` then.
+/// that name is taken. Results of one way to measure are joined where one program on one machine measured both; with `takes_any_source`, whatever
+/// did. Who calls it summarises `into` then.
 ///
 /// # Errors
 /// When a file cannot be read or written.
-pub fn merge(from: &Path, into: &Path, suffix: &str) -> Result<Vec<(String, Merged)>> {
+pub fn merge(from: &Path, into: &Path, suffix: &str, takes_any_source: bool) -> Result<Vec<(String, Merged)>> {
     let mut all = Vec::new();
     for new in results::read_all(from)? {
-        let merged = one(&from.join(&new.id), &new, into, suffix)?;
+        let merged = one(&from.join(&new.id), &new, into, suffix, takes_any_source)?;
         all.push((new.id, merged));
     }
     Ok(all)
 }
 
-fn one(from: &Path, new: &Results, into: &Path, suffix: &str) -> Result<Merged> {
+/// Whether one program on one machine measured all of both. Rows that do not say are of one that is not said.
+fn is_of_one_source(earlier: &Results, new: &Results) -> bool {
+    let rows = earlier.rows.iter().chain(&new.rows).filter(|row| row.count > 0);
+    let or_unsaid = |row: &SummaryRow| {
+        if row.sources.is_empty() { BTreeSet::from([Source::default()]) } else { row.sources.clone() }
+    };
+    rows.flat_map(or_unsaid).collect::<BTreeSet<_>>().len() <= 1
+}
+
+fn one(from: &Path, new: &Results, into: &Path, suffix: &str, takes_any_source: bool) -> Result<Merged> {
     if new.rows.iter().all(|row| row.count == 0) {
         return Ok(Merged::Nothing);
     }
@@ -49,7 +58,11 @@ fn one(from: &Path, new: &Results, into: &Path, suffix: &str) -> Result<Merged> 
     let earlier: Option<Results> = results::read(&to.join("results.json"))?;
     let merged = match &earlier {
         None => Merged::New,
-        Some(earlier) if earlier.parameters == new.parameters => Merged::Joined,
+        Some(earlier)
+            if earlier.parameters == new.parameters && (takes_any_source || is_of_one_source(earlier, new)) =>
+        {
+            Merged::Joined
+        }
         Some(earlier) => {
             let counts: BTreeMap<&Group, usize> = new.rows.iter().map(|row| (&row.group, row.count)).collect();
             let is_anew = |row: &SummaryRow| row.count <= counts.get(&row.group).copied().unwrap_or(0);
@@ -96,7 +109,7 @@ fn keep(directory: &Path, to: &Path, id: &str, earlier: &Results) -> Result<()> 
         Err(_) => catalogue::text(&earlier.id)?.to_owned(),
     };
     let path = directory.join(OWN_TEXT);
-    let described = described(&text, &earlier.id, &earlier.parameters);
+    let described = described(&text, earlier);
     std::fs::write(&path, described).at("write", &path)?;
     let kept = Results { id: id.to_owned(), title: format!("{}, earlier", earlier.title), ..earlier.clone() };
     results::write(&directory.join("results.json"), &kept)?;
@@ -104,7 +117,7 @@ fn keep(directory: &Path, to: &Path, id: &str, earlier: &Results) -> Result<()> 
 }
 
 /// The description of results that newer ones have taken the place of.
-fn described(text: &str, id: &str, parameters: &Parameters) -> String {
+fn described(text: &str, earlier: &Results) -> String {
     let (keys, body) = text.split_once("\n\n").unwrap_or((text, ""));
     let is_left = |line: &&str| !line.starts_with("claim: ") && !line.starts_with("figure: ");
     let keys: Vec<String> = keys
@@ -113,10 +126,13 @@ fn described(text: &str, id: &str, parameters: &Parameters) -> String {
         .map(|line| if line.starts_with("title: ") { format!("{line}, earlier") } else { line.to_owned() })
         .collect();
     let what = format!(
-        "## What differs\nEarlier results of {id}: {}; guests: {}. They are kept for what the newer ones do not have, and the paper's claims are \
-         held against those.",
-        parameters.scale_in_words(),
-        parameters.platform
+        "## What differs\nEarlier results of {}: {}; guests: {}; program of {}{}. They are kept for what the newer ones do not have, and the \
+         paper's claims are held against those.",
+        earlier.id,
+        earlier.parameters.scale_in_words(),
+        earlier.parameters.platform,
+        earlier.commit,
+        earlier.machine.get("processor").map(|processor| format!(", on {processor}")).unwrap_or_default()
     );
     // Its other words on what was found are of whatever was found last.
     let sections = body.split("\n## ").map(|section| section.trim_start_matches("## "));
@@ -131,7 +147,7 @@ fn described(text: &str, id: &str, parameters: &Parameters) -> String {
 mod tests {
     use super::*;
     use crate::cell::{Cell, Mode};
-    use crate::results::SCHEMA;
+    use crate::results::{Parameters, SCHEMA};
 
     fn kept(directory: &Path, id: &str, scale: f64, cells: &[(u32, u32)], failure: Option<&str>) {
         let parameters = Parameters { scale, ..Parameters::for_tests() };
@@ -169,6 +185,16 @@ mod tests {
         results::write(&own.join("results.json"), &results).unwrap();
     }
 
+    /// As if another program had measured them.
+    fn by_another(directory: &Path, id: &str) {
+        let own = directory.join(id);
+        for mut cell in results::read_raw(&own).unwrap() {
+            cell.commit = "another".into();
+            results::write(&own.join("raw").join(format!("{}.json", cell.cell.file_name())), &cell).unwrap();
+        }
+        crate::run::summarise(directory).unwrap();
+    }
+
     fn read(directory: &Path, id: &str) -> Results {
         results::read(&directory.join(id).join("results.json")).unwrap().unwrap()
     }
@@ -184,7 +210,7 @@ mod tests {
         kept(&from, "spe2012-fig17", 1.0, &[(1, 0)], None);
         // Cut off before a cell of it was good.
         kept(&from, "spe2012-fig10", 1.0, &[(1, 0)], Some("it hung"));
-        let merged = merge(&from, &into, "tenth").unwrap();
+        let merged = merge(&from, &into, "tenth", false).unwrap();
         let of = |id: &str| &merged.iter().find(|(name, _)| name == id).unwrap().1;
         assert_eq!(*of("spe2012-fig09"), Merged::Kept("spe2012-fig09-tenth".into()));
         assert_eq!((of("spe2012-fig17"), of("spe2012-fig10")), (&Merged::Replaced, &Merged::Nothing));
@@ -208,17 +234,41 @@ mod tests {
         let (from, into) = (both.path().join("from"), both.path().join("into"));
         kept(&into, "spe2012-fig09", 0.1, &[(8, 0)], None);
         kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], None);
-        merge(&from, &into, "tenth").unwrap();
+        merge(&from, &into, "tenth", false).unwrap();
         kept(&from, "spe2012-fig09", 1.0, &[(1, 1)], None);
-        assert_eq!(merge(&from, &into, "tenth").unwrap()[0].1, Merged::Joined);
+        assert_eq!(merge(&from, &into, "tenth", false).unwrap()[0].1, Merged::Joined);
         crate::run::summarise(&into).unwrap();
         assert_eq!(read(&into, "spe2012-fig09").rows[0].count, 2);
         // A failure takes no measurement's place.
         kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], Some("it hung"));
         let results = read(&from, "spe2012-fig09");
         assert_eq!(results.rows[0].count, 0);
-        assert_eq!(merge(&from, &into, "tenth").unwrap()[0].1, Merged::Nothing);
+        assert_eq!(merge(&from, &into, "tenth", false).unwrap()[0].1, Merged::Nothing);
         assert_eq!(read(&into, "spe2012-fig09").rows[0].count, 2);
+    }
+
+    /// A referee found them joined without a word.
+    #[test]
+    fn what_another_program_measured_is_not_joined_unless_it_is_asked_for() {
+        let both = tempfile::tempdir().unwrap();
+        let (from, into) = (both.path().join("from"), both.path().join("into"));
+        kept(&into, "spe2012-fig09", 1.0, &[(8, 0)], None);
+        kept(&into, "spe2012-fig17", 1.0, &[(8, 0)], None);
+        kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], None);
+        by_another(&from, "spe2012-fig09");
+        assert_eq!(merge(&from, &into, "old", false).unwrap()[0].1, Merged::Kept("spe2012-fig09-old".into()));
+        crate::run::summarise(&into).unwrap();
+        assert_eq!(read(&into, "spe2012-fig09").commit, "another");
+        kept(&from, "spe2012-fig17", 1.0, &[(1, 0)], None);
+        by_another(&from, "spe2012-fig17");
+        let merged = merge(&from, &into, "old", true).unwrap();
+        assert!(merged.contains(&("spe2012-fig17".to_owned(), Merged::Joined)), "{merged:?}");
+        crate::run::summarise(&into).unwrap();
+        let sources = |guests: u32| {
+            let rows = read(&into, "spe2012-fig17").rows;
+            rows.into_iter().find(|row| row.group.guests == guests).unwrap().sources
+        };
+        assert_ne!(sources(1), sources(8), "each row says what measured it");
     }
 
     #[test]
@@ -228,11 +278,11 @@ mod tests {
         kept(&into, "spe2012-fig09", 0.1, &[(1, 0), (1, 1), (1, 2)], None);
         kept(&from, "spe2012-fig09", 0.5, &[(1, 0), (1, 1)], None);
         let id = |name: &str| Merged::Kept(name.to_owned());
-        assert_eq!(merge(&from, &into, "old").unwrap()[0].1, id("spe2012-fig09-old"), "three are more than two");
+        assert_eq!(merge(&from, &into, "old", false).unwrap()[0].1, id("spe2012-fig09-old"), "three are more than two");
         // Of the same directory with other parameters: the second cell is still of the earlier ones.
         kept(&from, "spe2012-fig09", 1.0, &[(1, 0)], None);
         crate::run::summarise(&into).unwrap();
-        assert_eq!(merge(&from, &into, "old").unwrap()[0].1, id("spe2012-fig09-old-2"));
+        assert_eq!(merge(&from, &into, "old", false).unwrap()[0].1, id("spe2012-fig09-old-2"));
         crate::run::summarise(&into).unwrap();
         let counts = |id: &str| (read(&into, id).parameters.scale, read(&into, id).rows[0].count);
         assert_eq!(counts("spe2012-fig09"), (1.0, 1), "no cell of other parameters came along");

@@ -10,6 +10,7 @@ use crate::statistics::Summary;
 use crate::verdict::{ONCE, Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Version of the format.
@@ -129,7 +130,35 @@ pub struct CellResult {
     pub failure: Option<String>,
 }
 
+/// What measured a cell. Both are empty where results of earlier versions do not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Source {
+    /// The code: `git describe`, or the version.
+    pub commit: String,
+    /// The machine: its processor.
+    pub machine: String,
+}
+
+impl Source {
+    /// This program on this machine.
+    pub fn here() -> Self {
+        Source { commit: crate::machine::commit(), machine: crate::machine::processor() }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let or_unsaid = |text: &str| if text.is_empty() { "one that is not said".to_owned() } else { text.to_owned() };
+        write!(f, "program {} on {}", or_unsaid(&self.commit), or_unsaid(&self.machine))
+    }
+}
+
 impl CellResult {
+    /// What measured it.
+    pub fn source(&self) -> Source {
+        Source { commit: self.commit.clone(), machine: self.machine.clone() }
+    }
+
     /// One that nothing was measured of yet.
     pub fn empty(cell: &Cell, parameters: &Parameters) -> Self {
         CellResult {
@@ -172,6 +201,9 @@ pub struct SummaryRow {
     pub count: usize,
     /// Iterations that failed.
     pub failed: usize,
+    /// What measured them: more than one where they were put together in spite of that. Results of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub sources: BTreeSet<Source>,
     /// Mean over the guests, then mean and deviation over the iterations.
     pub fields: BTreeMap<String, Summary>,
 }
@@ -320,7 +352,8 @@ pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
                 shares.entry(name).or_default().push(share);
             }
             fields.extend(shares.into_iter().filter_map(|(name, of)| Some((name.to_owned(), Summary::of(&of)?))));
-            SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), fields }
+            let sources = good.iter().map(|result| result.source()).collect();
+            SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), sources, fields }
         })
         .collect()
 }
@@ -477,6 +510,19 @@ mod tests {
         assert_eq!(commits(&[of("b"), of("a"), of("b")]).unwrap(), "a; b");
         assert_eq!(commits(&[of("a"), of("")]).unwrap(), "a; 1 cells do not say");
         assert_eq!((commits(&[of("")]), machines(&[of("a")])), (None, None));
+    }
+
+    #[test]
+    fn a_row_keeps_all_that_measured_it() {
+        let of = |commit: &str, machine: &str, failure| CellResult {
+            commit: commit.into(),
+            machine: machine.into(),
+            ..cell(0, &[1.0], failure)
+        };
+        let rows =
+            summarise(&[of("a", "x", None), of("a", "x", None), of("b", "x", None), of("c", "x", Some("it hung"))]);
+        let said: Vec<&str> = rows[0].sources.iter().map(|source| source.commit.as_str()).collect();
+        assert_eq!(said, ["a", "b"]);
     }
 
     /// A referee ran a printed command and got other cells than those that were shown.

@@ -5,7 +5,7 @@ use crate::binding::{Bound, binding};
 use crate::catalogue::{self, Experiment, Extent, Kind};
 use crate::cell::Cell;
 use crate::error::{Error, FileContext, Result};
-use crate::results::{self, CellResult, Declared, Parameters, Results, SCHEMA};
+use crate::results::{self, CellResult, Declared, Parameters, Results, SCHEMA, Source};
 use crate::rig::Rig;
 use crate::workload::Workload;
 use crate::{flash, machine, sizes};
@@ -33,6 +33,8 @@ pub struct RunOptions {
     pub extent: Extent,
     /// Shared by all cells.
     pub parameters: Parameters,
+    /// Whether results that another program or machine measured are used again.
+    pub takes_any_source: bool,
     /// The words that make this run again.
     pub command: String,
 }
@@ -40,8 +42,8 @@ pub struct RunOptions {
 /// Runs the experiments one after the other; gives how many cells failed.
 ///
 /// # Errors
-/// When an experiment needs what is not there yet (before anything is run), results cannot be kept, or the run was told to
-/// end ([`interrupt::request`]).
+/// When an experiment needs what is not there yet, or has results that another program or machine measured (both before anything is run),
+/// results cannot be kept, or the run was told to end ([`interrupt::request`]).
 pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     for experiment in experiments {
         if experiment.kind == Kind::Missing {
@@ -49,7 +51,12 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         }
     }
     let all = catalogue::all()?;
-    let (commit, processor) = (machine::commit(), machine::processor());
+    let here = Source::here();
+    let source = (!options.takes_any_source).then_some(&here);
+    for experiment in experiments {
+        let parameters = experiment.parameters(&options.parameters);
+        refuse_others(&options.out.join(&experiment.id), &parameters, source)?;
+    }
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
     for experiment in experiments {
@@ -69,7 +76,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
             let expected = experiment.cell_seconds(&cell, &options.extent);
             let mut kept = kept_result(&path, &parameters)?;
             if kept.is_none() {
-                kept = measured_elsewhere(experiment, &cell, &all, &options.out, &parameters)?;
+                kept = measured_elsewhere(experiment, &cell, &all, &options.out, &parameters, source)?;
                 kept.iter().try_for_each(|result| results::write(&path, result))?;
             }
             let result = match kept {
@@ -90,8 +97,8 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                         return Err(Error::Interrupted);
                     }
                     let mut result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
-                    result.commit.clone_from(&commit);
-                    result.machine.clone_from(&processor);
+                    result.commit.clone_from(&here.commit);
+                    result.machine.clone_from(&here.machine);
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
                     result
@@ -146,20 +153,42 @@ fn kept_result(path: &Path, parameters: &Parameters) -> Result<Option<CellResult
     }))
 }
 
-/// The same cell, if another experiment has measured it: a load whose only parameters are those of every cell.
+/// What an experiment's directory has of these parameters must be of this source, if there is one that it must be of: a comparison of two of
+/// them would be of machines or programs.
+fn refuse_others(directory: &Path, parameters: &Parameters, source: Option<&Source>) -> Result<()> {
+    let Some(source) = source.filter(|_| directory.join("raw").is_dir()) else { return Ok(()) };
+    let of_others: Vec<CellResult> = results::read_raw(directory)?
+        .into_iter()
+        .filter(|result| result.failure.is_none() && result.parameters == *parameters && result.source() != *source)
+        .collect();
+    match of_others.first() {
+        None => Ok(()),
+        Some(first) => Err(Error::OtherSource {
+            path: directory.to_owned(),
+            count: of_others.len(),
+            of: Box::new(first.source()),
+            here: Box::new(source.clone()),
+        }),
+    }
+}
+
+/// The same cell, if another experiment has measured it: a load whose only parameters are those of every cell. Of another source than the one
+/// that it must be of, it is not the same.
 fn measured_elsewhere(
     experiment: &Experiment,
     cell: &Cell,
     all: &[Experiment],
     out: &Path,
     parameters: &Parameters,
+    source: Option<&Source>,
 ) -> Result<Option<CellResult>> {
     if !experiment.is_plain_load() {
         return Ok(None);
     }
     for other in all.iter().filter(|other| other.id != experiment.id && other.is_plain_load()) {
         let path = out.join(&other.id).join("raw").join(format!("{}.json", cell.file_name()));
-        if let Some(mut result) = kept_result(&path, parameters)? {
+        let kept = kept_result(&path, parameters)?;
+        if let Some(mut result) = kept.filter(|kept| source.is_none_or(|source| kept.source() == *source)) {
             result.measured_for.get_or_insert_with(|| other.id.clone());
             return Ok(Some(result));
         }
@@ -352,5 +381,34 @@ mod tests {
         assert_eq!(found.len(), cells.len() + 2, "what was measured otherwise does not count");
         assert!(cells.iter().all(|cell| found.contains(&cell)));
         assert!(found.contains(&more[0]) && found.contains(&more[2]));
+    }
+
+    /// A referee found results of other machines and commits used again without a word.
+    #[test]
+    fn results_of_another_program_or_machine_are_refused_and_not_taken_along() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let experiments = catalogue::select(&["spe2012-fig17".to_owned(), "spe2012-fig18".to_owned()]).expect("both");
+        let parameters = experiments[0].parameters(&Parameters::for_tests());
+        let cell = experiments[0].cells(&Extent { iterations: Some(1), ..Extent::default() }).remove(0);
+        let source = |commit: &str, machine: &str| Source { commit: commit.into(), machine: machine.into() };
+        let kept = CellResult { commit: "a".into(), machine: "x".into(), ..CellResult::empty(&cell, &parameters) };
+        let raw = directory.path().join("spe2012-fig17/raw");
+        std::fs::create_dir_all(&raw).expect("made");
+        results::write(&raw.join(format!("{}.json", cell.file_name())), &kept).expect("written");
+        let own = directory.path().join("spe2012-fig17");
+        let refused = |parameters: &Parameters, source: Option<&Source>| refuse_others(&own, parameters, source);
+        assert!(refused(&parameters, Some(&source("a", "x"))).is_ok() && refused(&parameters, None).is_ok());
+        for other in [source("b", "x"), source("a", "y")] {
+            let told = refused(&parameters, Some(&other)).expect_err("it is another's").to_string();
+            assert!(told.contains("has 1 results of program a on x") && told.contains("--any-source"), "{told}");
+            let changed = Parameters { seed: 2, ..parameters.clone() };
+            assert!(refused(&changed, Some(&other)).is_ok(), "measured anew, as ever");
+        }
+        let elsewhere = |source: Option<&Source>| {
+            measured_elsewhere(&experiments[1], &cell, &experiments, directory.path(), &parameters, source)
+                .expect("read")
+        };
+        assert!(elsewhere(Some(&source("a", "x"))).is_some() && elsewhere(None).is_some());
+        assert!(elsewhere(Some(&source("b", "x"))).is_none() && elsewhere(Some(&source("a", "y"))).is_none());
     }
 }

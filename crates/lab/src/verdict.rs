@@ -10,11 +10,11 @@ use crate::cell::Group;
 use crate::claim::{Claim, Sense, Sides, What};
 use crate::fields::{amount, change, goes_by_scale, is_counted, is_most_memory, is_proportion, is_time};
 use crate::integrity::CRASHES_A_BOOT;
-use crate::results::{Parameters, SummaryRow};
+use crate::results::{Parameters, Source, SummaryRow};
 use crate::sight;
 use crate::statistics::{Interval, Summary, percent_less, percent_less_interval, points_less};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// The part of the paper's number by which another machine, a dozen years later, may miss it and still be said to agree.
@@ -245,6 +245,18 @@ fn measured(claim: &Claim, sides: &Sides<'_>) -> (Option<f64>, Option<Interval>,
     }
 }
 
+/// All that measured both sides.
+fn sources(sides: &Sides<'_>) -> BTreeSet<Source> {
+    std::iter::once(sides.ours).chain(sides.other).flat_map(|row| row.sources.iter().cloned()).collect()
+}
+
+/// Why what several measured is not judged: a difference may be theirs.
+fn several(sources: &BTreeSet<Source>) -> String {
+    let machines: BTreeSet<&str> = sources.iter().map(|source| source.machine.as_str()).collect();
+    let (count, of) = if machines.len() > 1 { (machines.len(), "machines") } else { (sources.len(), "commits") };
+    if count == 2 { format!("two {of}") } else { format!("{count} {of}") }
+}
+
 /// What is nothing in every run, where the other is not, is 100 % less in every run.
 fn all_gone(ours: &Summary, other: &Summary) -> Option<Interval> {
     let is_nothing = ours.mean == 0.0 && ours.deviation == 0.0 && ours.count > 1 && other.count > 1;
@@ -269,6 +281,10 @@ pub fn judge(
             (None, _) => {
                 reason = Some("there is nothing of it to compare with".to_owned());
                 Agreement::Void
+            }
+            _ if sources(&sides).len() > 1 => {
+                reason = Some(several(&sources(&sides)));
+                Agreement::NotJudged
             }
             (Some(ours), _) if is_counted(&claim.field) => {
                 (interval, count) = (None, 1);
@@ -547,7 +563,7 @@ mod tests {
     fn row(mode: Mode, guests: u32, field: &str, values: &[f64]) -> SummaryRow {
         let group = Group { disk: "none".into(), parameter: 0, guests, workload: "untar".into(), mode };
         let fields = BTreeMap::from([(field.to_owned(), Summary::of(values).unwrap())]);
-        SummaryRow { group, count: values.len(), failed: 0, fields }
+        SummaryRow { group, count: values.len(), failed: 0, sources: Default::default(), fields }
     }
 
     fn full() -> Parameters {
@@ -659,6 +675,30 @@ mod tests {
         let verdict = judge(&up_to.parse().unwrap(), &wide, &full(), None);
         assert_eq!((verdict.cells[0].agreement, verdict.cells[1].agreement), (Agreement::Agrees, Agreement::Unclear));
         assert_eq!((verdict.agreement, verdict.tally().as_str()), (Agreement::Unclear, "agrees in 1, unclear in 1"));
+    }
+
+    /// A referee found results of other machines and commits used again without a word.
+    #[test]
+    fn what_two_machines_or_commits_measured_is_not_compared() {
+        let of = |row: SummaryRow, commit: &str, machine: &str| {
+            let source = Source { commit: commit.into(), machine: machine.into() };
+            SummaryRow { sources: BTreeSet::from([source]), ..row }
+        };
+        let judged = |commit: &str, machine: &str| {
+            let rows = [
+                of(row(Mode::Vma, 1, "seconds", &[59.5, 60.0, 60.5]), "a", "x"),
+                of(row(Mode::Journal, 1, "seconds", &[99.5, 100.0, 100.5]), commit, machine),
+            ];
+            let cell = judge(&"about seconds vma journal 40".parse().unwrap(), &rows, &full(), None).cells.remove(0);
+            (cell.agreement, cell.reason.unwrap_or_default())
+        };
+        assert_eq!(judged("a", "x"), (Agreement::Agrees, String::new()));
+        assert_eq!(judged("b", "x"), (Agreement::NotJudged, "two commits".to_owned()));
+        assert_eq!(judged("a", "y"), (Agreement::NotJudged, "two machines".to_owned()));
+        let mut both = of(row(Mode::Vma, 1, "area_bytes_max", &[1.0, 1.0]), "a", "x");
+        both.sources.insert(Source { commit: "a".into(), machine: "y".into() });
+        let verdict = judge(&"value-at-most area_bytes_max vma 2".parse().unwrap(), &[both], &full(), None);
+        assert_eq!(verdict.agreement, Agreement::NotJudged, "of one side, too");
     }
 
     #[test]
