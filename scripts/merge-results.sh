@@ -16,7 +16,7 @@ lab=${AMBERLOG_LAB:-target/release/amberlog-lab}
 results=docs/results page=docs/papers.md
 begin='<!-- amberlog lab table docs/results -->' end='<!-- end -->'
 
-rm -rf "$results"/*/raw
+rm -rf "$results"/*/raw "$results"/*/failed
 tar --zstd -xf "$results/raw.tar.zst" -C "$results"
 "$lab" merge "$from" "$results" --keep-as "$suffix" ${3:+"$3"}
 "$lab" summarise "$results"
@@ -33,6 +33,7 @@ rm "$page.table"
 
 files=$(find "$results"/*/raw -name '*.json' | wc -l)
 sed -i "s/raw\.tar\.zst\` ([0-9,]* files)/raw.tar.zst\` ($files files)/" "$results/README.md"
-(cd "$results" && tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="$(date -u +%F)" --zstd -cf raw.tar.zst ./*/raw)
-rm -rf "$results"/*/raw
+(cd "$results" && find . -path './*/raw/*.json' -o -path './*/failed/*.json' | LC_ALL=C sort |
+    tar --owner=0 --group=0 --numeric-owner --mtime="$(date -u +%F)" --zstd -cf raw.tar.zst -T -)
+rm -rf "$results"/*/raw "$results"/*/failed
 git status --short

@@ -276,7 +276,7 @@ mod tests {
     fn row(mode: Mode, guests: u32, parameter: u64) -> SummaryRow {
         let group = Group { disk: "none".into(), parameter, guests, workload: "untar".into(), mode };
         let fields = BTreeMap::from([("seconds".to_owned(), Summary::of(&[1.0, 2.0]).unwrap())]);
-        SummaryRow { group, count: 2, failed: 0, sources: Default::default(), fields }
+        SummaryRow { group, count: 2, failed: 0, failed_before: 0, sources: Default::default(), fields }
     }
 
     #[test]

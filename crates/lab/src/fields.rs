@@ -38,6 +38,7 @@ pub fn field_words(field: &str) -> (&'static str, &'static str) {
         "layout_score" => ("layout score of the disk", ""),
         "corrupted_runs" => ("runs with corrupted records", "%"),
         "corrupted_runs_not_by_commit" => ("runs with other corrupted records than one that a commit cut in two", "%"),
+        "inconsistent_runs" => ("runs with a damaged file system", "%"),
         "fsync_p50_us" => ("fsync, median", "µs"),
         "fsync_p99_us" => ("fsync, 99th percentile", "µs"),
         "fsync_p999_us" => ("fsync, 99.9th percentile", "µs"),
@@ -69,7 +70,7 @@ pub fn is_load_time(field: &str) -> bool {
 
 /// Whether a field is the share of runs in which something happened: each value is 0 or 1.
 pub fn is_proportion(field: &str) -> bool {
-    matches!(field, "corrupted_runs" | "corrupted_runs_not_by_commit")
+    matches!(field, "corrupted_runs" | "corrupted_runs_not_by_commit" | "inconsistent_runs")
 }
 
 /// Whether a field is counted in what we built: it strays nowhere, and counting again tells nothing new.

@@ -5,7 +5,9 @@
 //! memory and amberlog's tables: what a `kill -9` of both would leave. The copy is recovered and judged; the guest goes on,
 //! synchronises, and the next crash begins. The last one of each boot is a real crash of the guest's kernel (sysrq).
 //!
-//! Failure story: a guest that does not come so far fails its cell and is booted anew for the next; its console is kept.
+//! Failure story: a guest that does not come so far fails its cell and is booted anew for the next; its console is kept. Only what the harness did
+//! not bring about is a failure, and is measured again ([`crate::results::set_aside`]): a recovery that refuses, a file system that e2fsck finds fault
+//! with, records that are gone are what was looked for, and are its result.
 
 use crate::cell::{Cell, Group};
 use crate::crash::{recover_area, recover_disk};
@@ -14,6 +16,7 @@ use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, guest_seed, workload_of};
 use guest_kit::image::{FileSystem, copy_image};
 use guest_kit::{Signal, judge, program};
+use guest_tools::record::RecordLayout;
 use guest_tools::updates;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,9 +68,10 @@ impl Rig {
         let is_last = parameters.quick || cell.iteration % CRASHES_A_BOOT == CRASHES_A_BOOT - 1;
         let limit = self.time_limit(workload_of(cell)?, cell, parameters);
         let outcome = if is_last { session.kernel_crash(cell, limit) } else { session.power_cut(cell, limit) };
-        match outcome.and_then(|(image, fields)| session.judge(&image, fields)) {
-            Ok(fields) => {
+        match outcome.and_then(|left| session.judge(left)) {
+            Ok((fields, found)) => {
                 result.guests.push(fields);
+                result.found = found;
                 self.session = (!is_last).then_some(session);
             }
             Err(error) => {
@@ -124,9 +128,40 @@ impl Rig {
     }
 }
 
+/// What a crash left, after its recovery.
+struct Left {
+    image: PathBuf,
+    /// What recovery told; if it refused, or failed, that.
+    recovered: Recovered,
+}
+
+/// What recovery told, or why it did not.
+type Recovered = std::result::Result<BTreeMap<String, f64>, String>;
+
+/// A recovery that ran and did not do its work is an outcome; one that could not be tried is a fault of the harness.
+fn recovered(outcome: Result<BTreeMap<String, f64>>) -> Result<Recovered> {
+    match outcome {
+        Ok(fields) => Ok(Ok(fields)),
+        Err(Error::Guest(error)) => ran(error).map(Err).map_err(Error::Guest),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a program of the host that ran to its end said, where its end was not a good one.
+fn ran(error: guest_kit::Error) -> std::result::Result<String, guest_kit::Error> {
+    match error {
+        guest_kit::Error::Program { ref status, .. } if status == "no start" => Err(error),
+        guest_kit::Error::Program { command, status, output } => {
+            let program = command.split_whitespace().next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+            Ok(format!("{program} ended with {status}: {}", first_line(&output)))
+        }
+        other => Err(other),
+    }
+}
+
 impl Session {
-    /// What is left when host or VM stop at some instant: a copy, recovered; gives the copy and what recovery told.
-    fn power_cut(&mut self, cell: &Cell, limit: Duration) -> Result<(PathBuf, BTreeMap<String, f64>)> {
+    /// What is left when host or VM stop at some instant: a copy, recovered.
+    fn power_cut(&mut self, cell: &Cell, limit: Duration) -> Result<Left> {
         let first = self.begin(cell, limit)?;
         self.running.guests[0].tell(&format!("cut {first}"))?;
         self.running.guests[0].await_report("4 MB were not sent", limit, |reported| {
@@ -144,11 +179,11 @@ impl Session {
         // It synchronises while the copy is judged.
         self.awaited = Some(format!("again {first}"));
         let (image, area) = left?;
-        let fields = match &area {
-            Some(area) => recover_area(area.path(), &image)?,
-            None => recover_disk(&image)?,
-        };
-        Ok((image, fields))
+        let recovered = recovered(match &area {
+            Some(area) => recover_area(area.path(), &image),
+            None => recover_disk(&image),
+        })?;
+        Ok(Left { image, recovered })
     }
 
     /// Waits until the guest is ready for the next crash; gives the number of its first update.
@@ -160,7 +195,7 @@ impl Session {
     }
 
     /// A crash of the guest's kernel, which ends QEMU; amberlog recovers a journal that it holds by itself.
-    fn kernel_crash(&mut self, cell: &Cell, limit: Duration) -> Result<(PathBuf, BTreeMap<String, f64>)> {
+    fn kernel_crash(&mut self, cell: &Cell, limit: Duration) -> Result<Left> {
         let first = self.begin(cell, limit)?;
         let guest = &mut self.running.guests[0];
         guest.tell(&format!("crash {first}"))?;
@@ -170,11 +205,15 @@ impl Session {
         }
         let mut fields = crate::load::counters(self.group.mode, &self.running.reports[0], &BTreeMap::new())?;
         let image = self.running.images[0].clone();
-        if !self.group.mode.is_retained() {
-            fields.extend(recover_disk(&image)?);
-        }
         fields.insert("kernel_crashes".to_owned(), 1.0);
-        Ok((image, fields))
+        if self.group.mode.is_retained() {
+            return Ok(Left { image, recovered: Ok(fields) });
+        }
+        let recovered = recovered(recover_disk(&image))?.map(|told| {
+            fields.extend(told);
+            fields
+        });
+        Ok(Left { image, recovered })
     }
 
     fn wait_until_quiet(&self) -> Result<()> {
@@ -218,25 +257,65 @@ impl Session {
     }
 
     /// What became of the records.
-    fn judge(&self, image: &Path, mut fields: BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
-        let file_system = FileSystem::whole(image);
-        let verdict = judge::check(&file_system)?;
-        if !verdict.problems.is_empty() || verdict.needs_recovery {
-            return Err(Error::Told(format!("e2fsck found: {}", verdict.problems.join("; "))));
-        }
-        let content = judge::read_file(&file_system, "/records")?
-            .ok_or_else(|| Error::Told("the file of records is gone".to_owned()))?;
+    fn judge(&self, left: Left) -> Result<(BTreeMap<String, f64>, Vec<String>)> {
         let layout = updates::layout(self.record_kib, RECORDS_MIB, self.seed);
-        let updates::Verdict { records, updated, corrupted, cut_by_commit } = updates::judge(&layout, &content);
-        fields.extend([
-            ("corrupted_records".to_owned(), corrupted as f64),
-            ("records".to_owned(), records as f64),
-            ("updated_records".to_owned(), updated as f64),
-            ("corrupted_runs".to_owned(), f64::from(u8::from(corrupted > 0))),
-            ("corrupted_runs_not_by_commit".to_owned(), f64::from(u8::from(corrupted > cut_by_commit))),
-        ]);
-        Ok(fields)
+        judged(&FileSystem::whole(&left.image), &layout, left.recovered)
     }
+}
+
+/// What a crash and its recovery came to, as fields, and what was found to be broken, in words. A file system that is not consistent, or that
+/// recovery gave up, counts as a run with corrupted records, whatever can still be read of them.
+fn judged(
+    file_system: &FileSystem,
+    layout: &RecordLayout,
+    recovered: Recovered,
+) -> Result<(BTreeMap<String, f64>, Vec<String>)> {
+    let mut found = Vec::new();
+    let mut fields = recovered.unwrap_or_else(|refused| {
+        found.push(refused);
+        BTreeMap::new()
+    });
+    match judge::check(file_system) {
+        Ok(verdict) => {
+            found.extend(verdict.needs_recovery.then(|| "its journal is to be replayed yet".to_owned()));
+            found.extend(verdict.problems);
+        }
+        // One that e2fsck can do nothing with is not a good one.
+        Err(error) => found.push(ran(error)?),
+    }
+    let is_inconsistent = !found.is_empty();
+    let content = match judge::read_file(file_system, "/records") {
+        Ok(content) => content,
+        Err(error @ guest_kit::Error::Image { .. }) => {
+            found.push(first_line(&error.to_string()).to_owned());
+            None
+        }
+        Err(error) => {
+            found.push(ran(error)?);
+            None
+        }
+    };
+    if content.is_none() {
+        found.push("the file of records is gone".to_owned());
+    }
+    let content = content.unwrap_or_default();
+    let updates::Verdict { records, updated, corrupted, cut_by_commit } = updates::judge(layout, &content);
+    // Records that are not in the file any more are lost.
+    let lost = ((RECORDS_MIB << 20) / layout.record_bytes).saturating_sub(records);
+    if lost > 0 && !content.is_empty() {
+        found.push(format!("{lost} records are gone from their file"));
+    }
+    let is_damaged = is_inconsistent || lost > 0;
+    let share = |happened: bool| f64::from(u8::from(happened));
+    fields.extend([
+        ("corrupted_records".to_owned(), (corrupted + lost) as f64),
+        ("records".to_owned(), records as f64),
+        ("updated_records".to_owned(), updated as f64),
+        ("inconsistent_runs".to_owned(), share(is_inconsistent)),
+        ("corrupted_runs".to_owned(), share(is_damaged || corrupted > 0)),
+        ("corrupted_runs_not_by_commit".to_owned(), share(is_damaged || corrupted > cut_by_commit)),
+    ]);
+    Ok((fields, found))
 }
 
 /// Makes a copied area name the copies instead of what they are copies of. Its own keys of the images would tell them apart.
@@ -264,4 +343,71 @@ fn redirect(description: &Path, paths: &[(&Path, &Path)]) -> Result<()> {
         }
     }
     std::fs::write(description, value.to_string()).at("write", description)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest_kit::image::ExtRecipe;
+
+    /// A file system with a file of records, none of them updated, of which `harm` is a request to debugfs.
+    fn judged_after(harm: Option<&str>, recovered: Recovered) -> (BTreeMap<String, f64>, Vec<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = updates::layout(64, RECORDS_MIB, 1);
+        let content = directory.path().join("content");
+        std::fs::create_dir(&content).unwrap();
+        let records = content.join("records");
+        let words =
+            format!("--file {} --record-kib 64 --file-mib {RECORDS_MIB} --seed 1 --phase create", records.display());
+        updates::run(guest_tools::options::Options::parse(words.split(' ').map(str::to_owned)).unwrap()).unwrap();
+        let image = directory.path().join("image");
+        let file_system = ExtRecipe { content: Some(content), ..ExtRecipe::ext3(64, 8) }.make(&image).unwrap();
+        if let Some(request) = harm {
+            let mut tool = program::command("debugfs").unwrap();
+            program::run(tool.args(["-w", "-R", request]).arg(&image), &[0]).unwrap();
+        }
+        judged(&file_system, &layout, recovered).unwrap()
+    }
+
+    #[test]
+    fn damage_is_an_outcome_and_no_failure() {
+        let told = BTreeMap::from([("recovery_transactions".to_owned(), 3.0)]);
+        let (fields, found) = judged_after(None, Ok(told.clone()));
+        assert_eq!(
+            (fields["corrupted_runs"], fields["inconsistent_runs"], fields["records"]),
+            (0.0, 0.0, 512.0),
+            "{found:?}"
+        );
+        assert!(found.is_empty() && fields["recovery_transactions"] == 3.0);
+
+        let (fields, found) = judged_after(Some("rm /records"), Ok(told.clone()));
+        assert_eq!((fields["corrupted_runs"], fields["corrupted_runs_not_by_commit"]), (1.0, 1.0));
+        assert_eq!(
+            (fields["inconsistent_runs"], fields["corrupted_records"]),
+            (0.0, 512.0),
+            "whole, and the file gone"
+        );
+        assert_eq!(found, ["the file of records is gone"]);
+
+        let (fields, found) = judged_after(Some("sif / links_count 9"), Ok(told));
+        assert_eq!((fields["corrupted_runs"], fields["inconsistent_runs"]), (1.0, 1.0), "whatever its records are");
+        assert!(fields["corrupted_records"] == 0.0 && !found.is_empty(), "{found:?}");
+
+        let (fields, found) = judged_after(None, Err("amberlog ended with exit status: 3: refused".to_owned()));
+        assert_eq!((fields["corrupted_runs"], fields["inconsistent_runs"]), (1.0, 1.0), "nobody recovered it");
+        assert_eq!(found.len(), 1);
+    }
+
+    #[test]
+    fn what_could_not_be_tried_is_the_harness_s_fault() {
+        let program = |status: &str| guest_kit::Error::Program {
+            command: "/somewhere/amberlog recover".into(),
+            status: status.into(),
+            output: "it is damaged\nand more".into(),
+        };
+        let refused = recovered(Err(Error::Guest(program("exit status: 3")))).unwrap().unwrap_err();
+        assert_eq!(refused, "amberlog ended with exit status: 3: it is damaged");
+        assert!(recovered(Err(Error::Guest(program("no start")))).is_err());
+        assert!(recovered(Err(Error::Told("no JSON".into()))).is_err());
+    }
 }

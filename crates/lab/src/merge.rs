@@ -79,10 +79,11 @@ fn one(from: &Path, new: &Results, into: &Path, suffix: &str, takes_any_source: 
     let raw = to.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     // A directory in which parameters were changed has cells of the earlier ones yet.
-    for cell in results::read_raw(from)?.into_iter().filter(|cell| cell.parameters == new.parameters) {
-        // A failure takes no measurement's place.
+    for mut cell in results::read_raw(from)?.into_iter().filter(|cell| cell.parameters == new.parameters) {
+        // A failure takes no measurement's place, and a measurement that takes a failure's says so.
         let path = raw.join(format!("{}.json", cell.cell.file_name()));
         if cell.failure.is_none() || results::read::<CellResult>(&path)?.is_none() {
+            cell.attempts += results::set_aside(&to, &path)?;
             results::write(&path, &cell)?;
         }
     }

@@ -126,8 +126,28 @@ pub struct CellResult {
     /// earlier versions have what a journal still owed of it in both.
     #[serde(default)]
     pub begins_clean: bool,
+    /// What was found to be broken after a crash, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub found: Vec<String>,
+    /// How often it was tried: earlier attempts failed, and are kept ([`set_aside`]).
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub attempts: u32,
     /// Why there is no result.
     pub failure: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_none(attempts: &u32) -> bool {
+    *attempts == 0
+}
+
+fn once() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_once(attempts: &u32) -> bool {
+    *attempts == 1
 }
 
 /// What measured a cell. Both are empty where results of earlier versions do not say.
@@ -175,6 +195,8 @@ impl CellResult {
             machine: String::new(),
             measured_for: None,
             begins_clean: true,
+            found: Vec::new(),
+            attempts: 1,
             failure: None,
         }
     }
@@ -201,6 +223,9 @@ pub struct SummaryRow {
     pub count: usize,
     /// Iterations that failed.
     pub failed: usize,
+    /// How often they were tried beyond once each: attempts that failed, and were made again.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub failed_before: u32,
     /// What measured them: more than one where they were put together in spite of that. Results of earlier versions do not say.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub sources: BTreeSet<Source>,
@@ -353,7 +378,14 @@ pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
             }
             fields.extend(shares.into_iter().filter_map(|(name, of)| Some((name.to_owned(), Summary::of(&of)?))));
             let sources = good.iter().map(|result| result.source()).collect();
-            SummaryRow { group: group.clone(), count: good.len(), failed: of.len() - good.len(), sources, fields }
+            SummaryRow {
+                group: group.clone(),
+                count: good.len(),
+                failed: of.len() - good.len(),
+                failed_before: of.iter().map(|result| result.attempts - 1).sum(),
+                sources,
+                fields,
+            }
         })
         .collect()
 }
@@ -418,6 +450,23 @@ pub fn judge(experiment: &Experiment, rows: &[SummaryRow], parameters: &Paramete
         }
     }
     verdicts
+}
+
+/// Where an experiment's failed attempts are kept, in its directory.
+const FAILED: &str = "failed";
+
+/// Keeps a failed result of a cell, before another one is written to its path, beside the raw ones; gives how often the cell was tried so far. A
+/// failure that is written over is one that nobody counts.
+///
+/// # Errors
+/// When it cannot be read or moved.
+pub fn set_aside(directory: &Path, path: &Path) -> Result<u32> {
+    let Some(earlier) = read::<CellResult>(path)?.filter(|earlier| earlier.failure.is_some()) else { return Ok(0) };
+    let failed = directory.join(FAILED);
+    std::fs::create_dir_all(&failed).at("make", &failed)?;
+    let to = failed.join(format!("{}-{}.json", earlier.cell.file_name(), earlier.attempts));
+    std::fs::rename(path, &to).at("move to", &to)?;
+    Ok(earlier.attempts)
 }
 
 /// Every raw result of an experiment's directory, in the order of their names.
@@ -587,6 +636,24 @@ mod tests {
         let of = rows[0].fields["corrupted_runs"];
         assert!(rows[0].count == 24 && of.count == 2, "a boot of 20 and one of 4: {of:?}");
         assert!((of.mean - 4.0 / 24.0).abs() < 1e-9);
+    }
+
+    /// A referee found crashes measured again until they went well.
+    #[test]
+    fn a_failed_attempt_is_kept_and_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cell.json");
+        assert_eq!(set_aside(directory.path(), &path).unwrap(), 0, "there is none yet");
+        write(&path, &cell(0, &[], Some("it hung"))).unwrap();
+        assert_eq!(set_aside(directory.path(), &path).unwrap(), 1);
+        write(&path, &CellResult { attempts: 2, ..cell(0, &[], Some("it hung again")) }).unwrap();
+        assert_eq!(set_aside(directory.path(), &path).unwrap(), 2);
+        write(&path, &CellResult { attempts: 3, ..cell(0, &[1.0], None) }).unwrap();
+        assert_eq!(set_aside(directory.path(), &path).unwrap(), 0, "a good one stays where it is");
+        let last: CellResult = read(&path).unwrap().unwrap();
+        assert_eq!((last.attempts, summarise(&[last])[0].failed_before), (3, 2));
+        let kept: Vec<_> = std::fs::read_dir(directory.path().join(FAILED)).unwrap().collect();
+        assert_eq!(kept.len(), 2);
     }
 
     #[test]

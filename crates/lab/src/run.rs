@@ -99,6 +99,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                     let mut result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
                     result.commit.clone_from(&here.commit);
                     result.machine.clone_from(&here.machine);
+                    result.attempts += results::set_aside(&directory, &path)?;
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
                     result

@@ -119,7 +119,7 @@ mod tests {
         let group = Group { disk: "none".into(), parameter, guests: 1, workload: "postmark".into(), mode };
         let summary = |value: f64| Summary { mean: value, deviation: 0.0, count: 3 };
         let fields: BTreeMap<_, _> = fields.iter().map(|(name, value)| ((*name).to_owned(), summary(*value))).collect();
-        SummaryRow { group, count: 3, failed: 0, sources: Default::default(), fields }
+        SummaryRow { group, count: 3, failed: 0, failed_before: 0, sources: Default::default(), fields }
     }
 
     fn seen(text: &str, parameter: Option<&str>, scale: f64, rows: &[SummaryRow]) -> Option<String> {

@@ -563,7 +563,7 @@ mod tests {
     fn row(mode: Mode, guests: u32, field: &str, values: &[f64]) -> SummaryRow {
         let group = Group { disk: "none".into(), parameter: 0, guests, workload: "untar".into(), mode };
         let fields = BTreeMap::from([(field.to_owned(), Summary::of(values).unwrap())]);
-        SummaryRow { group, count: values.len(), failed: 0, sources: Default::default(), fields }
+        SummaryRow { group, count: values.len(), failed: 0, failed_before: 0, sources: Default::default(), fields }
     }
 
     fn full() -> Parameters {

@@ -19,6 +19,7 @@ pub(super) fn section(one: &Judged<'_>) -> Markup {
         sections.iter().find(|(name, _)| name == heading).map_or("", |(_, text)| text.as_str())
     };
     let failed: usize = results.rows.iter().map(|row| row.failed).sum();
+    let failed_before: u32 = results.rows.iter().map(|row| row.failed_before).sum();
     html! {
         section id=(results.id) {
             h3 { (heading(one)) " " a.soft href=(format!("#{}", results.id)) { "#" } }
@@ -42,6 +43,9 @@ pub(super) fn section(one: &Judged<'_>) -> Markup {
             }
             @if failed > 0 {
                 p.note { (failed) " cells failed and are in no mean; their consoles are beside the raw results." }
+            }
+            @if failed_before > 0 {
+                p.note { (failed_before) " attempts failed, are kept in " code { "failed" } " beside the raw results, and were made again." }
             }
             (numbers(one))
             p.soft { "Seed " (results.parameters.seed) "; " (machine(results)) "." }
