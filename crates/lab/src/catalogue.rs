@@ -10,7 +10,7 @@
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
 use crate::error::{Error, FileContext, Result};
-use crate::integrity::CRASHES_A_BOOT;
+use crate::integrity::{self, CRASHES_A_BOOT};
 use crate::results::Parameters;
 use crate::workload::Workload;
 use std::collections::BTreeSet;
@@ -355,7 +355,27 @@ impl Experiment {
             if self.kind == Kind::Integrity { (1.0, None) } else { (of_run.clocks, of_run.constants) };
         let guest_mib = of_run.guest_mib.max(memory);
         let (memory_mib, dirty_percent) = (self.memory_mib, self.dirty_percent);
-        Parameters { scale, file_system, clocks, constants, guest_mib, memory_mib, dirty_percent, ..of_run.clone() }
+        let own = Parameters {
+            scale,
+            file_system,
+            clocks,
+            constants,
+            guest_mib,
+            memory_mib,
+            dirty_percent,
+            ..of_run.clone()
+        };
+        self.effective(&own)
+    }
+
+    /// What these parameters come to in its cells: those of records are at a pace of their own, which earlier versions did not note.
+    pub fn effective(&self, kept: &Parameters) -> Parameters {
+        let mut effective = kept.clone();
+        if self.kind == Kind::Integrity {
+            let parameter = self.parameter.as_ref().map(|(name, _)| name.as_str());
+            effective.time_scale = integrity::time_scale(kept.time_scale, parameter);
+        }
+        effective
     }
 
     /// Its own scale in a run at this one: the papers' sizes are the papers', however large.
@@ -556,6 +576,21 @@ mod tests {
         assert_eq!(experiment.parameters(&tenth).scale, 0.1, "a declared scale is the scale");
         let look = Parameters { clocks: 1.0, ..tenth };
         assert!((experiment.parameters(&look).scale - 0.025).abs() < 1e-9);
+    }
+
+    /// A referee found "a drive 5 times slower" printed of crashes on one that was four times faster.
+    #[test]
+    fn records_say_the_pace_that_their_drive_has() {
+        let of = |id: &str, time_scale| {
+            let experiment = select(&[id.to_owned()]).unwrap().remove(0);
+            experiment.parameters(&Parameters { scale: 0.1, time_scale, ..Parameters::for_tests() })
+        };
+        assert!((of("spe2012-fig19", 5.0).time_scale - 0.25).abs() < 1e-9);
+        assert!((of("spe2012-fig19", 0.1).time_scale - 0.1).abs() < 1e-9, "what is faster yet stays so");
+        assert!((of("spe2012-fig19a", 5.0).time_scale - 5.0).abs() < 1e-9);
+        assert!((of("spe2012-fig06", 5.0).time_scale - 5.0).abs() < 1e-9);
+        assert_eq!(of("spe2012-fig19", 5.0).drive_in_words(), "a drive 4 times faster");
+        assert_eq!(of("spe2012-fig19a", 5.0).drive_in_words(), "a drive 5 times slower");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! patience, journal and region. What cannot be scaled further is refused, not left as it is: jbd2's interval is whole seconds.
 
 use crate::error::{Error, Result};
+use crate::fields::grouped;
 use crate::results::Parameters;
 
 /// ext3's commit interval, in seconds.
@@ -87,13 +88,18 @@ impl Parameters {
         if self.has_scaled_constants() { (self.clocks / self.time_scale).min(1.0) } else { 1.0 }
     }
 
+    /// In words: how fast the modelled drive is.
+    pub fn drive_in_words(&self) -> String {
+        match self.time_scale {
+            1.0 => "a drive as fast as it was".to_owned(),
+            scale if scale < 1.0 => format!("a drive {} times faster", grouped(1.0 / scale)),
+            scale => format!("a drive {scale} times slower"),
+        }
+    }
+
     /// In words: what is scaled, and what is not.
     pub fn scale_in_words(&self) -> String {
-        let drive = if self.time_scale == 1.0 {
-            "a drive as fast as it was".to_owned()
-        } else {
-            format!("a drive {} times slower", self.time_scale)
-        };
+        let drive = self.drive_in_words();
         if self.is_full() {
             return format!("the papers' sizes, clocks and constants; {drive}");
         }

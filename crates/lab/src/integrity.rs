@@ -43,6 +43,20 @@ const UPDATES_A_CRASH: u64 = 10_000_000;
 const QUIET: Duration = Duration::from_millis(150);
 const QUIET_LIMIT: Duration = Duration::from_secs(30);
 
+/// Seconds for a second of the modelled disk in a run that has so many of its own: what the parameters of these cells say.
+pub(crate) fn time_scale(of_run: f64, parameter: Option<&str>) -> f64 {
+    if parameter == Some(RECORDS_BY_PAGE) { of_run } else { of_run.min(TIME_SCALE_MAX) }
+}
+
+/// What these cells have of the paper and of their own, whatever the scale of the run, in words.
+pub(crate) fn sizes_in_words() -> String {
+    format!(
+        "the paper's records and {} MiB sent until each crash, in a file of {RECORDS_MIB} MiB on a disk of {IMAGE_MIB} MiB with a journal of {JOURNAL_MIB} MiB; \
+         clocks as they were",
+        CRASH_KIB / 1024
+    )
+}
+
 /// A guest that serves one crash after the other.
 pub(crate) struct Session {
     running: Running,
@@ -86,17 +100,14 @@ impl Rig {
 
     fn begin_session(&mut self, cell: &Cell, parameters: &Parameters, parameter: Option<&str>) -> Result<Session> {
         let record_kib = cell.group.parameter.max(1);
-        let (requests, time_scale) = match parameter {
+        let requests = match parameter {
             // As the kernels of 2005 wrote: each page a request of its own, which wait for the drive one by one.
-            Some(RECORDS_BY_PAGE) => {
-                ("echo 4 >/sys/block/vda/queue/max_sectors_kb || fail 'max_sectors_kb'", parameters.time_scale)
-            }
-            _ => ("", parameters.time_scale.min(TIME_SCALE_MAX)),
+            Some(RECORDS_BY_PAGE) => "echo 4 >/sys/block/vda/queue/max_sectors_kb || fail 'max_sectors_kb'",
+            _ => "",
         };
         let seed = guest_seed(parameters, cell, 0);
         let words = format!("--file /mnt/records --record-kib {record_kib} --file-mib {RECORDS_MIB} --seed {seed}");
-        let plan =
-            Plan { image_mib: IMAGE_MIB, journal_mib: JOURNAL_MIB, time_scale, ..Plan::new(cell, parameters, None) };
+        let plan = Plan { image_mib: IMAGE_MIB, journal_mib: JOURNAL_MIB, ..Plan::new(cell, parameters, None) };
         let running = self.start(&plan, |_| {
             format!(
                 "{requests}

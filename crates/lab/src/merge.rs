@@ -79,7 +79,12 @@ fn one(from: &Path, new: &Results, into: &Path, suffix: &str, takes_any_source: 
     let raw = to.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     // A directory in which parameters were changed has cells of the earlier ones yet.
-    for mut cell in results::read_raw(from)?.into_iter().filter(|cell| cell.parameters == new.parameters) {
+    let experiment = catalogue::all()?.into_iter().find(|experiment| experiment.id == new.id);
+    let is_of_these = |cell: &CellResult| {
+        let effective = experiment.as_ref().map(|experiment| experiment.effective(&cell.parameters));
+        effective.as_ref().unwrap_or(&cell.parameters) == &new.parameters
+    };
+    for mut cell in results::read_raw(from)?.into_iter().filter(is_of_these) {
         // A failure takes no measurement's place, and a measurement that takes a failure's says so.
         let path = raw.join(format!("{}.json", cell.cell.file_name()));
         if cell.failure.is_none() || results::read::<CellResult>(&path)?.is_none() {

@@ -5,7 +5,7 @@ use crate::catalogue::{Experiment, Kind};
 use crate::cell::{Cell, Group};
 use crate::error::{Error, FileContext, Result};
 use crate::fields::is_proportion;
-use crate::integrity::CRASHES_A_BOOT;
+use crate::integrity::{self, CRASHES_A_BOOT};
 use crate::statistics::Summary;
 use crate::verdict::{ONCE, Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
@@ -306,6 +306,13 @@ impl Results {
             Some(Kind::Sizes) => "sizes of programs: nothing is run".to_owned(),
             Some(Kind::Flash) => "recorded block traces on a simulated SSD: no guest, no clock".to_owned(),
             Some(Kind::Protect) => "pages of a process of the host: no guest, no drive".to_owned(),
+            Some(Kind::Integrity) => format!(
+                "{}; {}; guests: {platform}, {guest_mib} MiB, {file_system}{dirty}",
+                integrity::sizes_in_words(),
+                experiment
+                    .map_or_else(|| self.parameters.clone(), |one| one.effective(&self.parameters))
+                    .drive_in_words()
+            ),
             _ => format!(
                 "{}; guests: {platform}, {guest_mib} MiB, {file_system}{dirty}",
                 self.parameters.scale_in_words()

@@ -55,7 +55,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     let source = (!options.takes_any_source).then_some(&here);
     for experiment in experiments {
         let parameters = experiment.parameters(&options.parameters);
-        refuse_others(&options.out.join(&experiment.id), &parameters, source)?;
+        refuse_others(experiment, &options.out.join(&experiment.id), &parameters, source)?;
     }
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
@@ -74,7 +74,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
             let expected = experiment.cell_seconds(&cell, &options.extent);
-            let mut kept = kept_result(&path, &parameters)?;
+            let mut kept = kept_result(experiment, &path, &parameters)?;
             if kept.is_none() {
                 kept = measured_elsewhere(experiment, &cell, &all, &options.out, &parameters, source)?;
                 kept.iter().try_for_each(|result| results::write(&path, result))?;
@@ -137,7 +137,7 @@ fn with_earlier(
         let now = of_now.iter_mut().find(|result| result.as_ref().is_some_and(|result| result.cell == cell));
         match now.and_then(Option::take) {
             Some(result) => found.push(result),
-            None => found.extend(kept_result(&raw.join(format!("{}.json", cell.file_name())), parameters)?),
+            None => found.extend(kept_result(experiment, &raw.join(format!("{}.json", cell.file_name())), parameters)?),
         }
     }
     found.extend(of_now.into_iter().flatten());
@@ -145,23 +145,29 @@ fn with_earlier(
 }
 
 /// A cell that was measured before under the same parameters and in the same way, and did not fail.
-fn kept_result(path: &Path, parameters: &Parameters) -> Result<Option<CellResult>> {
+fn kept_result(experiment: &Experiment, path: &Path, parameters: &Parameters) -> Result<Option<CellResult>> {
     let is_prepared = |cell: &Cell| Workload::by_name(&cell.group.workload).is_some_and(Workload::is_prepared);
     let kept = results::read::<CellResult>(path)?;
     Ok(kept.filter(|result| {
         let is_the_same_way = result.begins_clean || !is_prepared(&result.cell);
-        is_the_same_way && result.parameters == *parameters && result.failure.is_none()
+        is_the_same_way && experiment.effective(&result.parameters) == *parameters && result.failure.is_none()
     }))
 }
 
 /// What an experiment's directory has of these parameters must be of this source, if there is one that it must be of: a comparison of two of
 /// them would be of machines or programs.
-fn refuse_others(directory: &Path, parameters: &Parameters, source: Option<&Source>) -> Result<()> {
+fn refuse_others(
+    experiment: &Experiment,
+    directory: &Path,
+    parameters: &Parameters,
+    source: Option<&Source>,
+) -> Result<()> {
     let Some(source) = source.filter(|_| directory.join("raw").is_dir()) else { return Ok(()) };
-    let of_others: Vec<CellResult> = results::read_raw(directory)?
-        .into_iter()
-        .filter(|result| result.failure.is_none() && result.parameters == *parameters && result.source() != *source)
-        .collect();
+    let is_of_another = |result: &CellResult| {
+        let is_of_these = experiment.effective(&result.parameters) == *parameters;
+        result.failure.is_none() && is_of_these && result.source() != *source
+    };
+    let of_others: Vec<CellResult> = results::read_raw(directory)?.into_iter().filter(is_of_another).collect();
     match of_others.first() {
         None => Ok(()),
         Some(first) => Err(Error::OtherSource {
@@ -188,7 +194,7 @@ fn measured_elsewhere(
     }
     for other in all.iter().filter(|other| other.id != experiment.id && other.is_plain_load()) {
         let path = out.join(&other.id).join("raw").join(format!("{}.json", cell.file_name()));
-        let kept = kept_result(&path, parameters)?;
+        let kept = kept_result(other, &path, parameters)?;
         if let Some(mut result) = kept.filter(|kept| source.is_none_or(|source| kept.source() == *source)) {
             result.measured_for.get_or_insert_with(|| other.id.clone());
             return Ok(Some(result));
@@ -277,8 +283,13 @@ pub fn summarise(directory: &Path) -> Result<()> {
     let experiments = catalogue::all_in(directory)?;
     for mut summary in results::read_all(directory)? {
         let own = directory.join(&summary.id);
+        let experiment = experiments.iter().find(|experiment| experiment.id == summary.id);
+        let effective = |parameters: &Parameters| {
+            experiment.map_or_else(|| parameters.clone(), |experiment| experiment.effective(parameters))
+        };
+        summary.parameters = effective(&summary.parameters);
         let mut cells = results::read_raw(&own)?;
-        cells.retain(|cell| cell.parameters == summary.parameters);
+        cells.retain(|cell| effective(&cell.parameters) == summary.parameters);
         summary.rows = results::summarise(&cells);
         if let Some(commits) = results::commits(&cells) {
             summary.commit = commits;
@@ -286,7 +297,6 @@ pub fn summarise(directory: &Path) -> Result<()> {
         if let Some(processors) = results::machines(&cells) {
             summary.machine.insert("processor".to_owned(), processors);
         }
-        let experiment = experiments.iter().find(|experiment| experiment.id == summary.id);
         summary.declared = summary.declared(experiment);
         if let Some(experiment) = experiment {
             summary.verdicts = results::judge(experiment, &summary.rows, &summary.parameters);
@@ -397,7 +407,8 @@ mod tests {
         std::fs::create_dir_all(&raw).expect("made");
         results::write(&raw.join(format!("{}.json", cell.file_name())), &kept).expect("written");
         let own = directory.path().join("spe2012-fig17");
-        let refused = |parameters: &Parameters, source: Option<&Source>| refuse_others(&own, parameters, source);
+        let refused =
+            |parameters: &Parameters, source: Option<&Source>| refuse_others(&experiments[0], &own, parameters, source);
         assert!(refused(&parameters, Some(&source("a", "x"))).is_ok() && refused(&parameters, None).is_ok());
         for other in [source("b", "x"), source("a", "y")] {
             let told = refused(&parameters, Some(&other)).expect_err("it is another's").to_string();

@@ -2,6 +2,7 @@
 
 use super::{heading, sample};
 use crate::binding::{Bound, binding};
+use crate::catalogue::{Experiment, Kind};
 use crate::fields::is_proportion;
 use crate::paper::{self, Judged, Paper};
 use crate::results::Results;
@@ -45,7 +46,9 @@ pub(super) fn first_screen(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
 fn what_this_is(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
     let all = || papers.iter().flat_map(|(_, judged)| judged);
     let set = |of: &dyn Fn(&Results) -> String| all().map(|one| of(one.results)).collect::<BTreeSet<_>>();
-    let is_run = |one: &&Judged<'_>| one.experiment.is_none_or(|experiment| !experiment.is_computed());
+    // Records after a crash have sizes and a pace of their own, whatever the scale of a run.
+    let has_scale = |one: &Experiment| !one.is_computed() && one.kind != Kind::Integrity;
+    let is_run = |one: &&Judged<'_>| one.experiment.is_none_or(has_scale);
     let runs = all().filter(is_run).count();
     let full = all().filter(is_run).filter(|one| one.results.parameters.is_full()).count();
     let declared = all().filter(is_run).filter(|one| one.results.parameters.is_declared()).count();
@@ -66,7 +69,7 @@ fn what_this_is(papers: &[(Paper, Vec<Judged<'_>>)]) -> Markup {
         p {
             b { "What this is. " }
             (full) " of " (runs) " experiments are at the papers' own sizes and clocks, " (declared) " at a declared scale with its clocks, "
-            (runs - full - declared) " at a smaller size whose clocks were not scaled: their times and bytes are shown and not judged."
+            (runs - full - declared) " at a smaller size whose clocks were not scaled: their times and bytes are shown and not judged. (Records after crashes have sizes of their own, and are none of these.)"
         }
         p {
             "Guests ran natively (KVM) in " (native) " of them, emulated in " (runs - native) ". Drives are modelled (" code { "docs/lab.md" } "). Of " (bounds.len()) " groups that could tell, "
