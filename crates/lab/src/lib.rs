@@ -34,6 +34,7 @@ pub mod report;
 pub mod results;
 pub mod rig;
 pub mod run;
+mod samples;
 pub mod shootout;
 pub mod sight;
 pub mod sizes;

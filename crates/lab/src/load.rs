@@ -10,6 +10,7 @@ use crate::machine::{VmCpu, vm_cpu_seconds};
 use crate::processors::Sampler;
 use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, sizes, workload_of};
+use crate::samples::{levels_since, marks_of_the_load};
 use disk_model::Totals;
 use guest_kit::{Guest, Reported};
 use serde_json::Value;
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// What a held block costs in amberlog's tables, in bytes.
-const TUPLE_BYTES: f64 = 18.0;
+pub(crate) const TUPLE_BYTES: f64 = 18.0;
 /// How long amberlog, which writes ten a second, may take to the next sample.
 const SAMPLE_LIMIT: Duration = Duration::from_secs(30);
 const SAMPLE_PAUSE: Duration = Duration::from_millis(50);
@@ -79,7 +80,13 @@ impl Rig {
             }
             let outcome = outcome.and_then(|()| {
                 let reported = running.guests[index].final_report();
-                measured(cell.group.mode, parameters, &reported, &running.reports[index], &counted_before[index])
+                let before = &counted_before[index];
+                let mut fields = measured(cell.group.mode, parameters, &reported, &running.reports[index], before)?;
+                if workload.is_prepared() {
+                    let (path, started) = &running.samples[index];
+                    marks_of_the_load(&mut fields, before, &levels_since(path, *started, begun));
+                }
+                Ok(fields)
             });
             match outcome {
                 Ok(mut fields) => {
@@ -219,7 +226,7 @@ pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>
 }
 
 /// The first disk of amberlog's report and what protection took, as fields.
-fn flattened(report: &Value) -> BTreeMap<String, f64> {
+pub(crate) fn flattened(report: &Value) -> BTreeMap<String, f64> {
     let disk = &report["disks"][0];
     let mut fields = BTreeMap::new();
     for (name, value) in report["protection"].as_object().into_iter().flatten() {

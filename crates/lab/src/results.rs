@@ -6,6 +6,7 @@ use crate::cell::{Cell, Group};
 use crate::error::{Error, FileContext, Result};
 use crate::fields::is_proportion;
 use crate::integrity::{self, CRASHES_A_BOOT};
+use crate::samples::with_marks_of_the_load;
 use crate::statistics::Summary;
 use crate::verdict::{ONCE, Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,9 @@ pub struct CellResult {
     /// earlier versions have what a journal still owed of it in both.
     #[serde(default)]
     pub begins_clean: bool,
+    /// Whether its high-water marks are those of the load alone; results of earlier versions have those of what was prepared before it in them.
+    #[serde(default)]
+    pub has_marks_of_load: bool,
     /// What was found to be broken after a crash, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<String>,
@@ -195,6 +199,7 @@ impl CellResult {
             machine: String::new(),
             measured_for: None,
             begins_clean: true,
+            has_marks_of_load: true,
             found: Vec::new(),
             attempts: 1,
             failure: None,
@@ -359,6 +364,7 @@ impl Results {
 
 /// Summarises cells by group.
 pub fn summarise(cells: &[CellResult]) -> Vec<SummaryRow> {
+    let cells: Vec<CellResult> = cells.iter().map(with_marks_of_the_load).collect();
     let groups: BTreeSet<&Group> = cells.iter().map(|result| &result.cell.group).collect();
     groups
         .into_iter()

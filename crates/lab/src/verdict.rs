@@ -230,6 +230,8 @@ fn measured(claim: &Claim, sides: &Sides<'_>) -> (Option<f64>, Option<Interval>,
     match (of(sides.ours), sides.other.map(of)) {
         (Some(ours), None) => {
             let interval = if is_proportion(&claim.field) { ours.proportion_interval() } else { ours.interval() };
+            // Nothing that is measured is less than nothing, however far it strays.
+            let interval = interval.map(|one| Interval { low: one.low.max(0.0), ..one });
             (Some(ours.mean), interval, ours.count)
         }
         (Some(ours), Some(Some(other))) => {
