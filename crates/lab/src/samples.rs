@@ -24,13 +24,27 @@ pub(crate) fn marks_of_the_load(
     let marks: Vec<String> = fields.iter().filter_map(is_of_before).collect();
     for name in marks {
         match levels.get(&name.replace("_max", "_now")) {
-            Some(level) => fields.insert(name, *level),
-            None => fields.remove(&name),
-        };
+            Some(level) => insert_seen(fields, &name, *level),
+            None => _ = fields.remove(&name),
+        }
     }
     if let Some(blocks) = fields.get("blocks_retained_max").copied() {
-        fields.insert("tuple_bytes_max".to_owned(), blocks * TUPLE_BYTES);
+        let bytes = blocks * TUPLE_BYTES;
+        if fields.contains_key(&sampled("blocks_retained_max")) {
+            insert_seen(fields, "tuple_bytes_max", bytes);
+        } else {
+            fields.insert("tuple_bytes_max".to_owned(), bytes);
+        }
     }
+}
+
+/// The field that says of a mark that it is what samples saw: at least so much, since they see ten moments a second.
+pub(crate) fn sampled(name: &str) -> String {
+    format!("{name}_sampled")
+}
+
+fn insert_seen(fields: &mut BTreeMap<String, f64>, name: &str, value: f64) {
+    fields.extend([(name.to_owned(), value), (sampled(name), 1.0)]);
 }
 
 /// The highest of each level that samples have since the common beginning.
@@ -65,9 +79,9 @@ pub(crate) fn with_marks_of_the_load(result: &CellResult) -> CellResult {
             fields.remove(name);
         }
         if index == 0 {
-            fields.extend(copies.map(|bytes| ("pool_bytes_max".to_owned(), bytes)));
-            fields.extend(tuples.map(|bytes| ("tuple_bytes_max".to_owned(), bytes)));
-            fields.extend(tuples.map(|bytes| ("blocks_retained_max".to_owned(), bytes / TUPLE_BYTES)));
+            copies.iter().for_each(|bytes| insert_seen(fields, "pool_bytes_max", *bytes));
+            tuples.iter().for_each(|bytes| insert_seen(fields, "tuple_bytes_max", *bytes));
+            tuples.iter().for_each(|bytes| insert_seen(fields, "blocks_retained_max", bytes / TUPLE_BYTES));
         }
     }
     result
@@ -97,13 +111,14 @@ mod tests {
         marks_of_the_load(&mut fields, &before, &of(&[("pool_bytes_now", 1e6), ("blocks_retained_now", 250.0)]));
         let expected = [
             ("pool_bytes_max", 1e6),
+            ("pool_bytes_max_sampled", 1.0),
             ("blocks_retained_max", 300.0),
             ("tuple_bytes_max", 5400.0),
             ("transactions", 3.0),
         ];
         assert_eq!(fields, of(&expected), "one that stood is what samples saw, or not known; one that rose is itself");
         marks_of_the_load(&mut fields, &of(&[("blocks_retained_max", 300.0)]), &of(&[("blocks_retained_now", 4.0)]));
-        assert_eq!(fields["tuple_bytes_max"], 72.0);
+        assert_eq!((fields["tuple_bytes_max"], fields["tuple_bytes_max_sampled"]), (72.0, 1.0));
     }
 
     #[test]
@@ -139,6 +154,9 @@ mod tests {
         let deletion = of("file_delete");
         assert_eq!((deletion["pool_bytes_max"], deletion["tuple_bytes_max"]), (1.6e6, 36.0));
         assert_eq!((deletion["blocks_retained_max"], deletion.get("area_bytes_max")), (2.0, None));
+        assert!(
+            deletion.contains_key("tuple_bytes_max_sampled") && !of("postmark").contains_key("tuple_bytes_max_sampled")
+        );
         assert_eq!(of("postmark")["pool_bytes_max"], 11.3e6, "nothing was there before its load");
     }
 }

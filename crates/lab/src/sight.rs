@@ -7,6 +7,7 @@ use crate::clocks;
 use crate::fields::{amount, grouped, is_load_time, is_most_memory, is_time};
 use crate::results::{Parameters, SummaryRow};
 use crate::rig::{COMMIT_SECONDS, configured_journal_mib};
+use crate::samples::sampled;
 
 /// A journal that commits fewer transactions in a run has hardly been used in it.
 const TRANSACTIONS_MIN: f64 = 3.0;
@@ -27,6 +28,11 @@ pub fn blindness(claim: &Claim, sides: &Sides<'_>, parameters: &Parameters, para
     let is_broken = !claim.is_comparison() && matches!(claim.sense, Sense::AtMost(bound) if is_over(bound));
     if is_most_memory(&claim.field) && is_small && !is_broken {
         return Some(format!("the bound is one of the full size; this is {} of it", parameters.scale));
+    }
+    // What samples saw breaks a bound, and upholds none.
+    let is_at_most = !claim.is_comparison() && matches!(claim.sense, Sense::AtMost(_));
+    if is_at_most && !is_broken && of(sides.ours, &sampled(&claim.field)).is_some() {
+        return Some("the most that samples saw, ten a second, which may have missed more".to_owned());
     }
     let shortest = both().filter_map(|row| of(row, &claim.field)).reduce(f64::min);
     if is_load_time(&claim.field)
@@ -182,6 +188,15 @@ mod tests {
         assert!(seen(text, None, 0.1, &lengths).is_some() && seen(text, None, 1.0, &lengths).is_none());
         let text = "value-at-most area_bytes_max vma 20480";
         assert_eq!(seen(text, None, 0.1, &lengths), None, "a bound of the full size that a tenth breaks is broken");
+    }
+
+    #[test]
+    fn what_samples_saw_upholds_no_bound() {
+        let rows = [row(Mode::Vma, 0, &[("pool_bytes_max", 5000.0), ("pool_bytes_max_sampled", 1.0)])];
+        assert!(seen("value-at-most pool_bytes_max vma 20480", None, 1.0, &rows).unwrap().contains("samples"));
+        assert_eq!(seen("value-at-most pool_bytes_max vma 4096", None, 1.0, &rows), None, "it breaks one");
+        let rows = [row(Mode::Vma, 0, &[("pool_bytes_max", 5000.0)])];
+        assert_eq!(seen("value-at-most pool_bytes_max vma 20480", None, 1.0, &rows), None);
     }
 
     #[test]
