@@ -3,7 +3,7 @@
 //! Failure story: a server that does not say where it listens is killed, and the cell fails.
 
 use crate::error::{Error, FileContext, Result};
-use crate::machine::process_cpu_seconds;
+use crate::machine::process_tree_cpu_seconds;
 use guest_kit::program;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -50,7 +50,7 @@ impl JournalServer {
 
     /// Processor time that it took so far.
     pub(crate) fn cpu_seconds(&self) -> f64 {
-        process_cpu_seconds(self.child.id())
+        process_tree_cpu_seconds(self.child.id())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::machine::{VmCpu, vm_cpu_seconds};
 use crate::processors::Sampler;
 use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, sizes, workload_of};
-use crate::samples::{levels_since, marks_of_the_load};
+use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
 use disk_model::Totals;
 use guest_kit::{Guest, Reported};
 use serde_json::Value;
@@ -20,9 +20,6 @@ use std::time::{Duration, Instant};
 
 /// What a held block costs in amberlog's tables, in bytes.
 pub(crate) const TUPLE_BYTES: f64 = 18.0;
-/// How long amberlog, which writes ten a second, may take to the next sample.
-const SAMPLE_LIMIT: Duration = Duration::from_secs(30);
-const SAMPLE_PAUSE: Duration = Duration::from_millis(50);
 /// Points of a curve that are kept.
 const CURVE_POINTS_MAX: usize = 240;
 /// A gigabit network, in bytes per second.
@@ -244,7 +241,7 @@ pub(crate) fn flattened(report: &Value) -> BTreeMap<String, f64> {
 }
 
 /// Whether a field grows with what is done; the others are the most that there was, or are of the end.
-fn is_sum(name: &str) -> bool {
+pub(crate) fn is_sum(name: &str) -> bool {
     let is_level = name.ends_with("_max") || name.ends_with("_now");
     !is_level && !name.starts_with("recovery_") && name != "remote_fall_backs"
 }
@@ -252,31 +249,7 @@ fn is_sum(name: &str) -> bool {
 impl Running {
     /// What amberlog has counted of each guest's data disk by now, the guests being idle: preparation.
     fn counters_so_far(&self, mode: Mode) -> Result<Vec<BTreeMap<String, f64>>> {
-        let lines = |path: &Path| -> Result<(usize, Option<Value>)> {
-            let text = std::fs::read_to_string(path).at("read", path)?;
-            // What is behind the last end of a line is still being written.
-            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-            Ok((whole.lines().count(), whole.lines().last().and_then(|line| serde_json::from_str(line).ok())))
-        };
-        let deadline = Instant::now() + SAMPLE_LIMIT;
-        let mut counted = Vec::new();
-        for (path, _) in &self.samples {
-            let (known, _) = lines(path)?;
-            let sample = loop {
-                match lines(path)? {
-                    // The first that ends after this moment may have begun before it.
-                    (count, Some(sample)) if count >= known + 2 => break sample,
-                    _ if Instant::now() > deadline => {
-                        return Err(Error::Told(format!(
-                            "amberlog writes no samples ({mode}); its console may say why"
-                        )));
-                    }
-                    _ => std::thread::sleep(SAMPLE_PAUSE),
-                }
-            };
-            counted.push(flattened(&sample));
-        }
-        Ok(counted)
+        self.samples.iter().map(|(path, _)| counted_so_far(path, mode.name())).collect()
     }
 }
 

@@ -171,6 +171,9 @@ struct ShootOutArgs {
     /// What a flush of the medium takes at least, in µs: a SATA SSD's by default; 0 leaves it to the storage below.
     #[arg(long, default_value_t = 2000)]
     flush_us: u64,
+    /// Use cells again that another program or machine measured, too.
+    #[arg(long)]
+    any_source: bool,
 }
 
 fn main() -> ExitCode {
@@ -386,6 +389,7 @@ fn shoot_out(args: ShootOutArgs) -> Result<ExitCode> {
         loads: args.loads,
         has_deaths: !args.no_deaths,
         flush_us: args.flush_us,
+        takes_any_source: args.any_source,
     })?;
     if failed > 0 {
         eprintln!("amberlog lab: {failed} cells failed; the same command runs them again");

@@ -38,8 +38,8 @@ const PREPARATION_TIME_SCALE: f64 = 0.05;
 /// ext3's commit interval.
 pub(crate) const COMMIT_SECONDS: u64 = 5;
 /// NJS's memory: the latency of a write in ns, and its bandwidth in MB/s.
-const NVM_LATENCY_NS: f64 = 300.0;
-const NVM_BANDWIDTH_MB: f64 = 1000.0;
+pub(crate) const NVM_LATENCY_NS: f64 = 300.0;
+pub(crate) const NVM_BANDWIDTH_MB: f64 = 1000.0;
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Where images are made, and fresh ones to copy.

@@ -2,13 +2,43 @@
 //!
 //! It must never tell a mark of the preparation as the load's: what is not known is left out.
 
+use crate::error::{Error, FileContext, Result};
 use crate::load::{TUPLE_BYTES, flattened};
 use crate::results::CellResult;
 use crate::workload::Workload;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long amberlog, which writes ten a second, may take to the next sample.
+const SAMPLE_LIMIT: Duration = Duration::from_secs(30);
+const SAMPLE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What amberlog has counted of a data disk by now, by the samples that it writes, its guest being idle. `whose` is who they are of, for the message.
+///
+/// # Errors
+/// When there are no samples, or no more of them.
+pub(crate) fn counted_so_far(path: &Path, whose: &str) -> Result<BTreeMap<String, f64>> {
+    let lines = || -> Result<(usize, Option<Value>)> {
+        let text = std::fs::read_to_string(path).at("read", path)?;
+        // What is behind the last end of a line is still being written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        Ok((whole.lines().count(), whole.lines().last().and_then(|line| serde_json::from_str(line).ok())))
+    };
+    let deadline = Instant::now() + SAMPLE_LIMIT;
+    let (known, _) = lines()?;
+    loop {
+        match lines()? {
+            // The first that ends after this moment may have begun before it.
+            (count, Some(sample)) if count >= known + 2 => return Ok(flattened(&sample)),
+            _ if Instant::now() > deadline => {
+                return Err(Error::Told(format!("amberlog writes no samples ({whose}); its console may say why")));
+            }
+            _ => std::thread::sleep(SAMPLE_PAUSE),
+        }
+    }
+}
 
 /// What the high-water marks of a load are that was prepared: amberlog's are since it started. One that rose since the common beginning is the
 /// load's own. Of one that did not, the most that samples saw since then is what is known; one that no sample has is not known.
@@ -92,7 +122,6 @@ mod tests {
     use super::*;
     use crate::cell::{Cell, Group, Mode};
     use crate::results::Parameters;
-    use std::time::Duration;
 
     /// A referee found the preparation's peaks (11.3 MB of copies) told of deletions that had a few.
     #[test]

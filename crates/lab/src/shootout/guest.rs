@@ -5,7 +5,10 @@ use super::kinds::Load;
 use super::{Conditions, Measured, ShootOut};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
+use crate::load::{flattened, is_sum};
 use crate::machine::process_tree_cpu_seconds;
+use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
+use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
 use guest_kit::image::{self, ExtRecipe, Journal};
 use guest_kit::{Drive, Guest, GuestSpec, Reported, program};
 use serde_json::Value;
@@ -13,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use test_storage::TestStorage;
 
@@ -129,7 +132,10 @@ impl Stand {
                 if placement == "nvm" {
                     disk.push("=");
                     disk.push(self.persistent.path().join("region"));
-                    disk.push(format!(",nvm-size={JOURNAL_MIB}"));
+                    // As slow as the memory of NJS, on a medium that is as slow as it is.
+                    disk.push(format!(
+                        ",nvm-size={JOURNAL_MIB},nvm-latency={NVM_LATENCY_NS},nvm-bandwidth={NVM_BANDWIDTH_MB}"
+                    ));
                 }
                 let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
                 if let Some(server) = &self.server {
@@ -143,6 +149,7 @@ impl Stand {
                     words.extend(["--journal-disk".into(), journal]);
                 }
                 words.extend(["--shm".into(), self.memory.path().into(), "--report".into(), self.report().into()]);
+                words.extend(["--samples".into(), self.samples().into()]);
                 spec.wrapper(words)
             }
         })
@@ -150,6 +157,10 @@ impl Stand {
 
     pub(super) fn report(&self) -> PathBuf {
         self.directory.path().join("report.json")
+    }
+
+    fn samples(&self) -> PathBuf {
+        self.directory.path().join("samples.jsonl")
     }
 
     /// Shell lines that mount the file system.
@@ -161,37 +172,50 @@ impl Stand {
         format!("mount -t {kind} -o {} /dev/vda /mnt || fail mount", contender.mount)
     }
 
-    /// Bytes to each kind of fast memory, and over the network, by amberlog's report; and what an external journal takes. Who has no amberlog
-    /// has no report.
-    fn media(&self) -> Result<BTreeMap<String, f64>> {
+    /// Bytes to each kind of fast memory, and over the network, by amberlog's report, without what it had counted `before` the load; and what an
+    /// external journal takes. Who has no amberlog has no report.
+    fn media(&self, before: &BTreeMap<String, f64>, levels: &BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
         let report: Value = std::fs::read(self.report())
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or(Value::Null);
-        let disk = &report["disks"][0];
-        if let Some(fault) = disk["fault"].as_str() {
+        if let Some(fault) = report["disks"][0]["fault"].as_str() {
             // What was measured is not what the contender's name says.
             return Err(Error::Told(format!("amberlog's report of the disk says: {fault}")));
         }
-        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let external = std::fs::metadata(self.journal()).map_or(0.0, |file| file.blocks() as f64 * 512.0);
-        let copied = number(&disk["counters"]["pool_bytes_max"]) + number(&disk["counters"]["area_bytes_max"]);
-        let mut media = BTreeMap::from([
-            ("memory_bytes".to_owned(), external + copied),
-            ("nvm_bytes".to_owned(), number(&disk["nvm"]["bytes_to_nvm"])),
-            ("network_bytes".to_owned(), number(&disk["remote"]["wire_bytes"])),
-        ]);
-        // Where committed blocks are held.
-        let [protected, copied, faults] =
-            ["pages_protected", "pages_copied", "cow_faults"].map(|name| number(&disk["counters"][name]));
-        if protected + copied > 0.0 {
-            // What was copied because of a fault had been protected.
-            let blocks = protected + copied - faults;
-            media.insert("copied_percent".to_owned(), copied / blocks * 100.0);
-            media.insert("write_faults".to_owned(), faults);
-        }
-        Ok(media)
+        Ok(media_of_the_load(flattened(&report), before, levels, external))
     }
+}
+
+/// What a load took of fast memory and of the network, of all that amberlog's report has.
+fn media_of_the_load(
+    mut fields: BTreeMap<String, f64>,
+    before: &BTreeMap<String, f64>,
+    levels: &BTreeMap<String, f64>,
+    external: f64,
+) -> BTreeMap<String, f64> {
+    // Tables that preparation left larger than the load needed are memory that is taken all the same.
+    let tables = fields.get("area_bytes_max").copied().unwrap_or(0.0);
+    marks_of_the_load(&mut fields, before, levels);
+    for (name, value) in fields.iter_mut().filter(|(name, _)| is_sum(name)) {
+        *value -= before.get(name).copied().unwrap_or(0.0);
+    }
+    let number = |name: &str| fields.get(name).copied().unwrap_or(0.0);
+    let mut media = BTreeMap::from([
+        ("memory_bytes".to_owned(), external + number("pool_bytes_max") + tables),
+        ("nvm_bytes".to_owned(), number("nvm_bytes_to_nvm")),
+        ("network_bytes".to_owned(), number("remote_wire_bytes")),
+    ]);
+    // Where committed blocks are held.
+    let [protected, copied, faults] = ["pages_protected", "pages_copied", "cow_faults"].map(number);
+    if protected + copied > 0.0 {
+        // What was copied because of a fault had been protected.
+        let blocks = protected + copied - faults;
+        media.insert("copied_percent".to_owned(), copied / blocks * 100.0);
+        media.insert("write_faults".to_owned(), faults);
+    }
+    media
 }
 
 /// Runs a load to its end.
@@ -203,6 +227,8 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
          {mount}
          mkdir -p /mnt/work
          {prepare}
+         umount /mnt || fail umount
+         {mount}
          sync
          echo 3 >/proc/sys/vm/drop_caches
          exec 5</dev/ttyS1
@@ -221,15 +247,24 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
     );
     let mut spec = stand.spec(contender, load.name(), script)?;
     spec.programs = load.programs().to_vec();
+    let started = Instant::now();
     let mut guest = Guest::start(spec)?;
     guest.wait_mark("ready", LIMIT)?;
+    let before = match contender.served {
+        Served::Amberlog(_) => counted_so_far(&stand.samples(), &contender.name)?,
+        Served::Qemu(_) => BTreeMap::new(),
+    };
+    let begun = Instant::now();
     let storage = stand.storage.as_ref().ok_or_else(|| Error::Told("the medium is not mounted".to_owned()))?;
     let (bytes, flushes) = (storage.bytes_written(), storage.flushes());
-    let cpu = process_tree_cpu_seconds(guest.process_id());
+    // A journal server is a host's work, too, be it another host's.
+    let server_cpu_now = || stand.server.as_ref().map_or(0.0, JournalServer::cpu_seconds);
+    let (cpu, server_cpu) = (process_tree_cpu_seconds(guest.process_id()), server_cpu_now());
     guest.tell("go")?;
     guest.wait_mark("loaded", LIMIT)?;
     // The VMM still runs: its time can be read.
     let cpu = process_tree_cpu_seconds(guest.process_id()) - cpu;
+    let server_cpu = server_cpu_now() - server_cpu;
     guest.tell("go")?;
     let code = guest.wait_exit_code(LIMIT)?;
     if code != 0 {
@@ -240,9 +275,10 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
     measured.fields.extend([
         ("storage_bytes".to_owned(), (storage.bytes_written() - bytes) as f64),
         ("storage_flushes".to_owned(), (storage.flushes() - flushes) as f64),
-        ("host_cpu_seconds".to_owned(), cpu),
+        ("host_cpu_seconds".to_owned(), cpu + server_cpu),
     ]);
-    measured.fields.extend(stand.media()?);
+    measured.fields.extend(stand.server.is_some().then(|| ("server_cpu_seconds".to_owned(), server_cpu)));
+    measured.fields.extend(stand.media(&before, &levels_since(&stand.samples(), started, begun))?);
     Ok(measured)
 }
 
@@ -266,4 +302,35 @@ fn told(reported: &Reported, load: Load) -> Result<Measured> {
         }
     }
     Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A referee found what was made before a load in its bytes to NVM and over the network.
+    #[test]
+    fn what_was_made_before_a_load_is_in_none_of_its_media() {
+        let of = |values: &[(&str, f64)]| -> BTreeMap<String, f64> {
+            values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+        };
+        let before = of(&[
+            ("nvm_bytes_to_nvm", 64e6),
+            ("remote_wire_bytes", 70e6),
+            ("pages_protected", 1000.0),
+            ("pool_bytes_max", 9e6),
+            ("area_bytes_max", 3e5),
+        ]);
+        let report = of(&[
+            ("nvm_bytes_to_nvm", 65e6),
+            ("remote_wire_bytes", 72e6),
+            ("pages_protected", 1010.0),
+            ("pages_copied", 10.0),
+            ("pool_bytes_max", 9e6),
+            ("area_bytes_max", 3e5),
+        ]);
+        let media = media_of_the_load(report, &before, &of(&[("pool_bytes_now", 2e6)]), 5e6);
+        assert_eq!((media["nvm_bytes"], media["network_bytes"], media["memory_bytes"]), (1e6, 2e6, 7.3e6));
+        assert_eq!(media["copied_percent"], 50.0);
+    }
 }

@@ -15,7 +15,7 @@ mod page;
 mod survival;
 
 use crate::error::{Error, FileContext, Result};
-use crate::{machine, results};
+use crate::results::{self, Source};
 use contender::Contender;
 pub use kinds::{Death, Load};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,8 @@ pub struct ShootOut {
     pub has_deaths: bool,
     /// What a flush of the medium takes, in µs.
     pub flush_us: u64,
+    /// Whether cells that another program or machine measured are used again.
+    pub takes_any_source: bool,
 }
 
 /// What makes two cells comparable.
@@ -53,6 +55,10 @@ pub struct Conditions {
     pub flush_us: u64,
     /// Accelerator and kernel of the guest.
     pub platform: String,
+    /// Whether everything that was there before the load was home when it began, and is in no counter; cells of earlier versions have what a
+    /// journal still owed of it in both.
+    #[serde(default)]
+    pub begins_clean: bool,
 }
 
 /// One cell: a load measured, or a death survived.
@@ -74,6 +80,9 @@ pub struct Cell {
     pub words: String,
     /// Of the code.
     pub commit: String,
+    /// Its machine's processor; cells of earlier versions do not say.
+    #[serde(default)]
+    pub machine: String,
     /// Why there is no result.
     pub failure: Option<String>,
 }
@@ -91,18 +100,18 @@ pub fn run(options: &ShootOut) -> Result<usize> {
     for reason in &absent {
         eprintln!("left out: {reason}");
     }
-    let commit = machine::commit();
+    let here = Source::here();
     let mut cells = Vec::new();
     for iteration in 0..options.iterations.max(1) {
         for contender in &contenders {
             for load in &loads {
-                cells.push(kept_or(options, &raw, contender, load.name(), iteration, &commit, |conditions| {
+                cells.push(kept_or(options, &raw, contender, load.name(), iteration, &here, |conditions| {
                     guest::measure(options, contender, *load, conditions)
                 })?);
             }
             // A death is judged, not timed: once is enough, and every one is looked at in each run.
             for death in Death::ALL.into_iter().filter(|_| iteration == 0 && options.has_deaths) {
-                cells.push(kept_or(options, &raw, contender, death.name(), iteration, &commit, |conditions| {
+                cells.push(kept_or(options, &raw, contender, death.name(), iteration, &here, |conditions| {
                     survival::kill(options, contender, death, conditions)
                 })?);
             }
@@ -121,15 +130,22 @@ fn kept_or(
     contender: &Contender,
     what: &str,
     iteration: u32,
-    commit: &str,
+    here: &Source,
     measure: impl FnOnce(&Conditions) -> Result<Measured>,
 ) -> Result<Cell> {
     let path = raw.join(format!("{}-{what}-{iteration}.json", contender.name));
-    let conditions =
-        Conditions { quick: options.quick, flush_us: options.flush_us, platform: contender.platform.describe() };
+    let conditions = Conditions {
+        quick: options.quick,
+        flush_us: options.flush_us,
+        platform: contender.platform.describe(),
+        begins_clean: true,
+    };
+    let is_ours =
+        |kept: &Cell| options.takes_any_source || (&kept.commit, &kept.machine) == (&here.commit, &here.machine);
     if let Some(kept) = results::read::<Cell>(&path)?
         && kept.conditions == conditions
         && kept.failure.is_none()
+        && is_ours(&kept)
     {
         return Ok(kept);
     }
@@ -145,7 +161,8 @@ fn kept_or(
         fields: BTreeMap::new(),
         distribution: Vec::new(),
         words: String::new(),
-        commit: commit.to_owned(),
+        commit: here.commit.clone(),
+        machine: here.machine.clone(),
         failure: None,
     };
     match measure(&conditions) {

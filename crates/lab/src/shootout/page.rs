@@ -201,7 +201,7 @@ mod tests {
             contender: contender.into(),
             what: what.into(),
             iteration: 0,
-            conditions: Conditions { quick: true, flush_us: 2000, platform: "tcg".into() },
+            conditions: Conditions { quick: true, flush_us: 2000, platform: "tcg".into(), begins_clean: true },
             fields: BTreeMap::from([
                 ("seconds".to_owned(), 1.5),
                 ("storage_bytes".to_owned(), 2.0e6),
@@ -210,6 +210,7 @@ mod tests {
             distribution: vec![(50.0, 100.0), (99.9, 4000.0)],
             words: words.into(),
             commit: String::new(),
+            machine: String::new(),
             failure: failure.map(str::to_owned),
         };
         let cells = [

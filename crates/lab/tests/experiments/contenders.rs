@@ -18,7 +18,36 @@ fn options(images: &Path, out: &str, contenders: &[&str]) -> ShootOut {
         loads: vec!["fsync".to_owned()],
         has_deaths: true,
         flush_us: 500,
+        takes_any_source: false,
     }
+}
+
+/// A referee found preparation's debt (a file of 64 MiB) in the bytes of whoever journals data, and memory for a journal that was as fast as the
+/// host's. The load writes one MiB.
+#[test]
+fn what_a_load_begins_with_is_home_and_is_not_counted() {
+    if let Err(error) = TestStorage::probe() {
+        eprintln!("not tried: {error}");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(directory.path(), "clean", &["ext4-journal", "nvm", "remote"]);
+    options.has_deaths = false;
+    assert_eq!(run(&options).unwrap(), 0, "no cell fails");
+    let fields = |contender: &str| {
+        let path = options.out.join("raw").join(format!("{contender}-fsync-0.json"));
+        lab::results::read::<Cell>(&path).unwrap().expect("it is kept").fields
+    };
+    let most = 20e6;
+    assert!(fields("ext4-journal")["storage_bytes"] < most, "{:?}", fields("ext4-journal"));
+    let nvm = fields("nvm");
+    assert!(nvm["nvm_bytes"] > 1e6 && nvm["nvm_bytes"] < most && nvm["storage_bytes"] < most, "{nvm:?}");
+    let remote = fields("remote");
+    assert!(remote["network_bytes"] > 1e6 && remote["network_bytes"] < most, "{remote:?}");
+    assert!(
+        remote["server_cpu_seconds"] > 0.0 && remote["host_cpu_seconds"] > remote["server_cpu_seconds"],
+        "{remote:?}"
+    );
 }
 
 /// Before each death a guest acknowledges for eight seconds: the contenders, each with a medium and results of its own, do so side by side. Their
