@@ -4,6 +4,7 @@
 //! refused gives 1.
 
 mod area;
+mod give_up;
 mod nvm;
 mod remote;
 
@@ -49,6 +50,10 @@ pub struct RecoverArgs {
     /// have.
     #[arg(long = "image", value_name = "IMAGE", requires = "area")]
     images: Vec<PathBuf>,
+    /// With --area: give up what is held for an image that is lost, or that it does not fit any more. What can be brought home is; what
+    /// cannot is said, and the image's exact name is asked for on the standard input.
+    #[arg(long, value_name = "IMAGE", requires = "area")]
+    give_up: Option<PathBuf>,
     /// Print the outcome as JSON.
     #[arg(long)]
     json: bool,
@@ -57,7 +62,7 @@ pub struct RecoverArgs {
 /// Runs `amberlog recover`.
 pub fn run(args: RecoverArgs) -> ExitCode {
     let disk = match (&args.disk, &args.area) {
-        (_, Some(area)) => return area::run(area, &args.images, args.json),
+        (_, Some(area)) => return area::run(area, &args.images, args.give_up.as_deref(), args.json),
         (Some(disk), _) => disk,
         (None, None) => unreachable!("one of the two is required"),
     };
@@ -118,7 +123,7 @@ fn refuse_owed(disk: &Path, journal: Option<&Path>, named: Named) -> Result<(), 
         Err(error @ (placement::FinishError::Refused(_) | placement::FinishError::Directory(_))) => {
             return Err(Error::Refused(error.to_string()));
         }
-        Err(placement::FinishError::Failed(_)) => {}
+        Err(placement::FinishError::Failed(_) | placement::FinishError::InUse(_)) => {}
     }
     if let Ok(Some(sentence)) = placement::held_by_another(disk) {
         return Err(Error::Refused(sentence));

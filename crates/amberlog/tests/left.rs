@@ -9,9 +9,10 @@ use guest_kit::evidence::{self, Order, RecordLayout};
 use guest_kit::image::FileSystem;
 use guest_kit::{Acknowledged, judge};
 use serde_json::Value;
+use std::io::Write;
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
 struct Left {
     images: tempfile::TempDir,
@@ -139,4 +140,74 @@ fn of_a_journal_that_was_dropped_nothing_is_made_up() {
     let left = Left::new(name);
     assert_eq!(left.recover()["status"], "none");
     left.assert_is_recovered(name);
+}
+
+/// Two images in one directory, as of a VM with two disks: the journal of the second is copied.
+fn with_a_second_disk() -> (Left, Left) {
+    let (one, two) = (Left::new("retain-journal-4096"), Left::new("copy-journal-4096"));
+    let (vm, its) = (one.area.path().join("vm-1-0"), two.area.path().join("vm-1-0"));
+    for ending in ["table", "pool"] {
+        std::fs::rename(its.join(format!("log-0.{ending}")), vm.join(format!("log-1.{ending}"))).expect("moved");
+    }
+    let read = |vm: &Path| -> Value {
+        serde_json::from_slice(&std::fs::read(vm.join("area.json")).expect("a description")).expect("JSON")
+    };
+    let (mut description, mut log) = (read(&vm), read(&its)["logs"][0].take());
+    log["name"] = "log-1".into();
+    description["logs"].as_array_mut().expect("logs").push(log);
+    std::fs::write(vm.join("area.json"), description.to_string()).expect("written");
+    std::fs::remove_dir_all(&its).expect("removed");
+    (one, two)
+}
+
+/// `recover --area AREA --image IMAGE --give-up GIVE_UP`, where somebody types these words.
+fn give_up(left: &Left, give_up: &Path, typed: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+        .args(["recover", "--json", "--area"])
+        .arg(left.area.path())
+        .arg("--image")
+        .arg(left.path("image"))
+        .arg("--give-up")
+        .arg(give_up)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("amberlog starts");
+    // It may not ask.
+    let _ = command.stdin.take().expect("a pipe").write_all(typed.as_bytes());
+    command.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn what_is_held_for_an_image_that_is_lost_is_given_up_by_its_exact_name() {
+    let (one, two) = with_a_second_disk();
+    let lost = two.path("image");
+    std::fs::remove_file(&lost).expect("removed");
+    let name = lost.to_str().expect("a plain name");
+    let json = |output: &Output| -> Value { serde_json::from_slice(&output.stdout).expect("it prints JSON") };
+    // The other disk is brought home whatever is typed; another name gives nothing up.
+    for typed in ["", "y\n", "image\n"] {
+        let output = give_up(&one, &lost, typed);
+        let (said, stderr) = (json(&output), String::from_utf8_lossy(&output.stderr).into_owned());
+        assert!(!output.status.success() && said.get("given_up").is_none(), "{said}");
+        assert!(stderr.contains("lost for good would be ") && stderr.contains(name), "{stderr}");
+        assert!(said["errors"][0].as_str().expect("a reason").contains("nothing was given up"), "{said}");
+        one.assert_is_recovered(typed);
+    }
+    // Nor is anything given up that is at home, or that nobody has heard of.
+    for (image, code) in [(one.path("recovered"), 3), (one.path("nothing"), 3)] {
+        let output = give_up(&one, &image, &format!("{}\n", image.display()));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("nothing was given up"), "{output:?}");
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    }
+    assert!(one.area.path().join("vm-1-0/log-1.table").is_file());
+    let output = give_up(&one, &lost, &format!("{name}\n"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = json(&output);
+    let loss = &said["given_up"][0];
+    assert_eq!((loss["image"].as_str(), said["given_up"].as_array().map(Vec::len)), (Some(name), Some(1)), "{said}");
+    assert!(loss["transactions"].as_u64() > Some(0) && loss["blocks"].as_u64() > Some(0), "{said}");
+    assert_eq!(one.area.path().read_dir().expect("it is there").count(), 0, "nothing else was owed");
+    one.assert_is_recovered("after all");
 }

@@ -578,6 +578,40 @@ impl AreaDirectory {
         Ok(None)
     }
 
+    /// Takes logs out of what is described, whose tables are closed, and removes their files; and takes images out that no log is left of.
+    ///
+    /// # Errors
+    /// When that cannot be written down: the logs are closed all the same.
+    pub(crate) fn forget_logs(&self, names: &[&str]) -> Result<(), DirectoryError> {
+        let Some(mut description) = self.description()? else { return Ok(()) };
+        let (gone, stays): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut description.logs).into_iter().partition(|log| names.contains(&log.name.as_str()));
+        let keys = |logs: &[LogDescription]| -> BTreeSet<String> {
+            logs.iter().flat_map(|log| log.home_key.iter().chain(&log.journal_key)).cloned().collect()
+        };
+        let needed = keys(&stays);
+        let has_copies = description.wishes.iter().any(|wish| wish.copy.as_deref().is_some_and(|copy| !copy.is_empty()));
+        // An image is looked at for a copy of what is on a server, too, which stays until that is brought home.
+        let given_up: BTreeSet<String> =
+            keys(&gone).difference(&needed).filter(|_| !has_copies).cloned().collect();
+        if let Some(images) = &mut description.images {
+            images.retain(|image| !given_up.contains(&image.key));
+        }
+        description.logs = stays;
+        let path = self.path().join(DESCRIPTION);
+        let text = serde_json::to_vec_pretty(&description)
+            .map_err(|error| system("describing", &path)(io::Error::other(error)))?;
+        let reserve = RESERVE_BYTES_MIN.max(2 * text.len() as u64);
+        self.directory.write_from_reserve(DESCRIPTION, &text, reserve)?;
+        for key in given_up.iter().filter(|key| self.is_registered(key)) {
+            registry::forget_image(&self.registry, key);
+        }
+        for name in gone.iter().flat_map(|log| ["table", "pool"].map(|ending| format!("{}.{ending}", log.name))) {
+            self.directory.remove(name)?;
+        }
+        Ok(())
+    }
+
     /// Removes the directory and its place in the registry: nothing in it is needed any more. Only what amberlog makes goes.
     pub fn remove(&self) {
         registry::forget_area(&self.registry, self.path());
@@ -611,7 +645,7 @@ impl AreaDirectory {
 }
 
 /// Whether an image that is served at `path` was written down as being there.
-fn is_at(path: &Path, described: &Path) -> bool {
+pub(crate) fn is_at(path: &Path, described: &Path) -> bool {
     std::path::absolute(path).is_ok_and(|path| path == described)
 }
 

@@ -8,7 +8,9 @@
 //! nowhere else, and an image only counts if the caller has named it or the registry of the same user has it for this
 //! directory.
 
-use crate::description::{AreaDirectory, DirectoryError, ImageDescription, LOCK, LogDescription, THROUGH, image_key};
+use crate::description::{
+    AreaDirectory, DirectoryError, ImageDescription, LOCK, LogDescription, THROUGH, image_key, is_at,
+};
 use crate::earlier::open_left;
 use crate::finish::{finish, leave_stored};
 use crate::registry::own_places;
@@ -38,14 +40,28 @@ pub enum FinishError {
     /// The files contradict each other or the image; nothing was changed.
     #[error("{0}")]
     Refused(String),
+    /// Somebody uses the image; everything is as it was and can be tried again.
+    #[error("{0}")]
+    InUse(String),
     /// Reading or writing failed; everything is as it was and can be tried again.
     #[error("{0}")]
     Failed(String),
 }
 
+impl FinishError {
+    /// The same, where a person was asked what to do: nothing was changed.
+    #[must_use]
+    pub fn followed_by(self, sentence: &str) -> Self {
+        let both = format!("{self}; {sentence}");
+        if matches!(self, FinishError::InUse(_)) { FinishError::InUse(both) } else { FinishError::Refused(both) }
+    }
+}
+
 impl From<recovery::Error> for FinishError {
     fn from(error: recovery::Error) -> Self {
-        if error.is_refusal() {
+        if error.is_in_use() {
+            FinishError::InUse(error.to_string())
+        } else if error.is_refusal() {
             FinishError::Refused(error.to_string())
         } else {
             FinishError::Failed(error.to_string())
@@ -69,10 +85,29 @@ pub struct FinishedLog {
 pub struct FailedLog {
     /// The image with the file system.
     pub image: PathBuf,
+    /// The image with the log, where that is another one.
+    pub journal: Option<PathBuf>,
     /// Where the file system begins on it, in bytes.
     pub offset: u64,
     /// Why.
     pub error: FinishError,
+    /// Whether one of the images that the caller has named has a part in it: that one is not to be used.
+    pub is_of_named: bool,
+    /// What its files are called, without the ending.
+    pub(crate) name: String,
+}
+
+impl FailedLog {
+    fn new(log: &LogDescription, is_of_named: bool, error: FinishError) -> Self {
+        FailedLog {
+            image: log.home_image.clone(),
+            journal: log.place.is_external.then(|| log.journal_image.clone()),
+            offset: log.place.home_start,
+            error,
+            is_of_named,
+            name: log.name.clone(),
+        }
+    }
 }
 
 /// What came of the logs of a directory.
@@ -85,6 +120,18 @@ pub struct Finish {
 }
 
 impl Finish {
+    /// Those that are finished and those that are not, if nothing is left that images have a part in which the caller has named: each log
+    /// is brought home by itself, and what concerns other images keeps nobody from these.
+    ///
+    /// # Errors
+    /// Why the first of theirs failed.
+    pub fn of_named(mut self) -> Result<Self, FinishError> {
+        match self.failed.iter().position(|failed| failed.is_of_named) {
+            Some(index) => Err(self.failed.swap_remove(index).error),
+            None => Ok(self),
+        }
+    }
+
     /// All of them, or why the first that failed did.
     ///
     /// # Errors
@@ -100,7 +147,7 @@ impl Finish {
 /// The logs of a directory, as its files have them.
 pub(crate) struct LeftLogs {
     pub(crate) logs: Vec<(LogDescription, FoundLog)>,
-    ram: Vec<(u32, HostFile)>,
+    pub(crate) ram: Vec<(u32, HostFile)>,
 }
 
 /// The area, if a registry knows of one, with a log that was opened under this number: the image that carries it may be a copy, or
@@ -246,30 +293,49 @@ fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: boo
     }
     let mut outcome = Finish::default();
     let mut present = Vec::new();
+    // Pages of logs that are not finished: they stay.
+    let mut owed: HashSet<u32> = HashSet::new();
     for (log, found) in open {
+        let is_of_named = images.iter().any(|image| has_part(image, &log, &found));
         match places(directory, &log, &found, images, may_be_copies) {
-            Ok(places) => present.push((log, found, places)),
+            Ok(places) => present.push((log, found, places, is_of_named)),
             Err(error) => {
-                outcome.failed.push(FailedLog { image: log.home_image.clone(), offset: log.place.home_start, error })
+                owed.extend(found.pages().map(|page| page.0));
+                outcome.failed.push(FailedLog::new(&log, is_of_named, error));
             }
         }
     }
     if outcome.failed.is_empty() {
         // Nothing is changed for what may yet be refused as a whole.
-        let needed = present.iter().flat_map(|(_, found, _)| found.pages().map(|page| page.0)).collect();
+        let needed = present.iter().flat_map(|(_, found, ..)| found.pages().map(|page| page.0)).collect();
         give_back(&left.ram, &needed);
     }
-    for (log, found, places) in present {
+    for (log, found, places, is_of_named) in present {
         let offset = log.place.home_start;
         match finish_log(directory, &log, &found, &places) {
             Ok((image, mut recovery)) => {
                 recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
                 outcome.finished.push(FinishedLog { image, offset, recovery });
             }
-            Err(error) => outcome.failed.push(FailedLog { image: log.home_image.clone(), offset, error }),
+            Err(error) => {
+                owed.extend(found.pages().map(|page| page.0));
+                outcome.failed.push(FailedLog::new(&log, is_of_named, error));
+            }
         }
     }
+    if !outcome.failed.is_empty() && !outcome.finished.is_empty() {
+        // Whoever is served now has its own guest's memory beside what is left of this one.
+        give_back(&left.ram, &owed);
+    }
     Ok(outcome)
+}
+
+/// Whether an image has a part in a log: it is, or lies where, its home or its journal was; or it carries its mark.
+fn has_part(image: &Path, log: &LogDescription, found: &FoundLog) -> bool {
+    let key = image_key(image).ok();
+    let is_it = |path: &Path, its: &Option<String>| is_at(image, path) || (key.is_some() && key == *its);
+    let carries = || found.opening().is_some_and(|[opening, _]| number_on(image, log) == Some(opening.number));
+    is_it(&log.home_image, &log.home_key) || is_it(&log.journal_image, &log.journal_key) || carries()
 }
 
 /// Whether what is written down of a log's place can be that of the log whose tables lie beside it.
@@ -484,7 +550,9 @@ fn present_path(
     let Ok(present) = image_key(old) else {
         return Err(FinishError::Failed(format!(
             "the image {} is not there any more, and committed blocks are held for it: if it was renamed, give it its old \
-             name, or start amberlog run with it",
+             name, or start amberlog run with it; if it is lost, 'amberlog recover --area {} --give-up {}' gives up what is held for it",
+            old.display(),
+            directory.path().display(),
             old.display()
         )));
     };
@@ -508,7 +576,7 @@ fn present_path(
 const PAGES_MAX: u32 = 1 << 29;
 
 /// Gives all guest memory but the retained pages back to the host at once.
-fn give_back(ram: &[(u32, HostFile)], needed: &HashSet<u32>) {
+pub(crate) fn give_back(ram: &[(u32, HostFile)], needed: &HashSet<u32>) {
     for (first_page, file) in ram {
         // Pages have numbers of 29 bits: what lies beyond is nobody's.
         let count = u32::try_from(file.len() / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(PAGES_MAX);
@@ -541,9 +609,9 @@ fn check_identity(
     let refuse = |reason: String| {
         Err(FinishError::Refused(format!(
             "{}: {reason}; the held journal is not written to it. If the image was restored, checked or made anew \
-             meanwhile, what is held is of no use to it: run 'amberlog recover --area {shown}' for whatever else is in it, then \
-             remove {shown}",
+             meanwhile, what is held is of no use to it: 'amberlog recover --area {shown} --give-up {}' gives that up, and only that",
             log.journal_image.display(),
+            log.home_image.display()
         )))
     };
     let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)

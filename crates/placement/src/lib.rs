@@ -26,6 +26,7 @@ mod flush;
 mod followed;
 mod foreign;
 mod found;
+mod given_up;
 mod hand_over;
 mod journals;
 mod keeper;
@@ -57,6 +58,7 @@ pub use found::{
     FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, remove_finished, sweep,
     sweep_after,
 };
+pub use given_up::{Loss, give_up, losses};
 pub use hand_over::Change;
 pub use journal_area::{AreaMemory, HotPages};
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};

@@ -520,6 +520,73 @@ fn an_image_that_was_renamed_is_found() {
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
+#[test]
+fn what_is_left_for_other_images_keeps_nobody_waiting() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let (image, left) = rig.die();
+    let at = |name: &str| image.with_file_name(name);
+    let (away, other, copy) = (at("away"), at("other"), at("copy"));
+    std::fs::rename(&image, &away).expect("renamed");
+    std::fs::copy(&away, &copy).expect("copied");
+    std::fs::write(&other, vec![0; 1 << 20]).expect("written");
+    let failed = |images: &[PathBuf]| {
+        let outcome = finish_directory(&left, images).expect("a good directory");
+        assert!(outcome.finished.is_empty());
+        outcome.of_named().map(|outcome| outcome.failed.len()).map_err(|error| error.to_string())
+    };
+    assert_eq!(failed(&[]), Ok(1));
+    assert_eq!(failed(std::slice::from_ref(&other)), Ok(1));
+    // It is where that image was, or is a copy of it: what is owed is owed to this one.
+    let error = failed(&[other.clone(), image.clone()]).expect_err("its own");
+    assert!(error.contains("is not there any more") && error.contains("--give-up"), "{error}");
+    let error = failed(&[copy, other]).expect_err("a copy");
+    assert!(error.contains("is another file with the same mark"), "{error}");
+    let outcome = finish_directory(&left, std::slice::from_ref(&away)).expect("a good directory");
+    assert_eq!(outcome.of_named().expect("it is there").finished.len(), 1);
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+#[test]
+fn what_is_given_up_is_gone_and_nothing_else() {
+    let mut rig = Rig::new();
+    let first = FILE_SYSTEM_BLOCKS - 100;
+    rig.open();
+    rig.commit(&[(first, content(1)), (first + 1, content(2))]);
+    rig.commit(&[(first, content(3))]);
+    let (image, left) = rig.die();
+    left.register(&image).expect("registered");
+    let registry = image.with_file_name("registry");
+    let before = std::fs::read(&image).expect("the image");
+    let away = image.with_file_name("away");
+    std::fs::rename(&image, &away).expect("renamed");
+    let outcome = finish_directory(&left, &[]).expect("a good directory");
+    let failed = &outcome.failed[0];
+    assert!(failed.is_of(&image) && !failed.is_of(&away));
+    let losses = placement::losses(&left, &[failed]).expect("looked");
+    assert_eq!(losses.len(), 1);
+    assert_eq!((losses[0].transactions, losses[0].blocks), (Some(2), 2), "{losses:?}");
+    assert!(finish_directory(&left, &[]).expect("a good directory").failed.len() == 1, "asking gives nothing up");
+    // Nothing that was not said.
+    placement::give_up(&left, &[]).expect("nothing");
+    assert!(finish_directory(&left, &[]).expect("a good directory").failed.len() == 1);
+    placement::give_up(&left, &[failed]).expect("given up");
+    let outcome = finish_directory(&left, &[]).expect("a good directory");
+    assert!(outcome.failed.is_empty() && outcome.finished.is_empty());
+    for ending in ["table", "pool"] {
+        assert!(!left.path().join(format!("log-0.{ending}")).exists(), "{ending}");
+    }
+    // The image is not touched, and its mark says still that something is missing.
+    std::fs::rename(&away, &image).expect("renamed");
+    assert!(std::fs::read(&image).expect("the image") == before);
+    assert_eq!(AreaDirectory::find(&registry, &image).expect("looked"), None);
+    assert!(matches!(owed(&image, None).expect("looked"), Owed::Lost(_)));
+    placement::remove_finished(&left);
+    assert!(!left.path().exists());
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
 fn block_of(image: &Path, block: u64) -> Vec<u8> {
     let mut content = vec![0; BLOCK as usize];
     std::fs::File::open(image).expect("the image").read_exact_at(&mut content, Rig::home_at(block)).expect("read");
@@ -809,8 +876,12 @@ fn what_is_of_no_use_any_more_can_be_given_up() {
     run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-E", "offset=1048576"], &image, &["6144"]);
     let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
     let sentence = outcome.failed[0].error.to_string();
-    assert!(sentence.contains(&format!("then remove {}", left.path().display())), "{sentence}");
-    std::fs::remove_dir_all(left.path()).expect("it is there");
+    let way_out = format!("'amberlog recover --area {} --give-up {}'", left.path().display(), image.display());
+    assert!(sentence.contains(&way_out) && outcome.failed[0].is_of(&image), "{sentence}");
+    let anew = std::fs::read(&image).expect("the image");
+    placement::give_up(&left, &[&outcome.failed[0]]).expect("given up");
+    placement::remove_finished(&left);
+    assert!(!left.path().exists() && std::fs::read(&image).expect("the image") == anew);
     assert_eq!(AreaDirectory::find(&registry, &image).expect("looked"), None);
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }

@@ -35,6 +35,11 @@ impl Error {
         matches!(self, Error::Refused(_))
     }
 
+    /// Whether somebody else uses the image or device.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Error::Failed { source, .. } if source.kind() == io::ErrorKind::ResourceBusy)
+    }
+
     pub(crate) fn from_log<E: std::error::Error + 'static>(error: ReplayError<E>) -> Self {
         match error {
             ReplayError::Read { position, source } => Error::Failed {

@@ -4,10 +4,11 @@
 //! or VM still lives is never touched, nor is one that is not this user's alone (exit code 2). A directory is removed only when everything in it is finished; whatever fails
 //! stays, can be tried again, and keeps its image from being served (the next `run` finds it too).
 
+use super::give_up::{self, GivingUp};
 use crate::takeover::{PATIENCE, take_over};
 use command_line::print_line;
 use own_files::OwnDirectory;
-use placement::{DirectoryError, Finish, FinishError, FinishedLog, finish_directory_into, own_place, own_places};
+use placement::{DirectoryError, Finish, FinishError, FinishedLog, Loss, finish_directory_into, own_place, own_places};
 use recovery::{Report, Status};
 use rustix::fs::FileType;
 use serde_json::{Value, json};
@@ -23,13 +24,16 @@ const LOCK: &str = "lock";
 struct Attempt {
     path: PathBuf,
     result: Result<Finish, FinishError>,
+    /// What of it was given up.
+    given_up: Vec<Loss>,
     /// What its images say of journals that are neither in it nor on them, and of which image.
     elsewhere: Vec<(PathBuf, String)>,
 }
 
 /// Runs the command. `images` are what the caller says may be owed something.
-pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
+pub fn run(area: &Path, images: &[PathBuf], give_up: Option<&Path>, json: bool) -> ExitCode {
     own_files::keep_files_private();
+    let mut giving_up = give_up.map(GivingUp::of);
     let (directories, is_one) = match directories(area) {
         Ok(found) => found,
         Err(error) => {
@@ -47,20 +51,28 @@ pub fn run(area: &Path, images: &[PathBuf], json: bool) -> ExitCode {
     let mut left_alone = 0;
     for (path, opened) in directories {
         if let Err(error) = opened {
-            attempts.push(Attempt { path, result: Err(DirectoryError::from(error).into()), elsewhere: Vec::new() });
+            attempts.push(Attempt::of(path, Err(DirectoryError::from(error).into())));
             continue;
         }
-        let mut elsewhere = Vec::new();
-        let result = finish(&path, images, deadline, &mut elsewhere);
+        let mut attempt = Attempt::of(path.clone(), Ok(Finish::default()));
+        let result = finish(&path, images, deadline, giving_up.as_mut(), &mut attempt);
         if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
             // Asked for all that is left over: what lives is not.
             crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
             left_alone += 1;
             continue;
         }
-        attempts.push(Attempt { path, result, elsewhere });
+        attempts.push(Attempt { result, ..attempt });
     }
-    show(area, &attempts, left_alone, json)
+    let finished = || attempts.iter().filter_map(|attempt| attempt.result.as_ref().ok()).flat_map(|one| &one.finished);
+    let unmet = giving_up.and_then(|giving_up| giving_up.unmet(area, finished().map(|log| log.image.as_path())));
+    show(area, &attempts, unmet.as_ref(), left_alone, json)
+}
+
+impl Attempt {
+    fn of(path: PathBuf, result: Result<Finish, FinishError>) -> Self {
+        Attempt { path, result, given_up: Vec::new(), elsewhere: Vec::new() }
+    }
 }
 
 /// A directory of a VM, or why it is not looked into.
@@ -105,7 +117,8 @@ fn finish(
     path: &Path,
     images: &[PathBuf],
     deadline: Instant,
-    elsewhere: &mut Vec<(PathBuf, String)>,
+    giving_up: Option<&mut GivingUp>,
+    attempt: &mut Attempt,
 ) -> Result<Finish, FinishError> {
     // The one that knows of it, if there are several.
     let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
@@ -113,22 +126,30 @@ fn finish(
     let directory = take_over(path, &registry, deadline)?;
     // The directory may be gone afterwards, and its images with it.
     match placement::elsewhere(&directory) {
-        Ok(found) => *elsewhere = found,
+        Ok(found) => attempt.elsewhere = found,
         Err(error) => crate::exit::say("amberlog recover", format_args!("{error}")),
     }
-    let outcome = finish_directory_into(&directory, images)?;
+    let mut outcome = finish_directory_into(&directory, images)?;
+    if let Some(giving_up) = giving_up {
+        attempt.given_up = giving_up.of_directory(&directory, &mut outcome)?;
+    }
     if outcome.failed.is_empty() {
         placement::remove_finished(&directory);
     }
     Ok(outcome)
 }
 
-fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> ExitCode {
+fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alone: usize, json: bool) -> ExitCode {
     let mut finished = Vec::new();
     let mut errors = Vec::new();
     let elsewhere: Vec<&(PathBuf, String)> = attempts.iter().flat_map(|attempt| &attempt.elsewhere).collect();
     let mut is_only_refused = true;
     let mut is_not_ours = false;
+    let given_up: Vec<&Loss> = attempts.iter().flat_map(|attempt| &attempt.given_up).collect();
+    if let Some(error) = unmet {
+        crate::exit::say("amberlog recover", format_args!("{error}"));
+        errors.push(error.to_string());
+    }
     for attempt in attempts {
         let failed: Vec<&FinishError> = match &attempt.result {
             Ok(outcome) => {
@@ -162,12 +183,18 @@ fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> Exi
             object["elsewhere"] =
                 elsewhere.iter().map(|(image, sentence)| json!({"image": image, "sentence": sentence})).collect();
         }
+        if !given_up.is_empty() {
+            object["given_up"] = json!(given_up);
+        }
         print_line!("{object}");
     } else {
+        for loss in &given_up {
+            print_line!("{}", give_up::done(loss));
+        }
         for log in &finished {
             print_line!("{}: {}", name(log), super::sentence(&log.recovery, false));
         }
-        if finished.is_empty() && errors.is_empty() && elsewhere.is_empty() {
+        if finished.is_empty() && given_up.is_empty() && errors.is_empty() && elsewhere.is_empty() {
             let others = match left_alone {
                 0 => String::new(),
                 1 => "; one VM's directory is in use, and was left alone".to_owned(),
@@ -177,7 +204,7 @@ fn show(area: &Path, attempts: &[Attempt], left_alone: usize, json: bool) -> Exi
         }
     }
     let is_damaged = finished.iter().any(|log| log.recovery.status == Status::Damaged);
-    match (errors.is_empty(), is_only_refused && finished.is_empty()) {
+    match (errors.is_empty(), is_only_refused && finished.is_empty() && given_up.is_empty()) {
         (true, _) if !is_damaged => ExitCode::SUCCESS,
         (false, true) => ExitCode::from(crate::exit::REFUSED),
         (false, false) if is_not_ours && finished.is_empty() => ExitCode::from(crate::exit::USAGE),

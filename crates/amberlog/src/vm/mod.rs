@@ -318,13 +318,14 @@ fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
     let registries = placement::own_places()?;
+    let mut looked_at = HashSet::new();
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         let path = &disk.options.path;
         let by_key = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))?;
         let is_by_key = by_key.is_some();
         // What cannot be read is found out, and said, by whoever opens it to serve it.
         let by_mark = || placement::area_of_marked(registry, path).ok().flatten();
-        let Some(left) = by_key.or_else(by_mark) else { continue };
+        let Some(left) = by_key.or_else(by_mark).filter(|left| looked_at.insert(left.clone())) else { continue };
         let directory = match take_over(&left, registry, Instant::now() + PATIENCE) {
             Ok(directory) => directory,
             // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
@@ -351,8 +352,9 @@ fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         };
         let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
-        let finished = placement::finish_directory(&directory, &images)?.into_result()?;
-        for log in &finished {
+        // What is left for images that this VM does not have waits for these, and keeps nobody from the others.
+        let outcome = placement::finish_directory(&directory, &images)?.of_named()?;
+        for log in &outcome.finished {
             log::info!(
                 "{}: finished an earlier run's recovery: {} transactions, {} blocks written home",
                 log.image.display(),
@@ -360,7 +362,17 @@ fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
                 log.recovery.blocks_written
             );
         }
-        placement::remove_finished(&directory);
+        if outcome.failed.is_empty() {
+            placement::remove_finished(&directory);
+        }
+        for failed in &outcome.failed {
+            log::warn!(
+                "{} keeps what is held for {}, which is no disk of this VM: {}",
+                left.display(),
+                failed.image.display(),
+                failed.error
+            );
+        }
     }
     for disk in disks {
         // What cannot be read is said by whoever opens it to serve it.

@@ -177,6 +177,17 @@ fn amberlog_and_qemu_killed_together_are_finished_by_recover_area() {
     let partly: serde_json::Value = serde_json::from_slice(&partly.stdout).unwrap();
     let error = partly["errors"][0].as_str().unwrap();
     assert!(error.contains("is not there any more") && error.contains("second"), "{partly}");
+    // Nor does it keep the first image from being used, but whoever has a part in what is owed.
+    let start = |words: &[std::ffi::OsString]| {
+        let run = [&["run".into()][..], words, &["--".into(), "true".into()]].concat();
+        amberlog_with(run)
+    };
+    let served = start(&disk(&image));
+    assert_eq!(served.status.code(), Some(0), "{}", text(&served.stderr));
+    assert!(text(&served.stderr).contains("which is no disk of this VM"), "{}", text(&served.stderr));
+    let refused = start(&disk(&bench.path("journal")));
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("is not there any more"), "{}", text(&refused.stderr));
     std::fs::rename(&away, &second).unwrap();
     let rest = bench.recover_area();
     for (recovery, status) in [(&partly, "damaged"), (&rest, "recovered")] {
