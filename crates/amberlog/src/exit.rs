@@ -18,7 +18,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     let is_refused = error.downcast_ref::<recovery::Error>().is_some_and(recovery::Error::is_refusal)
         || error.downcast_ref::<image_file::OtherFormat>().is_some()
         || matches!(error.downcast_ref::<block_device::Error>(), Some(block_device::Error::OtherFormat(_)))
-        || matches!(error.downcast_ref::<placement::FinishError>(), Some(placement::FinishError::Refused(_)));
+        || error.downcast_ref::<placement::FinishError>().is_some_and(placement::FinishError::is_refusal);
     let code = match (is_refused, is_not_ours(error)) {
         (true, _) => REFUSED,
         (false, true) => USAGE,

@@ -13,7 +13,7 @@ use clap::Args;
 use command_line::print_line;
 use command_line::remote_options::{RemoteName, RemoteTrust};
 use nvm_journal::medium::RegionChoice;
-use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status};
+use recovery::{Access, Disk, Error, FileSystemReport, Options, Report, Status, Unfinished};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -123,6 +123,7 @@ fn refuse_owed(disk: &Path, journal: Option<&Path>, named: Named) -> Result<(), 
         Err(error @ (placement::FinishError::Refused(_) | placement::FinishError::Directory(_))) => {
             return Err(Error::Refused(error.to_string()));
         }
+        Err(placement::FinishError::Damaged(sentence)) => return Err(Error::Damaged(sentence)),
         Err(placement::FinishError::Failed(_) | placement::FinishError::InUse(_)) => {}
     }
     if let Ok(Some(sentence)) = placement::held_by_another(disk) {
@@ -176,7 +177,6 @@ fn show(args: &RecoverArgs, disk: &Path, reports: &[FileSystemReport]) -> ExitCo
                 }
             }
             Err(error) => {
-                total.status = Status::Damaged;
                 crate::exit::say("amberlog recover", format_args!("{name}: {error}"));
             }
         }
@@ -238,6 +238,7 @@ fn sentence(report: &Report, dry_run: bool) -> String {
 fn json_of(args: &RecoverArgs, reports: &[FileSystemReport], total: &Report) -> Value {
     let mut object = value(total);
     object["schema"] = json!(1);
+    say_unfinished(&mut object, total, reports.iter().filter_map(|one| Some(one.result.as_ref().err()?.outcome())));
     if args.dry_run {
         object["dry_run"] = json!(true);
     }
@@ -251,7 +252,7 @@ fn json_of(args: &RecoverArgs, reports: &[FileSystemReport], total: &Report) -> 
             .map(|one| {
                 let mut entry = match &one.result {
                     Ok(report) => value(report),
-                    Err(error) => json!({"status": "damaged", "error": error.to_string()}),
+                    Err(error) => json!({"status": error.outcome(), "error": error.to_string()}),
                 };
                 entry["partition"] = json!(one.partition);
                 entry["uuid"] = json!(recovery::uuid_text(&one.uuid));
@@ -263,14 +264,19 @@ fn json_of(args: &RecoverArgs, reports: &[FileSystemReport], total: &Report) -> 
 }
 
 fn refusal_json(error: &Error) -> Value {
-    let mut object = value(&Report::of(Status::Damaged));
+    let mut object = value(&Report::default());
     object["schema"] = json!(1);
     object["errors"] = json!([error.to_string()]);
-    if !error.is_refusal() {
-        // Nothing is known of the disk: whoever takes "damaged" for a reason to repair it would give up a good log.
-        object["status"] = json!("failed");
-    }
+    object["status"] = json!(error.outcome());
     object
+}
+
+/// Has an outcome say how that ended which did not happen, the worst of it. "damaged" is only what is: whoever takes it for a reason to
+/// repair a file system would give up a good log.
+fn say_unfinished(object: &mut Value, total: &Report, unfinished: impl Iterator<Item = Unfinished>) {
+    if let Some(worst) = unfinished.max().filter(|_| total.status != Status::Damaged) {
+        object["status"] = json!(worst);
+    }
 }
 
 fn value(report: &Report) -> Value {

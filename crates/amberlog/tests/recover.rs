@@ -156,6 +156,41 @@ fn exit_codes() {
     assert_eq!(code(&["inspect", "--disk", none.to_str().expect("a plain name")]), Some(3));
 }
 
+/// Whoever takes "damaged" for a reason to repair a file system would give up a good journal.
+#[test]
+fn only_what_is_damaged_is_called_so() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = crashed(directory.path());
+    let image = path.to_str().expect("a plain name");
+    let outcome = |words: &[&str]| {
+        let output = amberlog(&[&["recover", "--json"][..], words].concat());
+        (output.status.code(), json(&output)["status"].as_str().map(str::to_owned))
+    };
+    let is = |code, word: &str| (Some(code), Some(word.to_owned()));
+    assert_eq!(outcome(&["--disk", image, "--journal", image]), is(3, "refused"), "it was given twice");
+    let other = directory.path().join("other");
+    std::fs::write(&other, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 1 << 20]].concat()).expect("written");
+    assert_eq!(outcome(&["--disk", other.to_str().expect("a plain name")]), is(3, "refused"), "it is no raw disk");
+    assert_eq!(outcome(&["--disk", "/nonexistent/image"]), is(1, "failed"));
+    assert_eq!(outcome(&["--area", "/nonexistent/area"]), is(1, "failed"));
+    let lock = std::fs::File::open(&path).expect("the image");
+    lock.lock().expect("locked");
+    assert_eq!(outcome(&["--disk", image]), is(1, "failed"), "it is in use");
+    drop(lock);
+    let mut bytes = std::fs::read(&path).expect("the image");
+    let found = extfs::discover(&bytes).expect("readable").remove(0);
+    let journal = found.journal.extents(&found.superblock)[0].physical as usize * 4096;
+    // Its own checksum does not fit any more.
+    bytes[journal + 0x30] ^= 1;
+    std::fs::write(&path, &bytes).expect("written");
+    assert_eq!(outcome(&["--disk", image]), is(3, "damaged"));
+    // A feature that nobody knows is no damage.
+    bytes[journal + 0x30] ^= 1;
+    bytes[journal + 0x28] |= 0x80;
+    std::fs::write(&path, &bytes).expect("written");
+    assert_eq!(outcome(&["--disk", image]), is(3, "refused"));
+}
+
 #[test]
 fn inspect_shows_the_journal() {
     let directory = tempfile::tempdir().expect("a temporary directory");

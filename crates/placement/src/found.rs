@@ -22,7 +22,7 @@ use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use own_files::{How, OwnDirectory};
-use recovery::{Access, Report, Status};
+use recovery::{Access, Report, Status, Unfinished};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -40,6 +40,9 @@ pub enum FinishError {
     /// The files contradict each other or the image; nothing was changed.
     #[error("{0}")]
     Refused(String),
+    /// The files or the log are damaged; nothing was changed.
+    #[error("{0}")]
+    Damaged(String),
     /// Somebody uses the image; everything is as it was and can be tried again.
     #[error("{0}")]
     InUse(String),
@@ -49,22 +52,41 @@ pub enum FinishError {
 }
 
 impl FinishError {
+    /// Whether nothing was changed, and trying again would not change that.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, FinishError::Refused(_) | FinishError::Damaged(_))
+    }
+
+    /// How it ended, in a word.
+    pub fn outcome(&self) -> Unfinished {
+        match self {
+            FinishError::Directory(directory) if directory.is_not_ours() => Unfinished::Refused,
+            FinishError::Refused(_) => Unfinished::Refused,
+            FinishError::Damaged(_) => Unfinished::Damaged,
+            FinishError::Directory(_) | FinishError::InUse(_) | FinishError::Failed(_) => Unfinished::Failed,
+        }
+    }
+
     /// The same, where a person was asked what to do: nothing was changed.
     #[must_use]
     pub fn followed_by(self, sentence: &str) -> Self {
         let both = format!("{self}; {sentence}");
-        if matches!(self, FinishError::InUse(_)) { FinishError::InUse(both) } else { FinishError::Refused(both) }
+        match self {
+            FinishError::InUse(_) => FinishError::InUse(both),
+            FinishError::Damaged(_) => FinishError::Damaged(both),
+            FinishError::Directory(_) | FinishError::Refused(_) | FinishError::Failed(_) => FinishError::Refused(both),
+        }
     }
 }
 
 impl From<recovery::Error> for FinishError {
     fn from(error: recovery::Error) -> Self {
-        if error.is_in_use() {
-            FinishError::InUse(error.to_string())
-        } else if error.is_refusal() {
-            FinishError::Refused(error.to_string())
-        } else {
-            FinishError::Failed(error.to_string())
+        let sentence = error.to_string();
+        match error.outcome() {
+            Unfinished::Refused => FinishError::Refused(sentence),
+            Unfinished::Damaged => FinishError::Damaged(sentence),
+            Unfinished::Failed if error.is_in_use() => FinishError::InUse(sentence),
+            Unfinished::Failed => FinishError::Failed(sentence),
         }
     }
 }
@@ -240,7 +262,7 @@ pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, F
                     directory.path().display()
                 );
             }
-            FinishError::Refused(sentence)
+            FinishError::Damaged(sentence)
         })?;
         logs.push((log, found));
     }
@@ -341,7 +363,7 @@ fn has_part(image: &Path, log: &LogDescription, found: &FoundLog) -> bool {
 /// Whether what is written down of a log's place can be that of the log whose tables lie beside it.
 fn check_place(directory: &AreaDirectory, log: &LogDescription, found: &FoundLog) -> Result<(), FinishError> {
     log.place.check(found.block_bytes(), found.log_blocks()).map_err(|reason| {
-        FinishError::Refused(format!(
+        FinishError::Damaged(format!(
             "the description in {} is damaged: {}: {reason}; nothing was changed",
             directory.path().display(),
             log.name

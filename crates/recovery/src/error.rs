@@ -1,14 +1,18 @@
 //! What can go wrong, as sentences.
 
 use jbd2::ReplayError;
+use serde::Serialize;
 use std::io;
 
 /// Why a recovery did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Damaged or not understood; nothing was changed.
+    /// Not understood, or not to be touched: it may be whole. Nothing was changed.
     #[error("{0}")]
     Refused(String),
+    /// Damaged; nothing was changed.
+    #[error("{0}")]
+    Damaged(String),
     /// Reading or writing failed. The journal is as it was: recovery can be run again.
     #[error("{what} failed: {source}")]
     Failed {
@@ -19,9 +23,25 @@ pub enum Error {
     },
 }
 
+/// How a recovery ended that did not happen, the worst last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unfinished {
+    /// It was not to be: nothing was changed, and what was to be recovered may be whole.
+    Refused,
+    /// It could not be: reading, writing or fetching failed, or somebody uses it. It can be tried again.
+    Failed,
+    /// What was to be recovered is damaged.
+    Damaged,
+}
+
 impl Error {
     pub(crate) fn refused(reason: impl Into<String>) -> Self {
         Error::Refused(reason.into())
+    }
+
+    pub(crate) fn damaged(reason: impl Into<String>) -> Self {
+        Error::Damaged(reason.into())
     }
 
     /// To be used with `map_err`.
@@ -30,9 +50,18 @@ impl Error {
         move |source| Error::Failed { what, source }
     }
 
-    /// Whether this is a refusal: the input is damaged or not understood, and nothing was changed.
+    /// Whether this is a refusal: the input is damaged, not understood or somebody's, and nothing was changed.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Error::Refused(_))
+        matches!(self, Error::Refused(_) | Error::Damaged(_))
+    }
+
+    /// How it ended, in a word beside those of [`Status`](crate::Status).
+    pub fn outcome(&self) -> Unfinished {
+        match self {
+            Error::Refused(_) => Unfinished::Refused,
+            Error::Damaged(_) => Unfinished::Damaged,
+            Error::Failed { .. } => Unfinished::Failed,
+        }
     }
 
     /// Whether somebody else uses the image or device.
@@ -46,7 +75,7 @@ impl Error {
                 what: format!("reading log block {position}"),
                 source: io::Error::other(source.to_string()),
             },
-            other => Error::Refused(format!(
+            other => Error::Damaged(format!(
                 "the journal is damaged: {other}; nothing was changed, and e2fsck can repair the file system without it"
             )),
         }

@@ -67,7 +67,7 @@ pub fn locate(disk: &Disk, journal: Option<&Disk>) -> Result<Vec<Located>, Error
     let file_systems = look(disk)?;
     let shown = disk.path().display();
     if file_systems.is_empty() {
-        return Err(Error::refused(format!("{shown} holds no ext2, ext3 or ext4 file system; nothing was changed")));
+        return Err(Error::damaged(format!("{shown} holds no ext2, ext3 or ext4 file system; nothing was changed")));
     }
     let devices = match journal {
         Some(journal) if journal.is_same(disk) => {

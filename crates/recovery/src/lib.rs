@@ -4,8 +4,8 @@
 //! can be read and any disk that can be written, so that a live journal held in memory is recovered by the same code.
 //!
 //! What must always hold:
-//! * Nothing is written before the whole log has been followed and judged. A refusal ([`Error::Refused`]) means that
-//!   nothing was changed.
+//! * Nothing is written before the whole log has been followed and judged. A refusal ([`Error::Refused`], [`Error::Damaged`])
+//!   means that nothing was changed.
 //! * Home blocks first, then a flush; then the file system's superblock, then a flush; only then is the journal marked
 //!   empty, then a flush. A crash at any point leaves a disk that the same recovery, or a guest's own kernel, brings to
 //!   the same state.
@@ -49,7 +49,7 @@ mod superblock;
 mod writeback;
 
 pub use disk::{Access, Disk};
-pub use error::Error;
+pub use error::{Error, Unfinished};
 pub use file_log::FileLog;
 pub use home::{DiskHome, HomeBounds, HomeWriter, JournalPlace};
 pub use image::{FileSystemReport, Located, LogPlace, Options, locate, recover_disk, uuid_text};

@@ -9,7 +9,7 @@ use crate::home::{HomeBounds, HomeWriter, JournalPlace};
 use crate::report::{Report, Status};
 use crate::superblock::{Findings, SuperblockHome};
 use extfs::FileSystem;
-use jbd2::{Content, End, LogRead, Plan};
+use jbd2::{Content, End, LogRead, Plan, SuperblockError};
 use std::time::Instant;
 
 /// What the place of a journal says of it: the journal's own superblock must agree.
@@ -45,7 +45,7 @@ pub struct Replay {
 /// Prepares and carries out the replay of `log` onto `home`.
 ///
 /// # Errors
-/// [`Error::Refused`] when nothing was changed; [`Error::Failed`] when reading or writing failed (the log is then as it was).
+/// [`Error::Refused`] or [`Error::Damaged`] when nothing was changed; [`Error::Failed`] when reading or writing failed (the log is then as it was).
 pub fn replay<L: LogRead + Send, H: HomeWriter>(
     log: &mut L,
     journal: LogBounds,
@@ -74,17 +74,19 @@ impl Replay {
             return Err(Error::refused("the journal superblock is not held by whoever holds the log"));
         }
         let (journal, format) = jbd2::Superblock::parse(&raw).map_err(|error| {
-            Error::refused(format!("{error} (log block {superblock_position}); nothing was changed"))
+            let sentence = format!("{error} (log block {superblock_position}); nothing was changed");
+            let is_unknown = matches!(error, SuperblockError::UnknownFeatures { .. });
+            if is_unknown { Error::refused(sentence) } else { Error::damaged(sentence) }
         })?;
         if format.block_size != bounds.block_size() {
-            return Err(Error::refused(format!(
+            return Err(Error::damaged(format!(
                 "the journal has blocks of {} bytes but the file system of {}; nothing was changed",
                 format.block_size,
                 bounds.block_size()
             )));
         }
         if format.length > blocks {
-            return Err(Error::refused(format!(
+            return Err(Error::damaged(format!(
                 "the journal superblock says {} blocks, but there is room for {blocks} only; nothing was changed",
                 format.length
             )));
@@ -170,7 +172,7 @@ impl Replay {
         let written = batch::write(&self.plan, log, Some(&mut *home))?;
         home.flush().map_err(Error::failed("flushing the blocks"))?;
         if written.damaged > 0 {
-            return Err(Error::refused(format!("{} blocks in the log are damaged", written.damaged)));
+            return Err(Error::damaged(format!("{} blocks in the log are damaged", written.damaged)));
         }
         Ok(self.report(&written))
     }

@@ -8,8 +8,8 @@ use super::give_up::{self, GivingUp};
 use crate::takeover::{PATIENCE, take_over};
 use command_line::print_line;
 use own_files::OwnDirectory;
-use placement::{DirectoryError, Finish, FinishError, FinishedLog, Loss, finish_directory_into, own_place, own_places};
-use recovery::{Report, Status};
+use placement::{DirectoryError, FailedLog, Finish, FinishError, FinishedLog, Loss, finish_directory_into, own_place, own_places};
+use recovery::{Report, Status, Unfinished};
 use rustix::fs::FileType;
 use serde_json::{Value, json};
 use std::os::unix::fs::MetadataExt;
@@ -37,11 +37,13 @@ pub fn run(area: &Path, images: &[PathBuf], give_up: Option<&Path>, json: bool) 
     let (directories, is_one) = match directories(area) {
         Ok(found) => found,
         Err(error) => {
+            let is_not_ours = matches!(error, own_files::Error::NotOurs { .. });
             crate::exit::say("amberlog recover", format_args!("{error}"));
             if json {
-                print_line!("{}", object(&[], &[error.to_string()]));
+                let outcome = if is_not_ours { Unfinished::Refused } else { Unfinished::Failed };
+                let entry = json!({"directory": area, "outcome": outcome, "error": error.to_string()});
+                print_line!("{}", object(&[], &[error.to_string()], vec![(outcome, entry)]));
             }
-            let is_not_ours = matches!(error, own_files::Error::NotOurs { .. });
             return ExitCode::from(if is_not_ours { crate::exit::USAGE } else { crate::exit::FAILED });
         }
     };
@@ -142,6 +144,7 @@ fn finish(
 fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alone: usize, json: bool) -> ExitCode {
     let mut finished = Vec::new();
     let mut errors = Vec::new();
+    let mut unfinished = Vec::new();
     let elsewhere: Vec<&(PathBuf, String)> = attempts.iter().flat_map(|attempt| &attempt.elsewhere).collect();
     let mut is_only_refused = true;
     let mut is_not_ours = false;
@@ -149,23 +152,29 @@ fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alo
     if let Some(error) = unmet {
         crate::exit::say("amberlog recover", format_args!("{error}"));
         errors.push(error.to_string());
+        unfinished.push((error.outcome(), json!({"directory": area, "outcome": error.outcome(), "error": error.to_string()})));
     }
     for attempt in attempts {
-        let failed: Vec<&FinishError> = match &attempt.result {
+        let failed: Vec<(&FinishError, Option<&FailedLog>)> = match &attempt.result {
             Ok(outcome) => {
                 finished.extend(&outcome.finished);
-                outcome.failed.iter().map(|failed| &failed.error).collect()
+                outcome.failed.iter().map(|failed| (&failed.error, Some(failed))).collect()
             }
-            Err(error) => vec![error],
+            Err(error) => vec![(error, None)],
         };
-        for error in failed {
+        for (error, log) in failed {
             is_not_ours |= matches!(error, FinishError::Directory(directory) if directory.is_not_ours());
-            is_only_refused &= matches!(error, FinishError::Refused(_));
+            is_only_refused &= error.is_refusal();
             // Some sentences begin with where it is.
             let at = attempt.path.display().to_string();
             let sentence = error.to_string();
             let sentence = if sentence.starts_with(&at) { sentence } else { format!("{at}: {sentence}") };
             crate::exit::say("amberlog recover", format_args!("{sentence}"));
+            let mut entry = json!({"directory": attempt.path, "outcome": error.outcome(), "error": sentence});
+            if let Some(log) = log {
+                (entry["image"], entry["offset"]) = (json!(log.image), json!(log.offset));
+            }
+            unfinished.push((error.outcome(), entry));
             errors.push(sentence);
         }
     }
@@ -178,7 +187,7 @@ fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alo
         crate::exit::say("amberlog recover", format_args!("{}: {sentence}", image.display()));
     }
     if json {
-        let mut object = object(&finished, &errors);
+        let mut object = object(&finished, &errors, unfinished);
         if !elsewhere.is_empty() {
             object["elsewhere"] =
                 elsewhere.iter().map(|(image, sentence)| json!({"image": image, "sentence": sentence})).collect();
@@ -219,17 +228,15 @@ fn name(log: &FinishedLog) -> String {
     }
 }
 
-/// All logs together, and each.
-fn object(finished: &[&FinishedLog], errors: &[String]) -> Value {
+/// All logs together, and each; and what was not finished, with how that ended.
+fn object(finished: &[&FinishedLog], errors: &[String], unfinished: Vec<(Unfinished, Value)>) -> Value {
     let mut total = Report::default();
     for log in finished {
         total.add(&log.recovery);
     }
-    if !errors.is_empty() {
-        total.status = Status::Damaged;
-    }
     let mut object = super::value(&total);
     object["schema"] = json!(1);
+    super::say_unfinished(&mut object, &total, unfinished.iter().map(|(outcome, _)| *outcome));
     object["logs"] = finished
         .iter()
         .map(|log| {
@@ -241,6 +248,7 @@ fn object(finished: &[&FinishedLog], errors: &[String]) -> Value {
         .collect();
     if !errors.is_empty() {
         object["errors"] = json!(errors);
+        object["unfinished"] = unfinished.into_iter().map(|(_, entry)| entry).collect();
     }
     object
 }

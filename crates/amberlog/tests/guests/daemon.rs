@@ -53,9 +53,11 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
     let second = amberlog_with(["recover".as_ref(), "--disk".as_ref(), image.as_os_str()]);
     assert!(matches!(second.status.code(), Some(1 | 3)) && text(&second.stderr).contains("in use"), "{second:?}");
     let of_vm = std::fs::read_dir(bench.area()).unwrap().next().unwrap().unwrap().path();
-    let second = amberlog_with(["recover".as_ref(), "--area".as_ref(), of_vm.as_os_str()]);
+    let second = amberlog_with(["recover".as_ref(), "--json".as_ref(), "--area".as_ref(), of_vm.as_os_str()]);
     assert_eq!(second.status.code(), Some(1));
     assert!(text(&second.stderr).contains("in use"), "{}", text(&second.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&second.stdout).unwrap();
+    assert_eq!(said["status"], "failed", "{said}");
     let all = bench.recover_area();
     assert_eq!(all["logs"].as_array().map(Vec::len), Some(0), "{all}");
     assert!(of_vm.join("area.json").is_file(), "what lives is left alone");
@@ -89,8 +91,12 @@ fn a_killed_amberlog_takes_qemu_along_and_the_next_run_finishes_its_work() {
         ("recover", &crash, "moved or copied"),
     ] {
         let before = std::fs::read(image).unwrap();
-        let output = amberlog_with([command.as_ref(), "--disk".as_ref(), image.as_os_str()]);
+        let output = amberlog_with([command.as_ref(), "--json".as_ref(), "--disk".as_ref(), image.as_os_str()]);
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        if command == "recover" {
+            let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(said["status"], "refused", "{said}");
+        }
         assert!(text(&output.stderr).contains(sentence), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(&*of_vm.to_string_lossy()), "{}", text(&output.stderr));
         assert!(std::fs::read(image).unwrap() == before, "nothing was changed");
@@ -177,6 +183,8 @@ fn amberlog_and_qemu_killed_together_are_finished_by_recover_area() {
     let partly: serde_json::Value = serde_json::from_slice(&partly.stdout).unwrap();
     let error = partly["errors"][0].as_str().unwrap();
     assert!(error.contains("is not there any more") && error.contains("second"), "{partly}");
+    let unfinished = &partly["unfinished"][0];
+    assert_eq!((unfinished["image"].as_str(), &unfinished["outcome"]), (second.to_str(), &"failed".into()), "{partly}");
     // Nor does it keep the first image from being used, but whoever has a part in what is owed.
     let start = |words: &[std::ffi::OsString]| {
         let run = [&["run".into()][..], words, &["--".into(), "true".into()]].concat();
@@ -190,7 +198,7 @@ fn amberlog_and_qemu_killed_together_are_finished_by_recover_area() {
     assert!(text(&refused.stderr).contains("is not there any more"), "{}", text(&refused.stderr));
     std::fs::rename(&away, &second).unwrap();
     let rest = bench.recover_area();
-    for (recovery, status) in [(&partly, "damaged"), (&rest, "recovered")] {
+    for (recovery, status) in [(&partly, "failed"), (&rest, "recovered")] {
         assert_eq!((&recovery["schema"], &recovery["status"]), (&1.into(), &status.into()), "{recovery}");
         let logs = recovery["logs"].as_array().unwrap();
         assert_eq!(logs.len(), 1, "{recovery}");

@@ -84,7 +84,7 @@ fn disk(path: &Path, dry_run: bool) -> Result<Arc<Disk>, Error> {
 /// off first. `only_marked`: leave logs alone that are on storage, or empty.
 ///
 /// # Errors
-/// [`Error::Refused`] when the server does not hold what storage says it does, or something of it is missing or damaged:
+/// A refusal when the server does not hold what storage says it does, or something of it is missing or damaged:
 /// then nothing was changed for that log, and those before it are done.
 pub fn recover_remote_image(
     image: &Path,
@@ -132,9 +132,9 @@ fn after_others(recovered: &[RemoteRecovered], error: Error) -> Error {
     let is_changed = |one: &&RemoteRecovered| !matches!(one.report.status, Status::None | Status::Clean);
     let names: Vec<&str> = recovered.iter().filter(is_changed).map(|one| one.name.as_str()).collect();
     match error {
-        Error::Refused(reason) if !names.is_empty() => Error::Failed {
+        error if error.is_refusal() && !names.is_empty() => Error::Failed {
             what: format!("recovering what comes after {}, which was recovered,", names.join(" and ")),
-            source: io::Error::other(reason),
+            source: io::Error::other(error),
         },
         error => error,
     }
@@ -143,9 +143,9 @@ fn after_others(recovered: &[RemoteRecovered], error: Error) -> Error {
 /// The same, of a log that was claimed on storage.
 fn after_claim(error: Error) -> Error {
     match error {
-        Error::Refused(reason) => Error::Failed {
+        error if error.is_refusal() => Error::Failed {
             what: "bringing home a journal that was completed on storage".to_owned(),
-            source: io::Error::other(reason),
+            source: io::Error::other(error),
         },
         error => error,
     }
@@ -221,7 +221,7 @@ fn recover_log(
     let fenced_off = fetch_fenced_off(&mut client, &name, &mark, place, &mut superblock, (&status, log));
     let log = match fenced_off.and_then(|log| judge(&log).map(|_| log)) {
         // What is wrong is wrong between two moments.
-        Err(Error::Refused(_)) if superblock.now()? != fetched => return Err(changing(&name)),
+        Err(error) if error.is_refusal() && superblock.now()? != fetched => return Err(changing(&name)),
         result => result?,
     };
     let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
@@ -300,7 +300,10 @@ fn fetch_beside_its_writer(
             refuse_older(name, Lineage::read(&raw).unwrap_or_default().count, &log)?;
             Ok((status, log))
         });
-        let Err(Error::Refused(reason)) = fetched else { return fetched };
+        let refused = match fetched {
+            Err(error) if error.is_refusal() => error,
+            fetched => return fetched,
+        };
         // A mark on storage that is another one says which log is live, better than this one did.
         superblock.read()?;
         if !matches!(RemoteMark::read(&superblock.raw), MarkFound::Live(now) if now == *mark) {
@@ -310,7 +313,7 @@ fn fetch_beside_its_writer(
         *client = BlockingClient::connect(&options.client).map_err(because)?;
         let is_same = superblock.raw == raw && status_of(client, name, mark)? == before;
         if is_same {
-            return Err(Error::Refused(reason));
+            return Err(refused);
         }
     }
     Err(changing(name))
@@ -381,7 +384,7 @@ fn remove_what_a_fall_back_left(
 /// What a server's no, or its silence, means for who recovers. Nothing was changed until here.
 fn because(error: ClientError) -> Error {
     if error.is_damage() {
-        return Error::Refused(format!("{error}; nothing was changed"));
+        return Error::Damaged(format!("{error}; nothing was changed"));
     }
     let what = match error.is_passing() {
         true => "fetching the log from the journal server (nothing was changed; try again)",

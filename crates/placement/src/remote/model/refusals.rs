@@ -28,7 +28,7 @@ fn refusal(image: &[u8], path: &Path, options: &RemoteOptions) -> String {
     let result = recover_remote_image(path, None, options, false, false);
     assert!(std::fs::read(path).expect("read") == image, "{result:?}: the image was changed");
     match result {
-        Err(Error::Refused(reason)) => {
+        Err(Error::Refused(reason) | Error::Damaged(reason)) => {
             assert!(reason.contains("nothing was changed"), "{reason}");
             reason
         }
@@ -110,7 +110,7 @@ fn what_is_not_the_images_live_log_is_refused() {
         match result {
             // What was damaged is not needed.
             Ok(_) => {}
-            Err(Error::Refused(reason)) => {
+            Err(Error::Refused(reason) | Error::Damaged(reason)) => {
                 assert!(after == image && reason.contains("nothing was changed"), "{reason}")
             }
             Err(other) => panic!("{other}"),
@@ -259,7 +259,7 @@ fn who_reads_a_journal_that_is_written_to_disturbs_nobody() {
                     Ok(_) => whole += 1,
                     Err(Error::Failed { .. }) => passing += 1,
                     // The copy is one of a moment ago.
-                    Err(Error::Refused(reason)) => assert!(reason.contains("an older copy"), "{reason}"),
+                    Err(Error::Refused(reason) | Error::Damaged(reason)) => assert!(reason.contains("an older copy"), "{reason}"),
                 }
                 assert!(std::fs::read(&path).expect("read") == image, "it was written to");
             }

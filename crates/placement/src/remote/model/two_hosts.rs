@@ -610,7 +610,7 @@ fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
         }
         gate.go_on();
         let recovered = recovering.join().expect("no panic");
-        if let Err(Error::Refused(reason)) = &recovered {
+        if let Err(Error::Refused(reason) | Error::Damaged(reason)) = &recovered {
             panic!("step {step}: {reason}");
         }
         if !reached {
@@ -653,7 +653,7 @@ fn a_recovery_beside_a_writer_is_not_refused() {
             let _ = cluster.pass(0) && cluster.commit(0);
         }
         cluster.hosts[1].network.go_on();
-        if let Err(Error::Refused(reason)) = recovering.join().expect("no panic") {
+        if let Err(Error::Refused(reason) | Error::Damaged(reason)) = recovering.join().expect("no panic") {
             panic!("{}: {reason}", cluster.what);
         }
         cluster.judge();
@@ -1041,7 +1041,7 @@ fn walk(seed: u64) -> [u64; 4] {
                                 assert!(is_there, "seed {seed}: block {block} of a copy is an older one");
                             }
                         }
-                        Err(Error::Refused(_)) => {
+                        Err(Error::Refused(_) | Error::Damaged(_)) => {
                             refused += 1;
                             assert!(
                                 &std::fs::read(&cluster.path).expect("read") == copy,
