@@ -174,7 +174,7 @@ fn only_what_is_damaged_is_called_so() {
     assert_eq!(outcome(&["--disk", "/nonexistent/image"]), is(1, "failed"));
     assert_eq!(outcome(&["--area", "/nonexistent/area"]), is(1, "failed"));
     let lock = std::fs::File::open(&path).expect("the image");
-    lock.lock().expect("locked");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     assert_eq!(outcome(&["--disk", image]), is(1, "failed"), "it is in use");
     drop(lock);
     let mut bytes = std::fs::read(&path).expect("the image");

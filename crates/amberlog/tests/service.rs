@@ -202,3 +202,19 @@ fn a_service_manager_hears_of_a_daemon_as_long_as_that_does_not_hang() {
     signal(pid, Signal::CONT);
     assert!(manager.hears_often_enough(), "{}", daemon.log());
 }
+
+/// What is owed may be GiBs, and a daemon that is killed amid that leaves its guests' files in tmpfs, which a host that shuts down loses.
+#[test]
+fn a_service_manager_is_asked_to_wait_for_a_daemon_that_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("notify");
+    let manager = Manager::at(&socket);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_amberlog"));
+    command.env("NOTIFY_SOCKET", &socket);
+    let daemon = Daemon::start(&mut command, directory);
+    assert!(manager.hears("READY=1", LIMIT), "{}", daemon.log());
+    // No VM has a monitor, so that no guest is asked to shut down.
+    signal(daemon.started.id(), Signal::TERM);
+    assert!(manager.hears("STOPPING=1", LIMIT), "{}", daemon.log());
+    assert!(manager.hears("EXTEND_TIMEOUT_USEC=120000000", LIMIT), "{}", daemon.log());
+}

@@ -330,7 +330,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     {
         shutdown::shut_down(config, manager.as_deref(), &mut signals);
     }
-    let is_home = vms.stop(&end);
+    let is_home = vms.stop(&end, manager.as_ref());
     drop(front);
     // Each has said what is kept of it, and where.
     Ok(if is_home || end == Wish::Leave { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILED) })
@@ -509,8 +509,13 @@ impl Vms {
         format!("{}, which takes effect when its VMM has ended", later.join(", "))
     }
 
-    /// Ends everything, or leaves it, and waits for that. Says whether nothing is kept of any VM.
-    fn stop(mut self, end: &Wish) -> bool {
+    /// Ends everything, or leaves it, and waits for that, for which the service manager is asked to wait as well. Says whether nothing is
+    /// kept of any VM.
+    fn stop(mut self, end: &Wish, manager: Option<&Arc<Manager>>) -> bool {
+        let ending = manager.map(|manager| manager.extend_end());
+        if let Some(Err(error)) = &ending {
+            log::warn!("no thread that asks the service manager for time: {error}");
+        }
         let slots = self.slots.lock().expect("no panic under this lock").clone();
         want_at_once(slots.values().map(|slot| (slot, end.clone())));
         for (name, thread) in self.threads {

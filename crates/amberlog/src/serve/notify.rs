@@ -11,10 +11,17 @@ use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long a manager may take nothing of what it is told.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How much time it is asked for at once while the daemon ends, and how often it is asked. It kills who is not done in time, unless it hears
+/// that he still works.
+const MORE_TIME: Duration = Duration::from_secs(120);
+const ASKED_EVERY: Duration = Duration::from_secs(20);
 
 /// Where to tell it.
 #[derive(Debug)]
@@ -73,6 +80,43 @@ impl Manager {
     }
 }
 
+/// While this is there, the manager is asked for more time.
+pub struct Ending {
+    is_over: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.is_over.take();
+        // It says its last word before that of this process.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Manager {
+    /// Asks it for more time to end, at once and again and again, however much is owed: storage decides how long that takes.
+    ///
+    /// # Errors
+    /// When no thread can be had: then it was asked once.
+    pub fn extend_end(self: &Arc<Self>) -> io::Result<Ending> {
+        self.extend_end_every(ASKED_EVERY)
+    }
+
+    fn extend_end_every(self: &Arc<Self>, pause: Duration) -> io::Result<Ending> {
+        let ask = |manager: &Self| manager.tell(&format!("EXTEND_TIMEOUT_USEC={}", MORE_TIME.as_micros()));
+        ask(self);
+        let manager = Arc::clone(self);
+        let (is_over, hears) = channel::<()>();
+        let thread = std::thread::Builder::new().name("ending".to_owned()).spawn(move || {
+            while hears.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                ask(&manager);
+            }
+        })?;
+        Ok(Ending { is_over: Some(is_over), thread: Some(thread) })
+    }
+}
+
 /// Its store of descriptors.
 pub struct InStore(pub Arc<Manager>);
 
@@ -112,6 +156,31 @@ mod tests {
         drop(listens);
         manager.tell("STOPPING=1");
         Manager::at("/nowhere/notify", None).expect_err("nobody is there");
+    }
+
+    #[test]
+    fn it_is_asked_for_more_time_until_the_end() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let listens = UnixDatagram::bind(&path).expect("bound");
+        let manager = Arc::new(Manager::at(path.to_str().expect("text"), None).expect("connected"));
+        let ending = manager.extend_end_every(Duration::from_millis(1)).expect("a thread");
+        let mut buffer = [0; 64];
+        for _ in 0..5 {
+            let count = listens.recv(&mut buffer).expect("received");
+            assert_eq!(&buffer[..count], b"EXTEND_TIMEOUT_USEC=120000000");
+        }
+        // It may wait for room to say it once more.
+        listens.set_nonblocking(true).expect("set");
+        std::thread::scope(|scope| {
+            let over = scope.spawn(|| drop(ending));
+            while !over.is_finished() {
+                while listens.recv(&mut buffer).is_ok() {}
+                std::thread::yield_now();
+            }
+        });
+        while listens.recv(&mut buffer).is_ok() {}
+        assert_eq!(Arc::strong_count(&manager), 1, "nobody is there who would say anything");
     }
 
     #[test]
