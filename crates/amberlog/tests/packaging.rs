@@ -298,6 +298,44 @@ fn a_command_runs_while_a_vm_is_frozen_and_a_guest_that_went_on_is_told() {
     assert_eq!(backup.run("around-freeze", &["db", "20"]).0, 2);
 }
 
+/// The package goes when the process that a guest was left with is gone, whoever has its number by then; not before.
+#[test]
+fn the_package_stays_while_a_guest_waits_for_the_next_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let sockets = directory.path().join("run/db");
+    std::fs::create_dir_all(&sockets).unwrap();
+    // The package's own places, elsewhere; and no daemon.
+    let script = std::fs::read_to_string(packaging().join("debian/amberlog.prerm")).unwrap();
+    assert!(script.contains("/run/amberlog/*/left") && script.contains("/run/systemd/system"));
+    let script = script
+        .replace("/run/amberlog/", &format!("{}/", directory.path().join("run").display()))
+        .replace("/run/systemd/system", "/nonexistent");
+    let path = directory.path().join("prerm");
+    std::fs::write(&path, script).unwrap();
+    let removed = |note: &str| {
+        std::fs::write(sockets.join("left"), note).unwrap();
+        let mut command = Command::new("/bin/sh");
+        let output = run(command.arg(&path).arg("remove").env("PATH", "/usr/bin:/bin"));
+        assert!(output.status.success() || said(&output).contains("waits for the next one"), "{}", said(&output));
+        output.status.success()
+    };
+    let mut process = Command::new("sleep").arg("60").spawn().unwrap();
+    let pid = process.id();
+    let started = placement::process_started_at(pid.cast_signed()).unwrap();
+    let note = |started: u64| format!("{{\"pid\":{pid},\"started\":{started},\"configuration\":\"\",\"images\":[]}}");
+    assert!(!removed(&note(started)), "it lives");
+    assert!(!removed(&note(0)), "nobody knows when it was started");
+    assert!(!removed("noise"), "what is not understood is a guest's");
+    assert!(removed(&note(started + 1)), "another process has its number");
+    process.kill().unwrap();
+    while placement::process_started_at(pid.cast_signed()).is_some() {
+        std::thread::yield_now();
+    }
+    assert!(removed(&note(started)) && removed(&note(0)), "nobody has asked how it ended");
+    process.wait().unwrap();
+    assert!(removed(&note(started)) && removed(&note(0)));
+}
+
 #[test]
 fn vzdump_has_an_image_of_each_disk_and_keeps_the_last_ones_until_they_are_there() {
     let backup = Backup::new();

@@ -632,6 +632,9 @@ impl Slot {
         entry["state_for_s"] = json!(since.elapsed().as_secs());
         entry["pid"] = json!(pid);
         entry["vmm_pid"] = json!(pid);
+        // It is seen a moment later, and then the VM recovers.
+        let has_ended = state == "running" && live.as_ref().is_some_and(|live| live.observer.living().is_none());
+        entry["vmm_has_ended"] = json!(has_ended);
         entry["pending"] = json!(pending);
         let cannot = served.as_ref().and_then(|served| migration::why_not(&served.options));
         entry["migration"] = match live.as_ref().and_then(|live| live.migration.as_ref()) {
