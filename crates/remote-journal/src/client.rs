@@ -66,7 +66,7 @@ impl ClientError {
         match self {
             ClientError::Link(_) => true,
             ClientError::Refused { refusal, .. } => {
-                matches!(refusal, Refusal::Full | Refusal::Failed | Refusal::Stopping)
+                matches!(refusal, Refusal::Full | Refusal::Failed | Refusal::Stopping | Refusal::InUse)
             }
             _ => false,
         }
@@ -76,6 +76,11 @@ impl ClientError {
     /// that does not know us, or does not understand.
     pub fn is_damage(&self) -> bool {
         matches!(self, ClientError::Incomplete(_) | ClientError::Refused { refusal: Refusal::Damaged, .. })
+    }
+
+    /// Whether whoever writes to the log is there.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, ClientError::Refused { refusal: Refusal::InUse, .. })
     }
 
     /// Whether somebody else was given a higher epoch.
@@ -244,6 +249,16 @@ impl Client {
     /// When the server refuses: it has another log by now, or is older than this client.
     pub async fn take_log(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
         let question = Message::TakeLog { name: name.to_owned(), epoch, nonce };
+        let kind = question.kind();
+        self.done(question).await.map_err(|error| error.of_kind_unknown(kind))
+    }
+
+    /// The same, unless who writes it is there: he may be the true one. The server ends a connection on which it has said so.
+    ///
+    /// # Errors
+    /// Then ([`ClientError::is_in_use`]), and as [`Client::take_log`].
+    pub async fn take_free(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        let question = Message::TakeFree { name: name.to_owned(), epoch, nonce };
         let kind = question.kind();
         self.done(question).await.map_err(|error| error.of_kind_unknown(kind))
     }
@@ -444,6 +459,14 @@ impl BlockingClient {
     /// The same.
     pub fn take_log(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
         self.runtime.block_on(self.client.take_log(name, epoch, nonce))
+    }
+
+    /// As [`Client::take_free`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn take_free(&mut self, name: &str, epoch: u64, nonce: [u8; 16]) -> Result<(), ClientError> {
+        self.runtime.block_on(self.client.take_free(name, epoch, nonce))
     }
 
     /// As [`Client::fetch`].

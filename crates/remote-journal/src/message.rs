@@ -65,9 +65,11 @@ pub enum Refusal {
     Stopping,
     /// Anything else.
     Refused,
+    /// Somebody writes to it, and is there. Said only to who asks for that ([`Message::TakeFree`]).
+    InUse,
 }
 
-const REFUSALS: [Refusal; 7] = [
+const REFUSALS: [Refusal; 8] = [
     Refusal::Unauthenticated,
     Refusal::Fenced,
     Refusal::Full,
@@ -75,6 +77,7 @@ const REFUSALS: [Refusal; 7] = [
     Refusal::Failed,
     Refusal::Stopping,
     Refusal::Refused,
+    Refusal::InUse,
 ];
 
 /// One journal, as the server tells of it.
@@ -189,6 +192,8 @@ pub enum Message {
     TakeLog { name: String, epoch: u64, nonce: [u8; 16] },
     /// Client: this log, of which the client is the writer, has another nonce from now on.
     Rename { name: String, epoch: u64, nonce: [u8; 16], next: [u8; 16] },
+    /// Client: fence off the writer of this very log, if he is not there.
+    TakeFree { name: String, epoch: u64, nonce: [u8; 16] },
 }
 
 impl Message {
@@ -214,6 +219,7 @@ impl Message {
             Message::BeginAfter { .. } => 18,
             Message::TakeLog { .. } => 19,
             Message::Rename { .. } => 20,
+            Message::TakeFree { .. } => 21,
         }
     }
 
@@ -247,7 +253,9 @@ impl Message {
             Message::Begun { epoch } => out.extend_from_slice(&epoch.to_le_bytes()),
             Message::Batch(batch) => batch.write(out),
             Message::Durable { sequence } => out.extend_from_slice(&sequence.to_le_bytes()),
-            Message::Close { name, epoch, nonce } | Message::TakeLog { name, epoch, nonce } => {
+            Message::Close { name, epoch, nonce }
+            | Message::TakeLog { name, epoch, nonce }
+            | Message::TakeFree { name, epoch, nonce } => {
                 put_bytes(out, name.as_bytes());
                 out.extend_from_slice(&epoch.to_le_bytes());
                 out.extend_from_slice(nonce);
@@ -346,6 +354,7 @@ impl Message {
                 nonce: reader.array()?,
                 next: reader.array()?,
             },
+            21 => Message::TakeFree { name: name(reader)?, epoch: reader.u64()?, nonce: reader.array()? },
             _ => return None,
         })
     }

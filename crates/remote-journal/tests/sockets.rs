@@ -148,6 +148,63 @@ fn a_live_log_gives_way_to_nobody_who_cannot_name_it() {
     });
 }
 
+/// A start of a copy of a disk, which nobody can tell from the disk, does not fence off who writes: only who is told to.
+#[test]
+fn a_log_whose_writer_is_there_is_taken_only_by_force() {
+    let store = tempfile::tempdir().expect("a directory");
+    let server = Server::start(options(store.path())).expect("starts");
+    let options = client_of(&server);
+    let nonce = [2; 16];
+    run(async {
+        let connect = async || Client::connect(&options).await.expect("connects");
+        let mut writer = connect().await;
+        let epoch = writer.begin("disk", [1; 16], nonce, 0, 1024, &[]).await.expect("begun");
+        let batch = |sequence: u64| Batch {
+            epoch,
+            sequence,
+            tail: 1,
+            blocks: vec![Block::new(sequence as u32, vec![7; 1024].into())],
+        };
+        let (mut sender, mut receiver) = writer.into_pipeline();
+        let mut hear = async |sequence: u64, sender: &mut remote_journal::client::BatchSender| {
+            sender.send(vec![batch(sequence)]).await.expect("sent");
+            let heard = receiver.hear(Duration::from_secs(20)).await.expect("it is the writer");
+            assert_eq!(heard, remote_journal::client::Heard::Durable(sequence));
+        };
+        hear(1, &mut sender).await;
+        // It has nothing to write, and is connected all the same.
+        for _ in 0..2 {
+            let error = connect().await.take_free("disk", epoch, nonce).await.expect_err("somebody writes it");
+            assert!(error.is_in_use() && error.is_passing() && !error.is_damage(), "{error}");
+            assert!(error.to_string().contains("amberlog recover --disk"), "{error}");
+        }
+        let error = connect().await.take_free("disk", epoch, [9; 16]).await.expect_err("another log");
+        assert!(
+            error.is_in_use() || matches!(error, ClientError::Refused { refusal: Refusal::Refused, .. }),
+            "{error}"
+        );
+        hear(2, &mut sender).await;
+        drop((sender, receiver));
+        // The server hears of that when it does.
+        let taker = loop {
+            let mut taker = connect().await;
+            match taker.take_free("disk", epoch, nonce).await {
+                Ok(()) => break taker,
+                Err(error) => assert!(error.is_in_use(), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        drop(taker);
+        // By force, beside a writer.
+        let mut writer = connect().await;
+        let epoch = writer.begin("disk", [1; 16], [3; 16], 0, 1024, &[nonce]).await.expect("begun");
+        assert!(connect().await.take_free("disk", epoch, [3; 16]).await.expect_err("in use").is_in_use());
+        connect().await.take_log("disk", epoch, [3; 16]).await.expect("taken");
+        // Fenced off, it is nobody's that is there.
+        connect().await.take_free("disk", epoch, [3; 16]).await.expect("taken once more");
+    });
+}
+
 /// Once its writer has renamed a log it gives way to the new name alone, also after a restart; who was fenced off renames nothing.
 #[test]
 fn a_renamed_log_gives_way_to_its_new_name() {

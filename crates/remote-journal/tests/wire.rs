@@ -48,6 +48,7 @@ fn messages() -> Vec<Message> {
             after: vec![[4; 16], [5; 16]],
         },
         Message::TakeLog { name: name(), epoch: 4, nonce: [2; 16] },
+        Message::TakeFree { name: name(), epoch: 4, nonce: [2; 16] },
         Message::Rename { name: name(), epoch: 4, nonce: [2; 16], next: [3; 16] },
         Message::Fetch { name: name(), epoch: 4, from: 1 },
         Message::Delete { name: name(), even_live: true },

@@ -29,9 +29,23 @@ use remote_journal::{BlockingClient, ClientError, FetchedLog};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+/// How long it is waited for that a log's writer is not there any more: a server takes who says nothing for 15 s for gone, and one that
+/// was killed has its connection closed at once.
+const WRITER_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 20 });
+const WRITER_PAUSE: Duration = Duration::from_millis(500);
 /// How often a log is fetched that changes meanwhile.
 const FETCHES_MAX: u32 = 5;
+
+/// Whose log may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taking {
+    /// That of whoever it is: a person has said so.
+    Anybodys,
+    /// That of a writer who is not there any more.
+    NobodysThere,
+}
 
 /// One recovered log.
 #[derive(Clone, Debug)]
@@ -81,7 +95,8 @@ fn disk(path: &Path, dry_run: bool) -> Result<Arc<Disk>, Error> {
 }
 
 /// Brings an image to its last committed state, with the logs that a server holds for it. Whoever wrote to them is fenced
-/// off first. `only_marked`: leave logs alone that are on storage, or empty.
+/// off first. `only_marked`: as a start does it by itself: leave logs alone that are on storage, or empty, and those whose writer is there
+/// (the image may be a copy of his).
 ///
 /// # Errors
 /// A refusal when the server does not hold what storage says it does, or something of it is missing or damaged:
@@ -93,7 +108,8 @@ pub fn recover_remote_image(
     dry_run: bool,
     only_marked: bool,
 ) -> Result<Vec<RemoteRecovered>, Error> {
-    recover_through(image, journal, options, dry_run, only_marked, &|disk| disk)
+    let taking = if only_marked { Taking::NobodysThere } else { Taking::Anybodys };
+    recover_through(image, journal, options, dry_run, (only_marked, taking), &|disk| disk)
 }
 
 /// The same. For tests, the journal is read and written through something else than its disk.
@@ -102,7 +118,7 @@ pub(super) fn recover_through(
     journal: Option<&Path>,
     options: &RemoteOptions,
     dry_run: bool,
-    only_marked: bool,
+    (only_marked, taking): (bool, Taking),
     through: &dyn Fn(Arc<Disk>) -> Arc<dyn JournalStorage>,
 ) -> Result<Vec<RemoteRecovered>, Error> {
     let mut disks = vec![disk(image, dry_run)?];
@@ -121,7 +137,7 @@ pub(super) fn recover_through(
     let mut recovered = Vec::new();
     for place in found.logs.iter().filter(|place| place.home_disk == 0) {
         let storage = through(Arc::clone(&disks[place.journal_disk]));
-        let one = recover_log(&disks, &*storage, place, options, dry_run, only_marked);
+        let one = recover_log(&disks, &*storage, place, options, dry_run, (only_marked, taking));
         recovered.extend(one.map_err(|error| after_others(&recovered, error))?);
     }
     Ok(recovered)
@@ -179,7 +195,7 @@ fn recover_log(
     place: &FoundLogPlace,
     options: &RemoteOptions,
     dry_run: bool,
-    only_marked: bool,
+    (only_marked, taking): (bool, Taking),
 ) -> Result<Option<RemoteRecovered>, Error> {
     let (home, journal) = (&disks[place.home_disk].file, &disks[place.journal_disk].file);
     let name = options.name_of(place.home_start);
@@ -216,7 +232,10 @@ fn recover_log(
     if dry_run {
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
     }
-    take(&mut client, options, &name, &mark)?;
+    match taking {
+        Taking::Anybodys => take(&mut client, options, &name, &mark)?,
+        Taking::NobodysThere => take_free(&mut client, options, &name, &mark)?,
+    }
     let fetched = superblock.raw;
     let fenced_off = fetch_fenced_off(&mut client, &name, &mark, place, &mut superblock, (&status, log));
     let log = match fenced_off.and_then(|log| judge(&log).map(|_| log)) {
@@ -470,6 +489,24 @@ fn fetch(
         log::warn!("{name}: the file system was given another UUID while its log was on the journal server");
     }
     Ok((status, log))
+}
+
+/// Fences off whoever writes the log, once he is not there any more.
+fn take_free(client: &mut BlockingClient, options: &RemoteOptions, name: &str, mark: &RemoteMark) -> Result<(), Error> {
+    let began = Instant::now();
+    loop {
+        match client.take_free(name, mark.epoch, mark.nonce) {
+            Err(error) if error.is_in_use() && began.elapsed() < WRITER_PATIENCE => std::thread::sleep(WRITER_PAUSE),
+            Err(ClientError::OldServer) => {
+                // It cannot tell.
+                *client = BlockingClient::connect(&options.client).map_err(because)?;
+                return take(client, options, name, mark);
+            }
+            result => return result.map_err(because),
+        }
+        // It ends a connection on which it has said no.
+        *client = BlockingClient::connect(&options.client).map_err(because)?;
+    }
 }
 
 /// Fences off whoever writes the log.

@@ -1,7 +1,8 @@
 //! One connection: prove who it is, then ask and be answered, within limits of size and time.
 
 use super::metrics::Metrics;
-use super::store_thread::{Answer, No, Operation, Question, Reply};
+use super::presence::Presence;
+use super::store_thread::{Answer, No, Operation, Question, Reply, Writer};
 use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
 use crate::message::{
     BatchHeader, Message, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX_BEFORE_HELLO, Refusal, write_stored_batch,
@@ -250,8 +251,12 @@ impl Shared {
         let mut begun: Option<(u32, u32)> = None;
         // What this connection has taken, and the fence that it was given for that.
         let mut taken: Option<(String, u64)> = None;
+        let presence = Arc::new(Presence::new());
+        let writer = || Writer { replies: replies.downgrade(), presence: Arc::clone(&presence) };
         loop {
+            presence.listens();
             let kind = reader.frame(PAYLOAD_BYTES_MAX, self.idle_timeout, self.frame_timeout).await?;
+            presence.heard();
             if kind == 6 {
                 let header = BatchHeader::read(reader.payload()).map_err(LinkError::from)?;
                 let Some((journal, block_bytes)) = begun else { return Err(Ended::OutOfTurn) };
@@ -300,12 +305,12 @@ impl Shared {
                 Message::Begin { .. } | Message::BeginAfter { .. } if begun.is_some() => return Err(Ended::OutOfTurn),
                 Message::Begin { name, owner, nonce, epoch_min, block_bytes } => {
                     begun = Some((0, block_bytes));
-                    let (name, writer) = (own(name), replies.downgrade());
+                    let (name, writer) = (own(name), writer());
                     Question::Begin { name, owner, nonce, epoch_min, block_bytes, after: None, writer }
                 }
                 Message::BeginAfter { name, owner, nonce, epoch_min, block_bytes, after } => {
                     begun = Some((0, block_bytes));
-                    let (name, writer, after) = (own(name), replies.downgrade(), Some(after));
+                    let (name, writer, after) = (own(name), writer(), Some(after));
                     Question::Begin { name, owner, nonce, epoch_min, block_bytes, after, writer }
                 }
                 Message::Close { name, epoch, nonce } => {
@@ -316,12 +321,17 @@ impl Shared {
                 Message::Take { name } => {
                     let name = own(name);
                     taken = Some((name.clone(), 0));
-                    Question::Take { name, log: None }
+                    Question::Take { name, log: None, if_free: false }
                 }
                 Message::TakeLog { name, epoch, nonce } => {
                     let name = own(name);
                     taken = Some((name.clone(), 0));
-                    Question::Take { name, log: Some((epoch, nonce)) }
+                    Question::Take { name, log: Some((epoch, nonce)), if_free: false }
+                }
+                Message::TakeFree { name, epoch, nonce } => {
+                    let name = own(name);
+                    taken = Some((name.clone(), 0));
+                    Question::Take { name, log: Some((epoch, nonce)), if_free: true }
                 }
                 Message::Rename { name, epoch, nonce, next } => {
                     Question::Rename { name: own(name), epoch, nonce, next }

@@ -6,6 +6,7 @@
 
 mod connection;
 mod metrics;
+mod presence;
 mod store_thread;
 mod unknown;
 

@@ -2,6 +2,7 @@
 //! `fdatasync`, and only then answers.
 
 use super::metrics::Metrics;
+use super::presence::Presence;
 use crate::message::{BatchHeader, JournalStatus, Refusal};
 use crate::store::{JournalInfo, Medium, Store, StoreError};
 use std::collections::HashMap;
@@ -71,8 +72,8 @@ pub(crate) enum Question {
         block_bytes: u32,
         /// The logs that this one may follow; none said by an older client.
         after: Option<Vec<[u8; 16]>>,
-        /// Where the writer is told that somebody else has its journal.
-        writer: mpsc::WeakUnboundedSender<Reply>,
+        /// Where the writer is told that somebody else has its journal, and whether it is there.
+        writer: Writer,
     },
     /// `taken`: what this connection was given when it took the journal; whoever did that recovered it.
     Close {
@@ -81,10 +82,11 @@ pub(crate) enum Question {
         nonce: [u8; 16],
         taken: Option<u64>,
     },
-    /// `log`: which epoch and nonce it has to be; not said by an older client.
+    /// `log`: which epoch and nonce it has to be; not said by an older client. `if_free`: only where its writer is not there.
     Take {
         name: String,
         log: Option<(u64, [u8; 16])>,
+        if_free: bool,
     },
     Rename {
         name: String,
@@ -146,25 +148,39 @@ pub(crate) fn status_of(info: JournalInfo, prefix: &str) -> JournalStatus {
     }
 }
 
+/// One who writes to a journal.
+#[derive(Clone, Debug)]
+pub(crate) struct Writer {
+    pub replies: mpsc::WeakUnboundedSender<Reply>,
+    pub presence: Arc<Presence>,
+}
+
 /// Who writes to a journal, so that it can be told when somebody else has it: it may have nothing to write for long, and
 /// would go on believing that it has.
 #[derive(Default)]
-struct Writers(HashMap<String, (u64, mpsc::WeakUnboundedSender<Reply>)>);
+struct Writers(HashMap<String, (u64, Writer)>);
 
 impl Writers {
+    /// Whether who was given this epoch of a journal is connected, and there.
+    fn are_there(&self, name: &str, epoch: u64) -> bool {
+        self.0.get(name).is_some_and(|(given, writer)| {
+            *given == epoch && writer.replies.strong_count() > 0 && writer.presence.is_there()
+        })
+    }
+
     /// A journal has another writer from `epoch` on, or none; to be said when that is durable.
     fn fence_off(&mut self, name: &str, epoch: u64) {
         let Some((given, writer)) = self.0.get(name) else { return };
         if *given < epoch {
             let fenced = StoreError::Fenced { name: name.to_owned(), given: *given, fence: epoch };
             // A connection that is gone needs no answer.
-            let _ = writer.upgrade().map(|writer| writer.send(Reply::No(fenced.into(), None)));
+            let _ = writer.replies.upgrade().map(|writer| writer.send(Reply::No(fenced.into(), None)));
             self.0.remove(name);
         }
     }
 
-    fn add(&mut self, name: String, epoch: u64, writer: mpsc::WeakUnboundedSender<Reply>) {
-        self.0.retain(|_, (_, writer)| writer.strong_count() > 0);
+    fn add(&mut self, name: String, epoch: u64, writer: Writer) {
+        self.0.retain(|_, (_, writer)| writer.replies.strong_count() > 0);
         self.0.insert(name, (epoch, writer));
     }
 }
@@ -172,11 +188,26 @@ impl Writers {
 /// What is to be done once an answer is durable.
 enum Then {
     Nothing,
-    Begun(String, u64, mpsc::WeakUnboundedSender<Reply>),
+    Begun(String, u64, Writer),
     Taken(String, u64),
 }
 
-fn answer<M: Medium>(store: &mut Store<M>, question: Question, then: &mut Then) -> Result<Answer, No> {
+/// Whoever asks for a log whose writer is there may have a copy of its disk, which nobody can tell from it.
+fn refuse_in_use(name: &str) -> No {
+    let reason = format!(
+        "{name} is written by a client that is connected: end its VM first. If that has the true disk, this is a copy of it: give a \
+         clone another name, and its log up. To take the log all the same, and fence that VM off: 'amberlog recover --disk IMAGE --remote \
+         HOST:PORT/NAME'"
+    );
+    No { refusal: Refusal::InUse, reason }
+}
+
+fn answer<M: Medium>(
+    store: &mut Store<M>,
+    writers: &Writers,
+    question: Question,
+    then: &mut Then,
+) -> Result<Answer, No> {
     Ok(match question {
         Question::Begin { name, owner, nonce, epoch_min, block_bytes, after, writer } => {
             let (journal, epoch) = match after {
@@ -193,7 +224,10 @@ fn answer<M: Medium>(store: &mut Store<M>, question: Question, then: &mut Then) 
             }
             Answer::Done
         }
-        Question::Take { name, log } => {
+        Question::Take { name, log: Some((epoch, _)), if_free: true } if writers.are_there(&name, epoch) => {
+            return Err(refuse_in_use(&name));
+        }
+        Question::Take { name, log, .. } => {
             let fence = match log {
                 Some((epoch, nonce)) => store.take_log(&name, epoch, nonce)?,
                 None => store.take(&name)?,
@@ -305,7 +339,7 @@ pub(crate) fn run<M: Medium>(
                 }
                 Operation::Ask(question, reply) => {
                     let mut then = Then::Nothing;
-                    let result = answer(&mut store, question, &mut then);
+                    let result = answer(&mut store, &writers, question, &mut then);
                     answered.push((reply, result, then));
                 }
                 Operation::Stop => is_stopping = true,

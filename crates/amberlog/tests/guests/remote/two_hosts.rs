@@ -42,12 +42,12 @@ impl Drop for Loop {
 
 fn patient(disk: &Path, address: &str) -> Vec<OsString> {
     let mut words = remote_disk(disk, address);
-    // So that the one that is cut off notices when the other has long begun.
-    words[2] = "8000".into();
+    // So that the one that is cut off notices when the other has long begun: a start takes who is silent for 15 s for gone.
+    words[2] = "60000".into();
     words
 }
 
-/// The first host is idle, or cut off and does not know it; the second runs the disk. What either was told is committed is
+/// The first host is idle, and a person takes its journal from it; or it is cut off and does not know it. The second runs the disk. What either was told is committed is
 /// there when both are dead, in whatever order that happens, and the second is not disturbed by the first.
 #[test]
 fn a_second_host_that_runs_the_disk_has_it_for_good() {
@@ -84,6 +84,21 @@ fn a_second_host_that_runs_the_disk_has_it_for_good() {
         is_written(&mut first);
 
         proxy.is_cut.store(is_cut, Ordering::Relaxed);
+        if !is_cut {
+            // It is there: nobody takes its journal who does not know better.
+            let words =
+                [vec!["run".into()], patient(&far.0, &server.address), vec!["--".into(), "true".into()]].concat();
+            let refused = amberlog_with(words);
+            assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stderr));
+            assert!(
+                text(&refused.stderr).contains("is written by a client that is connected"),
+                "{}",
+                text(&refused.stderr)
+            );
+            assert!(!first.stderr().contains("somebody else"), "{}", first.stderr());
+            let done = recovered(&far.0, &server.address, &[]);
+            assert_eq!(done["status"], "recovered", "{done}");
+        }
         let mut second =
             Guest::start(bench.spec("second", script("second", "--forever"), patient(&far.0, &server.address)))
                 .unwrap();

@@ -205,6 +205,26 @@ fn a_network_that_fails_while_a_log_is_fetched_changes_nothing() {
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
 }
 
+/// A copy of an idle guest's disk cannot be told from it: a start of one waits for who writes the log, and takes it from nobody who is there.
+#[test]
+fn a_start_of_a_copy_does_not_fence_off_the_guest_that_is_there() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let (mut guest, image) = shipped(304);
+    std::fs::write(&path, &image).expect("written");
+    let options = guest.world.options(guest.world.network.address);
+    let start = || recover_remote_image(&path, None, &options, false, true);
+    let error = start().expect_err("somebody writes to it");
+    assert!(matches!(error, Error::Failed { .. }), "{error}");
+    assert!(error.to_string().contains("is written by a client that is connected"), "{error}");
+    assert!(std::fs::read(&path).expect("read") == image, "it was changed");
+    // It was not fenced off.
+    guest.commit();
+    guest.end();
+    std::fs::write(&path, &image).expect("written");
+    recover_remote_image(&path, None, &options, false, false).expect_err("that log is over");
+}
+
 /// Whoever recovers a journal fences off who still writes it: that one's commits fail, and it leaves storage alone.
 #[test]
 fn who_is_fenced_off_writes_nothing_any_more() {
@@ -259,7 +279,9 @@ fn who_reads_a_journal_that_is_written_to_disturbs_nobody() {
                     Ok(_) => whole += 1,
                     Err(Error::Failed { .. }) => passing += 1,
                     // The copy is one of a moment ago.
-                    Err(Error::Refused(reason) | Error::Damaged(reason)) => assert!(reason.contains("an older copy"), "{reason}"),
+                    Err(Error::Refused(reason) | Error::Damaged(reason)) => {
+                        assert!(reason.contains("an older copy"), "{reason}")
+                    }
                 }
                 assert!(std::fs::read(&path).expect("read") == image, "it was written to");
             }

@@ -10,7 +10,7 @@ use super::network::{Network, Weather};
 use super::world::{BLOCK, client_options, image, small, start_server};
 use crate::disk::Disk as VmDisk;
 use crate::remote::lineage::Lineage;
-use crate::remote::recover::recover_through;
+use crate::remote::recover::{Taking, recover_through};
 use crate::remote::state::{Mode, Outcome};
 use crate::remote::tests::Random;
 use crate::remote::{BackOff, JournalStorage, MarkFound, RemoteLog, RemoteMark, RemoteOptions, RemoteRecovered};
@@ -269,7 +269,7 @@ impl Cluster {
     fn recover(&self, host: usize) -> Result<Vec<RemoteRecovered>, Error> {
         let medium = self.medium(host);
         let through = |_| Arc::clone(&medium);
-        recover_through(&self.path, None, &self.options(host), false, false, &through)
+        recover_through(&self.path, None, &self.options(host), false, (false, Taking::Anybodys), &through)
     }
 
     /// A guest mounts the file system, of which the log is empty and on storage.
@@ -598,7 +598,7 @@ fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
         let recovering = std::thread::spawn(move || {
             let through = |_| Arc::clone(&medium);
             // Where the journal is on storage already, it is not ours to replay while somebody runs the disk.
-            recover_through(&path, None, &options, false, true, &through)
+            recover_through(&path, None, &options, false, (true, Taking::Anybodys), &through)
         });
         let reached = gate.wait_until_stopped(|| recovering.is_finished());
         cluster.hosts[0].network.reset();
@@ -640,7 +640,7 @@ fn a_recovery_beside_a_writer_is_not_refused() {
         let (medium, options, path) = (cluster.medium(1), cluster.options(1), cluster.path.clone());
         let recovering = std::thread::spawn(move || {
             let through = |_| Arc::clone(&medium);
-            recover_through(&path, None, &options, false, true, &through)
+            recover_through(&path, None, &options, false, (true, Taking::Anybodys), &through)
         });
         let deadline = Instant::now() + LIMIT;
         while !cluster.hosts[1].network.is_stopped() && !recovering.is_finished() {
@@ -1064,7 +1064,8 @@ fn walk(seed: u64) -> [u64; 4] {
                 if other_runs || cluster.is_marked() {
                     let medium = cluster.medium(host);
                     let through = |_| Arc::clone(&medium);
-                    match recover_through(&cluster.path, None, &cluster.options(host), false, true, &through) {
+                    let taking = (true, Taking::Anybodys);
+                    match recover_through(&cluster.path, None, &cluster.options(host), false, taking, &through) {
                         Ok(recovered) if !recovered.is_empty() => {
                             cluster.open(host);
                             starts += 1;
