@@ -1,9 +1,10 @@
 //! What becomes of a store's files while no server runs, or beside one: cut, removed, put back from an older copy, of another
 //! version, on a disk that is full. What is fetched afterwards is all that was acknowledged, or it is refused.
 
-use remote_journal::store::{Directory, Store, StoreError, StoreOptions};
+use remote_journal::store::{Directory, Medium, Store, StoreError, StoreOptions};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -514,6 +515,90 @@ fn what_the_first_version_left_is_read() {
             if start == 0 {
                 store.end().expect("ended");
             }
+        }
+    }
+}
+
+/// A file system of its own, taken away at the end.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    /// Nothing where this process may not mount.
+    fn mounted(bytes: u64) -> Option<Self> {
+        let small = Small(tempfile::tempdir().expect("a temporary directory"));
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes},mode=0700"), "none"]).arg(small.0.path());
+        mount.output().is_ok_and(|output| output.status.success()).then_some(small)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
+    }
+}
+
+/// What is shorter than a reserve is wished to be is kept as one where there is no room for more.
+#[test]
+fn a_reserve_is_not_let_go_for_being_short() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut medium = Directory::open(&directory.path().join("store")).expect("opens");
+    medium.reserve(64 << 10).expect("there is room");
+    let bytes = medium.reserved_bytes();
+    assert_eq!(bytes, 128 << 10);
+    let (_, taken) = medium.create_from_reserve(1, 1000).expect("there is one");
+    medium.publish(1).expect("named");
+    assert_eq!((taken, medium.reserved_bytes()), (64 << 10, 64 << 10));
+    // There are more journals by now, and no disk has room for this.
+    medium.reserve(1 << 50).expect_err("no room");
+    medium.delete(1).expect("deleted");
+    assert_eq!(medium.reserved_bytes(), bytes);
+    // A longer one takes the place of a short one.
+    medium.create(2, 256 << 10).expect("there is room");
+    medium.publish(2).expect("named");
+    medium.delete(2).expect("deleted");
+    assert_eq!(medium.reserved_bytes(), (64 << 10) + (256 << 10));
+    // When less is wished what is too long is cut, and what is not needed goes.
+    medium.reserve(64 << 10).expect("there is room");
+    medium.create(3, 256 << 10).expect("there is room");
+    medium.publish(3).expect("named");
+    let before = medium.reserved_bytes();
+    medium.delete(3).expect("deleted");
+    assert_eq!((medium.reserved_bytes(), medium.list().expect("listed").len()), (before, 0));
+}
+
+/// Somebody else fills the disk, and takes whatever is let go: what frees room goes on without end, over starts of the server.
+#[test]
+fn a_disk_that_others_fill_does_not_use_the_reserves_up() {
+    let Some(small) = Small::mounted(3 << 20) else { return eprintln!("left out: this process may not mount") };
+    let path = small.0.path().join("store");
+    let options = StoreOptions { space_bytes_max: 1 << 30, ..SMALL };
+    let open = || Store::open(Directory::open(&path).expect("a directory"), options, 77).expect("opens");
+    // With long names, so that soon a longer reserve is wished.
+    let name = |number: u32| format!("client{}/{number:0110}", number / 200);
+    let mut store = open();
+    let begin = |store: &mut Store<Directory>, number: u32| {
+        store.begin(&name(number), [1; 16], [2; 16], 0, 4096).map(drop)?;
+        store.commit()
+    };
+    for number in 0..255 {
+        begin(&mut store, number).expect("there is room");
+    }
+    let mut other = std::fs::File::create(small.0.path().join("other")).expect("made");
+    let mut fill = || while other.write_all(&[1; 4096]).is_ok() {};
+    for number in 255..295 {
+        fill();
+        begin(&mut store, number).unwrap_or_else(|error| panic!("journal {number}: {error}"));
+    }
+    for round in 0..300 {
+        fill();
+        let taken = store.take(&name(round % 295)).map(drop).and_then(|()| store.commit());
+        taken.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        if round % 60 == 59 {
+            store.end().expect("ended");
+            drop(store);
+            fill();
+            store = open();
         }
     }
 }

@@ -165,13 +165,17 @@ impl Medium for Directory {
 
     fn delete(&mut self, number: u64) -> io::Result<()> {
         let path = self.segment(number);
-        let free = self.reserves().into_iter().find(|reserve| !reserve.exists());
-        if let Some(free) = free.filter(|_| self.reserve_bytes > 0)
-            && std::fs::metadata(&path)?.len() >= self.reserve_bytes
-        {
-            std::fs::rename(&path, &free)?;
-            let file = OpenOptions::new().write(true).open(&free)?;
-            return file.set_len(self.reserve_bytes);
+        let bytes_of = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+        let bytes = std::fs::metadata(&path)?.len();
+        // One that is shorter than wished is kept, too: on a disk that is full somebody else gets what is let go, and there would be none.
+        let wanting = self.reserves().into_iter().map(|reserve| (bytes_of(&reserve), reserve)).min();
+        let wanting = wanting.filter(|(has, _)| *has < self.reserve_bytes.min(bytes));
+        if let Some((_, reserve)) = wanting {
+            std::fs::rename(&path, &reserve)?;
+            if bytes > self.reserve_bytes {
+                OpenOptions::new().write(true).open(&reserve)?.set_len(self.reserve_bytes)?;
+            }
+            return Ok(());
         }
         std::fs::remove_file(path)
     }

@@ -608,10 +608,11 @@ impl<M: Medium> Store<M> {
                 continue;
             }
             let Some(segment) = self.segments.get_mut(number) else { continue };
-            // As long as a reserve, it may become one again; the next segment says where it ends.
+            // As long as a reserve, it may become one again, if there is no batch in it; the next segment says where it ends.
+            let stays = if segment.live_bytes == 0 { reserve_bytes.max(*end) } else { *end };
             if segment.bytes > reserve_bytes {
-                segment.file.truncate(*end)?;
-                segment.bytes = *end;
+                segment.file.truncate(stays)?;
+                segment.bytes = stays;
             }
         }
         Ok(())
