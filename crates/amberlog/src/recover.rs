@@ -54,6 +54,10 @@ pub struct RecoverArgs {
     /// cannot is said, and the image's exact name is asked for on the standard input.
     #[arg(long, value_name = "IMAGE", requires = "area")]
     give_up: Option<PathBuf>,
+    /// With --area: bring journals that were on a server home from the copies that lie there, without the server: it is lost. Where it is not,
+    /// --remote is the way.
+    #[arg(long, requires = "area", conflicts_with = "give_up")]
+    from_copy: bool,
     /// Print the outcome as JSON.
     #[arg(long)]
     json: bool,
@@ -62,7 +66,15 @@ pub struct RecoverArgs {
 /// Runs `amberlog recover`.
 pub fn run(args: RecoverArgs) -> ExitCode {
     let disk = match (&args.disk, &args.area) {
-        (_, Some(area)) => return area::run(area, &args.images, args.give_up.as_deref(), args.json),
+        (_, Some(area)) => {
+            let wishes = area::Wishes {
+                images: &args.images,
+                give_up: args.give_up.as_deref(),
+                from_copy: args.from_copy,
+                json: args.json,
+            };
+            return area::run(area, &wishes);
+        }
         (Some(disk), _) => disk,
         (None, None) => unreachable!("one of the two is required"),
     };

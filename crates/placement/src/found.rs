@@ -8,14 +8,11 @@
 //! nowhere else, and an image only counts if the caller has named it or the registry of the same user has it for this
 //! directory.
 
-use crate::description::{
-    AreaDirectory, DirectoryError, ImageDescription, LOCK, LogDescription, THROUGH, image_key, is_at,
-};
+use crate::copies::LeftCopies;
+use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key, is_at};
 use crate::earlier::open_left;
 use crate::finish::{finish, leave_stored};
 use crate::registry::own_places;
-use crate::remote::MirrorFile;
-use crate::resume::COPY_ENDING;
 use crate::scan::offset_of;
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
 use guest_memory::{HostFile, PAGE_BYTES};
@@ -120,6 +117,11 @@ pub struct FailedLog {
 }
 
 impl FailedLog {
+    /// One whose copy could not be brought home.
+    pub(crate) fn of_copy(journal: &Path, offset: u64, name: &str, error: FinishError) -> Self {
+        FailedLog { image: journal.to_owned(), journal: None, offset, error, is_of_named: true, name: name.to_owned() }
+    }
+
     fn new(log: &LogDescription, is_of_named: bool, error: FinishError) -> Self {
         FailedLog {
             image: log.home_image.clone(),
@@ -425,32 +427,7 @@ pub fn remove_finished(directory: &AreaDirectory) {
 /// Whether a copy of a log that was shipped to a server may be the last whole one. Only images that the registry has for this directory are
 /// looked at.
 fn is_copy_owed(directory: &AreaDirectory) -> bool {
-    let Ok(Some(description)) = directory.description() else { return false };
-    let is_its = |image: &&ImageDescription| {
-        directory.is_registered(&image.key) && image_key(&image.path).is_ok_and(|key| key == image.key)
-    };
-    let images: Vec<std::fs::File> = description
-        .images
-        .iter()
-        .flatten()
-        .filter(is_its)
-        .filter_map(|image| std::fs::File::open(&image.path).ok())
-        .collect();
-    description.wishes.iter().any(|wish| {
-        let (place, name) = (&wish.place, wish.copy.as_deref().filter(|name| name.ends_with(COPY_ENDING)));
-        if !(1024..=65536).contains(&place.block_bytes) {
-            return false;
-        }
-        let Some(file) = name.and_then(|name| directory.directory().file(OsStr::new(name), How::Read).ok()) else {
-            return false;
-        };
-        let Ok(said) = MirrorFile::take_up(file, place).map(|copy| copy.says()) else { return false };
-        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return false };
-        images.iter().any(|image| {
-            let mut stored = [0; SUPERBLOCK_BYTES];
-            image.read_exact_at(&mut stored, offset).is_ok() && said.is_owed(&stored)
-        })
-    })
+    LeftCopies::of(directory).is_some_and(|copies| copies.is_any_owed())
 }
 
 /// Where home and journal of a log are by now.
@@ -522,7 +499,7 @@ fn finish_log(
 fn number_on(image: &Path, log: &LogDescription) -> Option<[u8; 16]> {
     let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)?;
     let file = recovery::Disk::open(image, Access::Look).ok()?;
-    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
     file.file().read_exact_at(&mut raw, offset).ok()?;
     match Stored::read(&raw).says {
         Says::Held(opening) | Says::Aged(opening, _) => Some(opening.number),
@@ -638,7 +615,7 @@ fn check_identity(
     };
     let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)
         .ok_or_else(|| FinishError::Refused("the description has no place for the journal superblock".to_owned()))?;
-    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
     journal.read_exact_at(&mut raw, offset).map_err(|e| {
         FinishError::Failed(format!("reading the journal superblock of {}: {e}", log.journal_image.display()))
     })?;
@@ -678,7 +655,7 @@ mod tests {
     use super::*;
     use crate::description::WishDescription;
     use crate::layout::LogRun;
-    use crate::remote::{Phase, RemoteMark};
+    use crate::remote::{MirrorFile, Phase, RemoteMark};
     use crate::scan::FoundLogPlace;
 
     /// An empty log, or one that begins at a block.

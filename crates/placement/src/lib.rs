@@ -16,6 +16,7 @@
 
 mod adopt;
 mod aged;
+mod copies;
 mod description;
 mod disk;
 mod disk_route;
@@ -47,6 +48,7 @@ mod stored;
 mod unannounced;
 mod watch;
 
+pub use copies::finish_copies;
 pub use description::{
     AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, THROUGH as PASSED_THROUGH,
     living_vmms, process_lives, process_started_at,

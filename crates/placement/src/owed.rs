@@ -4,6 +4,7 @@
 //! carries amberlog's mark for as long as its log is elsewhere, whoever has the area and whether there still is one.
 //! Nothing is changed here.
 
+use crate::copies::LeftCopies;
 use crate::description::{AreaDirectory, DirectoryError, ImageDescription, LogDescription, image_key};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::finish::dry_run_held;
@@ -195,12 +196,17 @@ pub fn elsewhere(directory: &AreaDirectory) -> Result<Vec<(PathBuf, String)>, Fi
         image_key(&image.path).is_ok_and(|key| key == image.key) && directory.is_registered(&image.key)
     };
     let paths: Vec<PathBuf> = images.into_iter().filter(is_its).map(|image| image.path).collect();
-    elsewhere_of(&paths).map_err(|error| {
+    let has_copy = LeftCopies::of(directory).is_some_and(|copies| copies.is_any_owed());
+    let or_from_copy = has_copy.then(|| {
+        let shown = directory.path().display();
+        format!("; where that server is lost, 'amberlog recover --area {shown} --from-copy' brings it home from the copy there")
+    });
+    elsewhere_of(&paths, &or_from_copy.unwrap_or_default()).map_err(|error| {
         FinishError::Failed(format!("looking for journals that are not in {}: {error}", directory.path().display()))
     })
 }
 
-fn elsewhere_of(images: &[PathBuf]) -> io::Result<Vec<(PathBuf, String)>> {
+fn elsewhere_of(images: &[PathBuf], or_from_copy: &str) -> io::Result<Vec<(PathBuf, String)>> {
     let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
     let mut found = Vec::new();
     for place in scan::scan(&disks)?.all() {
@@ -214,7 +220,7 @@ fn elsewhere_of(images: &[PathBuf]) -> io::Result<Vec<(PathBuf, String)>> {
             ),
             (_, MarkFound::Live(_)) => format!(
                 "the journal of the file system at byte {offset} is on a journal server, and not finished by this: run \
-                 'amberlog recover --disk {at} --remote HOST:PORT/NAME'"
+                 'amberlog recover --disk {at} --remote HOST:PORT/NAME'{or_from_copy}"
             ),
             _ => continue,
         };

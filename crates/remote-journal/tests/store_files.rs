@@ -558,7 +558,7 @@ fn a_reserve_is_not_let_go_for_being_short() {
     medium.publish(2).expect("named");
     medium.delete(2).expect("deleted");
     assert_eq!(medium.reserved_bytes(), (64 << 10) + (256 << 10));
-    // When less is wished what is too long is cut, and what is not needed goes.
+    // What is not needed goes.
     medium.reserve(64 << 10).expect("there is room");
     medium.create(3, 256 << 10).expect("there is room");
     medium.publish(3).expect("named");

@@ -8,7 +8,10 @@ use super::give_up::{self, GivingUp};
 use crate::takeover::{PATIENCE, take_over};
 use command_line::print_line;
 use own_files::OwnDirectory;
-use placement::{DirectoryError, FailedLog, Finish, FinishError, FinishedLog, Loss, finish_directory_into, own_place, own_places};
+use placement::{
+    DirectoryError, FailedLog, Finish, FinishError, FinishedLog, Loss, finish_copies, finish_directory_into, own_place,
+    own_places,
+};
 use recovery::{Report, Status, Unfinished};
 use rustix::fs::FileType;
 use serde_json::{Value, json};
@@ -30,10 +33,23 @@ struct Attempt {
     elsewhere: Vec<(PathBuf, String)>,
 }
 
-/// Runs the command. `images` are what the caller says may be owed something.
-pub fn run(area: &Path, images: &[PathBuf], give_up: Option<&Path>, json: bool) -> ExitCode {
+/// What is wished beside the directory.
+pub struct Wishes<'a> {
+    /// What the caller says may be owed something.
+    pub images: &'a [PathBuf],
+    /// An image of which what is held is given up.
+    pub give_up: Option<&'a Path>,
+    /// Journals of servers go home from their copies.
+    pub from_copy: bool,
+    /// The outcome is printed as JSON.
+    pub json: bool,
+}
+
+/// Runs the command.
+pub fn run(area: &Path, wishes: &Wishes<'_>) -> ExitCode {
+    let json = wishes.json;
     own_files::keep_files_private();
-    let mut giving_up = give_up.map(GivingUp::of);
+    let mut giving_up = wishes.give_up.map(GivingUp::of);
     let (directories, is_one) = match directories(area) {
         Ok(found) => found,
         Err(error) => {
@@ -57,7 +73,7 @@ pub fn run(area: &Path, images: &[PathBuf], give_up: Option<&Path>, json: bool) 
             continue;
         }
         let mut attempt = Attempt::of(path.clone(), Ok(Finish::default()));
-        let result = finish(&path, images, deadline, giving_up.as_mut(), &mut attempt);
+        let result = finish(&path, wishes, deadline, giving_up.as_mut(), &mut attempt);
         if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
             // Asked for all that is left over: what lives is not.
             crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
@@ -117,7 +133,7 @@ fn is_own_directory(path: &Path) -> bool {
 
 fn finish(
     path: &Path,
-    images: &[PathBuf],
+    wishes: &Wishes<'_>,
     deadline: Instant,
     giving_up: Option<&mut GivingUp>,
     attempt: &mut Attempt,
@@ -131,7 +147,13 @@ fn finish(
         Ok(found) => attempt.elsewhere = found,
         Err(error) => crate::exit::say("amberlog recover", format_args!("{error}")),
     }
-    let mut outcome = finish_directory_into(&directory, images)?;
+    let mut outcome = finish_directory_into(&directory, wishes.images)?;
+    if wishes.from_copy {
+        let Finish { finished, failed } = finish_copies(&directory)?;
+        attempt.elsewhere.retain(|(image, _)| !finished.iter().any(|log| log.image == *image));
+        outcome.finished.extend(finished);
+        outcome.failed.extend(failed);
+    }
     if let Some(giving_up) = giving_up {
         attempt.given_up = giving_up.of_directory(&directory, &mut outcome)?;
     }
@@ -152,7 +174,10 @@ fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alo
     if let Some(error) = unmet {
         crate::exit::say("amberlog recover", format_args!("{error}"));
         errors.push(error.to_string());
-        unfinished.push((error.outcome(), json!({"directory": area, "outcome": error.outcome(), "error": error.to_string()})));
+        unfinished.push((
+            error.outcome(),
+            json!({"directory": area, "outcome": error.outcome(), "error": error.to_string()}),
+        ));
     }
     for attempt in attempts {
         let failed: Vec<(&FinishError, Option<&FailedLog>)> = match &attempt.result {

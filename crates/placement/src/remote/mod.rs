@@ -39,6 +39,7 @@
 //! Failure story: whatever dies, the superblock on storage says where the log is. When both places fail, the guest's
 //! journal writes fail, and its kernel stops.
 
+mod from_copy;
 mod lineage;
 mod mark;
 mod mirror;
@@ -52,6 +53,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use from_copy::finish_from_copy;
 pub use mark::{MarkFound, RemoteMark};
 pub(crate) use mark::{MarkPlace, mark_place};
 pub(crate) use mirror::{MirrorFile, Phase};
@@ -361,6 +363,18 @@ impl RemoteLog {
         back_off: BackOff,
         mirror: Arc<MirrorFile>,
     ) -> io::Result<Self> {
+        Self::begin(Self::shared_of_left(options, place, disks, medium, back_off, mirror)?)
+    }
+
+    /// What an earlier process has left of a log that its guest had open; nothing was begun.
+    fn shared_of_left(
+        options: &RemoteOptions,
+        place: FoundLogPlace,
+        disks: [Arc<Disk>; 2],
+        medium: Arc<dyn JournalStorage>,
+        back_off: BackOff,
+        mirror: Arc<MirrorFile>,
+    ) -> io::Result<Arc<Shared>> {
         let shared = Self::shared(options, place, disks, medium, back_off, Some(Arc::clone(&mirror)));
         let said = mirror.says();
         let refuse = |why: &str| Err(io::Error::other(why.to_owned()));
@@ -399,7 +413,7 @@ impl RemoteLog {
             *state = State::take_up(mirror, &superblock, storage_counts, said.is_stored, marked);
             state.is_paused = said.is_paused;
         }
-        Self::begin(shared)
+        Ok(shared)
     }
 
     fn shared(

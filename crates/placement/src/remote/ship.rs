@@ -582,7 +582,7 @@ fn renew_mark(shared: &Shared, generation: u64) -> Result<(), Ended> {
 ///
 /// Whoever was cut off from the server does not know whether somebody else has taken the log there: storage is asked before
 /// every step ([`super::shared_storage`]).
-fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
+pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
     let mut commits = false;
     let mut written: Option<Arc<[u8]>> = None;
     loop {

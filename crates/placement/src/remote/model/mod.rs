@@ -7,6 +7,7 @@
 //! of the complete journal leaves there: nothing that the guest was told is committed may be missing, nothing may be there
 //! in part.
 
+mod copies;
 mod disk;
 mod guest;
 mod kills;

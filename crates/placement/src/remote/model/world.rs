@@ -353,6 +353,15 @@ impl World {
         crate::scan::offset_of(&self.place.runs, self.place.block_bytes, 0).expect("a place")
     }
 
+    /// What is wrong with an image, if it is not what some transaction left that the guest was told of last, or began after that; `survived`
+    /// is what it was before it was recovered.
+    pub fn fault(&self, image: &[u8], survived: &[u8]) -> Option<String> {
+        let known = self.known.lock().expect("no panic under this lock");
+        let possible = (0..=known.begun.wrapping_sub(known.committed)).map(|more| known.committed.wrapping_add(more));
+        let faults: Vec<_> = possible.map(|last| known.fault(image, survived, last)).collect();
+        if faults.iter().any(Option::is_none) { None } else { faults.into_iter().flatten().next() }
+    }
+
     /// The disk, as another worker opens it.
     pub fn open_disk(&self) -> Arc<VmDisk> {
         Arc::new(VmDisk::open(options(self.vm_disk.options.path.clone())).expect("the image"))

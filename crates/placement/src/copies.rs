@@ -1,0 +1,144 @@
+//! Copies of journals that were on a server, in the directory of a VM whose processes are gone: what the server has is there, too, and
+//! this is what there is where the server is lost.
+//!
+//! Which image a copy belongs to is told by the journal superblock on storage, which has to be as the copy says that it may be, to the last
+//! byte; and only the very files are looked at that the registry has for this directory. What is on storage by itself, or was brought home
+//! since, or taken by somebody else, is owed nothing from here.
+
+use crate::description::{AreaDirectory, Description, WishDescription, image_key};
+use crate::disk::{Disk, DiskOptions, PlacementKind};
+use crate::earlier::open_left;
+use crate::found::{FailedLog, Finish, FinishError, FinishedLog};
+use crate::remote::{MirrorFile, finish_from_copy};
+use crate::resume::COPY_ENDING;
+use crate::scan::{self, FoundLogPlace, offset_of};
+use jbd2::SUPERBLOCK_BYTES;
+use own_files::How;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A copy that its directory describes.
+pub(crate) struct LeftCopies<'d> {
+    directory: &'d AreaDirectory,
+    description: Description,
+}
+
+impl<'d> LeftCopies<'d> {
+    /// Those of a directory; none where it describes nothing.
+    pub fn of(directory: &'d AreaDirectory) -> Option<Self> {
+        let description = directory.description().ok().flatten()?;
+        Some(LeftCopies { directory, description })
+    }
+
+    /// The images that the directory is about, as far as they are what they were.
+    fn images(&self) -> Vec<PathBuf> {
+        let images = self.description.images.iter().flatten();
+        let its = images.filter(|image| {
+            self.directory.is_registered(&image.key) && image_key(&image.path).is_ok_and(|key| key == image.key)
+        });
+        its.map(|image| image.path.clone()).collect()
+    }
+
+    /// Each copy with its log's place, if it can be read.
+    fn copies(&self) -> impl Iterator<Item = (&WishDescription, &str, io::Result<MirrorFile>)> {
+        self.description.wishes.iter().filter_map(|wish| {
+            let name = wish.copy.as_deref().filter(|name| name.ends_with(COPY_ENDING))?;
+            if !(1024..=65536).contains(&wish.place.block_bytes) {
+                return None;
+            }
+            let opened = self.directory.directory().file(OsStr::new(name), How::Write).map_err(io::Error::other);
+            Some((wish, name, opened.and_then(|file| MirrorFile::take_up(file, &wish.place))))
+        })
+    }
+
+    /// The image whose journal superblock is as a copy's process left it, if the copy may be the last that has all of the log.
+    fn owed<'i>(&self, images: &'i [PathBuf], place: &FoundLogPlace, copy: &MirrorFile) -> Option<&'i Path> {
+        let offset = offset_of(&place.runs, place.block_bytes, 0)?;
+        let said = copy.says();
+        let is_its = |image: &&PathBuf| {
+            let mut stored = [0; SUPERBLOCK_BYTES];
+            let read = std::fs::File::open(image).and_then(|file| file.read_exact_at(&mut stored, offset));
+            read.is_ok() && said.is_owed(&stored)
+        };
+        images.iter().find(is_its).map(PathBuf::as_path)
+    }
+
+    /// Whether one of them may be the last whole one of its log.
+    pub fn is_any_owed(&self) -> bool {
+        let images = self.images();
+        self.copies().any(|(wish, _, copy)| copy.is_ok_and(|copy| self.owed(&images, &wish.place, &copy).is_some()))
+    }
+}
+
+/// Brings home every journal that was on a server and of which a directory has the last copy. It can be removed afterwards if none failed.
+///
+/// # Errors
+/// When the directory cannot be read. What concerns one journal only does not keep the others from being finished.
+pub fn finish_copies(directory: &AreaDirectory) -> Result<Finish, FinishError> {
+    let mut outcome = Finish::default();
+    let Some(left) = LeftCopies::of(directory) else { return Ok(outcome) };
+    let images = left.images();
+    for (wish, name, copy) in left.copies() {
+        let Ok(copy) = copy else { continue };
+        let Some(journal) = left.owed(&images, &wish.place, &copy) else { continue };
+        match finish(&images, journal, &wish.place, name, copy) {
+            Ok(mut log) => {
+                log.recovery.notes.insert(0, format!("finished from {}", directory.path().join(name).display()));
+                outcome.finished.push(log);
+            }
+            Err(error) => outcome.failed.push(FailedLog::of_copy(journal, wish.place.home_start, name, error)),
+        }
+    }
+    Ok(outcome)
+}
+
+fn finish(
+    images: &[PathBuf],
+    journal: &Path,
+    described: &FoundLogPlace,
+    name: &str,
+    copy: MirrorFile,
+) -> Result<FinishedLog, FinishError> {
+    let failed =
+        |what: &str, path: &Path, error: io::Error| FinishError::Failed(format!("{what} {}: {error}", path.display()));
+    // An external journal's file system is on another one.
+    let candidates: Vec<&Path> =
+        if described.is_external { images.iter().map(PathBuf::as_path).collect() } else { vec![journal] };
+    // Locked until all is done.
+    let _locked = candidates.iter().map(|path| open_left(path)).collect::<Result<Vec<_>, _>>()?;
+    let open = |path: &&Path| {
+        let options = DiskOptions {
+            name: path.display().to_string(),
+            path: path.to_path_buf(),
+            placement: PlacementKind::Storage,
+            honour_flush: true,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: None,
+            write_log: None,
+        };
+        Disk::open(options).map(Arc::new).map_err(|error| failed("opening", path, error))
+    };
+    let disks = candidates.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let found = scan::scan(&disks).map_err(|error| failed("looking for the journal on", journal, error))?;
+    let is_it = |place: &&FoundLogPlace| {
+        candidates[place.journal_disk] == journal
+            && (place.home_start, place.is_external) == (described.home_start, described.is_external)
+            && (place.block_bytes, place.log_blocks) == (described.block_bytes, described.log_blocks)
+            && (&place.runs, place.file_system_uuid) == (&described.runs, described.file_system_uuid)
+    };
+    let place = found.logs.iter().find(is_it).ok_or_else(|| {
+        FinishError::Refused(format!(
+            "the file system at byte {} whose journal on {} has a copy in {name} is not found; nothing was changed",
+            described.home_start,
+            journal.display()
+        ))
+    })?;
+    let of_log = [place.home_disk, place.journal_disk].map(|disk| Arc::clone(&disks[disk]));
+    let recovery = finish_from_copy(name, place, of_log, copy)?;
+    Ok(FinishedLog { image: candidates[place.home_disk].to_owned(), offset: place.home_start, recovery })
+}

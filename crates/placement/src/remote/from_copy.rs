@@ -1,0 +1,97 @@
+//! A log that was on a server goes home from the copy that its process has left in tmpfs: the server may be lost.
+//!
+//! It is what the next worker does, and then the end of a VM: completed in its own place, and replayed from there. Whoever asks for it has
+//! the images locked. What must never happen: that anything is written where storage is not as that process left it, since somebody else
+//! has the log then; or that a copy that lacks something is taken for all of it.
+//!
+//! Failure story: killed at any moment, it can be done again; what storage says then is what the copy says that it may be.
+
+use super::mirror::{MirrorFile, Phase};
+use super::ship::fall_back;
+use super::{BackOff, RemoteLog, RemoteOptions, Shared, Taken};
+use crate::disk::Disk;
+use crate::distrust::LEFT_TO_THE_GUEST;
+use crate::finish::{finish_stored, leave_stored};
+use crate::scan::FoundLogPlace;
+use recovery::{Error, Report, Status};
+use remote_journal::{ClientOptions, ClientSecurity};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn failed(source: io::Error) -> Error {
+    Error::Failed { what: "completing on storage a journal that was on a server".to_owned(), source }
+}
+
+fn refused(error: io::Error) -> Error {
+    if Taken::is(&error) { Error::Refused(format!("{error}; nothing was changed")) } else { failed(error) }
+}
+
+/// Brings home what a copy has of an open log, whose file system and journal are on these disks.
+///
+/// # Errors
+/// A refusal where somebody else has the log, or the copy lacks something: nothing was changed.
+pub(crate) fn finish_from_copy(
+    name: &str,
+    place: &FoundLogPlace,
+    [home, journal]: [Arc<Disk>; 2],
+    mirror: MirrorFile,
+) -> Result<Report, Error> {
+    let said = mirror.says();
+    [&home, &journal].iter().for_each(|disk| super::shared_storage::forget_cached(disk));
+    if said.phase == Phase::Failed {
+        // Storage had failed, or its server had given the log to somebody: who has it by now has said so on storage.
+        let shared = shared(name, place, [&home, &journal], None);
+        if !said.may_be.contains(&shared.read_superblock().map_err(failed)?) {
+            return Err(refused(Taken::error()));
+        }
+        mirror.say(|said| said.phase = Phase::Open);
+    }
+    let mirror = Arc::new(mirror);
+    let disks = [Arc::clone(&home), Arc::clone(&journal)];
+    let (options, medium) = (nobodys(name), Arc::clone(&journal));
+    let left = RemoteLog::shared_of_left(&options, place.clone(), disks, medium, BackOff::default(), mirror);
+    let shared = left.map_err(refused)?;
+    // What it says may be in a cache, and something else on the medium, of which the opposite would be right.
+    shared.medium.sync().map_err(failed)?;
+    let (generation, is_to_be_completed) = {
+        let mut state = shared.lock();
+        state.may_not_begin = false;
+        (state.generation, state.is_to_be_completed())
+    };
+    if is_to_be_completed {
+        fall_back(&shared, generation).map_err(|error| {
+            shared.lock().fail(Taken::is(&error));
+            failed(error)
+        })?;
+    }
+    shared.check(&shared.on_storage()).map_err(failed)?;
+    let report = if shared.is_distrusted.load(std::sync::atomic::Ordering::Acquire) {
+        Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST)
+    } else {
+        match finish_stored(place, &home.file, &journal.file) {
+            // It is whole in its own place, and only its guest's kernel can replay it.
+            Err(error) if error.is_refusal() => leave_stored(place, &journal.file)?,
+            finished => finished?,
+        }
+    };
+    shared.lock().close();
+    Ok(report)
+}
+
+/// Nothing is asked of a server.
+fn nobodys(name: &str) -> RemoteOptions {
+    let client = ClientOptions { address: String::new(), security: ClientSecurity::default(), timeout: Duration::ZERO };
+    RemoteOptions { client, name: name.to_owned() }
+}
+
+fn shared(
+    name: &str,
+    place: &FoundLogPlace,
+    [home, journal]: [&Arc<Disk>; 2],
+    mirror: Option<Arc<MirrorFile>>,
+) -> Arc<Shared> {
+    let disks = [Arc::clone(home), Arc::clone(journal)];
+    let medium = Arc::clone(journal);
+    RemoteLog::shared(&nobodys(name), place.clone(), disks, medium, BackOff::default(), mirror)
+}
