@@ -1,9 +1,12 @@
 //! What a supervisor keeps for the worker of one VM: descriptors, and the doors at which its VMM finds its disks.
 
+pub mod place;
+
 use crate::vm::change::IMAGE;
 use crate::vm::watched::Watched;
 use crate::worker::Worker;
 use front_door::{Admission, Door, is_disk_name};
+use place::Place;
 use rustix::net::SendFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -39,7 +42,12 @@ pub struct Charge {
     came: Arc<Mutex<BTreeSet<i32>>>,
     /// There was a supervisor before this one, which saw others.
     is_inherited: bool,
+    /// For whoever looks whether the VM's directory is still there.
+    place: Arc<Place>,
 }
+
+/// Under which a worker has its VM's directory kept, with its lock.
+const DIRECTORY: &str = "directory";
 
 impl Charge {
     /// What a supervisor before this one had on this shelf, and what this one will.
@@ -66,7 +74,18 @@ impl Charge {
         // What is not understood is nobody's.
         charge.doors_shelf.clear();
         shelf.clear();
+        charge.note_place();
         charge
+    }
+
+    /// Where the VM's directory is.
+    pub fn place(&self) -> Arc<Place> {
+        Arc::clone(&self.place)
+    }
+
+    fn note_place(&self) {
+        let path = self.kept.data(DIRECTORY).map(Path::new);
+        self.place.set(path.zip(self.kept.descriptor(DIRECTORY)));
     }
 
     /// Of a VM of which a service manager has what a program with another `format` gave it.
@@ -136,7 +155,7 @@ impl Charge {
         if let Some((pid, _)) = self.vmm().filter(lives) {
             return Some(pid);
         }
-        let directory = self.kept.data("directory").filter(|_| self.kept.is_doubtful())?;
+        let directory = self.kept.data(DIRECTORY).filter(|_| self.kept.is_doubtful())?;
         match placement::living_vmms(Path::new(directory)) {
             Ok(vmms) => vmms.first().copied(),
             Err(error) => {
@@ -158,7 +177,7 @@ impl Charge {
 
     /// The VM's directory in tmpfs, where a guest was served from it.
     pub fn directory(&self) -> Option<PathBuf> {
-        self.kept.data("directory").filter(|_| self.is_served() || self.kept.is_doubtful()).map(PathBuf::from)
+        self.kept.data(DIRECTORY).filter(|_| self.is_served() || self.kept.is_doubtful()).map(PathBuf::from)
     }
 
     /// Does what the worker at the other end of `channel` has said.
@@ -231,6 +250,9 @@ impl Charge {
                 Err(error) => log::error!("what the worker wants kept cannot be: {error}"),
             },
         }
+        if matches!(said, Said::Keep { key, .. } | Said::Forget { key } if key == DIRECTORY) {
+            self.note_place();
+        }
     }
 
     /// Does what a worker says until it is gone. Says how it ended; what it had said last was heard before.
@@ -272,6 +294,7 @@ impl Charge {
         // First: without this nothing of the rest counts.
         self.kept.clear();
         self.doors.clear();
+        self.note_place();
     }
 }
 

@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -259,6 +260,30 @@ pub fn living_vmms(path: &Path) -> Result<Vec<i32>, DirectoryError> {
     Ok(living(&String::from_utf8_lossy(&noted)))
 }
 
+/// Which directory of a VM it is, by its lock, whatever it is called and whether it still has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryIdentity(u64, u64);
+
+impl DirectoryIdentity {
+    /// Of the directory with this lock.
+    ///
+    /// # Errors
+    /// When that cannot be examined.
+    pub fn of(lock: impl AsFd) -> io::Result<Self> {
+        let found = rustix::fs::fstat(lock)?;
+        Ok(DirectoryIdentity(found.st_dev, found.st_ino))
+    }
+
+    /// Whether it is there: somebody may have removed it under a guest that runs, or put another one there. What cannot be looked at
+    /// counts as being there.
+    pub fn is_at(self, path: &Path) -> bool {
+        match rustix::fs::lstat(path.join(LOCK)) {
+            Ok(found) => DirectoryIdentity(found.st_dev, found.st_ino) == self,
+            Err(error) => !matches!(error, rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR),
+        }
+    }
+}
+
 /// Processes, for a sentence.
 fn named(vmms: &[i32]) -> String {
     let numbers: Vec<String> = vmms.iter().map(|pid| format!("process {pid}")).collect();
@@ -441,6 +466,11 @@ impl AreaDirectory {
         Ok(self.directory.write(VMMS, format!("{noted}{pid} {started}\n").as_bytes())?)
     }
 
+    /// Whether it is where it was made: somebody may have removed it.
+    pub fn is_in_place(&self) -> bool {
+        DirectoryIdentity::of(&self.lock).is_ok_and(|identity| identity.is_at(self.path()))
+    }
+
     /// The lock, for the VMM to inherit.
     pub fn lock_file(&self) -> &File {
         &self.lock
@@ -590,10 +620,10 @@ impl AreaDirectory {
             logs.iter().flat_map(|log| log.home_key.iter().chain(&log.journal_key)).cloned().collect()
         };
         let needed = keys(&stays);
-        let has_copies = description.wishes.iter().any(|wish| wish.copy.as_deref().is_some_and(|copy| !copy.is_empty()));
+        let has_copies =
+            description.wishes.iter().any(|wish| wish.copy.as_deref().is_some_and(|copy| !copy.is_empty()));
         // An image is looked at for a copy of what is on a server, too, which stays until that is brought home.
-        let given_up: BTreeSet<String> =
-            keys(&gone).difference(&needed).filter(|_| !has_copies).cloned().collect();
+        let given_up: BTreeSet<String> = keys(&gone).difference(&needed).filter(|_| !has_copies).cloned().collect();
         if let Some(images) = &mut description.images {
             images.retain(|image| !given_up.contains(&image.key));
         }
@@ -704,6 +734,27 @@ mod tests {
         assert_eq!(again.description().expect("read").expect("there").ram[0].path, PathBuf::from("/ram"));
         again.remove();
         assert_eq!(AreaDirectory::find(&registry, &image).expect("examined"), None);
+    }
+
+    #[test]
+    fn a_directory_that_is_removed_is_not_in_place() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let make = || AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("made");
+        let directory = make();
+        assert!(directory.is_in_place());
+        // Another one has its name.
+        let away = base.path().join("away");
+        std::fs::rename(directory.path(), &away).expect("renamed");
+        assert!(!directory.is_in_place());
+        std::fs::create_dir(directory.path()).expect("made");
+        std::fs::write(directory.path().join(LOCK), "").expect("written");
+        assert!(!directory.is_in_place());
+        std::fs::remove_dir_all(directory.path()).expect("removed");
+        std::fs::rename(&away, directory.path()).expect("renamed");
+        assert!(directory.is_in_place());
+        // As systemd-logind removes what a user has.
+        std::fs::remove_dir_all(directory.path()).expect("removed");
+        assert!(!directory.is_in_place());
     }
 
     #[test]

@@ -50,8 +50,8 @@ mod watch;
 
 pub use copies::finish_copies;
 pub use description::{
-    AreaDirectory, Description, DirectoryError, ImageDescription, LogDescription, MEMORY, THROUGH as PASSED_THROUGH,
-    living_vmms, process_lives, process_started_at,
+    AreaDirectory, Description, DirectoryError, DirectoryIdentity, ImageDescription, LogDescription, MEMORY,
+    THROUGH as PASSED_THROUGH, living_vmms, process_lives, process_started_at,
 };
 pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 pub use disk_route::DiskRoute;

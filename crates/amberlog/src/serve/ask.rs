@@ -353,6 +353,9 @@ fn problems(vms: &Value) -> Vec<String> {
                 text(&vm["state_text"])
             ));
         }
+        if vm["directory_is_in_place"] == false {
+            problems.push(crate::supervisor::place::sentence(&name, &text(&vm["directory"])));
+        }
         if let Some(trouble) = vm["migration"]["trouble"].as_str() {
             problems.push(format!("vm {name}: {trouble}"));
         }

@@ -355,6 +355,7 @@ fn feel_pulses(slots: &Slots) -> anyhow::Result<()> {
         loop {
             std::thread::sleep(PULSE);
             let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+            all.iter().filter(|slot| !slot.is_over()).for_each(|slot| slot.look_at_directory());
             std::thread::scope(|scope| {
                 for slot in all.iter().filter(|slot| !slot.is_over()) {
                     // One that cannot be asked now is asked the next time.

@@ -595,6 +595,14 @@ impl Slot {
                     log::info!("vm {}: an image is another file now, which is opened instead", self.name);
                     return End::Finish;
                 }
+                // Whoever starts a VMM finds no place for its memory.
+                Wanted::Serve(_) if vmms.is_empty() && !vm.journals.directory().is_in_place() => {
+                    log::warn!(
+                        "vm {}: its directory in tmpfs was removed while it waited; another one is made",
+                        self.name
+                    );
+                    return End::Finish;
+                }
                 Wanted::Serve(wanted) if **wanted != *config && is_nobodys() => return End::Finish,
                 _ => {}
             }

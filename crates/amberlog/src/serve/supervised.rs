@@ -8,6 +8,7 @@
 
 use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
+use crate::supervisor::place::{self, Place};
 use crate::vm::watched::Watched;
 use crate::worker::{Program, Worker, how_it_ended};
 use anyhow::Context;
@@ -195,6 +196,8 @@ pub struct Supervised {
     no_sandbox: bool,
     /// Until its thread begins.
     charge: Mutex<Option<Charge>>,
+    /// Where its directory is.
+    place: Arc<Place>,
     inner: Mutex<Inner>,
     changed: Condvar,
     /// Disks come and go one request after the other.
@@ -210,6 +213,7 @@ impl Supervised {
         Arc::new(Supervised {
             name: name.to_owned(),
             no_sandbox,
+            place: charge.place(),
             charge: Mutex::new(Some(charge)),
             inner: Mutex::new(Inner {
                 wish,
@@ -511,6 +515,9 @@ impl Supervised {
         if let Some(why) = cannot_go_on(&answer["vms"][0]) {
             anyhow::bail!("vm {}: {why}; nothing was changed", self.name);
         }
+        if let Some((directory, false)) = self.place.look() {
+            anyhow::bail!("{}; nothing was changed", place::sentence(&self.name, &directory.display().to_string()));
+        }
         let old = {
             let mut inner = self.lock();
             let worker = inner.worker.as_ref().and_then(|worker| Some((worker.pid, worker.process.clone()?)));
@@ -610,6 +617,14 @@ impl Supervised {
         }
     }
 
+    /// Looks whether the VM's directory is still there, and says so if it is not.
+    pub fn look_at_directory(&self) {
+        if let Some(directory) = self.place.seen_gone() {
+            let _entered = self.enter();
+            log::error!("{}", place::sentence(&self.name, &directory.display().to_string()));
+        }
+    }
+
     /// Ends a worker that does not answer any more; another one goes on.
     pub fn feel_pulse(&self) {
         let worker = self.lock().worker.as_ref().and_then(|worker| Some((worker.pid, worker.process.clone()?)));
@@ -684,6 +699,11 @@ impl Supervised {
                 "vmm_pid": vmm, "pending": null})
         });
         let inner = self.lock();
+        let directory = self.place.look();
+        entry["directory"] = json!(directory.as_ref().map(|(path, _)| path));
+        // One that recovers may be removing it.
+        let is_settled = !matches!(entry["state"].as_str(), Some("preparing" | "recovering"));
+        entry["directory_is_in_place"] = json!(directory.filter(|_| is_settled).map(|(_, is_there)| is_there));
         if entry["state"] == "preparing" && entry["vmm_pid"].is_null() {
             (entry["pid"], entry["vmm_pid"]) = (json!(inner.vmm), json!(inner.vmm));
         }

@@ -316,6 +316,55 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
     }
 }
 
+/// Somebody removes a VM's directory in tmpfs under its guest, as systemd-logind may: it is said, what the guest committed goes home all the
+/// same while amberlog lives, and no worker is ended that none could follow.
+#[test]
+fn a_directory_that_is_removed_under_a_guest_is_said() {
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(6);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    let entry = daemon.wait_state("one", "running");
+    assert_eq!(entry["directory_is_in_place"], true, "{entry}");
+    assert_eq!(daemon.ask(&["health"]).status.code(), Some(0));
+    std::fs::remove_dir_all(entry["directory"].as_str().unwrap()).unwrap();
+    assert_eq!(daemon.entry("one")["directory_is_in_place"], false);
+    let ill = daemon.ask(&["health"]);
+    assert_eq!(ill.status.code(), Some(1), "{ill:?}");
+    let told = "was removed while it is served";
+    assert!(text(&ill.stdout).contains(told) && text(&ill.stdout).contains("amberlog flush one"), "{ill:?}");
+    let refused = daemon.ask(&["upgrade", "one"]);
+    assert!(!refused.status.success() && text(&refused.stderr).contains(told), "{refused:?}");
+    let deadline = std::time::Instant::now() + LIMIT;
+    while !daemon.log().contains(told) {
+        assert!(std::time::Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let last = guest.acknowledged("a").last.unwrap_or(0);
+    guest.wait_acknowledged("a", last + 20, LIMIT).unwrap();
+    let flushed = daemon.ask(&["flush", "one"]);
+    assert!(flushed.status.success(), "{flushed:?}");
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    let entry = daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+    // While nobody has it, another one is made.
+    std::fs::remove_dir_all(entry["directory"].as_str().unwrap()).unwrap();
+    let deadline = std::time::Instant::now() + LIMIT;
+    while !(daemon.entry("one")["directory_is_in_place"] == true && daemon.entry("one")["state"] == "waiting") {
+        assert!(std::time::Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// However it comes that no worker goes on with a guest: what it is owed goes home when its VMM has ended, though its VM is not
 /// configured any more, or the daemon ends.
 #[test]
