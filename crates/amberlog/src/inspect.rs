@@ -136,7 +136,7 @@ fn place_json(located: &Located) -> Value {
         (_, Journal::External { uuid }) => json!({"kind": "external", "uuid": uuid_text(uuid)}),
         (_, Journal::JournalDevice { .. }) => json!({"kind": "device"}),
         (_, Journal::None) => json!({"kind": "none"}),
-        (_, Journal::NotUnderstood { reason }) => json!({"kind": "not understood", "reason": reason}),
+        (_, Journal::NotUnderstood { reason, .. }) => json!({"kind": "not understood", "reason": reason}),
     }
 }
 
@@ -162,7 +162,7 @@ fn print_place(path: &Path, located: &Located) {
             print_line!("  journal          external, UUID {}{missing}", uuid_text(uuid));
         }
         Journal::JournalDevice { .. } => print_line!("  journal          this is an external journal"),
-        Journal::NotUnderstood { reason } => print_line!("  journal          not understood: {reason}"),
+        Journal::NotUnderstood { reason, .. } => print_line!("  journal          not understood: {reason}"),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::inode::internal_journal;
 use crate::journal::Journal;
 use crate::read::{ReadAt, Window};
-use crate::stacked::what_lies_between;
+use crate::stacked::{Between, what_lies_between};
 use crate::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, compat};
 use crate::table::partitions;
 use std::io;
@@ -62,7 +62,7 @@ pub fn file_system<R: ReadAt>(
 }
 
 fn journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> {
-    let not_understood = |reason: String| Ok(Journal::NotUnderstood { reason });
+    let not_understood = |reason: String| Ok(Journal::NotUnderstood { reason, behind: None });
     if let Err(error) = superblock.check() {
         return not_understood(error.to_string());
     }
@@ -70,9 +70,17 @@ fn journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> 
         let (says, has) = (superblock.bytes(), disk.size());
         return not_understood(format!("the superblock says {says} bytes, but there are only {has}: it was cut off"));
     }
-    if let Some(what) = what_lies_between(disk, superblock)? {
-        return not_understood(format!("{what}, so that where its blocks go is not for this disk to say"));
+    if let Some(Between { what, is_in_place }) = what_lies_between(disk, superblock)? {
+        let reason = format!("{what}, so that where its blocks go is not for this disk to say");
+        let behind = if is_in_place { Some(Box::new(journal_of(disk, superblock)?)) } else { None };
+        return Ok(Journal::NotUnderstood { reason, behind });
     }
+    journal_of(disk, superblock)
+}
+
+/// The journal of a file system that has its disk for itself.
+fn journal_of<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> {
+    let not_understood = |reason: String| Ok(Journal::NotUnderstood { reason, behind: None });
     if superblock.is_journal_device() {
         return Ok(Journal::JournalDevice { superblock_block: if superblock.block_size == 1024 { 2 } else { 1 } });
     }

@@ -22,7 +22,7 @@ const JOURNAL_BLOCKS_MIN: u64 = 1024;
 pub(crate) fn internal_journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> {
     match read_map(disk, superblock) {
         Ok(journal) => Ok(journal),
-        Err(Failure::NotUnderstood(reason)) => Ok(Journal::NotUnderstood { reason }),
+        Err(Failure::NotUnderstood(reason)) => Ok(Journal::NotUnderstood { reason, behind: None }),
         Err(Failure::Read(error)) => Err(error),
     }
 }

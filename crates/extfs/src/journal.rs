@@ -43,6 +43,8 @@ pub enum Journal {
     NotUnderstood {
         /// Why, as a sentence without its full stop.
         reason: String,
+        /// What the file system would have, if it were alone on its disk: nothing may be written by it. Nothing where that is not known.
+        behind: Option<Box<Journal>>,
     },
 }
 

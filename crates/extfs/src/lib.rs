@@ -27,7 +27,7 @@
 //!             println!("{blocks} blocks in {} pieces, the first at byte {at}", extents.len());
 //!         }
 //!         Journal::External { uuid } => println!("on another disk: {uuid:02x?}"),
-//!         Journal::NotUnderstood { reason } => println!("left alone: {reason}"),
+//!         Journal::NotUnderstood { reason, .. } => println!("left alone: {reason}"),
 //!         Journal::None | Journal::JournalDevice { .. } => {}
 //!     }
 //! }

@@ -24,29 +24,39 @@ const BCACHE_MAGIC: [u8; 16] =
 /// Where md's metadata 1.2 and bcache's superblock are.
 const SECOND_PAGE: u64 = 4096;
 
+/// What lies between a file system and its disk.
+pub(crate) struct Between {
+    /// As a sentence without its end.
+    pub what: String,
+    /// The file system is where it seems to be, and its blocks are where it says.
+    pub is_in_place: bool,
+}
+
 /// What `disk`, which begins with the file system that `superblock` is of, belongs to beside it; nothing if it shows nothing.
 ///
 /// # Errors
 /// When the disk cannot be read.
-pub(crate) fn what_lies_between<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Option<String>> {
+pub(crate) fn what_lies_between<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Option<Between>> {
+    let in_front = |what: &str| Ok(Some(Between { what: what.to_owned(), is_in_place: false }));
     let mut word = [0; 8];
     for sector in 0..4 {
         if read(disk, sector * SECTOR, &mut word)? && word == *b"LABELONE" {
-            return Ok(Some("the disk is a physical volume of LVM (there is its label)".to_owned()));
+            return in_front("the disk is a physical volume of LVM (there is its label)");
         }
     }
     if read(disk, 0, &mut word)? && word[..6] == *b"LUKS\xba\xbe" {
-        return Ok(Some("the disk is encrypted (there is a LUKS header)".to_owned()));
+        return in_front("the disk is encrypted (there is a LUKS header)");
     }
     let mut magic = [0; 16];
     if read(disk, SECOND_PAGE + 24, &mut magic)? && magic == BCACHE_MAGIC {
-        return Ok(Some("the disk belongs to bcache (there is its superblock)".to_owned()));
+        return in_front("the disk belongs to bcache (there is its superblock)");
     }
     for (metadata, at) in md_places(disk.size()) {
         // What the file system reaches over is its own, and only left over from an array that was.
         let is_at_the_end = at > SECOND_PAGE;
         if (!is_at_the_end || at >= superblock.bytes()) && is_md(disk, at)? {
-            return Ok(Some(format!("the disk is a member of an md array (metadata {metadata} at byte {at})")));
+            let what = format!("the disk is a member of an md array (metadata {metadata} at byte {at})");
+            return Ok(Some(Between { what, is_in_place: is_at_the_end }));
         }
     }
     // Internal metadata ends with the disk, in whole blocks of 4 KiB.
@@ -56,7 +66,8 @@ pub(crate) fn what_lies_between<R: ReadAt>(disk: &R, superblock: &Superblock) ->
         && read(disk, drbd_at + 60, &mut magic)?
         && DRBD_MAGICS.contains(&u32::from_be_bytes(magic))
     {
-        return Ok(Some("the disk is replicated by DRBD (there is its metadata at the end)".to_owned()));
+        let what = "the disk is replicated by DRBD (there is its metadata at the end)".to_owned();
+        return Ok(Some(Between { what, is_in_place: true }));
     }
     Ok(None)
 }

@@ -111,6 +111,11 @@ impl FoundLog {
         HeldLog { from: From::Found(self) }
     }
 
+    /// Whether its guest was closing it, and storage is, or was about to be, told so.
+    pub fn is_closing(&self) -> bool {
+        self.table.is_marked() && self.table.is_closing()
+    }
+
     /// Where the log goes on outside, if it was being handed over.
     pub fn handed_over(&self) -> Option<Tail> {
         self.table.handed_over()

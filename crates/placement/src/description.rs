@@ -99,6 +99,16 @@ pub struct WishDescription {
     pub may_go_on_unannounced: bool,
 }
 
+impl WishDescription {
+    /// Whether what it says cannot be found out from storage.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.is_distrusted
+            || self.storage_from.is_some()
+            || self.may_go_on_unannounced
+            || self.copy.as_ref().is_some_and(|name| !name.is_empty())
+    }
+}
+
 /// An image whose logs may be in the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageDescription {

@@ -68,25 +68,35 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
 /// # Errors
 /// When the disk cannot be read.
 pub(crate) fn is_another_ones(log: &Log) -> io::Result<bool> {
+    let why = if log.is_contested() {
+        "another file system lays claim to it, too"
+    } else if is_home_unmounted(log)? {
+        "that is not mounted"
+    } else {
+        return Ok(false);
+    };
+    // Once, and not each time its tail moves.
+    let level = if log.is_brought() { log::Level::Debug } else { log::Level::Info };
+    log::log!(
+        level,
+        "disk {}: the journal of the file system at byte {} is opened, and {why}; it stays on storage until it is next empty",
+        log.home.options.name,
+        log.place.home_start
+    );
+    Ok(true)
+}
+
+/// Whether the log is on a journal device, and its file system does not say that it is mounted.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub(crate) fn is_home_unmounted(log: &Log) -> io::Result<bool> {
     if !log.place.is_external {
         return Ok(false);
     }
     let mut raw = [0; extfs::SUPERBLOCK_BYTES];
     log.home.file.read_exact_at(&mut raw, log.place.home_start + extfs::SUPERBLOCK_OFFSET)?;
-    let is_live = extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery());
-    if is_live && !log.is_contested() {
-        return Ok(false);
-    }
-    let why = if is_live { "another file system names it, too" } else { "that is not mounted" };
-    // Once, and not each time its tail moves.
-    let level = if log.is_brought() { log::Level::Debug } else { log::Level::Info };
-    log::log!(
-        level,
-        "disk {}: the journal device of the file system at byte {} is opened, and {why}; it stays on storage until it is next empty",
-        log.home.options.name,
-        log.place.home_start
-    );
-    Ok(true)
+    Ok(!extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()))
 }
 
 /// Whether the transaction with which a superblock begins a log is in its own place already: a kernel has yet to write it, also one that

@@ -474,7 +474,7 @@ fn finish_log(
     let report = match check_identity(directory, found, log, &logged_journal)? {
         Verdict::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
         Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, &logged_home, &logged_journal)?,
-        Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before"),
+        Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before, or closed by its guest"),
         Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
@@ -640,6 +640,8 @@ fn check_identity(
         handed_over: found.handed_over(),
         is_materialise: found.log().is_materialise(),
         emptied: emptied.as_deref(),
+        closing_from: found.log().tail().filter(|_| found.is_closing()).map(|tail| tail.sequence),
+        log_blocks: log.place.log_blocks,
     };
     books.judge(&raw).or_else(|why| refuse(why.sentence()))
 }

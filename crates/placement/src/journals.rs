@@ -16,7 +16,7 @@ use crate::nvm::ToSettle;
 use crate::opening;
 use crate::remote::RemoteLog;
 use crate::resume::{Left, LeftCopy, ToMark};
-use crate::scan::{self, FoundLogPlace};
+use crate::scan::{self, FoundLogPlace, LeftAlone};
 use crate::stored::{self, Says, Stored};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
@@ -382,23 +382,20 @@ impl Journals {
 
     pub(crate) fn scan_all(&self) -> io::Result<()> {
         let mut count = self.scanning.lock().expect("no panic under this lock");
-        let mut found = scan::scan(&self.disks)?;
-        // What an earlier worker knew goes on, as what this one knows does.
-        let taken_up = found.contested.iter().find(|place| self.was_left(place)).cloned();
-        found.logs.extend(taken_up.clone());
+        let found = scan::scan(&self.disks)?;
         let mut layouts: Vec<DiskLayout> = found.layouts;
         let known = self.logs();
-        for log in &known {
-            log.set_contested(found.contested.iter().any(|place| log.place.is_same_log(place)));
-        }
-        for place in &found.contested {
+        let go_on = self.left_alone_that_go_on(&known, &found.left_alone);
+        let is_among = |places: &[FoundLogPlace], log: &Log| places.iter().any(|place| log.place.is_same_log(place));
+        for left in &found.left_alone {
             // One that is marked is somewhere else, whoever it is of.
-            if taken_up.is_none() && !self.disks[place.home_disk].is_in_use() {
-                self.refuse_marked(place)?;
+            let goes_on = go_on.iter().any(|place| place.shares_blocks_with(&left.place));
+            if !goes_on && !self.disks[left.place.home_disk].is_in_use() {
+                self.refuse_marked(&left.place)?;
             }
         }
         let mut kept = Vec::new();
-        for place in found.logs {
+        for place in found.logs.into_iter().chain(go_on.iter().cloned()) {
             if self.disks[place.home_disk].options.read_only {
                 // Nothing may ever be written home to it, not even by a later recovery: others may be reading the image,
                 // and its journal may be a device of this guest, which writes there what it likes.
@@ -416,9 +413,7 @@ impl Journals {
                     log
                 }
             };
-            if taken_up.as_ref().is_some_and(|place| log.place.is_same_log(place)) {
-                log.set_contested(true);
-            }
+            log.set_contested(is_among(&go_on, &log));
             scan::add_to_layouts(&mut layouts, &log.place, log.index);
             kept.push(log);
         }
@@ -461,6 +456,25 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// Of logs that are left alone, those that go on until their guests close them: somebody has one open, or may go on with it without a word, or an
+    /// earlier worker had. No two of them share a block.
+    fn left_alone_that_go_on(&self, known: &[Arc<Log>], left_alone: &[LeftAlone]) -> Vec<FoundLogPlace> {
+        let is_known = |place: &FoundLogPlace| {
+            let may_go_on = |log: &&Arc<Log>| log.is_open() || log.may_go_on_unannounced();
+            known.iter().filter(may_go_on).any(|log| log.place.is_same_log(place))
+        };
+        let places = || left_alone.iter().map(|left| &left.place);
+        let held = places().filter(|place| self.was_left_held(place));
+        let left = places().filter(|place| self.was_left(place));
+        let mut go_on: Vec<FoundLogPlace> = Vec::new();
+        for place in places().filter(|place| is_known(place)).chain(held).chain(left) {
+            if !go_on.iter().any(|other| other.shares_blocks_with(place)) {
+                go_on.push(place.clone());
+            }
+        }
+        go_on
     }
 
     /// A log is not there any more. False if its keeper has something to do with it still.
@@ -631,7 +645,7 @@ impl Journals {
             state,
         });
         if wish.as_ref().is_some_and(|wish| wish.may_go_on_unannounced) {
-            log.was_closed_under_its_guest();
+            log.was_closed_under_the_guest_of_another();
         }
         if is_distrusted || wish.is_some_and(|wish| wish.is_distrusted) {
             log.distrust();
@@ -899,6 +913,13 @@ impl Journals {
         let finished = log.keeper.finish(log, is_vm_gone)?;
         if was_open && matches!(finished, Finished::Recovered(_)) {
             log.was_closed_under_its_guest();
+            if !is_vm_gone {
+                // The next worker has to know it, however soon it comes.
+                let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+                if let Err(error) = self.describe() {
+                    log::error!("writing down where journals live failed: {error}");
+                }
+            }
         }
         if log.is_distrusted() && log.placement.is_held() {
             // It stays on storage for the guest's next kernel, too.

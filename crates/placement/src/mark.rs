@@ -165,6 +165,11 @@ impl HeldMark {
 
 /// The mark that lies in a superblock, if it is whole and was written for its `s_sequence`.
 pub(crate) fn of_this_sequence(block: &[u8], superblock: &Superblock) -> Option<(MarkKind, Opening)> {
+    lying_in(block).filter(|(.., sequence)| *sequence == superblock.sequence).map(|(kind, opening, _)| (kind, opening))
+}
+
+/// The mark that lies in a superblock, if it is whole, and the `s_sequence` that it was written for: it may count no more.
+pub(crate) fn lying_in(block: &[u8]) -> Option<(MarkKind, Opening, u32)> {
     let (head, crc) = block.get(OFFSET..OFFSET + BYTES)?.split_at(BYTES - 4);
     let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| head[at + index]));
     let kind = match word(8) {
@@ -175,12 +180,12 @@ pub(crate) fn of_this_sequence(block: &[u8], superblock: &Superblock) -> Option<
         _ => return None,
     };
     let is_whole = head.starts_with(MAGIC) && jbd2::crc32c(!0, head).to_le_bytes() == crc;
-    if !is_whole || word(36) != superblock.sequence {
+    if !is_whole {
         return None;
     }
     let number = std::array::from_fn(|index| head[12 + index]);
     let count = u64::from_le_bytes(std::array::from_fn(|index| head[28 + index]));
-    Some((kind, Opening { number, count }))
+    Some((kind, Opening { number, count }, word(36)))
 }
 
 #[cfg(test)]

@@ -252,16 +252,24 @@ impl Journals {
     /// table has gone under a file system that is mounted.
     pub(crate) fn left_without_entry(&self) -> io::Result<Vec<FoundLogPlace>> {
         let left = self.left.lock().expect("no panic under this lock");
-        let places = left.logs.iter().map(|log| &log.place);
+        let wished = left.wishes.iter().filter(|wish| wish.is_needed()).map(|wish| &wish.place);
+        let wished = wished.filter(|place| !left.logs.iter().any(|log| log.place.is_same_log(place)));
+        let places = left.logs.iter().map(|log| &log.place).chain(wished);
         let there = places.map(|place| Ok(crate::scan::is_still_there(self.disks(), place)?.then(|| place.clone())));
         there.filter_map(io::Result::transpose).collect()
     }
 
-    /// Whether an earlier worker has left something of the log at this place.
+    /// Whether an earlier worker has left the log at this place held.
+    pub(crate) fn was_left_held(&self, place: &FoundLogPlace) -> bool {
+        let left = self.left.lock().expect("no panic under this lock");
+        left.logs.iter().any(|log| log.place.is_same_log(place))
+    }
+
+    /// Whether an earlier worker has left something of the log at this place that no scan may forget.
     pub(crate) fn was_left(&self, place: &FoundLogPlace) -> bool {
         let left = self.left.lock().expect("no panic under this lock");
         left.logs.iter().any(|log| log.place.is_same_log(place))
-            || left.wishes.iter().any(|wish| wish.place.is_same_log(place))
+            || left.wishes.iter().any(|wish| wish.place.is_same_log(place) && wish.is_needed())
     }
 
     /// What an earlier worker has left of the log at this place: its files, if it was held, and what was wished of it.
@@ -454,6 +462,11 @@ impl Journals {
                     }
                 }
                 log.set_open();
+                if crate::foreign::is_home_unmounted(log)? {
+                    // An earlier amberlog held it for the wrong one of two file systems that name it.
+                    log.distrust();
+                    log.want(PlacementKind::Storage);
+                }
                 let wanted = log.wanted();
                 if wanted.is_held() && wanted != log.placement {
                     let holding = if wanted == PlacementKind::Retain { Holding::Retain } else { Holding::Copy };
@@ -472,7 +485,14 @@ impl Journals {
                 self.area.close(log.id);
                 self.follow_wish(log);
             }
-            Found::Recovered | Found::Closing => {
+            Found::Recovered => {
+                log.home.file.sync_data()?;
+                log.journal.file.sync_data()?;
+                self.area.close(log.id);
+                log.was_closed_under_the_guest_of_another();
+                self.follow_wish(log);
+            }
+            Found::Closing => {
                 // Storage says so since a moment ago, perhaps not for good.
                 log.home.file.sync_data()?;
                 log.journal.file.sync_data()?;

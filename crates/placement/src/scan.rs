@@ -46,6 +46,14 @@ pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Opt
 }
 
 impl FoundLogPlace {
+    /// Whether they have a block in common.
+    pub(crate) fn shares_blocks_with(&self, other: &FoundLogPlace) -> bool {
+        let theirs = other.ranges();
+        self.ranges().iter().any(|(disk, mine)| {
+            theirs.iter().any(|(of, range)| of == disk && range.start < mine.end && mine.start < range.end)
+        })
+    }
+
     /// Where log block `position` is on its disk, in bytes.
     pub(crate) fn offset_of(&self, position: u32) -> Option<u64> {
         offset_of(&self.runs, self.block_bytes, position)
@@ -122,8 +130,8 @@ pub(crate) struct Found {
     /// Of each disk, the watches; logs and homes are added once the logs have their numbers.
     pub layouts: Vec<DiskLayout>,
     pub logs: Vec<FoundLogPlace>,
-    /// Logs that share blocks with another log, or with another file system: whose a write to them is cannot be told.
-    pub contested: Vec<FoundLogPlace>,
+    /// Logs that are left alone though it is known where they are. What storage says of them counts.
+    pub left_alone: Vec<LeftAlone>,
     /// Journals that are left alone: the disk, and why.
     pub not_understood: Vec<(usize, String)>,
 }
@@ -131,8 +139,16 @@ pub(crate) struct Found {
 impl Found {
     /// Every log, whoever it is of: for who only reads what storage says of them.
     pub fn all(self) -> impl Iterator<Item = FoundLogPlace> {
-        self.logs.into_iter().chain(self.contested)
+        self.logs.into_iter().chain(self.left_alone.into_iter().map(|left| left.place))
     }
+}
+
+/// A log that is left alone.
+#[derive(Clone, Debug)]
+pub(crate) struct LeftAlone {
+    pub place: FoundLogPlace,
+    /// Why, as a sentence without its full stop.
+    pub reason: String,
 }
 
 pub(crate) struct DiskReader<'a> {
@@ -163,11 +179,12 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
     let mut layouts = Vec::new();
     let mut file_systems: Vec<(usize, FileSystem)> = Vec::new();
     let mut not_understood = Vec::new();
+    let mut left_alone = Vec::new();
     for (index, disk) in disks.iter().enumerate() {
         let reader = DiskReader::new(disk.file.for_reading())?;
         layouts.push(DiskLayout { watches: watches(&reader)?, ..DiskLayout::default() });
         for file_system in extfs::discover(&reader)? {
-            if let Journal::NotUnderstood { reason } = &file_system.journal {
+            if let Journal::NotUnderstood { reason, .. } = &file_system.journal {
                 not_understood.push((index, reason.clone()));
                 log::warn!(
                     "disk {}: the journal of the file system at byte {} is left alone: {reason}",
@@ -183,67 +200,89 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
         let superblock = &file_system.superblock;
         let block_bytes = superblock.block_size;
         let home_blocks = superblock.blocks_count.max(file_system.length / u64::from(block_bytes));
-        let place = match &file_system.journal {
-            Journal::Internal { .. } => match internal_place(*index, file_system) {
-                Some(place) => place,
-                None => continue,
-            },
+        let places: Vec<FoundLogPlace> = match &file_system.journal {
+            Journal::Internal { .. } => internal_place(*index, file_system).into_iter().collect(),
             Journal::External { uuid } => {
-                let device = file_systems.iter().find(|(_, other)| {
-                    matches!(other.journal, Journal::JournalDevice { .. }) && other.superblock.uuid == *uuid
-                });
-                let Some((journal_disk, device)) = device else {
+                let devices: Vec<&(usize, FileSystem)> = file_systems
+                    .iter()
+                    .filter(|(_, other)| {
+                        matches!(other.journal, Journal::JournalDevice { .. }) && other.superblock.uuid == *uuid
+                    })
+                    .collect();
+                if devices.is_empty() {
                     log::info!(
                         "disk {}: the journal device of the file system at byte {} is not among the VM's disks",
                         disks[*index].options.name,
                         file_system.offset
                     );
-                    continue;
-                };
-                let Journal::JournalDevice { superblock_block } = device.journal else { continue };
-                let count = u32::try_from(device.superblock.blocks_count).unwrap_or(u32::MAX);
-                if device.superblock.block_size != block_bytes || count <= superblock_block + 1 {
-                    continue;
                 }
-                let at = |block: u32| device.offset + u64::from(block) * u64::from(block_bytes);
-                FoundLogPlace {
-                    home_disk: *index,
-                    journal_disk: *journal_disk,
-                    home_start: file_system.offset,
-                    block_bytes,
-                    log_blocks: count,
-                    home_blocks,
-                    runs: vec![
-                        LogRun { offset: at(superblock_block), first_position: 0, count: 1 },
-                        LogRun {
-                            offset: at(superblock_block + 1),
-                            first_position: superblock_block + 1,
-                            count: count - superblock_block - 1,
-                        },
-                    ],
-                    own_blocks: Vec::new(),
-                    is_external: true,
-                    file_system_uuid: superblock.uuid,
-                }
+                // Where there are copies of the device, each is its journal, perhaps: it shares its blocks with itself.
+                devices
+                    .into_iter()
+                    .filter_map(|(of, device)| external_place((*index, file_system), (*of, device), home_blocks))
+                    .collect()
+            }
+            Journal::NotUnderstood { reason, behind: Some(journal) } => {
+                let alone = FileSystem { journal: (**journal).clone(), ..file_system.clone() };
+                let place = internal_place(*index, &alone).filter(is_served);
+                left_alone.extend(place.map(|place| LeftAlone { place, reason: reason.clone() }));
+                continue;
             }
             Journal::None | Journal::JournalDevice { .. } | Journal::NotUnderstood { .. } => continue,
         };
-        // The hot path compares offsets with sector-aligned requests and keeps log blocks in tables.
-        if (1024..=65536).contains(&place.block_bytes) && (2..=LOG_BLOCKS_MAX).contains(&place.log_blocks) {
-            logs.push(place);
-        }
+        logs.extend(places.into_iter().filter(is_served));
     }
     let (logs, contested) = told_apart(disks, logs);
-    for place in &contested {
+    for place in contested {
         let (index, at) = (place.home_disk, place.home_start);
         let reason = format!("what the file system at byte {at} has for its own belongs to another one, too: {SHARED}");
-        not_understood.push((index, reason));
+        not_understood.push((index, reason.clone()));
+        left_alone.push(LeftAlone { place, reason });
     }
-    Ok(Found { layouts, logs, contested, not_understood })
+    Ok(Found { layouts, logs, left_alone, not_understood })
+}
+
+/// The hot path compares offsets with sector-aligned requests and keeps log blocks in tables.
+fn is_served(place: &FoundLogPlace) -> bool {
+    (1024..=65536).contains(&place.block_bytes) && (2..=LOG_BLOCKS_MAX).contains(&place.log_blocks)
+}
+
+/// Where the log of a file system is on a journal device.
+fn external_place(
+    (home_disk, file_system): (usize, &FileSystem),
+    (journal_disk, device): (usize, &FileSystem),
+    home_blocks: u64,
+) -> Option<FoundLogPlace> {
+    let Journal::JournalDevice { superblock_block } = device.journal else { return None };
+    let block_bytes = file_system.superblock.block_size;
+    let count = u32::try_from(device.superblock.blocks_count).unwrap_or(u32::MAX);
+    if device.superblock.block_size != block_bytes || count <= superblock_block + 1 {
+        return None;
+    }
+    let at = |block: u32| device.offset + u64::from(block) * u64::from(block_bytes);
+    Some(FoundLogPlace {
+        home_disk,
+        journal_disk,
+        home_start: file_system.offset,
+        block_bytes,
+        log_blocks: count,
+        home_blocks,
+        runs: vec![
+            LogRun { offset: at(superblock_block), first_position: 0, count: 1 },
+            LogRun {
+                offset: at(superblock_block + 1),
+                first_position: superblock_block + 1,
+                count: count - superblock_block - 1,
+            },
+        ],
+        own_blocks: Vec::new(),
+        is_external: true,
+        file_system_uuid: file_system.superblock.uuid,
+    })
 }
 
 /// How blocks come to have two owners.
-const SHARED: &str = "a copy of a file system names the same journal device as the original, or partitions overlap";
+const SHARED: &str = "a copy of a file system names the same journal device as the original, there are two such devices, or partitions overlap";
 
 /// Invariant: no two logs of a layout share a byte, nor does a log with another one's file system; each write of a guest
 /// belongs to one of them. What breaks that is the second, and neither of them is held: which of the two a commit is of,
@@ -339,6 +378,21 @@ fn runs(file_system: &FileSystem, extents: &[extfs::JournalExtent]) -> Vec<LogRu
     extents.iter().map(run).collect()
 }
 
+/// Whether a GPT is, or may come, where it is on disks with sectors of 4096 bytes.
+fn may_have_large_sectors(reader: &DiskReader<'_>) -> io::Result<bool> {
+    let has_header = |at: u64| -> io::Result<bool> {
+        let mut signature = [0; 8];
+        if at + signature.len() as u64 > reader.size {
+            return Ok(false);
+        }
+        reader.read_at(at, &mut signature).map(|()| signature == *b"EFI PART")
+    };
+    if !extfs::has_gpt(reader)? {
+        return Ok(false);
+    }
+    Ok(has_header(4096)? || (!has_header(512)? && extfs::file_system(reader, None, 0, reader.size)?.is_none()))
+}
+
 /// Where a write can change what a scan finds: the partition table, and every place where a superblock is or could be.
 fn watches(reader: &DiskReader<'_>) -> io::Result<Vec<Watch>> {
     let mut watches = Vec::new();
@@ -352,7 +406,7 @@ fn watches(reader: &DiskReader<'_>) -> io::Result<Vec<Watch>> {
     };
     watch(0, 1024, PARTITION_FIELDS)?;
     // Elsewhere these bytes are a file system's, and change all the while.
-    if extfs::has_gpt(reader)? {
+    if may_have_large_sectors(reader)? {
         watch(4096, 92, GPT_FIELDS)?;
     }
     let partitions = extfs::partitions(reader)?;

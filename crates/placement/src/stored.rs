@@ -179,6 +179,10 @@ pub(crate) struct HeldBooks<'a> {
     pub is_materialise: bool,
     /// The superblock that a recovery of it leaves. Nothing where that is not to be found out: it cannot be read, or storage is not empty.
     pub emptied: Option<&'a [u8]>,
+    /// Its guest was closing it, and storage may say so already: the number of the first transaction that it had not let go.
+    pub closing_from: Option<u32>,
+    /// Blocks of the log.
+    pub log_blocks: u32,
 }
 
 /// What storage means to a log that is held.
@@ -186,7 +190,8 @@ pub(crate) struct HeldBooks<'a> {
 pub(crate) enum Verdict {
     /// It is as it was when the log was opened: what is held belongs onto this disk.
     Marked,
-    /// It is what a recovery of the held log leaves, to the byte: one was cut off after its last write, and there is nothing left to do.
+    /// It is what a recovery of the held log leaves, to the byte: one was cut off after its last write, and there is nothing left to do. Or what its
+    /// guest leaves, which was closing it.
     /// What e2fsck and other kernels empty keeps the mark in its padding, and was used without us: the held log must never land on that
     /// (rule 3 of ARCHITECTURE.md), and is not given up without a word either.
     Emptied,
@@ -239,6 +244,7 @@ impl HeldBooks<'_> {
     /// | 5 | empty log, with the mark's error number or the guest's own, and not on a server | marked |
     /// | 6 | the held superblock itself, of a log to be materialised | marked: it was cut off at its last step |
     /// | 7 | to the byte what a recovery of the held log leaves, whatever is said of distrust | emptied |
+    /// | 7a | empty without an error, at most a log's length past the held tail, without the mark of this opening anywhere; the guest was closing it | emptied |
     /// | 8 | live from where the log was handed over | handed over |
     /// | 9 | anything else | refused: used since |
     ///
@@ -282,8 +288,16 @@ impl HeldBooks<'_> {
             // A log that is not what it seemed is remembered as one after that ([`crate::distrust`]).
             raw == emptied || mark::distrusted(emptied).is_ok_and(|emptied| raw == emptied)
         });
+        // The guest's own superblock: it knows nothing of our mark, which everybody else keeps.
+        let is_closed = self.closing_from.is_some_and(|from| {
+            let is_ours = |number: [u8; 16]| self.openings.is_some_and(|openings| openings[0].number == number);
+            stored.says == Says::Empty
+                && jbd2::sequence::is_at_or_after(superblock.sequence, from)
+                && superblock.sequence.wrapping_sub(from) <= self.log_blocks
+                && !mark::lying_in(raw).is_some_and(|(_, opening, _)| is_ours(opening.number))
+        });
         match stored.says {
-            _ if is_emptied => Ok(Verdict::Emptied),
+            _ if is_emptied || is_closed => Ok(Verdict::Emptied),
             Says::Live(tail) | Says::LeftToGuest(tail) if self.handed_over == Some(tail) => Ok(Verdict::HandedOver),
             _ => Err(Why::UsedSince),
         }

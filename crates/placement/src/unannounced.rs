@@ -10,8 +10,8 @@
 //! ([`crate::hand_over`]), and goes on in its own place until its guest closes it. Nobody else writes such a thing: a new kernel writes the superblock
 //! first, and whoever copies an image over the disk writes other transactions, too.
 //!
-//! A worker that dies between the two leaves to the next one that this is so, but not which blocks were written: a transaction that had begun
-//! then did not come whole for that one, and its commit fails.
+//! A worker that dies between the two leaves to the next one that this is so, but not which blocks were written. A transaction that had begun
+//! then does not come whole to that one, and its commit fails.
 //!
 //! What this must never do: say that a log is live which somebody else than its kernel has written. Failure story: a commit of that number
 //! that is not understood, or that storage cannot be told of, fails, and the guest's kernel ends its journal instead of going on with a lost one.
@@ -39,6 +39,8 @@ pub(crate) struct Unannounced {
     next: Option<Option<(u32, Format)>>,
     /// Which blocks, and whether each is a control block of that transaction.
     written: BTreeMap<u32, bool>,
+    /// What an earlier worker has seen written is not known.
+    is_taken_up: bool,
 }
 
 /// What was written before a commit block.
@@ -101,6 +103,11 @@ impl Log {
         *self.unannounced() = Unannounced::default();
     }
 
+    /// The same, and an earlier worker has served its guest since.
+    pub(crate) fn was_closed_under_the_guest_of_another(&self) {
+        *self.unannounced() = Unannounced { is_taken_up: true, ..Unannounced::default() };
+    }
+
     /// Whether somebody may go on with it without a word: for the next worker, too, which has not seen how it was closed.
     pub(crate) fn may_go_on_unannounced(&self) -> bool {
         !matches!(self.unannounced().next, Some(None))
@@ -142,8 +149,10 @@ impl Log {
             return Ok(None);
         }
         match unannounced.before(position, &format) {
-            Before::Transaction(first) => Ok(Some((first, next))),
-            Before::Part => Err(io::Error::other(format!(
+            Before::Transaction(first) if !unannounced.is_taken_up || self.begins_at(first, next, &format)? => {
+                Ok(Some((first, next)))
+            }
+            Before::Part | Before::Transaction(_) => Err(io::Error::other(format!(
                 "its journal was closed when the device was started anew, and its guest commits transaction {next}, which did not come whole (file system \
                  at byte {}): that fails, so that the guest ends its journal",
                 self.place.home_start
@@ -153,6 +162,21 @@ impl Log {
                 Ok(None)
             }
         }
+    }
+
+    /// Whether that transaction begins there: no control block of it lies before, as far as one can reach. A large one has several descriptors, of which an
+    /// earlier worker may have stored the first.
+    fn begins_at(&self, first: u32, sequence: u32, format: &Format) -> io::Result<bool> {
+        let log_blocks = format.last - format.first;
+        let mut head = [0; HEADER_BYTES];
+        for back in 1..=log_blocks / PART_MAX {
+            let position = format.first + (first - format.first + log_blocks - back) % log_blocks;
+            self.journal.file.read_exact_at(&mut head, self.place_of(position)?)?;
+            if jbd2::peek(&head).is_some_and(|header| header.sequence == sequence) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Has storage say that the log begins there, and that its file system needs it.
@@ -214,7 +238,7 @@ mod tests {
     fn a_transaction_is_found_whole_or_not_at_all() {
         let before = |written: &[(u32, bool)], commit: u32| {
             let written = written.iter().copied().collect();
-            Unannounced { next: None, written }.before(commit, &format())
+            Unannounced { written, ..Unannounced::default() }.before(commit, &format())
         };
         assert_eq!(before(&[(20, true), (21, false), (22, false)], 23), Before::Transaction(20));
         assert_eq!(before(&[], 23), Before::Transaction(23), "an empty transaction is its commit block");

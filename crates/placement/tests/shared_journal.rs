@@ -41,6 +41,20 @@ fn a_copied_file_system_and_its_original_share_a_journal_device() {
     assert_eq!(found(&[(&original, true), (&copy, false), (&journal, false)]), 1, "nor does this original");
 }
 
+/// A copy of a journal device has its UUID, and comes first or last.
+#[test]
+fn a_journal_device_and_its_copy_are_told_apart_by_nobody() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    let (home, journal, copy) = (path("home"), path("journal"), path("copy"));
+    journal_device(&journal, 16, 4096).expect("made");
+    ExtRecipe { journal: Journal::External(journal.clone()), ..ExtRecipe::ext4(64, 0) }.make(&home).expect("made");
+    copy_image(&journal, &copy).expect("copied");
+    for images in [[&home, &copy, &journal], [&home, &journal, &copy]] {
+        assert_eq!(journals(directory.path(), &images.map(|image| (image, false))).logs().len(), 0);
+    }
+}
+
 /// The guest makes the copy while it runs, and takes it away again.
 #[test]
 fn what_a_journal_device_is_known_with_follows_what_the_guest_does() {

@@ -112,14 +112,14 @@ fn log_place(file_system: &FileSystem, devices: &[FileSystem]) -> LogPlace {
     match &file_system.journal {
         Journal::None => LogPlace::None,
         Journal::Internal { .. } => LogPlace::Internal,
-        Journal::NotUnderstood { reason } => LogPlace::NotUnderstood { reason: reason.clone() },
+        Journal::NotUnderstood { reason, .. } => LogPlace::NotUnderstood { reason: reason.clone() },
         Journal::JournalDevice { .. } => {
             LogPlace::NotUnderstood { reason: "it is an external journal, not a file system".to_owned() }
         }
         Journal::External { uuid } => match devices.iter().find(|device| device.superblock.uuid == *uuid) {
             None => LogPlace::Missing { uuid: *uuid },
             Some(device) => match &device.journal {
-                Journal::NotUnderstood { reason } => {
+                Journal::NotUnderstood { reason, .. } => {
                     LogPlace::NotUnderstood { reason: format!("on the journal device, {reason}") }
                 }
                 _ if device.superblock.block_size != file_system.superblock.block_size => LogPlace::NotUnderstood {

@@ -1,6 +1,7 @@
 //! Placement `discard`: an open log is nowhere. The upper bound of every figure, and no crash safety.
 
 use super::stored::finish_closed;
+use crate::foreign::is_another_ones;
 use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Steps, SuperblockBlock, SuperblockWritten};
 use crate::log::Log;
 use crate::mark::MarkKind;
@@ -38,6 +39,7 @@ impl Keeper for Dropped {
                 Ok((SuperblockWritten::Closed, true))
             }
             Ok(_) if log.is_open() => Ok((SuperblockWritten::GoesOn, false)),
+            Ok(_) if is_another_ones(log)? => Ok((SuperblockWritten::Brought, true)),
             Ok(_) => {
                 // Never silent: a file system whose log was dropped is checked in full before it is used.
                 write_mark(log, &self.area, MarkKind::Dropped, block)?;

@@ -109,6 +109,10 @@ pub(crate) fn leave(log: &Log) -> io::Result<Report> {
 
 /// The same for a log that is closed, wherever it would be if it were not.
 pub(super) fn finish_closed(log: &Log, is_vm_gone: bool) -> io::Result<Finished> {
+    // Another device may be the one that its guest has mounted it with.
+    if log.place.is_external && !log.was_opened() {
+        return Ok(Finished::Nothing);
+    }
     // Mounted, and died before its first commit: nothing to replay, but the flag says so.
     if is_vm_gone && is_mounted_with_empty_log(log)? { replay(log) } else { Ok(Finished::Nothing) }
 }

@@ -127,11 +127,11 @@ pub(super) fn recover_through(
     }
     disks.iter().for_each(|disk| shared_storage::forget_cached(disk));
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
-    if let Some(place) = found.contested.iter().find(|place| place.home_disk == 0) {
+    if let Some(left) = found.left_alone.iter().find(|left| left.place.home_disk == 0) {
+        let (at, image) = (left.place.home_start, image.display());
         return Err(Error::Refused(format!(
-            "the journal of the file system at byte {} of {} is named by another file system of it, too: whose it is cannot be told",
-            place.home_start,
-            image.display()
+            "the journal of the file system at byte {at} of {image} is left alone: {}",
+            left.reason
         )));
     }
     let mut recovered = Vec::new();

@@ -326,6 +326,31 @@ fn another_worker_knows_that_a_log_was_closed_under_its_guest() {
     rig.die(None).expect("it goes on");
     assert!(rig.log().is_open() && !rig.log().may_go_on_unannounced());
 
+    // A worker dies in the midst of that transaction: the next one knows nothing of its beginning.
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    rig.journals.recover_disk(0).expect("its device begins anew");
+    rig.journals.scan(0).expect("looked at");
+    let mut writes = Vec::new();
+    let transaction =
+        Transaction { blocks: vec![(2001, vec![8; BLOCK as usize])], revokes: vec![2000], ..Transaction::default() };
+    rig.builder.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
+    assert_eq!(writes.len(), 4, "revokes come first");
+    for (index, (position, block)) in writes.iter().enumerate() {
+        let log = rig.log();
+        let slice = simulated(&memory, block);
+        let goes_on = rig.journals.goes_on_unannounced(&log, *position, &[slice]);
+        match index {
+            3 => assert!(goes_on.expect_err("it did not come whole").to_string().contains("did not come whole")),
+            _ => assert!(!goes_on.expect("understood")),
+        }
+        log.journal.file.write_all_at(block, log.place_of(*position).expect("it has one")).expect("written");
+        if index == 0 {
+            rig.die(None).expect("it goes on");
+        }
+    }
+
     let mut rig = Rig::new();
     rig.open();
     rig.commit(2000);

@@ -229,6 +229,8 @@ fn books(raw: &[u8]) -> HeldBooks<'_> {
         handed_over: None,
         is_materialise: false,
         emptied: None,
+        closing_from: None,
+        log_blocks: 1024,
     }
 }
 
@@ -319,6 +321,18 @@ fn storage_is_judged_by_what_is_held() {
         let raw = &raw[..jbd2::SUPERBLOCK_BYTES];
         assert_eq!(after_recovery.judge(raw), verdict);
         assert_eq!(books.judge(raw), Err(Why::UsedSince), "what a recovery leaves is not known");
+    }
+    // Row 7a: what the guest leaves that was closing it, and not what others leave.
+    let closing = HeldBooks { closing_from: Some(tail), ..books };
+    for (raw, verdict) in [
+        (&open(tail), Ok(Verdict::Emptied)),
+        (&open(tail + 1024), Ok(Verdict::Emptied)),
+        (&open(tail - 1), Err(Why::UsedSince)),
+        (&open(tail + 1025), Err(Why::UsedSince)),
+        (&emptied(&with_mark(OPENING)), Err(Why::UsedSince)),
+    ] {
+        assert_eq!(closing.judge(raw), verdict);
+        assert_eq!(books.judge(raw), Err(Why::UsedSince), "nobody was closing it");
     }
     // Row 8 and 9.
     let live = edited(&before, |edit| {

@@ -4,7 +4,9 @@ use super::*;
 use guest_kit::image::journal_device;
 
 /// Where the journal device begins, in bytes.
-const DEVICE: u64 = 40 << 20;
+const DEVICE: u64 = 26 << 20;
+/// Where there is room for a copy of the file system.
+const COPY: u64 = 36 << 20;
 const DEVICE_MIB: u32 = 8;
 const JOURNAL_INODE: usize = 0xe0;
 const JOURNAL_UUID: usize = 0xd0;
@@ -33,6 +35,9 @@ impl Rig {
         table[462 + 4] = 0x83;
         table[462 + 8..462 + 12].copy_from_slice(&((DEVICE / 512) as u32).to_le_bytes());
         table[462 + 12..462 + 16].copy_from_slice(&(DEVICE_MIB << 11).to_le_bytes());
+        table[478 + 4] = 0x83;
+        table[478 + 8..478 + 12].copy_from_slice(&((COPY / 512) as u32).to_le_bytes());
+        table[478 + 12..478 + 16].copy_from_slice(&((FILE_SYSTEM_BLOCKS * BLOCK / 512) as u32).to_le_bytes());
         file.write_all_at(&table, 0).expect("a partition table");
         let log_at = (0..u64::from(DEVICE_MIB) << 8).map(|block| DEVICE + block.max(1) * BLOCK).collect();
         edit_file_system(&file, |superblock| {
@@ -63,7 +68,7 @@ fn edit_file_system(file: &std::fs::File, edit: impl FnOnce(&mut [u8])) {
 /// What opens it may be mounted from a disk that is not one of this VM's, or with another file system that names it.
 #[test]
 fn a_journal_device_is_held_for_a_file_system_that_says_that_it_is_mounted() {
-    for placement in [PlacementKind::Retain, PlacementKind::Copy] {
+    for placement in [PlacementKind::Retain, PlacementKind::Copy, PlacementKind::Discard] {
         for is_mounted in [false, true] {
             let mut rig = Rig::with_journal_device(placement);
             assert_eq!(rig.journals.logs().len(), 1);
@@ -77,4 +82,45 @@ fn a_journal_device_is_held_for_a_file_system_that_says_that_it_is_mounted() {
             assert_eq!(rig.journals.logs()[0].is_open(), is_mounted, "{placement:?}");
         }
     }
+}
+
+/// A copy of its file system comes while it is mounted. It goes on, a suspend included, until it is closed, and is not opened again.
+#[test]
+fn a_journal_device_that_two_name_goes_on_until_it_is_closed() {
+    let mut rig = Rig::with_journal_device(PlacementKind::Retain);
+    rig.says_that_it_is_mounted(true);
+    rig.open();
+    rig.commit(&[(3000, content(1))]);
+    let copy = rig.home(0);
+    let operations = rig.write(COPY, &copy);
+    rig.carry_out(operations);
+    assert_eq!(rig.journals.logs().len(), 1, "what is open goes on");
+    rig.commit(&[(3000, content(2))]);
+    assert_eq!(rig.owed(), 1);
+    // Its device begins anew, and the same kernel goes on.
+    let table = Arc::new(rig.map("after"));
+    rig.route.started(Start::Fresh, &table).expect("started");
+    assert_eq!(rig.home(3000), content(2), "what was committed is home");
+    let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+    let transaction = Transaction { blocks: vec![(3001, content(3))], ..Transaction::default() };
+    let mut log = Vec::new();
+    rig.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+    for (position, block) in log {
+        let operations = rig.write(rig.log_at[position as usize], &block);
+        rig.carry_out(operations);
+    }
+    let mut raw = vec![0; jbd2::SUPERBLOCK_BYTES];
+    rig.file.read_exact_at(&mut raw, rig.log_at[0]).expect("read");
+    let stored = jbd2::Superblock::decode(&raw).expect("a journal");
+    assert_eq!((stored.start, stored.sequence), (start, sequence), "storage says so");
+    // It is closed, and its file system unmounted.
+    let mut block = rig.superblock.clone();
+    jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(0).sequence(sequence + 2).seal();
+    let operations = rig.write(rig.log_at[0], &block);
+    rig.carry_out(operations);
+    rig.says_that_it_is_mounted(false);
+    rig.says_that_it_is_mounted(true);
+    let mut block = rig.superblock.clone();
+    jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(1).sequence(sequence + 2).seal();
+    assert_eq!(rig.write(rig.log_at[0], &block).len(), 1, "whose it is next cannot be told: it is storage's");
 }
