@@ -8,6 +8,7 @@
 
 use super::mirror::{MirrorFile, Phase};
 use super::ship::fall_back;
+use super::state::Mode;
 use super::{BackOff, RemoteLog, RemoteOptions, Shared, Taken};
 use crate::disk::Disk;
 use crate::distrust::LEFT_TO_THE_GUEST;
@@ -64,6 +65,9 @@ pub(crate) fn finish_from_copy(
             shared.lock().fail(Taken::is(&error));
             failed(error)
         })?;
+    }
+    if shared.lock().mode != Mode::Storage {
+        return Err(failed(io::Error::other("the log's own place lacks something still")));
     }
     shared.check(&shared.on_storage()).map_err(failed)?;
     let report = if shared.is_distrusted.load(std::sync::atomic::Ordering::Acquire) {
