@@ -34,15 +34,17 @@ impl<L: LogRead> Visitor<L> for Commits {
     }
 }
 
-/// Reads what is in the log's own place, whose superblock on storage is `raw` and whose layout for its guest is `format`. `owed` has
-/// the content of each version that is committed and not at home, by home block, with its transaction. `numbered` is the first number that no
-/// compound has, as the table says it.
+/// The newest version of a home block that is committed and not at home, if there is one: its transaction and its content.
+type Owed<'a> = &'a dyn Fn(u64) -> Option<(u32, Arc<[u8]>)>;
+
+/// Reads what is in the log's own place, whose superblock on storage is `raw` and whose layout for its guest is `format`. `numbered` is the
+/// first number that no compound has, as the table says it.
 pub(crate) fn found(
     log: &Log,
     area: &JournalArea,
     raw: &[u8],
     format: &Format,
-    owed: &HashMap<u64, (u32, Arc<[u8]>)>,
+    owed: Owed<'_>,
     numbered: Option<u32>,
 ) -> Result<FoundLog, String> {
     let mut stored = StoredLog { place: &log.place, journal: &log.journal.file };
@@ -80,12 +82,12 @@ pub(crate) fn found(
     let mut copies = Vec::new();
     for block in plan.blocks() {
         let copy = block.newest();
-        let said = if let Some((sequence, version)) = owed.get(&block.home()) {
+        let said = if let Some((sequence, version)) = owed(block.home()) {
             stored.read(copy.position, &mut content).map_err(|error| error.to_string())?;
             if !copy.restore(format, &mut content) {
                 return Err(format!("its copy of block {} on storage is damaged", block.home()));
             }
-            if content[..] == version[..] { FoundSaid::Same(*sequence) } else { FoundSaid::Newer }
+            if content[..] == version[..] { FoundSaid::Same(sequence) } else { FoundSaid::Newer }
         } else {
             match at_home.get(&block.home()) {
                 Some(sequence) => FoundSaid::AtHome(*sequence),

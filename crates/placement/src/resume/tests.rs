@@ -509,8 +509,9 @@ fn what_the_log_has_let_go_of_is_told_from_what_is_never_freed() {
     log.read_stored(0, &mut raw).expect("read");
     let (_, format) = jbd2::Superblock::parse(&raw).expect("a journal");
     let numbered = rig.journals.area.adopted(log.id).and_then(|books| books.numbered);
-    let found = |format, owed: &HashMap<_, _>| {
-        let found = crate::followed::found(&log, &rig.journals.area, &raw, &format, owed, numbered)?;
+    let found = |format, owed: &HashMap<u64, (u32, Arc<[u8]>)>| {
+        let owed = |block: u64| owed.get(&block).cloned();
+        let found = crate::followed::found(&log, &rig.journals.area, &raw, &format, &owed, numbered)?;
         Ok::<_, String>(found.copies.iter().map(|copy| (copy.block, copy.said)).collect::<Vec<_>>())
     };
     let other = jbd2::Format { block_size: 1024, ..format };

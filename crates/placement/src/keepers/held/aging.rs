@@ -142,9 +142,6 @@ struct Aging {
     next: u64,
 }
 
-/// Committed versions, with their home blocks and contents.
-type Contents = Vec<(u64, Version, Arc<[u8]>)>;
-
 /// What ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
@@ -1210,8 +1207,8 @@ impl Held {
         let tail = self.area.tail(self.id).ok_or("it has no tail")?;
         // Compounds of this opening may have numbers beyond those of the guest's transactions, where it began more than once.
         let next = self.area.next_sequence(self.id).ok_or("it is not open")?;
-        let (owed, contents) = self.all_owed(log)?;
-        let watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
+        let owed = self.all_owed();
+        let watched = self.watched_owing(log, &versions_of(&owed))?;
         let last = next.wrapping_sub(1);
         let past = self.written_past();
         let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), &past, Duration::ZERO)?
@@ -1240,14 +1237,11 @@ impl Held {
         self.area.written_past(self.id).into_iter().map(|(block, past)| (block, known(past))).collect()
     }
 
-    /// What is committed and not at home, by transaction, and the content of each version.
-    fn all_owed(&self, log: &Log) -> Result<(Vec<Transaction>, Contents), String> {
+    /// What is committed and not at home, by transaction.
+    fn all_owed(&self) -> Vec<Transaction> {
         let mut owed: Vec<Transaction> = Vec::new();
-        let mut contents = Vec::new();
         for (sequence, block, position) in self.area.versions_owed(self.id) {
             let version = watched::version(sequence, position);
-            let content = copied(log, &self.area, self.id, version).ok_or("a version that it owes cannot be read")?;
-            contents.push((block, version, content));
             match owed.last_mut() {
                 Some(last) if last.sequence == sequence => last.blocks.push((block, version)),
                 _ => owed.push(Transaction {
@@ -1258,7 +1252,12 @@ impl Held {
                 }),
             }
         }
-        Ok((owed, contents))
+        owed
+    }
+
+    fn watched_owing(&self, log: &Log, owed: &HashMap<u64, Version>) -> Result<Watched, String> {
+        let content = |version| copied(log, &self.area, self.id, version);
+        Watched::owing(log, owed, &content).map_err(|error| error.to_string())
     }
 
     /// An earlier process has left the log open and made durable by age, and it stays so: what was durable stays durable at every
@@ -1292,22 +1291,20 @@ impl Held {
         let (_, format) = Superblock::parse(&superblock).map_err(|error| error.to_string())?;
         let tail = self.area.tail(self.id).ok_or("it has no tail")?;
         let last = self.area.next_sequence(self.id).ok_or("it is not open")?.wrapping_sub(1);
-        let (owed, contents) = self.all_owed(log)?;
-        let by_block = contents
-            .iter()
-            .map(|(block, version, content)| (*block, (watched::parts(*version).0, Arc::clone(content))))
-            .collect();
+        let owed = self.all_owed();
+        let versions = versions_of(&owed);
+        // All of them can be read.
+        let mut watched = self.watched_owing(log, &versions)?;
+        let by_block = |block: u64| {
+            let version = *versions.get(&block)?;
+            Some((watched::parts(version).0, copied(log, &self.area, self.id, version)?))
+        };
         let found = followed::found(log, &self.area, raw, &format, &by_block, numbered)?;
         let same: HashSet<u64> =
             found.copies.iter().filter(|copy| matches!(copy.said, FoundSaid::Same(_))).map(|copy| copy.block).collect();
-        let durable: Vec<(u64, Version)> = contents
-            .iter()
-            .filter(|(block, ..)| same.contains(block))
-            .map(|(block, version, _)| (*block, *version))
-            .collect();
+        let durable: Vec<(u64, Version)> = versions.into_iter().filter(|(block, _)| same.contains(block)).collect();
         let (past, owed) = (self.written_past(), (&owed[..], tail.sequence, last));
         let machine = Durability::followed(&superblock, within, &found, owed, &past, Duration::ZERO)?;
-        let mut watched = Watched::owing(log, contents).map_err(|error| error.to_string())?;
         watched.made_durable(tail.sequence.wrapping_sub(1), &durable);
         let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
         state.stints += 1;
@@ -1436,6 +1433,11 @@ impl Held {
             },
         }
     }
+}
+
+/// Each block of these with its newest version.
+fn versions_of(owed: &[Transaction]) -> HashMap<u64, Version> {
+    owed.iter().flat_map(|transaction| transaction.blocks.iter().copied()).collect()
 }
 
 fn retried_at(log: &Log) -> Duration {

@@ -37,13 +37,17 @@ pub(super) fn parts(version: Version) -> (u32, u32) {
     ((version.0 >> 32) as u32, version.0 as u32)
 }
 
-/// A file system as of some transaction.
-struct AsOf<'a> {
+/// A file system as of some transaction: what a block has that was journaled since the log is made durable.
+struct AsOf<'a, Find: Fn(u64) -> Option<Arc<[u8]>>> {
     log: &'a Log,
-    blocks: &'a Blocks,
+    find: Find,
 }
 
-impl ReadAt for AsOf<'_> {
+fn as_of<'a>(log: &'a Log, blocks: &'a Blocks) -> AsOf<'a, impl Fn(u64) -> Option<Arc<[u8]>>> {
+    AsOf { log, find: |block| blocks.get(&block).cloned() }
+}
+
+impl<Find: Fn(u64) -> Option<Arc<[u8]>>> ReadAt for AsOf<'_, Find> {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let block_bytes = u64::from(self.log.place.block_bytes);
         let mut done = 0;
@@ -52,7 +56,7 @@ impl ReadAt for AsOf<'_> {
             let into = (at % block_bytes) as usize;
             let count = (buffer.len() - done).min(block_bytes as usize - into);
             let part = &mut buffer[done..done + count];
-            match self.blocks.get(&(at / block_bytes)) {
+            match (self.find)(at / block_bytes) {
                 Some(content) => part.copy_from_slice(&content[into..into + count]),
                 None => self.log.home.file.read_exact_at(part, self.log.place.home_start + at)?,
             }
@@ -67,23 +71,27 @@ impl ReadAt for AsOf<'_> {
 }
 
 impl Watched {
-    /// A log that owes this already: each block with its newest version.
-    pub fn owing(log: &Log, owed: Vec<(u64, Version, Arc<[u8]>)>) -> io::Result<Self> {
+    /// A log that owes this already: each block with its newest version, of which `content` gives the bytes. They may be as many as the
+    /// log has, so that only those are kept that matter here; but all have been read when this returns.
+    pub fn owing(
+        log: &Log,
+        owed: &HashMap<u64, Version>,
+        content: &dyn Fn(Version) -> Option<Arc<[u8]>>,
+    ) -> io::Result<Self> {
+        let mut watched = Watched::default();
         // Descriptors among them say where bitmaps are.
-        let newest = owed.iter().map(|(block, _, content)| (*block, Arc::clone(content))).collect();
-        let mut watched = Watched { newest, ..Watched::default() };
-        let mut newest = Blocks::new();
-        for (block, version, content) in owed {
-            match watched.freed.is_watched(&AsOf { log, blocks: &watched.newest }, block)? {
+        let newest = AsOf { log, find: |block| owed.get(&block).and_then(|version| content(*version)) };
+        for (block, version) in owed {
+            let content = content(*version).ok_or_else(|| io::Error::other("a version that it owes cannot be read"))?;
+            match watched.freed.is_watched(&newest, *block)? {
                 Some(true) => {
-                    newest.insert(block, Arc::clone(&content));
-                    watched.pending.insert(version, (block, content));
+                    watched.newest.insert(*block, Arc::clone(&content));
+                    watched.pending.insert(*version, (*block, content));
                 }
                 Some(false) => {}
                 None => watched.is_lost = true,
             }
         }
-        watched.newest = newest;
         Ok(watched)
     }
 
@@ -100,7 +108,7 @@ impl Watched {
         }
         let mut changed: Vec<(u64, Version, Arc<[u8]>)> = Vec::new();
         for (block, version) in blocks {
-            match self.freed.is_watched(&AsOf { log, blocks: &self.newest }, *block)? {
+            match self.freed.is_watched(&as_of(log, &self.newest), *block)? {
                 Some(false) => {}
                 Some(true) => match content(*version) {
                     Some(content) => changed.push((*block, *version, content)),
@@ -111,7 +119,7 @@ impl Watched {
             }
         }
         let contents: Vec<(u64, &[u8])> = changed.iter().map(|(block, _, content)| (*block, &content[..])).collect();
-        let freed = self.freed.of(&AsOf { log, blocks: &self.newest }, &contents)?;
+        let freed = self.freed.of(&as_of(log, &self.newest), &contents)?;
         // Bitmaps are elsewhere from now on: a file system that grows. Where, is in blocks that were not watched.
         self.is_lost |= !self.freed.is_known();
         if self.is_lost {
@@ -144,7 +152,7 @@ impl Watched {
 
     /// Whether the durable bitmap calls a block free.
     pub fn is_free(&mut self, log: &Log, block: u64) -> bool {
-        !self.is_lost && self.allocation.is_free(&AsOf { log, blocks: &self.durable }, block).unwrap_or(false)
+        !self.is_lost && self.allocation.is_free(&as_of(log, &self.durable), block).unwrap_or(false)
     }
 
     pub fn is_lost(&self) -> bool {
