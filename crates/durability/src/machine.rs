@@ -339,6 +339,8 @@ pub struct Durability {
     is_closing_written: bool,
     /// Storage's superblock is to be written anew.
     is_touched: bool,
+    /// Who waits until it is, durably, and where the guest's log begins then.
+    awaiting_superblock: Vec<(AnswerId, u32)>,
     flights: BTreeMap<WriteId, Flight>,
     held: VecDeque<Asked>,
     waiting: Vec<Waiting>,
@@ -397,6 +399,7 @@ impl Durability {
             closing: None,
             is_closing_written: false,
             is_touched: false,
+            awaiting_superblock: Vec::new(),
             flights: BTreeMap::new(),
             held: VecDeque::new(),
             waiting: Vec::new(),
@@ -854,14 +857,40 @@ impl Durability {
         let is_failed = self.phase == Phase::Failed;
         let passes = !is_failed && self.pass_over(now, tail);
         if is_failed || !(passes || sequence::is_after(through, self.durable)) {
-            self.tail_is(tail);
-            steps.push(Step::Answer { answer, is_good: true });
+            if is_failed || !self.awaits_superblock(answer, tail) {
+                self.tail_is(tail);
+                steps.push(Step::Answer { answer, is_good: true });
+            }
+            if self.is_touched && !is_failed {
+                self.drive(now, view, steps);
+            }
             return;
         }
         // What the guest forgets must be durable: a version that its log gives up is nowhere else.
         self.waiting.push(Waiting { through, answer, tail: Some(tail) });
         self.is_urgent |= !self.open.is_empty();
         self.drive(now, view, steps);
+    }
+
+    /// With no age its guest is told of a superblock when all that it says is durable.
+    fn awaits_superblock(&mut self, answer: AnswerId, tail: u32) -> bool {
+        let waits = self.is_touched && self.within.is_zero();
+        if waits {
+            self.awaiting_superblock.push((answer, tail));
+        }
+        waits
+    }
+
+    /// A superblock that was written is durable.
+    fn superblock_done(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
+        for (answer, tail) in std::mem::take(&mut self.awaiting_superblock) {
+            if self.is_touched {
+                self.awaiting_superblock.push((answer, tail));
+            } else {
+                // What has become durable meanwhile may be a copy that this tail passes.
+                self.tail_moves(now, tail, answer, view, steps);
+            }
+        }
     }
 
     /// The guest's log begins here. What it has not any more is not brought back: rule (e).
@@ -888,9 +917,11 @@ impl Durability {
         self.drive(now, view, steps);
     }
 
-    /// The superblock goes to storage with these fields from now on; where the log begins, and its number, are ours.
+    /// The superblock goes to storage with these fields from now on, and soon if they say something new (an error of the guest's, say); where
+    /// the log begins, and its number, are ours.
     pub fn set_superblock(&mut self, superblock: &[u8]) {
         if let Some(raw) = superblock.get(..SUPERBLOCK_BYTES) {
+            self.is_touched |= but_for_the_log(raw) != but_for_the_log(&self.superblock);
             self.superblock = raw.to_vec();
         }
     }
@@ -1147,6 +1178,9 @@ impl Durability {
             // A tail that moves claims nothing that is on storage: there is the error mark.
             steps.push(Step::Answer { answer: waiting.answer, is_good: waiting.tail.is_some() });
         }
+        for (answer, _) in std::mem::take(&mut self.awaiting_superblock) {
+            steps.push(Step::Answer { answer, is_good: true });
+        }
         for answer in std::mem::take(&mut self.flush_answers) {
             steps.push(Step::Answer { answer, is_good: false });
         }
@@ -1369,6 +1403,7 @@ impl Durability {
                     self.live.drop_compounds(&self.format, std::mem::take(&mut self.dropping));
                 }
                 self.write_commit(steps);
+                self.superblock_done(now, view, steps);
             }
             Phase::Commit => {
                 self.phase = Phase::CommitFlush;
@@ -1386,6 +1421,7 @@ impl Durability {
             Phase::ProofFlush => {
                 (self.is_proven, self.is_live) = (true, true);
                 self.compound_done(now, view, steps);
+                self.superblock_done(now, view, steps);
             }
             Phase::BringHome => {
                 for (block, compound) in std::mem::take(&mut self.bringing) {
@@ -1411,6 +1447,7 @@ impl Durability {
                     self.is_live = false;
                     steps.push(Step::Answer { answer, is_good: true });
                 }
+                self.superblock_done(now, view, steps);
             }
             Phase::Idle | Phase::Failed => {}
         }
@@ -1488,6 +1525,9 @@ impl Durability {
                 continue;
             }
             if let Some(tail) = waiting.tail {
+                if self.awaits_superblock(waiting.answer, tail) {
+                    continue;
+                }
                 self.tail_is(tail);
             }
             steps.push(Step::Answer { answer: waiting.answer, is_good: true });
@@ -1521,6 +1561,13 @@ impl Durability {
             _ => self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps),
         }
     }
+}
+
+/// What a superblock says beside where its log begins.
+fn but_for_the_log(superblock: &[u8]) -> Option<Vec<u8>> {
+    let mut raw = superblock.to_vec();
+    SuperblockEdit::new(&mut raw).ok()?.start(0).sequence(0).seal();
+    Some(raw)
 }
 
 /// Over which versions the guest has asked to write.
