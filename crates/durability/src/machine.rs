@@ -324,6 +324,8 @@ pub struct Durability {
     gone_over: BTreeMap<u64, u32>,
     open: Window,
     making: Option<Making>,
+    /// A compound was given up while it was being written: what of it is on storage, all of it perhaps, has its number.
+    has_given_up: bool,
     /// Compounds that the superblock on its way leaves out.
     dropping: usize,
     /// Guest writes that the compound's body flush covers.
@@ -388,6 +390,7 @@ impl Durability {
             gone_over: BTreeMap::new(),
             open: Window::default(),
             making: None,
+            has_given_up: false,
             dropping: 0,
             body_covers: 0,
             bringing: Vec::new(),
@@ -937,9 +940,9 @@ impl Durability {
         (self.live.tail, self.live.head.1)
     }
 
-    /// The number after the last compound that was begun.
+    /// The number after the last compound that was begun, whatever became of it.
     pub fn next_number(&self) -> u32 {
-        self.live.head.1.wrapping_add(u32::from(self.making.is_some()))
+        self.live.head.1.wrapping_add(u32::from(self.making.is_some() || self.has_given_up))
     }
 
     /// Another age from now on.
@@ -1187,7 +1190,7 @@ impl Durability {
         if let Some((_, answer)) = self.closing.take() {
             steps.push(Step::Answer { answer, is_good: false });
         }
-        self.making = None;
+        self.has_given_up |= self.making.take().is_some();
         self.open = Window::default();
         self.flush_wanted = None;
     }

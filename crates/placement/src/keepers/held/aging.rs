@@ -302,10 +302,10 @@ impl Aging {
         self.next
     }
 
-    /// The first number that no compound has.
+    /// The first number that no compound has. It never goes back: what has a number may be on storage, whatever became of it.
     fn next_number(&self) -> u32 {
-        let next = self.machine.next_number();
-        self.numbered_before.map_or(next, |before| sequence::latest(before, next))
+        let known = [self.numbered_before, self.numbered].into_iter().flatten();
+        known.fold(self.machine.next_number(), sequence::latest)
     }
 
     /// Whether a commit is answered when it is durable, whatever its transaction.
