@@ -74,6 +74,10 @@ pub struct Outcome {
     pub endings: u64,
     /// How often it began there.
     pub begins: u64,
+    /// Crash points there while it was in force.
+    pub promised: u64,
+    /// Crash points there while it was not, with the log held: what storage says then was checked.
+    pub unpromised: u64,
     /// Logs that have left their region for storage.
     pub left: usize,
     /// Workers that went on after another one had been killed.

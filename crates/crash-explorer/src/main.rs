@@ -119,7 +119,7 @@ fn explore(request: &Request) -> Result<ExitCode> {
         return Err(Error::Other("no recording has its journal on the disk of its file system".to_owned()));
     }
     let started = Instant::now();
-    let (mut points, mut judgements, mut followed, mut seed) = (0, 0, 0, request.seed);
+    let (mut points, mut judgements, mut followed, mut promised, mut seed) = (0, 0, 0, 0, request.seed);
     loop {
         for (number, recording) in recordings.iter().enumerate() {
             let drawn = Switches::of_seed(seed ^ (number as u64) << 32);
@@ -134,6 +134,7 @@ fn explore(request: &Request) -> Result<ExitCode> {
             points += outcome.points;
             judgements += outcome.judgements;
             followed += outcome.followed;
+            promised += outcome.promised;
             let rate = points as f64 / started.elapsed().as_secs_f64();
             println!(
                 "{points} crash points, {judgements} judged by e2fsprogs, {followed} workers followed, {rate:.0} points/s ({} from seed \
@@ -166,6 +167,11 @@ fn explore(request: &Request) -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
             if points >= request.points || request.how.until != u64::MAX {
+                if request.aged && promised == 0 {
+                    return Err(Error::Other(
+                        "durability by age was in force at no crash point, so no promise was tested".to_owned(),
+                    ));
+                }
                 return Ok(ExitCode::SUCCESS);
             }
         }

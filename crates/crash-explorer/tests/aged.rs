@@ -9,12 +9,14 @@ use std::path::Path;
 /// Fixed, so that a failure is the same on every machine.
 const SEED: u64 = 20_261_124;
 const POINTS_MIN: u64 = 2000;
+const UNPROMISED_MIN: u64 = 200;
 
 #[test]
 fn every_loss_of_power_leaves_a_state_of_the_guest() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
     let seed = std::env::var("AMBERLOG_SEED").map_or(SEED, |text| text.parse().expect("AMBERLOG_SEED is a number"));
     let (mut points, mut judgements, mut endings, mut begins) = (0, 0, 0, 0);
+    let (mut promised, mut unpromised) = (0, 0);
     for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
         // A journal on a device of its own is not made durable by age.
         if recording.disks.len() > 1 {
@@ -29,6 +31,8 @@ fn every_loss_of_power_leaves_a_state_of_the_guest() {
             judgements += outcome.judgements;
             endings += outcome.endings;
             begins += outcome.begins;
+            promised += outcome.promised;
+            unpromised += outcome.unpromised;
             if let Some(finding) = outcome.finding {
                 panic!("{finding}");
             }
@@ -36,5 +40,9 @@ fn every_loss_of_power_leaves_a_state_of_the_guest() {
     }
     assert!(points >= POINTS_MIN, "only {points} power cuts were looked at");
     assert!(endings > 0 && begins > 0, "durability ended {endings} times, and began {begins} times");
+    assert!(
+        promised > POINTS_MIN && unpromised > UNPROMISED_MIN,
+        "{promised} power cuts while it was in force, {unpromised} while it was not"
+    );
     assert!(judgements > 10, "{judgements} power cuts were judged by e2fsck");
 }

@@ -64,7 +64,10 @@ pub(crate) fn finish_aged(
     let is_stored = (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage);
     // Where storage has failed since, nobody knows what of the compounds is there; what is held does not need them.
     if held.is_materialise() || held.is_distrusted() || held.is_doubted() || is_stored {
-        mark_held(&raw, &opening, superblock_at, journal)?;
+        // A recovery that was killed here may have made one more compound, with the number that storage says.
+        let after = tail.sequence.wrapping_add(1);
+        let number = held.numbered().map_or(after, |numbered| sequence::latest(after, numbered));
+        mark_held(&raw, (&opening, number), superblock_at, journal)?;
         return finish(held, place, home, journal);
     }
     let stored = write_home_of(&mut StoredLog { place, journal }, place, home)?;
@@ -77,15 +80,32 @@ pub(crate) fn finish_aged(
         return finish(held, place, home, journal);
     }
     if is_outrun || !append(&raw, &opening, number, owed, (place, home, journal))? {
-        mark_held(&raw, &opening, superblock_at, journal)?;
-        numbers::wipe(held, place, journal, (next, Some(number))).map_err(failed("clearing the journal's place"))?;
+        // One of that number may have been begun.
+        mark_held(&raw, (&opening, number.wrapping_add(1)), superblock_at, journal)?;
+        wipe(held, place, journal, (next, number))?;
+        return finish(held, place, home, journal);
     }
-    finish(held, place, home, journal)
+    let report = finish(held, place, home, journal)?;
+    // A guest that was suspended goes on with the number in front of that one, and no compound may stay that it would meet.
+    wipe(held, place, journal, (next, number))?;
+    Ok(report)
 }
 
-/// The error mark: from here on storage is not good by itself.
-fn mark_held(raw: &[u8], opening: &Opening, at: u64, journal: &LoggedFile) -> Result<(), Error> {
-    let marked = mark::marked(raw, mark::MarkKind::Held, opening).map_err(failed("marking the journal"))?;
+/// No compound stays that has this number or a later one, up to the last.
+fn wipe(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    journal: &LoggedFile,
+    (next, last): (u32, u32),
+) -> Result<(), Error> {
+    let which = (next, Some(last.wrapping_add(1)));
+    numbers::wipe(held, place, journal, which).map_err(failed("clearing the journal's place"))
+}
+
+/// The error mark: from here on storage is not good by itself. No compound has this number, or a later one.
+fn mark_held(raw: &[u8], (opening, number): (&Opening, u32), at: u64, journal: &LoggedFile) -> Result<(), Error> {
+    let marked = mark::marked_behind(raw, mark::MarkKind::Held, opening, Some(number));
+    let marked = marked.map_err(failed("marking the journal"))?;
     journal.write_all_at(&marked, at).map_err(failed("marking the journal"))?;
     journal.sync_data().map_err(failed("marking the journal"))
 }

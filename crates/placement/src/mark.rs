@@ -58,11 +58,30 @@ pub enum HeldMark {
 /// # Errors
 /// When `block` is no journal superblock.
 pub(crate) fn marked(block: &[u8], kind: MarkKind, opening: &Opening) -> io::Result<Vec<u8>> {
+    marked_behind(block, kind, opening, None)
+}
+
+/// The same in the place of a log of compounds (crate `durability`): its `s_sequence` is at least the first number that none of them has.
+///
+/// They lie in the log's place still, and some have numbers that come after the guest's. If what is held is lost, the next kernel writes
+/// its log over them from the log's first block on, with numbers from `s_sequence` on: with an earlier one a transaction of its would end some
+/// day in front of a compound that has the next number, and whoever replays that log would take it for the kernel's next transaction.
+///
+/// # Errors
+/// When `block` is no journal superblock.
+pub(crate) fn marked_behind(
+    block: &[u8],
+    kind: MarkKind,
+    opening: &Opening,
+    numbered: Option<u32>,
+) -> io::Result<Vec<u8>> {
     let Superblock { errno, sequence, .. } = Superblock::decode(block).map_err(io::Error::other)?;
+    let sequence = numbered.map_or(sequence, |numbered| jbd2::sequence::latest(sequence, numbered));
     let mut bytes = with_mark(block, kind, opening, sequence);
     SuperblockEdit::new(&mut bytes)
         .map_err(io::Error::other)?
         .start(0)
+        .sequence(sequence)
         .errno(if errno == 0 { MARK_ERRNO } else { errno })
         .seal();
     Ok(bytes)
@@ -222,6 +241,11 @@ mod tests {
             assert_eq!(edited(|mut edit| edit.errno(0).seal()), HeldMark::None, "a kernel has mounted it");
             assert_eq!(edited(|mut edit| edit.start(3).seal()), HeldMark::None, "its log is on storage");
             assert_eq!(edited(|mut edit| edit.sequence(78).seal()), HeldMark::Plain, "it was used since");
+        }
+        for (numbered, sequence) in [(90, 90), (5, 77)] {
+            let marked = marked_behind(&superblock(), MarkKind::Held, &opening, Some(numbered)).expect("a superblock");
+            assert_eq!(HeldMark::read(&marked), HeldMark::Ours(MarkKind::Held, opening));
+            assert_eq!(Superblock::decode(&marked).expect("a superblock").sequence, sequence);
         }
         let distrusted = distrusted(&superblock()).expect("a superblock");
         assert!(is_distrusted(&distrusted) && !is_distrusted(&superblock()));

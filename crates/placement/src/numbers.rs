@@ -6,7 +6,8 @@
 //!
 //! So what has such a number is overwritten before the guest's own log counts in that place again: when it is closed, handed over,
 //! recovered, or written there as it is. Storage must not need the compounds any more then: it says that the log is held (the error
-//! mark), or that it is empty.
+//! mark), or that it is empty. Where what is held is lost beside the error mark, nobody overwrites anything: so the mark itself says a number that
+//! no compound has ([`crate::mark::marked_behind`]), and the next kernel begins there.
 //!
 //! What this must never do: overwrite a block of the guest's. Those that are here are held, those that are not have earlier numbers, or are
 //! known to be there.

@@ -3,6 +3,7 @@
 use crate::disk::DiskCounters;
 use crate::log::{Log, Marked};
 use crate::mark::{self, MarkKind};
+use jbd2::{Superblock, sequence};
 use journal_area::{JournalArea, Opening};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ pub(crate) fn write_mark(log: &Log, area: &JournalArea, kind: MarkKind, block: &
         let mut current = log.state.mark.lock().expect("no panic under this lock");
         *current = None;
         let opening = Opening { number: remote_journal::random(), count: 0 };
-        let marked = write_opening(log, area, block, kind, opening)?;
+        let marked = write_opening(log, area, (block, None), kind, opening)?;
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
         log.journal.file.sync_data()?;
         area.note_marked(log.id);
@@ -31,9 +32,15 @@ pub(crate) fn write_mark(log: &Log, area: &JournalArea, kind: MarkKind, block: &
 }
 
 /// The area says it first, then storage: a kill between the two leaves an area that knows both.
-fn write_opening(log: &Log, area: &JournalArea, block: &[u8], kind: MarkKind, opening: Opening) -> io::Result<Marked> {
+fn write_opening(
+    log: &Log,
+    area: &JournalArea,
+    (block, numbered): (&[u8], Option<u32>),
+    kind: MarkKind,
+    opening: Opening,
+) -> io::Result<Marked> {
     let written = written_home(log);
-    let bytes = mark::marked(block, kind, &opening)?;
+    let bytes = mark::marked_behind(block, kind, &opening, numbered)?;
     area.note_opening(log.id, &opening, false);
     write_superblock_bytes(log, &bytes)?;
     area.note_opening(log.id, &opening, true);
@@ -62,17 +69,65 @@ pub(crate) fn write_aged(log: &Log, area: &JournalArea, block: &[u8], tail: (u32
     Ok(opening)
 }
 
-/// Puts the error mark in the place of a log that was made durable by age, beside the same opening. On return that is durable.
+/// Puts the error mark in the place of a log that was made durable by age, beside the same opening: its guest's superblock, and the first
+/// number that no compound has. On return that is durable.
 ///
 /// # Errors
 /// When that fails.
-pub(crate) fn mark_again(log: &Log, area: &JournalArea, block: &[u8], opening: Opening) -> io::Result<()> {
+pub(crate) fn mark_again(
+    log: &Log,
+    area: &JournalArea,
+    (block, numbered): (&[u8], u32),
+    opening: Opening,
+) -> io::Result<()> {
     let mut current = log.state.mark.lock().expect("no panic under this lock");
-    let marked = write_opening(log, area, block, MarkKind::Held, opening)?;
+    let marked = write_opening(log, area, (block, Some(numbered)), MarkKind::Held, opening)?;
     log.journal.file.sync_data()?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
     *current = Some(marked);
     Ok(())
+}
+
+/// A compound is about to be written into the place of a log that is held, beside the error mark: that says, durably on return, that no
+/// compound has the number `numbered` or a later one. Gives the opening that it carries. Nobody counts on in it from here on. Nothing where it
+/// is not known.
+///
+/// # Errors
+/// When that fails: it is as it was.
+pub(crate) fn mark_behind(log: &Log, area: &JournalArea, numbered: u32) -> io::Result<Option<Opening>> {
+    let mut current = log.state.mark.lock().expect("no panic under this lock");
+    let Some(marked) = &*current else { return Ok(None) };
+    let next = Opening { count: marked.opening.count + 1, ..marked.opening };
+    let marked = write_opening(log, area, (&marked.bytes, Some(numbered)), marked.kind, next)?;
+    DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
+    let opening = marked.opening;
+    *current = Some(marked);
+    log.journal.file.sync_data()?;
+    *current = None;
+    Ok(Some(opening))
+}
+
+/// Transactions that a mark is ahead of the guest's when it has to say a later number: so many cost a flush once.
+const AHEAD: u32 = 1024;
+
+/// A block of the guest's own log, of transaction `number`, is about to go to its place on storage for want of memory: the mark says, durably on
+/// return, a number that is later. Kernels that find the log lost give theirs from the mark's on, and would come to that one.
+///
+/// # Errors
+/// When that fails: it is as it was.
+pub(crate) fn mark_ahead(log: &Log, area: &JournalArea, number: u32) -> io::Result<()> {
+    let mut current = log.state.mark.lock().expect("no panic under this lock");
+    let Some(marked) = &*current else { return Ok(()) };
+    let said = Superblock::decode(&marked.bytes).map_err(io::Error::other)?;
+    if sequence::is_after(said.sequence, number) || !is_alone_in_its_page(log) {
+        return Ok(());
+    }
+    let opening = Opening { count: marked.opening.count + 1, ..marked.opening };
+    let ahead = Some(number.wrapping_add(AHEAD));
+    let marked = write_opening(log, area, (&marked.bytes, ahead), marked.kind, opening)?;
+    DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
+    *current = Some(marked);
+    log.journal.file.sync_data()
 }
 
 pub(crate) fn written_home(log: &Log) -> u64 {
@@ -91,7 +146,7 @@ pub(crate) fn count_on(log: &Log, area: &JournalArea) {
     }
     let next = Opening { count: marked.opening.count + 1, ..marked.opening };
     let outcome = is_on_storage_still(log, marked).and_then(|is_there| match is_there {
-        true => write_opening(log, area, &marked.bytes, marked.kind, next).map(Some),
+        true => write_opening(log, area, (&marked.bytes, None), marked.kind, next).map(Some),
         false => Ok(None),
     });
     match outcome {

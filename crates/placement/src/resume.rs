@@ -72,6 +72,8 @@ pub(crate) struct Wish {
 pub(crate) struct ToMark {
     log: Arc<Log>,
     superblock: Vec<u8>,
+    /// The first number that no compound has.
+    number: u32,
     opening: Opening,
 }
 
@@ -225,10 +227,10 @@ impl Journals {
     /// # Errors
     /// When storage fails. It says of each log what it said before, or what it is to say: another process can go on.
     pub fn go_on(&self) -> io::Result<()> {
-        for ToMark { log, superblock, opening } in
+        for ToMark { log, superblock, number, opening } in
             std::mem::take(&mut *self.to_mark.lock().expect("no panic under this lock"))
         {
-            mark_again(&log, &self.area, &superblock, opening)?;
+            mark_again(&log, &self.area, (&superblock, number), opening)?;
             log.keeper.awaits_mark(false);
             log.home.wake.wake();
         }
@@ -414,10 +416,11 @@ impl Journals {
         // One more may have been half made. Earlier compounds of this opening, which are not in the log any more, may have had later
         // numbers than the guest's transactions, but none later than these.
         let number = plan.summary().walk.next_sequence().wrapping_add(1);
-        log.keeper.numbers_from(books.numbered.map_or(number, |numbered| sequence::latest(number, numbered)));
+        let number = books.numbered.map_or(number, |numbered| sequence::latest(number, numbered));
+        log.keeper.numbers_from(number);
         log.keeper.awaits_mark(true);
         let opening = Opening { count: opening.count + 1, ..opening };
-        let to_mark = ToMark { log: Arc::clone(log), superblock, opening };
+        let to_mark = ToMark { log: Arc::clone(log), superblock, number, opening };
         self.to_mark.lock().expect("no panic under this lock").push(to_mark);
         Ok(())
     }

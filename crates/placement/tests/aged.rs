@@ -19,7 +19,7 @@ use guest_tools::random::Random;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
 use journal_area::{Doubt, LogWrite};
-use placement::{AreaDirectory, Description, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
+use placement::{AreaDirectory, Change, Description, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -366,11 +366,16 @@ impl Rig {
     }
 
     fn pass(&mut self, milliseconds: u64) {
+        self.wake(milliseconds);
+        self.settle();
+    }
+
+    /// Time passes, and storage has done nothing meanwhile.
+    fn wake(&mut self, milliseconds: u64) {
         self.clock.fetch_add(milliseconds, Ordering::AcqRel);
         let mut plan = Plan::default();
         self.route.woken(&mut plan);
         self.plan(plan);
-        self.settle();
     }
 
     fn compounds(&self) -> u64 {
@@ -445,6 +450,7 @@ impl Rig {
                 judged += 1;
                 let cut = Image { bytes: &durable, kept };
                 let problem = state(&cut, (&log_at, &homes), promise, may_give_up).err();
+                let problem = problem.or_else(|| taken_for_next(&cut, &log_at));
                 assert!(problem.is_none(), "entry {index}, {keep} percent kept, {promise:?}: {problem:?}");
             }
         }
@@ -503,6 +509,21 @@ impl From<u8> for Promise {
     fn from(transaction: u8) -> Self {
         Promise { transaction, ..Promise::default() }
     }
+}
+
+/// What whoever replays the log of the next kernel may take for a transaction of its: that kernel writes over an empty log with an error mark
+/// from the log's first block on, with numbers from the mark's on.
+fn taken_for_next(image: &Image<'_>, log_at: &[u64]) -> Option<String> {
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    image.read(log_at[0], &mut raw);
+    let said = Superblock::decode(&raw).ok().filter(|said| said.is_empty() && said.errno != 0)?;
+    let mut head = [0; SECTOR];
+    log_at[1..].iter().find_map(|at| {
+        image.read(*at, &mut head);
+        let number = jbd2::peek(&head)?.sequence;
+        let is_later = jbd2::sequence::is_at_or_after(number, said.sequence);
+        is_later.then(|| format!("a block of transaction {number} lies beside the mark, which says {}", said.sequence))
+    })
 }
 
 /// What a kernel makes of it: the transaction of which all homes are.
@@ -752,6 +773,117 @@ fn a_commit_is_answered_when_storage_says_that_it_is_only_held() {
         let later = &rig.told[told..];
         assert!(!later.is_empty() && later.iter().all(|(_, status)| *status == Status::Ok), "{within:?}: {later:?}");
         assert!(!is_aged(&rig) && rig.held == 0, "{within:?}");
+    }
+}
+
+/// The same, and the mark fails: nobody is told that what he committed is held, since storage is taken for whole without it.
+#[test]
+fn a_commit_fails_where_storage_cannot_say_that_it_is_only_held() {
+    for within in [Duration::ZERO, AGE] {
+        let mut rig = Rig::new(Some(within));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        rig.pass(1500);
+        rig.promise(rig.committed);
+        rig.commit();
+        if !within.is_zero() {
+            rig.wake(AGE.as_millis() as u64);
+        }
+        assert!(!rig.waiting.is_empty(), "{within:?}: a compound is under way");
+        let told = rig.told.len();
+        // The mark goes to storage by this descriptor, and nothing else does.
+        let read_only = File::open(&rig.image).expect("opened");
+        rig.journals.disk(0).share_with_engine(read_only, SECTOR);
+        rig.journals.set_durable_within(0, None).expect("possible");
+        rig.wake(0);
+        rig.commit();
+        rig.settle();
+        let expected = if within.is_zero() { 2 } else { 1 };
+        assert_eq!(
+            rig.told[told..].iter().map(|(_, status)| *status).collect::<Vec<_>>(),
+            vec![Status::IoError; expected]
+        );
+        assert!(is_aged(&rig), "{within:?}: storage says what it said");
+        let fault = rig.journals.disk(0).fault().expect("it is said");
+        assert!(fault.contains("marking it failed"), "{fault}");
+        // Nor is anything else done beside that, however often it is asked for.
+        for _ in 0..2 {
+            let told = rig.told.len();
+            rig.commit();
+            rig.write_home(rig.homes[0], rig.committed);
+            rig.settle();
+            assert!(
+                rig.told[told..].iter().all(|(_, status)| *status == Status::IoError),
+                "{within:?}: {:?}",
+                &rig.told[told..]
+            );
+        }
+        assert_eq!((rig.held, is_aged(&rig)), (0, true), "{within:?}");
+    }
+}
+
+/// What its guest has written home where a replay of the compounds would bring it back, and counts on with no age since its flush was
+/// answered, is on storage before the mark is, which gives the compounds up.
+#[test]
+fn homes_are_durable_before_compounds_are_given_up() {
+    let mut rig = Rig::new(Some(Duration::ZERO));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    let last = rig.committed;
+    rig.write_homes();
+    rig.settle();
+    assert_eq!(rig.flushes(), 0, "a replay brings it back");
+    rig.log.mark("holds");
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.pass(0);
+    assert!(!is_aged(&rig));
+    let Rig { directory, log_at, homes, .. } = &rig;
+    let log = File::open(directory.path().join("log")).expect("the log");
+    let (mut unflushed, mut marks) = (Vec::new(), 0);
+    for entry in entries(&log) {
+        let entry = entry.expect("an entry");
+        match entry.kind {
+            EntryKind::Write(data) if entry.offset == log_at[0] => {
+                let is_mark = Superblock::decode(&data).expect("a superblock").errno != 0;
+                assert!(!is_mark || unflushed.is_empty(), "homes {unflushed:?} may be lost, with what compounds have");
+                marks += u32::from(is_mark);
+            }
+            EntryKind::Write(_) if homes.iter().any(|home| home * BLOCK == entry.offset) => {
+                unflushed.push(entry.offset)
+            }
+            EntryKind::Flush => unflushed.clear(),
+            _ => {}
+        }
+    }
+    assert!(marks > 0, "it has ended");
+    let image = std::fs::read(&rig.image).expect("the image");
+    homes.iter().for_each(|home| assert_eq!(image[(home * BLOCK) as usize..][..BLOCK as usize], content(last)));
+}
+
+/// An error that the guest's kernel notes in its journal's superblock is on storage, too: whoever mounts the file system after a loss of power
+/// is told of it.
+#[test]
+fn an_error_of_the_guests_own_reaches_storage() {
+    for within in [Duration::ZERO, Duration::from_secs(3600)] {
+        let mut rig = Rig::new(Some(within));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        let told = rig.told.len();
+        let mut block = rig.superblock.clone();
+        let begin = Superblock::decode(&rig.superblock).expect("a superblock");
+        let mut edit = jbd2::SuperblockEdit::new(&mut block).expect("a superblock");
+        edit.start(begin.first).sequence(begin.sequence + 1).errno(-30).seal();
+        rig.request(RequestKind::Write, rig.log_at[0], &block);
+        if within.is_zero() {
+            assert!(rig.told.len() == told && rig.held > 0, "it is not durable yet");
+        }
+        rig.settle();
+        assert_eq!((said(&rig).errno, said(&rig).is_empty()), (-30, false), "{within:?}");
+        assert!(rig.told[told..].iter().all(|(_, status)| *status == Status::Ok) && rig.held == 0, "{within:?}");
+        expect_recovered(&rig);
     }
 }
 
@@ -1196,6 +1328,112 @@ fn no_compound_stays_that_has_a_number_of_the_guests_next_transactions() {
         let image = std::fs::read(&rig.image).expect("the image");
         assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), last, false), Ok(last), "{end}");
         rig.promise(last);
+        assert!(rig.judge() > 40);
+    }
+}
+
+/// The first number that no compound has, as the table of the log says it to who follows.
+fn numbered(rig: &Rig) -> u32 {
+    let books = rig.journals.area.adopted(rig.journals.logs()[0].id).expect("it has a table");
+    books.numbered.expect("there were compounds")
+}
+
+/// One that is given up while it is written, after any of its steps, has had its number: the table knows it, who begins again takes a
+/// later one, and nothing of it stays when the guest closes its log.
+#[test]
+fn a_compound_that_is_given_up_has_had_its_number() {
+    let mut is_whole = false;
+    for steps in 0..20 {
+        let mut rig = Rig::new(None);
+        let next = outrun(&mut rig, false);
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        rig.wake(0);
+        assert!(!rig.waiting.is_empty(), "a compound is under way");
+        for _ in 0..steps {
+            if rig.waiting.is_empty() {
+                is_whole = true;
+                break;
+            }
+            rig.settle_one();
+        }
+        let begun = numbered(&rig);
+        rig.journals.set_durable_within(0, None).expect("possible");
+        rig.pass(0);
+        assert!(!is_aged(&rig));
+        assert_eq!(numbered(&rig), begun, "after {steps} steps");
+        assert_eq!(numbers_from(&rig, begun), [0; 0], "after {steps} steps");
+        // Once more: what was given up is not taken for this one.
+        rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+        rig.pass(0);
+        assert!(is_aged(&rig) && numbered(&rig) == begun + 1, "after {steps} steps");
+        rig.journals.set_durable_within(0, None).expect("possible");
+        rig.pass(0);
+        rig.write_homes();
+        rig.settle();
+        rig.superblock(0, next);
+        assert_eq!(numbers_from(&rig, next), [0; 0], "after {steps} steps");
+        assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok));
+        assert!(rig.judge() > 40);
+    }
+    assert!(is_whole, "all of a compound is made in so many steps");
+}
+
+/// The compound of a recovery has the number that the guest's log would go on with behind the next transaction: a guest that was suspended writes
+/// that one, and must not meet it.
+#[test]
+fn a_recovery_leaves_no_compound_that_a_suspended_guest_would_meet() {
+    let mut rig = Rig::new(None);
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    rig.pass(0);
+    let next = rig.builder.sequence;
+    assert_eq!(numbered(&rig), next + 1, "the compound has the number that its guest gives next");
+    expect_recovered(&rig);
+    assert_eq!(numbers_from(&rig, next + 1), [0; 0]);
+    rig.promise(rig.committed);
+    assert!(rig.judge() > 40);
+}
+
+/// A log whose place has had compounds is opened again, held without them or in its own place: what lies there still is of transactions before
+/// those that its guest writes, and the mark says so, too.
+#[test]
+fn a_log_that_has_had_compounds_is_opened_again_without() {
+    for is_stored in [false, true] {
+        let mut rig = Rig::new(None);
+        let next = outrun(&mut rig, true);
+        rig.write_homes();
+        rig.settle();
+        rig.superblock(0, next);
+        assert!(said(&rig).is_empty() && said(&rig).errno == 0);
+        assert_eq!(numbers_from(&rig, next), [0; 0], "it is closed");
+        rig.promise(rig.committed);
+        rig.journals.set_durable_within(0, None).expect("possible");
+        if is_stored {
+            let index = rig.journals.logs()[0].index();
+            assert_eq!(rig.journals.change_placement(index, PlacementKind::Storage).expect("possible"), Change::Done);
+        }
+        let (parsed, format) = Superblock::parse(&rig.superblock).expect("a journal");
+        rig.builder = LogBuilder::new(format, parsed.first, next + 1);
+        rig.open();
+        assert_eq!(said(&rig).errno != 0, !is_stored, "its own place has it, or it is held");
+        // As every kernel does.
+        let log = rig.transaction();
+        let (commit, body) = log.split_last().expect("a commit block");
+        for part in [body, std::slice::from_ref(commit)] {
+            rig.request_log(part);
+            rig.settle();
+            rig.request(RequestKind::Flush, 0, &[]);
+            rig.settle();
+        }
+        assert_eq!(numbers_from(&rig, next + 2), [0; 0]);
+        assert_eq!(numbers_from(&rig, next + 1).is_empty(), !is_stored, "it is its guest's own");
+        if is_stored {
+            rig.promise(rig.committed);
+        }
+        assert!(rig.told.iter().all(|(_, status)| *status == Status::Ok));
         assert!(rig.judge() > 40);
     }
 }

@@ -3,11 +3,12 @@
 //!
 //! The superblocks that the keeper writes past the route, and flushes, are taken for durable when they are seen on the image.
 //!
-//! In half of the runs there is no memory for what is held now and then: durability ends for a while, which is judged no further
-//! than that nothing is lost while the host lives: the run ends somewhere, and is recovered. In a third of them something else is wished
-//! now and then (never, another age, none): what is judged then is what is said to be in force.
+//! In half of the runs there is no memory for what is held now and then: durability ends for a while. In a third of them something else is
+//! wished now and then (never, another age, none). What is judged of promises then is what is said to be in force. While nothing is, a power cut
+//! has to leave the error mark, with a number that no compound in the log's place has, or a state of the guest all the same (durability is
+//! about to end, or storage has just become a truth). And nothing is lost while the host lives: such a run ends somewhere, and is recovered.
 
-use super::disk::Disk;
+use super::disk::{Disk, SECTOR};
 use super::history::History;
 use super::stream::Stream;
 use super::{AGES, AsOf, LogIn, LogPlace, WRITE_OUT, check_states, judge_image};
@@ -227,6 +228,23 @@ fn take_superblock(observer: &mut Observer, simulation: &Simulation<'_>) -> Resu
     Ok(())
 }
 
+/// Whether a block that is left in the log's place has a number that is to be given after it, from `next` on: whoever replays what is
+/// written there would take it for what comes next.
+fn check_numbers(place: &LogPlace, next: u32, mut read: impl FnMut(u64, &mut [u8]) -> std::io::Result<()>) -> Step {
+    let mut head = [0; SECTOR as usize];
+    for position in 1.. {
+        let Some(at) = place.offset(position) else { return Ok(()) };
+        read(at, &mut head).during("reading the log's place")?;
+        if let Some(header) = jbd2::peek(&head).filter(|header| sequence::is_at_or_after(header.sequence, next)) {
+            return finding(format!(
+                "log block {position} on storage is of transaction {}, and the next kernel is told to go on with {next}",
+                header.sequence
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The log in its own place on an image.
 struct OnImage<'a>(&'a File, &'a LogPlace);
 
@@ -259,7 +277,9 @@ fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step 
     if superblock.errno != 0 {
         return finding("recovery leaves an error mark on storage");
     }
-    if !superblock.is_empty() {
+    if superblock.is_empty() {
+        check_numbers(&observer.place, superblock.sequence, |at, into| image.read_exact_at(into, at))?;
+    } else {
         let plan = Plan::new(&mut log, &superblock, &format, &|_| true);
         let plan = match plan {
             Ok(plan) => plan,
@@ -295,11 +315,28 @@ fn recover(observer: &Mutex<Observer>, simulation: &mut Simulation<'_>) -> Step 
     }
 }
 
-/// What a power cut leaves.
+/// What is promised of a power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InForce {
+    Yes,
+    /// The error mark may be there. Whether there is no memory for blocks of the guest's log, so that these are in their own places.
+    No {
+        lacks_memory: bool,
+    },
+}
+
+/// Whether a superblock on storage has the mark of a log of compounds (`placement/src/mark.rs`).
+fn has_mark_of_age(raw: &[u8], superblock: &Superblock) -> bool {
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| raw[at + index]));
+    raw[0x80..].starts_with(b"AMBHELD1") && word(0x88) == 4 && word(0xa4) == superblock.sequence
+}
+
+/// What a power cut leaves. It may be as of one of these transactions, if any is known.
 fn look(
     observer: &Observer,
     random: &mut Random,
-    through: Option<(u32, Option<u32>)>,
+    candidates: &[u32],
+    in_force: InForce,
     judged: Option<(&Scenario, &BTreeMap<String, Acknowledged>)>,
 ) -> Step {
     let cut = observer.disk.cut(random);
@@ -309,8 +346,30 @@ fn look(
         Ok(parsed) => parsed,
         Err(error) => return finding(format!("the journal superblock on storage is damaged: {error}")),
     };
-    if superblock.errno != 0 {
-        return finding("there is an error mark on storage".to_owned());
+    match in_force {
+        InForce::Yes if superblock.errno != 0 => return finding("there is an error mark on storage"),
+        InForce::No { .. } if superblock.errno != 0 && !superblock.is_empty() => {
+            return finding("there is an error mark on storage, in a log that is not empty");
+        }
+        // It says a number behind those of all that lies in the log's place; but where it shares a page with something else, it is not written
+        // anew for the guest's own blocks.
+        InForce::No { lacks_memory: true } if superblock.errno != 0 && observer.place.block_bytes < 4096 => {
+            return Ok(());
+        }
+        InForce::No { .. } if superblock.errno != 0 => {
+            return check_numbers(&observer.place, superblock.sequence, |at, into| {
+                cut.read(at, into);
+                Ok(())
+            });
+        }
+        InForce::No { lacks_memory } if candidates.is_empty() && observer.stream.is_some() => {
+            // Where not even descriptors were held, the guest's own log is on storage, and its flushes reach it.
+            if lacks_memory && !superblock.is_empty() && !has_mark_of_age(&raw, &superblock) {
+                return Ok(());
+            }
+            return finding("what is committed is only held, and there is no error mark on storage");
+        }
+        InForce::Yes | InForce::No { .. } => {}
     }
     let size = observer.place.block_bytes;
     let mut replayed: HashMap<u64, Vec<u8>> = HashMap::new();
@@ -332,10 +391,9 @@ fn look(
             replayed.insert(block.home(), content);
         }
     }
-    if let Some((durable, under_way)) = through {
-        let candidates: Vec<u32> = [Some(durable), under_way].into_iter().flatten().collect();
+    if !candidates.is_empty() {
         let base = (&observer.newest.base, size);
-        let state = check_states(&observer.history, &candidates, base, &mut |block| match replayed.get(&block) {
+        let state = check_states(&observer.history, candidates, base, &mut |block| match replayed.get(&block) {
             Some(content) => content.clone(),
             None => {
                 let mut content = vec![0; size as usize];
@@ -412,6 +470,8 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
     let mut outcome = Outcome::default();
     let (mut random, mut choice) = (Random::of(seed, 0x706f), Random::of(seed, 0x6c6f));
     let (mut visited, mut compounds, mut is_over) = (0, 0, false);
+    // The compound that was made last: given up, it may be durable all the same.
+    let mut made_last = None;
     let lacks_memory = full_each != 0;
     let may_end = lacks_memory || wishes.each > 0;
     // Where the guest ends, in events: not always at the end.
@@ -430,15 +490,15 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         }
         visited += 1;
         let now = simulation.clock() as u64;
-        let in_force = || {
-            let report = simulation.journals.report("vm");
-            report.disks[0].durability.as_ref().and_then(|durability| durability.within)
-        };
-        if wishes.each > 0 {
-            wishes.sees(now, in_force());
-            if let Some(within) = wishes.change() {
-                simulation.journals.set_durable_within(0, within).during("wishing another age")?;
-            }
+        if may_end {
+            let durability = simulation.journals.report("vm").disks[0].durability.clone().unwrap_or_default();
+            made_last = durability.through.and_then(|(_, under_way)| under_way).or(made_last);
+            wishes.sees(now, durability.within);
+        }
+        if wishes.each > 0
+            && let Some(within) = wishes.change()
+        {
+            simulation.journals.set_durable_within(0, within).during("wishing another age")?;
         }
         if choice.below(how.points_each) != 0 || visited > how.until {
             return Ok(());
@@ -460,13 +520,22 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         // Where not even descriptors were held, the log ends up on storage; and the mark is there until a closed log's superblock is.
         let is_in_force = durability.is_some_and(|durability| durability.within_s.is_some());
         let is_held_only = durability.is_some() && !is_in_force;
+        let through = durability.and_then(|durability| durability.through);
         if may_end && !is_in_force && (is_held_only || is_over || disk.placement_effective == "storage") {
             outcome.endings += u64::from(!std::mem::replace(&mut is_over, true));
-            return Ok(());
+            if disk.placement_effective == "storage" {
+                return Ok(());
+            }
+            outcome.unpromised += 1;
+            let candidates: Vec<u32> = through.map_or_else(Vec::new, |(durable, _)| {
+                let later = made_last.filter(|last| sequence::is_after(*last, durable));
+                [Some(durable), later].into_iter().flatten().collect()
+            });
+            return look(&observer, &mut random, &candidates, InForce::No { lacks_memory }, None);
         }
+        outcome.promised += u64::from(is_in_force);
         outcome.begins += u64::from(std::mem::replace(&mut is_over, false));
         compounds = durability.map_or(compounds, |durability| durability.compounds);
-        let through = durability.and_then(|durability| durability.through);
         if let (Some((durable, _)), Some(tail)) = (through, observer.told_tail) {
             let passed = tail.wrapping_sub(1);
             if observer.last.is_some_and(|last| !sequence::is_after(passed, last))
@@ -477,7 +546,9 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         }
         let promised = promised(now, wishes.is_at_once(now), wishes.age_max);
         let judged = is_judged.then_some((&scenario, &promised));
-        look(&observer, &mut random, through, judged)
+        let candidates: Vec<u32> = through
+            .map_or_else(Vec::new, |(durable, under_way)| [Some(durable), under_way].into_iter().flatten().collect());
+        look(&observer, &mut random, &candidates, InForce::Yes, judged)
     });
     let event = simulation.clock();
     let ended = match ended {

@@ -25,7 +25,7 @@ use crate::keeper::{
 };
 use crate::log::Log;
 use crate::mark::MarkKind;
-use crate::opening::write_mark;
+use crate::opening::{mark_ahead, write_mark};
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
@@ -91,9 +91,27 @@ impl Held {
     /// A log block for which there is no memory goes to its own place on storage.
     fn store(&self, log: &Log, position: u32, request: RequestId, buffer: Buffer, steps: &mut Steps) {
         let Some(offset) = log.offset_of(position) else { return steps.fail(request) };
+        if let Err(error) = self.mark_ahead(log, &buffer) {
+            log::error!("disk {}: {error}", log.home.options.name);
+            return steps.fail(request);
+        }
         self.inner().stored_in_flight += 1;
         let (request, task) = (Some(request), Task::Stored(position));
         steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
+    }
+
+    /// A block of the guest's log is about to lie in its own place. Nobody may have read the log so far: its descriptors may lie there, too.
+    fn mark_ahead(&self, log: &Log, buffer: &Buffer) -> io::Result<()> {
+        let mut head = [0; jbd2::HEADER_BYTES];
+        match buffer {
+            Buffer::Slice(slice) => slice.copy_out(0, &mut head),
+            Buffer::Bytes(bytes) => head.copy_from_slice(&bytes[..jbd2::HEADER_BYTES]),
+        }
+        // What is no control block counts nowhere by itself.
+        let Some(header) = jbd2::peek(&head) else { return Ok(()) };
+        mark_ahead(log, &self.area, header.sequence).map_err(|error| {
+            io::Error::new(error.kind(), format!("marking the journal on storage anew failed: {error}"))
+        })
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to

@@ -761,6 +761,7 @@ fn storage_that_has_failed_has_failed_whoever_goes_on() {
         let log = rig.log();
         rig.journals.area.close(log.id);
         log.set_closed();
+        rig.store(&rig.superblock_from(0, rig.builder.sequence));
         rig.open();
         assert!(matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
         rig.die(None).expect("it goes on");

@@ -113,13 +113,6 @@ impl Rig {
         self.route.woken(&mut plan);
         self.plan(plan);
     }
-
-    fn wake(&mut self, milliseconds: u64) {
-        self.clock.fetch_add(milliseconds, Ordering::AcqRel);
-        let mut plan = Plan::default();
-        self.route.woken(&mut plan);
-        self.plan(plan);
-    }
 }
 
 /// An fsync of ext4 first writes home what earlier transactions committed of its file.

@@ -29,7 +29,7 @@ use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock,
 use crate::log::Log;
 use crate::mark;
 use crate::numbers;
-use crate::opening::{is_alone_in_its_page, mark_again, write_aged, written_home};
+use crate::opening::{is_alone_in_its_page, mark_again, mark_behind, write_aged, written_home};
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use durability::{
@@ -1064,7 +1064,18 @@ impl Held {
         let Some(aging) = &mut state.aging else { return Ok(()) };
         let Some(ending) = &aging.ending else { return Ok(()) };
         let next = Opening { count: aging.opening.count + 1, ..aging.opening };
-        mark_again(log, &self.area, &aging.superblock, next).map_err(|error| {
+        // From the mark on no replay brings home what compounds have. What the guest has written there itself, and counts on since (with no
+        // age its flushes are spared for that), must not come to storage behind the mark: both are lost then if the power goes between.
+        if ending.cause != Cause::Fault
+            && aging.machine.is_proven()
+            && let Err(error) = log.home.file.sync_data()
+        {
+            // The mark is needed all the more. Nothing begins again under this mount, and the guest's next flush fails.
+            log::error!("disk {}: flushing what its guest has written failed: {error}", log.home.options.name);
+        }
+        // What kernels write once the held log is lost is to have numbers that no compound has.
+        let number = aging.next_number();
+        mark_again(log, &self.area, (&aging.superblock, number), next).map_err(|error| {
             let sentence = format!(
                 "the journal is not made durable any more ({}), and marking it failed: {error}; nothing is written to its file \
                  system before that is done",
@@ -1213,8 +1224,12 @@ impl Held {
         let past = self.written_past();
         let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), &past, Duration::ZERO)?
             .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
-        let marked = log.take_mark().ok_or("its mark on storage is not known")?;
-        let mut aging = Aging::new(log, machine, within, (format, marked.opening), &superblock);
+        // The first compound lies beside the error mark until it is durable.
+        let number = machine.next_number().wrapping_add(1);
+        let marked =
+            mark_behind(log, &self.area, number).map_err(|error| format!("marking it anew failed: {error}"))?;
+        let opening = marked.ok_or("its mark on storage is not known")?;
+        let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
         state.stints += 1;
         (aging.stint, aging.watched) = (state.stints, watched);
         state.aging = Some(aging);
