@@ -247,10 +247,9 @@ impl<'a> Trial<'a> {
         format!(
             "{}{backup}{LIBRARY}
             up || cannot mount: $(said /tmp/mount.err) $(last_words)
-            if [ -e /mnt/w1 ] || [ -e /mnt/w11 ]; then
-                mark back again
-                sleep 1000
-            fi
+            for left in /mnt/w*; do
+                [ ! -e $left ] || {{ mark back again; sleep 1000; }}
+            done
             next
             settle
             {}
