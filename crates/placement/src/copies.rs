@@ -16,7 +16,7 @@ use jbd2::SUPERBLOCK_BYTES;
 use own_files::How;
 use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -66,10 +66,34 @@ impl<'d> LeftCopies<'d> {
         images.iter().find(is_its).map(PathBuf::as_path)
     }
 
-    /// Whether one of them may be the last whole one of its log.
+    /// Whether one of them may be the last whole one of its log. What cannot be told is taken for that: an image that is not where it was,
+    /// a copy that cannot be read. Who has the image now does not matter, only what is on it.
     pub fn is_any_owed(&self) -> bool {
-        let images = self.images();
-        self.copies().any(|(wish, _, copy)| copy.is_ok_and(|copy| self.owed(&images, &wish.place, &copy).is_some()))
+        let Ok(names) = self.directory.directory().names() else { return true };
+        self.copies().any(|(wish, name, copy)| match copy {
+            _ if !names.iter().any(|other| other == name) => false,
+            Ok(copy) => copy.says().is_left_open() && self.may_be_owed(&wish.place, &copy),
+            Err(_) => true,
+        })
+    }
+
+    fn may_be_owed(&self, place: &FoundLogPlace, copy: &MirrorFile) -> bool {
+        let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return true };
+        let said = copy.says();
+        let Some(images) = self.description.images.as_deref() else { return true };
+        images.iter().any(|image| {
+            let mut stored = [0; SUPERBLOCK_BYTES];
+            let is_there = image_key(&image.path).is_ok_and(|key| key == image.key);
+            // Whoever can write in its directory may have put a pipe there since.
+            let mut options = std::fs::OpenOptions::new();
+            options.read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+            let read = options.open(&image.path).and_then(|file| {
+                let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
+                // Too short for this log, it is another disk of the VM.
+                if end < offset + SUPERBLOCK_BYTES as u64 { Ok(()) } else { file.read_exact_at(&mut stored, offset) }
+            });
+            !is_there || read.is_err() || said.may_be_owed(&stored)
+        })
     }
 }
 

@@ -690,7 +690,11 @@ mod tests {
         };
         let marked = RemoteMark { epoch: 1, nonce: [1; 16] }.write_into(&superblock(0)).expect("a superblock");
         let (left, empty) = (superblock(1), superblock(0));
+        let mut claimed = marked.clone();
+        claimed[0x70] = 1;
         let cases = [
+            // Somebody was about to fetch it from its server, and died.
+            (Phase::Open, false, &marked, &claimed, true),
             (Phase::Open, false, &marked, &marked, true),
             (Phase::Failed, false, &marked, &marked, true),
             (Phase::Failed, false, &left, &left, true),
@@ -725,6 +729,16 @@ mod tests {
             sweep(&vms, &registry);
             assert_eq!(path.exists(), is_owed, "{phase:?}, all is stored: {is_stored}");
             if is_owed {
+                // Whether it is owed cannot be told where its image is not.
+                let away = image.with_extension("away");
+                std::fs::rename(&image, &away).expect("renamed");
+                sweep(&vms, &registry);
+                remove_finished(&AreaDirectory::take_over(&path, &registry).expect("free"));
+                assert!(path.exists(), "its image is away");
+                std::fs::rename(&away, &image).expect("renamed");
+                crate::registry::forget_image(&registry, &image_key(&image).expect("it is there"));
+                sweep(&vms, &registry);
+                assert!(path.exists(), "its image has no entry any more");
                 remove_finished(&AreaDirectory::take_over(&path, &registry).expect("free"));
                 assert!(path.exists());
                 // Another process has brought it home.

@@ -91,6 +91,20 @@ impl Said {
         is_left && (is_elsewhere || (is_begun && !self.is_stored))
     }
 
+    /// Whether its process left it with an open log: whether it is owed to anybody is for storage to say.
+    pub fn is_left_open(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Failed)
+    }
+
+    /// Whether it has to be kept, though it may not be what is brought home: also where somebody was about to fetch the same log from its
+    /// server, and has claimed it on storage, and no more.
+    pub fn may_be_owed(&self, stored: &[u8]) -> bool {
+        let mark = RemoteMark::read(stored);
+        let is_claimed =
+            matches!(mark, MarkFound::Live(_)) && self.may_be.iter().any(|may_be| RemoteMark::read(may_be) == mark);
+        self.is_owed(stored) || (self.is_left_open() && is_claimed)
+    }
+
     fn encode(&self, number: u64, shape: Shape) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&number.to_le_bytes());
