@@ -341,6 +341,8 @@ pub struct Durability {
     is_closing_written: bool,
     /// Storage's superblock is to be written anew.
     is_touched: bool,
+    /// Its guest has closed the log, and nothing more is written.
+    is_closed: bool,
     /// Who waits until it is, durably, and where the guest's log begins then.
     awaiting_superblock: Vec<(AnswerId, u32)>,
     flights: BTreeMap<WriteId, Flight>,
@@ -402,6 +404,7 @@ impl Durability {
             closing: None,
             is_closing_written: false,
             is_touched: false,
+            is_closed: false,
             awaiting_superblock: Vec::new(),
             flights: BTreeMap::new(),
             held: VecDeque::new(),
@@ -923,7 +926,8 @@ impl Durability {
     /// The superblock goes to storage with these fields from now on, and soon if they say something new (an error of the guest's, say); where
     /// the log begins, and its number, are ours.
     pub fn set_superblock(&mut self, superblock: &[u8]) {
-        if let Some(raw) = superblock.get(..SUPERBLOCK_BYTES) {
+        // What closes the log is the last that is written of it.
+        if let Some(raw) = superblock.get(..SUPERBLOCK_BYTES).filter(|_| !self.is_ended()) {
             self.is_touched |= but_for_the_log(raw) != but_for_the_log(&self.superblock);
             self.superblock = raw.to_vec();
         }
@@ -931,8 +935,15 @@ impl Durability {
 
     /// The superblock on storage is written anew, soon: what whoever runs this adds to it has changed.
     pub fn touch(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
-        self.is_touched = true;
-        self.drive(now, view, steps);
+        if !self.is_ended() {
+            self.is_touched = true;
+            self.drive(now, view, steps);
+        }
+    }
+
+    /// Whether the superblock that closes the log is on its way to storage, or there: another one behind it would say that there is a log.
+    fn is_ended(&self) -> bool {
+        self.is_closing_written || self.is_closed
     }
 
     /// Where the log on storage begins, and the number of the next compound.
@@ -1448,6 +1459,7 @@ impl Durability {
                 let is_closed = std::mem::take(&mut self.is_closing_written);
                 if let Some((_, answer)) = self.closing.take_if(|_| is_closed) {
                     self.is_live = false;
+                    self.is_closed = true;
                     steps.push(Step::Answer { answer, is_good: true });
                 }
                 self.superblock_done(now, view, steps);
@@ -1559,6 +1571,7 @@ impl Durability {
                     Err(error) => return self.fail(&error.to_string(), steps),
                 }
                 self.is_closing_written = true;
+                self.is_touched = false;
                 self.write(Place::Superblock, Arc::from(raw), steps);
             }
             _ => self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps),

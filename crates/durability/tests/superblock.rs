@@ -126,3 +126,30 @@ fn a_superblock_that_says_nothing_new_is_not_written() {
         assert_eq!(steps, [Step::Answer { answer: ANSWER, is_good: true }]);
     }
 }
+
+/// Who runs the machine has something to add to the superblock while the guest closes its log, or after that: nothing is written behind the one
+/// that says that no log is needed.
+#[test]
+fn nothing_is_written_behind_the_superblock_that_closes_the_log() {
+    for touched_after in 0..5 {
+        let mut machine = Durability::opened(&superblock(), Duration::from_secs(3600)).expect("a log").on_storage();
+        let mut closing = superblock();
+        SuperblockEdit::new(&mut closing).expect("a superblock").start(0).sequence(FIRST).seal();
+        let (mut steps, mut written) = (Vec::new(), Vec::new());
+        machine.closes(NOW, &closing, ANSWER, &mut Shown, &mut steps);
+        for done in 0..8 {
+            if done == touched_after {
+                machine.set_superblock(&with_error(-5));
+                machine.touch(NOW, &mut Shown, &mut steps);
+            }
+            for step in &steps {
+                if let Step::Write { place: Place::Superblock, bytes, .. } = step {
+                    written.push(Superblock::decode(bytes).expect("a superblock").start);
+                }
+            }
+            carry_out(&mut machine, &mut steps);
+        }
+        assert_eq!(written.last(), Some(&0), "touched after {touched_after} steps: {written:?}");
+        assert_eq!(written.iter().filter(|start| **start == 0).count(), 1);
+    }
+}

@@ -67,6 +67,8 @@ pub(crate) fn finish_aged(
         // A recovery that was killed here may have made one more compound, with the number that storage says.
         let after = tail.sequence.wrapping_add(1);
         let number = held.numbered().map_or(after, |numbered| sequence::latest(after, numbered));
+        // What the guest has written home itself, and counts on, comes to storage before the mark: behind that no compound brings it.
+        home.sync_data().map_err(failed("flushing the file system"))?;
         mark_held(&raw, (&opening, number), superblock_at, journal)?;
         return finish(held, place, home, journal);
     }

@@ -80,6 +80,12 @@ pub(crate) fn mark_again(
     (block, numbered): (&[u8], u32),
     opening: Opening,
 ) -> io::Result<()> {
+    // From the mark on no replay brings home what compounds have. What the guest has written there itself, and counts on since (with no
+    // age its flushes are spared for that), must not come to storage behind the mark: both are lost then if the power goes between.
+    if let Err(error) = log.home.file.sync_data() {
+        // The mark is needed all the more. Nothing begins again under this mount, and the guest's next flush fails.
+        log::error!("disk {}: flushing what its guest has written failed: {error}", log.home.options.name);
+    }
     let mut current = log.state.mark.lock().expect("no panic under this lock");
     let marked = write_opening(log, area, (block, Some(numbered)), MarkKind::Held, opening)?;
     log.journal.file.sync_data()?;

@@ -1064,15 +1064,6 @@ impl Held {
         let Some(aging) = &mut state.aging else { return Ok(()) };
         let Some(ending) = &aging.ending else { return Ok(()) };
         let next = Opening { count: aging.opening.count + 1, ..aging.opening };
-        // From the mark on no replay brings home what compounds have. What the guest has written there itself, and counts on since (with no
-        // age its flushes are spared for that), must not come to storage behind the mark: both are lost then if the power goes between.
-        if ending.cause != Cause::Fault
-            && aging.machine.is_proven()
-            && let Err(error) = log.home.file.sync_data()
-        {
-            // The mark is needed all the more. Nothing begins again under this mount, and the guest's next flush fails.
-            log::error!("disk {}: flushing what its guest has written failed: {error}", log.home.options.name);
-        }
         // What kernels write once the held log is lost is to have numbers that no compound has.
         let number = aging.next_number();
         mark_again(log, &self.area, (&aging.superblock, number), next).map_err(|error| {
