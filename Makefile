@@ -36,7 +36,7 @@ demo: packages
 # Tests with guests wait more than they compute: more of them at once than there are processors.
 test: packages lint nats-server
 	@$(PHASE) "build" cargo build --workspace
-	@$(PHASE) "tests" env RUST_TEST_THREADS=$(or $(RUST_TEST_THREADS),4) cargo test --workspace
+	@$(PHASE) "tests" env RUST_TEST_THREADS=$(or $(RUST_TEST_THREADS),4) scripts/run-tests.sh
 
 lint:
 	@$(PHASE) "formatting" cargo fmt --all -- --check
