@@ -341,6 +341,8 @@ pub struct Durability {
     is_closing_written: bool,
     /// Storage's superblock is to be written anew.
     is_touched: bool,
+    /// One that was written so is not durable yet.
+    is_telling: bool,
     /// Its guest has closed the log, and nothing more is written.
     is_closed: bool,
     /// Who waits until it is, durably, and where the guest's log begins then.
@@ -404,6 +406,7 @@ impl Durability {
             closing: None,
             is_closing_written: false,
             is_touched: false,
+            is_telling: false,
             is_closed: false,
             awaiting_superblock: Vec::new(),
             flights: BTreeMap::new(),
@@ -429,6 +432,13 @@ impl Durability {
     #[must_use]
     pub fn on_storage(mut self) -> Self {
         self.is_live = true;
+        self
+    }
+
+    /// Whether the superblock on storage says something else than the guest said last, beside where the log begins.
+    #[must_use]
+    pub fn says_anew(mut self, is_anew: bool) -> Self {
+        self.is_touched |= is_anew;
         self
     }
 
@@ -880,7 +890,7 @@ impl Durability {
 
     /// With no age its guest is told of a superblock when all that it says is durable.
     fn awaits_superblock(&mut self, answer: AnswerId, tail: u32) -> bool {
-        let waits = self.is_touched && self.within.is_zero();
+        let waits = (self.is_touched || self.is_telling) && self.within.is_zero();
         if waits {
             self.awaiting_superblock.push((answer, tail));
         }
@@ -889,6 +899,7 @@ impl Durability {
 
     /// A superblock that was written is durable.
     fn superblock_done(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
+        self.is_telling = false;
         for (answer, tail) in std::mem::take(&mut self.awaiting_superblock) {
             if self.is_touched {
                 self.awaiting_superblock.push((answer, tail));
@@ -1244,7 +1255,7 @@ impl Durability {
     }
 
     fn write_superblock(&mut self, (start, sequence): (u32, u32), steps: &mut Vec<Step>) {
-        self.is_touched = false;
+        self.is_telling |= std::mem::take(&mut self.is_touched);
         let mut raw = self.superblock.clone();
         match SuperblockEdit::new(&mut raw) {
             Ok(mut edit) => edit.start(start).sequence(sequence).seal(),

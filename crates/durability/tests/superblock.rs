@@ -111,6 +111,24 @@ fn with_no_age_its_guest_is_told_when_it_is_durable() {
     assert_eq!(steps, [Step::Answer { answer: ANSWER, is_good: true }]);
 }
 
+/// The guest says the same once more while that is on its way: it is durable then, and not when it was said.
+#[test]
+fn with_no_age_what_is_on_its_way_is_not_durable_yet() {
+    let (mut machine, mut steps) = writes(Duration::ZERO, &with_error(-5));
+    for done in 0..2 {
+        machine.set_superblock(&with_error(-5));
+        let mut more = Vec::new();
+        machine.tail_moves(NOW, FIRST, AnswerId(2 + done), &mut Shown, &mut more);
+        assert!(more.is_empty(), "after {done} steps: {more:?}");
+        carry_out(&mut machine, &mut steps);
+    }
+    let answers = [ANSWER, AnswerId(2), AnswerId(3)].map(|answer| Step::Answer { answer, is_good: true });
+    assert_eq!(steps, answers);
+    steps.clear();
+    machine.tail_moves(NOW, FIRST, AnswerId(4), &mut Shown, &mut steps);
+    assert_eq!(steps, [Step::Answer { answer: AnswerId(4), is_good: true }]);
+}
+
 #[test]
 fn who_waits_for_that_is_answered_when_it_is_given_up() {
     let (mut machine, mut steps) = writes(Duration::ZERO, &with_error(-5));

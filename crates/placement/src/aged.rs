@@ -7,7 +7,8 @@
 //! 1. What a power cut would have replayed is replayed, and flushed.
 //! 2. Storage says that its log is empty, with the number after its last compound, still beside the same opening of the held log.
 //! 3. All that is held and not at home becomes one compound, in front of which everything is flushed, and behind.
-//! 4. From there on it is a recovery like any other: homes, flush, an empty journal.
+//! 4. From there on it is a recovery like any other: homes, flush, an empty journal. When all is home, and before that is said to be so, the
+//!    compound is cleared away.
 //!
 //! A kill or a power cut anywhere leaves a file system that is consistent with the log that lies in it, and with a kill the held log
 //! is as it was: the same again brings the same.
@@ -20,7 +21,7 @@
 //! What it must never do: write a home block of a version before a compound holds it, or storage has the error mark; put a compound
 //! where log blocks of the guest lie.
 
-use crate::finish::{LogReader, StoredLog, finish, write_home_of};
+use crate::finish::{LogReader, StoredLog, finish, finish_clearing, write_home_of};
 use crate::mark;
 use crate::numbers;
 use crate::scan::FoundLogPlace;
@@ -87,10 +88,9 @@ pub(crate) fn finish_aged(
         wipe(held, place, journal, (next, number))?;
         return finish(held, place, home, journal);
     }
-    let report = finish(held, place, home, journal)?;
-    // A guest that was suspended goes on with the number in front of that one, and no compound may stay that it would meet.
-    wipe(held, place, journal, (next, number))?;
-    Ok(report)
+    // A guest that was suspended goes on with the number in front of that one, and no compound may stay that it would meet: not where we are
+    // killed behind the write that empties the journal either, since nobody looks for more then.
+    finish_clearing(held, place, home, journal, Some((next, number)))
 }
 
 /// No compound stays that has this number or a later one, up to the last.

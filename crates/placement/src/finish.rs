@@ -2,11 +2,13 @@
 
 use crate::aged::next_number;
 use crate::distrust::LEFT_TO_THE_GUEST;
+use crate::mark::{MarkKind, marked_behind};
 use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::scan::offset_of;
+use crate::stored::{Says, Stored};
 use extfs::ReadAt;
-use jbd2::{Content, LogRead};
+use jbd2::{Content, HEADER_BYTES, LogRead, SUPERBLOCK_BYTES, sequence};
 use journal_area::{HeldLog, Location, Past};
 use recovery::{Error, HomeBounds, HomeWriter, JournalDisk, JournalPlace, LogBounds, Report, Status};
 use std::io;
@@ -137,7 +139,7 @@ pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Resul
 
 /// Replays a log that is all on storage.
 pub(crate) fn finish_stored(place: &FoundLogPlace, home: &LoggedFile, journal: &LoggedFile) -> Result<Report, Error> {
-    replay(&mut StoredLog { place, journal }, place, home, journal)
+    replay(&mut StoredLog { place, journal }, place, home, journal, || Ok(()))
 }
 
 /// Brings the home of a held log to its last committed state.
@@ -146,6 +148,18 @@ pub(crate) fn finish(
     place: &FoundLogPlace,
     home: &LoggedFile,
     journal: &LoggedFile,
+) -> Result<Report, Error> {
+    finish_clearing(held, place, home, journal, None)
+}
+
+/// The same. Compounds with these numbers, from the first one up to the last, are cleared away when all is home, and before storage says that
+/// its log is empty.
+pub(crate) fn finish_clearing(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+    compounds: Option<(u32, u32)>,
 ) -> Result<Report, Error> {
     if held.is_distrusted() {
         return write_in_place(held, place, home, journal);
@@ -158,7 +172,10 @@ pub(crate) fn finish(
         let next = next_number(held, place, journal)?;
         clear_numbers(held, place, journal, next)?;
     }
-    replay(&mut LogReader { held, place, journal }, place, home, journal)
+    replay(&mut LogReader { held, place, journal }, place, home, journal, || match compounds {
+        Some((first, last)) => numbers::wipe(held, place, journal, (first, Some(last.wrapping_add(1)))),
+        None => Ok(()),
+    })
 }
 
 /// Writes home what a held log owes, and flushes: its guest goes on.
@@ -217,6 +234,7 @@ fn replay<L: LogRead + Send>(
     place: &FoundLogPlace,
     home: &LoggedFile,
     journal: &LoggedFile,
+    before_it_is_empty: impl FnOnce() -> io::Result<()>,
 ) -> Result<Report, Error> {
     let block_bytes = place.block_bytes;
     let superblock_at = offset_of(&place.runs, block_bytes, 0)
@@ -232,7 +250,8 @@ fn replay<L: LogRead + Send>(
     } else {
         JournalPlace::Home { offset: superblock_at - place.home_start }
     };
-    recovery::replay(log, log_bounds, &bounds, &mut part, journal_place)
+    let replay = recovery::Replay::prepare(log, log_bounds, &bounds)?;
+    replay.run_before_emptying(log, &mut part, journal_place, before_it_is_empty)
 }
 
 /// Writes a log whose books were proven wrong to its own place. Nothing is written to any home ([`crate::distrust`]).
@@ -243,6 +262,7 @@ pub(crate) fn write_in_place(
     journal: &LoggedFile,
 ) -> Result<Report, Error> {
     let started = Instant::now();
+    mark_behind_all(held, place, journal)?;
     clear_all_numbers(held, place, journal)?;
     // All that was ever written there, wherever the guest thinks that its log begins.
     let mut report = Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST);
@@ -311,6 +331,7 @@ impl HomeWriter for ReadOnly<'_> {
 /// Writes the log to its own place, blocks first and the superblock last: the guest's own kernel replays it.
 fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     let started = Instant::now();
+    mark_behind_all(held, place, journal)?;
     clear_all_numbers(held, place, journal)?;
     let mut report = Report::of(Status::Materialised)
         .with_note("the journal has features that only the guest's own kernel can replay; it will at the next mount");
@@ -319,6 +340,33 @@ fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) 
     journal.sync_data().map_err(|e| failed("flushing the journal's superblock", e))?;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// What is held is about to lie in its own place, whole transactions of it, and storage says until the last write of all that its log is empty.
+/// Where that write never comes and what is held is lost with the host, the next kernel's numbers begin with that superblock's, and must
+/// not meet those. So the mark says a later one, durably on return.
+fn mark_behind_all(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<(), Error> {
+    let marking = |error| failed("marking the journal anew", error);
+    let Some(at) = place.offset_of(0) else { return Ok(()) };
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    journal.read_exact_at(&mut raw, at).map_err(marking)?;
+    let Says::Held(opening) = Stored::read(&raw).says else { return Ok(()) };
+    let mut block = vec![0; place.block_bytes as usize];
+    let mut behind = held.tail().map(|tail| tail.sequence);
+    for position in 1..held.log_blocks() {
+        if held.location(position) == Location::None || !held.read_held(position, &mut block) {
+            continue;
+        }
+        if let Some(header) = jbd2::peek(&block[..HEADER_BYTES]) {
+            let next = header.sequence.wrapping_add(1);
+            behind = Some(behind.map_or(next, |behind| sequence::latest(behind, next)));
+        }
+    }
+    let marked = marked_behind(&raw, MarkKind::Held, &opening, behind).map_err(marking)?;
+    if marked[..] == raw[..] {
+        return Ok(());
+    }
+    journal.write_all_at(&marked, at).and_then(|()| journal.sync_data()).map_err(marking)
 }
 
 /// The log goes on where it is about to be written: what durability by age left there must not count in it. Nobody reads these books to

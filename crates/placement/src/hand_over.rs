@@ -17,7 +17,7 @@ use crate::keeper::Steps;
 use crate::keepers::keeper_of;
 use crate::log::{Log, Marked};
 use crate::numbers;
-use crate::opening::write_mark_bytes;
+use crate::opening::{mark_ahead, write_mark_bytes};
 use block_route::LogIndex;
 use jbd2::SuperblockEdit;
 use journal_area::{HeldLog, Holding, Location, Tail, Taking};
@@ -215,6 +215,10 @@ impl Journals {
         // A block that is on its way to its own place could be read there before it has arrived.
         if log.keeper.has_stored_in_flight() {
             return Ok(false);
+        }
+        if let Some(number) = self.area.next_sequence(log.id) {
+            // Blocks of the transaction that has this number are about to lie in their own places beside the mark.
+            mark_ahead(&log, &self.area, number)?;
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         // Nobody counts on in it while storage is about to say something else.

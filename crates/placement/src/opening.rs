@@ -116,7 +116,7 @@ pub(crate) fn mark_behind(log: &Log, area: &JournalArea, numbered: u32) -> io::R
 /// Transactions that a mark is ahead of the guest's when it has to say a later number: so many cost a flush once.
 const AHEAD: u32 = 1024;
 
-/// A block of the guest's own log, of transaction `number`, is about to go to its place on storage for want of memory: the mark says, durably on
+/// A block of the guest's own log, of transaction `number`, is about to go to its place on storage: the mark says, durably on
 /// return, a number that is later. Kernels that find the log lost give theirs from the mark's on, and would come to that one.
 ///
 /// # Errors

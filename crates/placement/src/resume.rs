@@ -425,6 +425,19 @@ impl Journals {
         Ok(())
     }
 
+    /// The mark says a number that no compound has. An earlier amberlog's may say one that some have: storage is told better, later.
+    fn mark_behind_later(&self, log: &Arc<Log>, marked: &Marked, number: u32) -> io::Result<()> {
+        let said = Superblock::decode(&marked.bytes).map_err(io::Error::other)?;
+        if sequence::is_at_or_after(said.sequence, number) {
+            return Ok(());
+        }
+        log.keeper.awaits_mark(true);
+        let opening = Opening { count: marked.opening.count + 1, ..marked.opening };
+        let to_mark = ToMark { log: Arc::clone(log), superblock: marked.bytes.clone(), number, opening };
+        self.to_mark.lock().expect("no panic under this lock").push(to_mark);
+        Ok(())
+    }
+
     /// A log whose table was taken up.
     fn resume_held(
         &self,
@@ -458,11 +471,13 @@ impl Journals {
                 self.area.forget_hand_over(log.id);
                 self.area.note_closing(log.id, false);
                 if let Some(marked) = marked {
-                    log.put_mark_back(Some(marked(opening, MarkKind::Held)));
+                    let marked = marked(opening, MarkKind::Held);
                     if let Some(numbered) = books.numbered {
                         // What was made durable before lies in the log's place still, under these numbers.
                         log.keeper.numbers_from(numbered);
+                        self.mark_behind_later(log, &marked, numbered)?;
                     }
+                    log.put_mark_back(Some(marked));
                 }
                 log.set_open();
                 if crate::foreign::is_home_unmounted(log)? {

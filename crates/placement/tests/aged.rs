@@ -8,6 +8,8 @@
 mod absorbed;
 #[path = "aged/followed.rs"]
 mod followed;
+#[path = "aged/placed.rs"]
+mod placed;
 #[path = "aged/room.rs"]
 mod room;
 
@@ -887,6 +889,41 @@ fn an_error_of_the_guests_own_reaches_storage() {
     }
 }
 
+/// Nor is it lost where the worker dies that has answered it.
+#[test]
+fn an_error_of_the_guests_own_outlives_the_worker_that_answered() {
+    for within in [Duration::ZERO, Duration::from_secs(3600)] {
+        let mut rig = Rig::new(Some(within));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        let mut block = rig.superblock.clone();
+        let begin = Superblock::decode(&rig.superblock).expect("a superblock");
+        let mut edit = jbd2::SuperblockEdit::new(&mut block).expect("a superblock");
+        edit.start(begin.first).sequence(begin.sequence + 1).errno(-30).seal();
+        rig.request(RequestKind::Write, rig.log_at[0], &block);
+        // What was to be written is not.
+        rig.waiting.clear();
+        assert_eq!(said(&rig).errno, 0);
+        rig.follow(Some(within)).expect("another worker goes on");
+        if within.is_zero() {
+            // It was not answered, so it is asked again.
+            rig.held = 0;
+            rig.request(RequestKind::Write, rig.log_at[0], &block);
+        }
+        rig.pass(1);
+        rig.settle();
+        assert_eq!((said(&rig).errno, said(&rig).is_empty()), (-30, false), "{within:?}");
+        assert_eq!(rig.held, 0, "{within:?}");
+        // Once: the next one finds it there.
+        rig.follow(Some(within)).expect("another worker goes on");
+        rig.wake(1);
+        rig.settle_one();
+        assert!(rig.waiting.is_empty(), "{within:?}: {:?}", rig.waiting);
+        expect_recovered(&rig);
+    }
+}
+
 /// Every home is as of the last transaction.
 fn expect_recovered(rig: &Rig) {
     rig.journals.recover_all().expect("recovered");
@@ -1589,6 +1626,7 @@ fn a_recovery_beside_compounds_can_be_killed_anywhere() {
         files(&rig.directory.path().join(part), &mut left);
     }
     let before = std::fs::read(&rig.image).expect("the image");
+    let next = rig.builder.sequence;
     rig.log.mark("recovery");
     rig.journals.recover_all().expect("recovered");
     let area = rig.journals.directory().path().to_owned();
@@ -1636,6 +1674,8 @@ fn a_recovery_beside_compounds_can_be_killed_anywhere() {
             let said = Superblock::decode(raw).expect("a superblock");
             assert!(said.is_empty() && said.errno == 0, "{what}: {said:?}");
             assert_eq!(state(&Image::of(&bytes), (&log_at, &homes), committed, false), Ok(committed), "{what}");
+            let file = File::open(&image).expect("opened");
+            assert_eq!(numbers_in((&file, &log_at), next + 1), [0; 0], "{what}: a suspended guest would meet it");
         }
     }
 }

@@ -3,7 +3,7 @@
 use block_route::{
     Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
 };
-use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory};
+use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_room};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
     AreaDirectory, Change, DiskOptions, DiskRoute, Finish, FinishError, Journals, JournalsOptions, Owed, PlacementKind,
@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 #[path = "order/journal_device.rs"]
 mod journal_device;
+#[path = "order/starved.rs"]
+mod starved;
 #[path = "order/suspended.rs"]
 mod suspended;
 #[path = "order/tampered.rs"]

@@ -10,6 +10,7 @@ use crate::report::{Report, Status};
 use crate::superblock::{Findings, SuperblockHome};
 use extfs::FileSystem;
 use jbd2::{Content, End, LogRead, Plan, SuperblockError};
+use std::io;
 use std::time::Instant;
 
 /// What the place of a journal says of it: the journal's own superblock must agree.
@@ -132,10 +133,24 @@ impl Replay {
     /// # Errors
     /// When reading or writing fails. The journal is marked empty only after everything is on storage.
     pub fn run<L: LogRead + Send, H: HomeWriter>(
+        self,
+        log: &mut L,
+        home: &mut H,
+        place: JournalPlace<'_>,
+    ) -> Result<Report, Error> {
+        self.run_before_emptying(log, home, place, || Ok(()))
+    }
+
+    /// The same. When everything but the empty journal is on storage, `before` is called: whoever finds the journal empty knows that it was.
+    ///
+    /// # Errors
+    /// As [`Replay::run`], and `before`'s.
+    pub fn run_before_emptying<L: LogRead + Send, H: HomeWriter>(
         mut self,
         log: &mut L,
         home: &mut H,
         place: JournalPlace<'_>,
+        before: impl FnOnce() -> io::Result<()>,
     ) -> Result<Report, Error> {
         let superblock = SuperblockHome::read(home, self.plan.format().block_size)?;
         let mut rest = superblock.rest_of(home);
@@ -156,6 +171,7 @@ impl Replay {
         }
         // The error bit has to be on storage before the journal that tells of it is emptied.
         home.flush().map_err(Error::failed("flushing the file system's superblock"))?;
+        before().map_err(Error::failed("clearing the journal's place"))?;
         // Last: whoever finds the journal empty after a recovery that was cut off knows that all the rest was done.
         self.empty_journal(home, place)?;
         home.flush().map_err(Error::failed("flushing the journal superblock"))?;

@@ -18,8 +18,9 @@ enum Durable {
 }
 
 /// `guest-tools records --directory D [--count N | --forever] [--sync fsync|fdatasync|osync]
-/// [--stream NAME] [--report FILE]` and the options of [`RecordLayout::from_options`]. With `--verify N` nothing is written:
-/// the records up to N, which were acknowledged, are looked for, and `expected=.. faults=..` is told.
+/// [--stream NAME] [--report FILE] [--begun FILE]` and the options of [`RecordLayout::from_options`]. The file `--begun` is
+/// made as soon as a record has been acknowledged. With `--verify N` nothing is written: the records up to N, which were
+/// acknowledged, are looked for, and `expected=.. faults=..` is told.
 pub fn run(mut options: Options) -> Result<()> {
     let layout = RecordLayout::from_options(&mut options)?;
     let directory = options.required("directory")?;
@@ -38,6 +39,7 @@ pub fn run(mut options: Options) -> Result<()> {
     };
     let stream = options.text("stream").unwrap_or_else(|| "records".to_owned());
     let channel = options.text("report").unwrap_or_else(|| CHANNEL.to_owned());
+    let mut begun = options.text("begun");
     options.finish()?;
 
     let mut report = Report::open(&channel, &stream)?;
@@ -71,6 +73,9 @@ pub fn run(mut options: Options) -> Result<()> {
             Durable::OSync => {}
         }
         report.acknowledge(record)?;
+        if let Some(begun) = begun.take() {
+            File::create(&begun).map_err(at("create", Path::new(&begun)))?;
+        }
     }
     Ok(())
 }
@@ -97,7 +102,9 @@ mod tests {
             let text = format!("--directory {} {more}", path.display());
             Options::parse(text.split_whitespace().map(str::to_owned)).unwrap()
         };
-        run(words("--count 10 --report /dev/null")).unwrap();
+        let begun = directory.path().join("begun");
+        run(words(&format!("--count 10 --report /dev/null --begun {}", begun.display()))).unwrap();
+        assert!(begun.exists());
         let layout = RecordLayout::default();
         let expected = |last: u64| {
             let files = [std::fs::read(path.join(layout.file_name(0))).ok()];

@@ -30,17 +30,18 @@ fn script(external: &str) -> String {
     "
     );
     for disk in ["a", "b"] {
+        script += &format!("disk={disk}\n");
         for stream in ["fixed", "endless"] {
             let (layout, more) = match stream {
                 "fixed" => (appended(1), "--count 20"),
-                _ => (overwritten(2), "--forever &"),
+                _ => (overwritten(2), "--begun /begun-$disk --forever &"),
             };
             let stream = format!("{disk}-{stream}-$boot");
             script += &record_writer(&format!("/mnt/{disk}/{stream}"), &stream, &layout, more);
             script += "\n";
         }
     }
-    script += "sleep 1\ncase $boot in\n";
+    script += "until [ -e /begun-a -a -e /begun-b ]; do sleep 0.1; done\nsleep 1\ncase $boot in\n";
     for (boot, way) in WAYS.iter().enumerate() {
         script += &format!("{boot}) {way};;\n");
     }

@@ -18,6 +18,7 @@ use self::absorbing::Absorbing;
 use self::aging::AgedSuperblock;
 use super::stored::finish_closed;
 use crate::aged::finish_aged;
+use crate::disk::DiskCounters;
 use crate::distrust;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side,
@@ -107,11 +108,26 @@ impl Held {
             Buffer::Slice(slice) => slice.copy_out(0, &mut head),
             Buffer::Bytes(bytes) => head.copy_from_slice(&bytes[..jbd2::HEADER_BYTES]),
         }
+        self.mark_ahead_of(log, &head)
+    }
+
+    /// The same of one that begins so.
+    fn mark_ahead_of(&self, log: &Log, head: &[u8]) -> io::Result<()> {
         // What is no control block counts nowhere by itself.
-        let Some(header) = jbd2::peek(&head) else { return Ok(()) };
+        let Some(header) = jbd2::peek(head) else { return Ok(()) };
         mark_ahead(log, &self.area, header.sequence).map_err(|error| {
             io::Error::new(error.kind(), format!("marking the journal on storage anew failed: {error}"))
         })
+    }
+
+    /// A block of the guest's log goes to its own place now, written by us.
+    fn store_now(&self, log: &Log, position: u32, content: &[u8]) -> io::Result<()> {
+        let offset = log.place_of(position)?;
+        self.mark_ahead_of(log, content)?;
+        log.journal.file.write_all_at(content, offset)?;
+        log.journal.set_dirty();
+        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, content.len() as u64);
+        Ok(())
     }
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to

@@ -450,6 +450,29 @@ fn one_that_was_made_durable_by_age_goes_on_held() {
     assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
 }
 
+/// An earlier amberlog's mark may say a number that compounds in the log's place have had: the next kernel would come to them.
+#[test]
+fn a_mark_that_says_too_early_a_number_is_written_anew() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let before = rig.opening_on_storage();
+    let number = rig.builder.sequence + 5;
+    rig.journals.area.note_numbered(rig.log().id, Some(number));
+    for _ in 0..3 {
+        rig.die(None).expect("it goes on");
+        assert!(rig.log().is_held_open());
+        // Once: from then on it is as it should be.
+        assert_eq!(rig.opening_on_storage(), Opening { count: before.count + 1, ..before });
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        let log = rig.log();
+        log.journal.file.read_exact_at(&mut raw, log.place_of(0).expect("a place")).expect("read");
+        let said = Superblock::decode(&raw).expect("a superblock");
+        assert_eq!((said.sequence, said.is_empty(), said.errno != 0), (number, true, true));
+    }
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
+}
+
 /// What the books know of compounds has to be what is there: with no age nobody goes on otherwise, and with one it begins anew.
 #[test]
 fn compounds_that_are_not_as_the_books_say_are_not_followed() {

@@ -23,7 +23,6 @@
 use super::Held;
 use super::watched::{self, Watched};
 use crate::aged;
-use crate::disk::DiskCounters;
 use crate::followed;
 use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, SuperblockBlock, Task};
 use crate::log::Log;
@@ -855,10 +854,7 @@ impl Held {
     /// What is about to be overwritten at home goes to its own place in the log, since there is no memory to hold it.
     fn restore_in_place(&self, log: &Log, block: u64, content: &mut [u8]) -> io::Result<()> {
         let Some(place) = self.area.place_of_version(self.id, block, content) else { return Ok(()) };
-        let offset = log.offset_of(place.0).ok_or_else(|| io::Error::other("a log block is outside of its log"))?;
-        log.journal.file.write_all_at(content, offset)?;
-        log.journal.set_dirty();
-        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, content.len() as u64);
+        self.store_now(log, place.0, content)?;
         self.area.restored_in_place(self.id, block, place);
         Ok(())
     }
@@ -875,13 +871,10 @@ impl Held {
             return;
         }
         while let Some(starved) = self.area.starved(self.id) {
-            let Some(offset) = log.offset_of(starved.0) else { return };
-            if let Err(error) = log.journal.file.write_all_at(&starved.2, offset) {
+            if let Err(error) = self.store_now(log, starved.0, &starved.2) {
                 log::error!("disk {}: writing a journal block to its own place failed: {error}", log.home.options.name);
                 return;
             }
-            log.journal.set_dirty();
-            DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, starved.2.len() as u64);
             if !self.area.starved_is_stored(self.id, &starved) {
                 return;
             }
@@ -1310,7 +1303,12 @@ impl Held {
             found.copies.iter().filter(|copy| matches!(copy.said, FoundSaid::Same(_))).map(|copy| copy.block).collect();
         let durable: Vec<(u64, Version)> = versions.into_iter().filter(|(block, _)| same.contains(block)).collect();
         let (past, owed) = (self.written_past(), (&owed[..], tail.sequence, last));
-        let machine = Durability::followed(&superblock, within, &found, owed, &past, Duration::ZERO)?;
+        let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
+        let told = mark::aged(&superblock, &opening, (on_storage.start, on_storage.sequence));
+        // What its guest said last, an error of its own, say, may have been answered and not written.
+        let is_told = told.is_ok_and(|told| told[..] == raw[..]);
+        let machine =
+            Durability::followed(&superblock, within, &found, owed, &past, Duration::ZERO)?.says_anew(!is_told);
         watched.made_durable(tail.sequence.wrapping_sub(1), &durable);
         let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
         state.stints += 1;
