@@ -1,6 +1,6 @@
 //! The client's end of the wire.
 
-use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
+use crate::link::{self, FrameReader, FrameWriter, LinkError, Socket, Stream};
 use crate::message::{Batch, JournalStatus, Message, MessageError, PAYLOAD_BYTES_MAX, Refusal};
 use crate::security::{self, ClientSecurity};
 use std::collections::HashMap;
@@ -119,6 +119,7 @@ impl Client {
         // What the link has not taken yet is still ours, so that its progress can be seen: on a slow one, megabytes in the
         // kernel would keep the server from saying anything for longer than we wait.
         rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES).map_err(io::Error::from)?;
+        let stream = Socket::new(stream);
         let stream = match credentials.tls {
             None => Stream::Plain(stream),
             Some((config, name)) => {

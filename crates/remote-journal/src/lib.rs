@@ -27,4 +27,4 @@ pub mod store;
 pub use client::{BlockingClient, Client, ClientError, ClientOptions, FetchedLog};
 pub use link::LinkError;
 pub use security::{ClientSecurity, Secrets, random};
-pub use server::{Server, ServerOptions};
+pub use server::{SIGN_WITHIN, Server, ServerOptions};

@@ -1,10 +1,15 @@
 //! A connection's two halves, TLS or not: frames in and out, each within a time limit.
+//!
+//! When a peer was heard last is told by its bytes, below TLS, and not by whole frames: a large one takes a slow link minutes, and whoever sends
+//! it is there all that time.
 
 use crate::message::{FRAME_HEADER_BYTES, FrameHeader, Message, MessageError};
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
@@ -14,11 +19,77 @@ const PART_BYTES: usize = 16 << 10;
 /// What a connection keeps of its buffer, in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
+/// When something came from a peer last.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    began: Instant,
+    at_ms: AtomicU64,
+}
+
+impl Heard {
+    pub fn new() -> Self {
+        Heard { began: Instant::now(), at_ms: AtomicU64::new(0) }
+    }
+
+    /// Something has come.
+    pub fn now(&self) {
+        self.at_ms.store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long nothing has come.
+    pub fn silence(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.at_ms.load(Ordering::Relaxed)))
+    }
+}
+
+/// A connection of the network, and when something came on it last.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    tcp: TcpStream,
+    heard: Arc<Heard>,
+}
+
+impl Socket {
+    pub fn new(tcp: TcpStream) -> Self {
+        Socket { tcp, heard: Arc::new(Heard::new()) }
+    }
+
+    pub fn heard(&self) -> Arc<Heard> {
+        Arc::clone(&self.heard)
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut this.tcp).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            this.heard.now();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().tcp).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
+    }
+}
+
 /// A stream to the other side.
 #[derive(Debug)]
 pub(crate) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Plain(Socket),
+    Tls(Box<TlsStream<Socket>>),
 }
 
 macro_rules! each {

@@ -457,6 +457,57 @@ fn client_certificates_are_identities() {
 }
 
 /// Whether the server closes the connection within a few seconds.
+/// A large batch takes a slow link longer than a server waits for a sign, and no other sign comes in its midst.
+#[test]
+fn who_sends_slowly_is_there() {
+    let store = tempfile::tempdir().expect("a directory");
+    let silence = Duration::from_millis(700);
+    let server = Server::start(ServerOptions { silence, ..options(store.path()) }).expect("starts");
+    let mut stream = TcpStream::connect(server.address()).expect("connects");
+    stream.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+    let mut heard = Vec::new();
+    let mut hear = |mut stream: &TcpStream, count: usize| loop {
+        let messages = read_all(&heard, 1 << 20).expect("messages");
+        if messages.len() == count {
+            break messages.into_iter().next_back().expect("one");
+        }
+        let mut some = [0; 4096];
+        let got = stream.read(&mut some).expect("it answers");
+        assert!(got > 0, "the connection ended");
+        heard.extend_from_slice(&some[..got]);
+    };
+    let bytes_of = |message: Message| {
+        let mut bytes = Vec::new();
+        message.write(&mut bytes);
+        bytes
+    };
+    hear(&stream, 1);
+    stream.write_all(&bytes_of(Message::Hello { identity: "anonymous".to_owned(), proof: [0; 32] })).expect("sent");
+    hear(&stream, 2);
+    let nonce = [2; 16];
+    let (name, owner, after) = ("disk".to_owned(), [1; 16], Vec::new());
+    let begin = Message::BeginAfter { name, owner, nonce, epoch_min: 0, block_bytes: 1024, after };
+    stream.write_all(&bytes_of(begin)).expect("sent");
+    let Message::Begun { epoch } = hear(&stream, 3) else { panic!("it was not begun") };
+    let take = || {
+        let options = client_of(&server);
+        run(async { Client::connect(&options).await.expect("connects").take_free("disk", epoch, nonce).await })
+    };
+    let batch = Batch { epoch, sequence: 1, tail: 1, blocks: (0..32).map(|at| block(at, 1)).collect() };
+    let bytes = bytes_of(Message::Batch(batch));
+    let began = Instant::now();
+    for part in bytes.chunks(bytes.len() / 40) {
+        stream.write_all(part).expect("sent");
+        std::thread::sleep(Duration::from_millis(50));
+        let error = take().expect_err("its writer is there");
+        assert!(error.is_in_use(), "after {:?}: {error}", began.elapsed());
+    }
+    assert!(began.elapsed() > 2 * silence, "it was fast");
+    assert!(matches!(hear(&stream, 4), Message::Durable { sequence: 1 }));
+    std::thread::sleep(silence);
+    take().expect("nothing comes from it any more");
+}
+
 fn is_dropped(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_secs(8))).expect("set");
     let mut bytes = [0; 4096];

@@ -20,8 +20,20 @@ const STEADY: Duration = Duration::from_secs(10);
 /// How old the mark on storage may be while commits go to the server: a copy of the image that was made before the last mark
 /// is told from the true one.
 const MARK_AGE: Duration = Duration::from_secs(10);
-/// A sign is given at least so often, however patient this side is: a server takes who says nothing for a minute for gone.
-const PING_PAUSE: Duration = Duration::from_secs(10);
+/// A sign is given at least so often, however patient this side is: a server lets somebody else have the journal of who says nothing for three
+/// times as long as it may, and drops who says nothing for a minute.
+const PING_PAUSE: Duration = remote_journal::SIGN_WITHIN.saturating_sub(Duration::from_secs(1));
+
+/// How long after the last thing that was sent a sign is due.
+fn sign_pause(patience: Duration) -> Duration {
+    (patience / 3).min(PING_PAUSE)
+}
+
+/// How long there is nothing to do, if nothing comes: no longer than until a sign is due.
+fn idle_pause(patience: Duration, since_sent: Duration) -> Duration {
+    (patience / 4).min(sign_pause(patience).saturating_sub(since_sent))
+}
+
 /// Longer than any server is silent.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 /// Batches sent before the server is listened to.
@@ -384,7 +396,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         if last_sign.elapsed() > patience {
             return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
         }
-        if last_sent.elapsed() > (patience / 3).min(PING_PAUSE) {
+        if last_sent.elapsed() >= sign_pause(patience) {
             sender.ping().await?;
             last_sent = Instant::now();
         }
@@ -397,7 +409,8 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             last_mark = Instant::now();
             renew_mark(shared, generation)?;
         }
-        let pause = if unsent.is_empty() && !has_more { (patience / 4).min(PING_PAUSE) } else { Duration::ZERO };
+        let is_idle = unsent.is_empty() && !has_more;
+        let pause = if is_idle { idle_pause(patience, last_sent.elapsed()) } else { Duration::ZERO };
         tokio::select! {
             biased;
             result = heard.recv() => {
@@ -662,5 +675,28 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         shared.changed.notify_all();
         log::info!("{}: the journal is complete in its own place on storage", shared.name);
         return Ok(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever wakes it in between, and however patient it is.
+    #[test]
+    fn a_sign_is_given_often_enough_for_every_patience() {
+        for patience in [100, 5_000, 15_000, 39_000, 40_000, 41_000, 600_000].map(Duration::from_millis) {
+            for woken_after in (0..10_000).step_by(7).map(Duration::from_millis) {
+                let (mut since_sent, due) = (Duration::ZERO, sign_pause(patience));
+                let mut is_woken = false;
+                while since_sent < due {
+                    let pause = idle_pause(patience, since_sent);
+                    assert!(!pause.is_zero(), "{patience:?}: it would not rest");
+                    since_sent += if is_woken { pause } else { pause.min(woken_after) };
+                    is_woken = true;
+                }
+                assert!(since_sent < remote_journal::SIGN_WITHIN, "{patience:?}: nothing for {since_sent:?}");
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::metrics::Metrics;
 use super::presence::Presence;
 use super::store_thread::{Answer, No, Operation, Question, Reply, Writer};
-use crate::link::{self, FrameReader, FrameWriter, LinkError, Stream};
+use crate::link::{self, FrameReader, FrameWriter, Heard, LinkError, Socket, Stream};
 use crate::message::{
     BatchHeader, Message, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX_BEFORE_HELLO, Refusal, write_stored_batch,
 };
@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     pub frame_timeout: Duration,
     /// Between frames.
     pub idle_timeout: Duration,
+    /// A peer of which nothing came for so long is not there.
+    pub silence: Duration,
 }
 
 /// Why a connection ended.
@@ -135,8 +137,10 @@ impl Drop for Slot {
 
 impl Shared {
     /// TLS and the proof. `None` where TLS was refused before there was anything to say.
-    async fn greet(&self, stream: TcpStream) -> Result<(FrameReader, FrameWriter, String), Ended> {
+    async fn greet(&self, stream: TcpStream) -> Result<(FrameReader, FrameWriter, Arc<Heard>, String), Ended> {
         link::prepare(&stream).map_err(LinkError::from)?;
+        let stream = Socket::new(stream);
+        let heard = stream.heard();
         let mut certified = None;
         let stream = match &self.tls {
             None => Stream::Plain(stream),
@@ -166,7 +170,7 @@ impl Shared {
             return Err(Ended::Unauthenticated(claimed));
         };
         writer.send(&[Message::Welcome { identity: identity.clone() }]).await?;
-        Ok((reader, writer, identity))
+        Ok((reader, writer, heard, identity))
     }
 
     /// Serves a connection to its end. `is_known` is told once the peer has proven who it is.
@@ -181,7 +185,7 @@ impl Shared {
             greeted = tokio::time::timeout(self.hello_timeout, self.greet(stream)) => greeted,
             Ok(()) = &mut evicted => return Err(Ended::Evicted),
         };
-        let (mut reader, writer, identity) = greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
+        let (mut reader, writer, heard, identity) = greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
         is_known();
         let slot = Slot::take(&self, &identity);
         let (replies, receiver) = mpsc::unbounded_channel();
@@ -198,7 +202,7 @@ impl Shared {
         }
         let requests = async {
             match &slot {
-                Some(slot) => self.read_requests(&mut reader, &replies, slot).await,
+                Some(slot) => self.read_requests(&mut reader, heard, &replies, slot).await,
                 None => Ok(()),
             }
         };
@@ -239,6 +243,7 @@ impl Shared {
     async fn read_requests(
         &self,
         reader: &mut FrameReader,
+        heard: Arc<Heard>,
         replies: &mpsc::UnboundedSender<Reply>,
         slot: &Slot,
     ) -> Result<(), Ended> {
@@ -251,12 +256,12 @@ impl Shared {
         let mut begun: Option<(u32, u32)> = None;
         // What this connection has taken, and the fence that it was given for that.
         let mut taken: Option<(String, u64)> = None;
-        let presence = Arc::new(Presence::new());
+        let presence = Arc::new(Presence::new(heard, self.silence));
         let writer = || Writer { replies: replies.downgrade(), presence: Arc::clone(&presence) };
         loop {
             presence.listens();
             let kind = reader.frame(PAYLOAD_BYTES_MAX, self.idle_timeout, self.frame_timeout).await?;
-            presence.heard();
+            presence.is_served();
             if kind == 6 {
                 let header = BatchHeader::read(reader.payload()).map_err(LinkError::from)?;
                 let Some((journal, block_bytes)) = begun else { return Err(Ended::OutOfTurn) };

@@ -58,7 +58,16 @@ pub struct ServerOptions {
     pub frame_timeout: Duration,
     /// Between frames.
     pub idle_timeout: Duration,
+    /// A writer of which nothing has come for so long is not there: somebody else may take its journal. Longer than [`SIGN_WITHIN`] by far.
+    pub silence: Duration,
 }
+
+/// A writer says something at least so often.
+pub const SIGN_WITHIN: Duration = Duration::from_secs(5);
+
+/// See [`ServerOptions::silence`]. A sign that is lost in the network is sent again within a second or two, and once more.
+const SILENCE: Duration = Duration::from_secs(15);
+const _: () = assert!(SILENCE.as_secs() >= 3 * SIGN_WITHIN.as_secs());
 
 impl ServerOptions {
     /// Usual limits; nothing says yet who is let in.
@@ -75,6 +84,7 @@ impl ServerOptions {
             hello_timeout: Duration::from_secs(5),
             frame_timeout: Duration::from_secs(20),
             idle_timeout: Duration::from_secs(60),
+            silence: SILENCE,
         }
     }
 
@@ -197,6 +207,7 @@ impl Server {
             hello_timeout: options.hello_timeout,
             frame_timeout: options.frame_timeout,
             idle_timeout: options.idle_timeout,
+            silence: options.silence,
         });
         let (stopping, stopped) = watch::channel(false);
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
