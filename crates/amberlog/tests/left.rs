@@ -9,7 +9,7 @@ use guest_kit::evidence::{self, Order, RecordLayout};
 use guest_kit::image::FileSystem;
 use guest_kit::{Acknowledged, judge};
 use serde_json::Value;
-use std::io::Write;
+use std::io::{BufRead, Read, Write};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -210,4 +210,132 @@ fn what_is_held_for_an_image_that_is_lost_is_given_up_by_its_exact_name() {
     assert!(loss["transactions"].as_u64() > Some(0) && loss["blocks"].as_u64() > Some(0), "{said}");
     assert_eq!(one.area.path().read_dir().expect("it is there").count(), 0, "nothing else was owed");
     one.assert_is_recovered("after all");
+}
+
+/// `recover --json --area` of all that there is, with these words.
+fn recover_with(left: &Left, words: &[&str]) -> (Option<i32>, Value, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+        .args(["recover", "--json", "--area"])
+        .arg(left.area.path())
+        .args(words)
+        .stdin(Stdio::null())
+        .output()
+        .expect("amberlog starts");
+    let said = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    (output.status.code(), said, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A journal whose files are damaged or gone keeps no other one from going home, and is given up by name as any other.
+#[test]
+fn a_damaged_journal_keeps_no_other_from_going_home() {
+    let cut = |path: &Path, bytes: u64| {
+        std::fs::File::options().write(true).open(path).expect("opened").set_len(bytes).expect("cut off");
+    };
+    type Damage<'d> = (&'d str, &'d dyn Fn(&Path));
+    let damages: [Damage<'_>; 5] = [
+        ("no table", &|vm| std::fs::remove_file(vm.join("log-1.table")).expect("removed")),
+        ("no pool", &|vm| std::fs::remove_file(vm.join("log-1.pool")).expect("removed")),
+        ("a table that ends early", &|vm| cut(&vm.join("log-1.table"), 100)),
+        ("a pool that ends early", &|vm| cut(&vm.join("log-1.pool"), 100)),
+        ("a place that cannot be", &|vm| {
+            let path = vm.join("area.json");
+            let mut description: Value =
+                serde_json::from_slice(&std::fs::read(&path).expect("a description")).expect("JSON");
+            description["logs"][1]["place"]["runs"][0]["offset"] = u64::MAX.into();
+            std::fs::write(&path, description.to_string()).expect("written");
+        }),
+    ];
+    for (name, damage) in damages {
+        let (one, two) = with_a_second_disk();
+        let vm = one.area.path().join("vm-1-0");
+        damage(&vm);
+        let before = std::fs::read(two.path("image")).expect("the image");
+        let [first, second] = [&one, &two].map(|left| left.path("image").to_str().expect("a plain name").to_owned());
+        let words = ["--image", &first, "--image", &second];
+        let (code, said, stderr) = recover_with(&one, &words);
+        assert_eq!((code, said["logs"].as_array().map(Vec::len)), (Some(1), Some(1)), "{name}: {stderr}");
+        assert_eq!(said["unfinished"][0]["image"].as_str(), Some(&second[..]), "{name}: {said}");
+        one.assert_is_recovered(name);
+        let (code, said, stderr) = recover_with(&one, &words);
+        assert_eq!((code, said["logs"].as_array().map(Vec::len)), (Some(3), Some(0)), "{name}: {stderr}");
+        assert_eq!(std::fs::read(two.path("image")).expect("the image"), before, "{name}: what is damaged is left");
+        let output = give_up(&one, &two.path("image"), &format!("{second}\n"));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name}: {stderr}");
+        let said: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+        assert_eq!(said["given_up"][0]["image"].as_str(), Some(&second[..]), "{name}: {said}");
+        assert!(said["given_up"][0]["blocks"].is_null(), "{name}: {said}");
+        assert_eq!(one.area.path().read_dir().expect("it is there").count(), 0, "{name}: nothing else was owed");
+    }
+}
+
+/// Somebody puts the image back while he is asked what to do.
+#[test]
+fn what_comes_back_while_somebody_thinks_is_brought_home() {
+    let (one, two) = with_a_second_disk();
+    let image = two.path("image");
+    let name = image.to_str().expect("a plain name");
+    std::fs::rename(&image, two.path("away")).expect("renamed");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+        .args(["recover", "--json", "--image", name, "--give-up", name, "--image"])
+        .arg(one.path("image"))
+        .arg("--area")
+        .arg(one.area.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("amberlog starts");
+    let mut said = String::new();
+    let mut stderr = std::io::BufReader::new(command.stderr.take().expect("a pipe"));
+    while !said.contains("type the image's exact name:") {
+        assert!(stderr.read_line(&mut said).expect("it speaks") > 0, "it does not ask: {said}");
+    }
+    std::fs::rename(two.path("away"), &image).expect("renamed");
+    command.stdin.take().expect("a pipe").write_all(format!("{name}\n").as_bytes()).expect("it reads");
+    let output = command.wait_with_output().expect("it ends");
+    stderr.read_to_string(&mut said).expect("its last words");
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let json: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    assert!(json.get("given_up").is_none() && json["logs"].as_array().map(Vec::len) == Some(2), "{json}");
+    two.assert_is_recovered("it is home");
+    assert_eq!(one.area.path().read_dir().expect("it is there").count(), 0);
+}
+
+/// Exit code 3 says that nothing was changed.
+#[test]
+fn a_start_that_is_refused_after_something_went_home_has_failed() {
+    let left = Left::new("copy-journal-4096");
+    let (image, vm, shm) = (left.path("image"), left.area.path().join("vm-1-0"), left.path("shm"));
+    let registry = placement::own_place();
+    let path = vm.join("area.json");
+    let mut description: Value = serde_json::from_slice(&std::fs::read(&path).expect("a description")).expect("JSON");
+    let key = description["logs"][0]["home_key"].clone();
+    description["images"] = serde_json::json!([{"path": image, "key": key}]);
+    std::fs::write(&path, description.to_string()).expect("written");
+    // For the start to find it.
+    let directory = placement::AreaDirectory::take_over(&vm, &registry).expect("nobody has it");
+    directory.register(&image).expect("registered");
+    drop(directory);
+    let other = left.path("other.qcow2");
+    std::fs::write(&other, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 1 << 16]].concat()).expect("written");
+    let run = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+            .args(["run", "--shm"])
+            .arg(&shm)
+            .arg("--disk")
+            .arg(&image)
+            .arg("--disk")
+            .arg(&other)
+            .args(["--", "true"])
+            .output()
+            .expect("amberlog starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, stderr) = run();
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("qcow2") && stderr.contains("was brought home to"), "{stderr}");
+    left.assert_is_recovered("it is home");
+    let (code, stderr) = run();
+    assert_eq!(code, Some(3), "{stderr}");
 }

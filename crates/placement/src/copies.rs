@@ -2,10 +2,13 @@
 //! this is what there is where the server is lost.
 //!
 //! Which image a copy belongs to is told by the journal superblock on storage, which has to be as the copy says that it may be, to the last
-//! byte; and only the very files are looked at that the registry has for this directory. What is on storage by itself, or was brought home
-//! since, or taken by somebody else, is owed nothing from here.
+//! byte; and only the very files are looked at that the registry has for this directory, or that the caller names. What is on storage by
+//! itself, or was brought home since, or taken by somebody else, is owed nothing from here.
+//!
+//! Failure story: an image may be exchanged at any moment by whoever can write where it lies. What is looked at is opened without waiting for
+//! it, and has to be a file or a block device; what is written to is the very file that is locked, or nothing is written.
 
-use crate::description::{AreaDirectory, Description, WishDescription, image_key};
+use crate::description::{AreaDirectory, Description, ImageDescription, WishDescription, image_key, is_at};
 use crate::disk::{Disk, DiskOptions, PlacementKind};
 use crate::earlier::open_left;
 use crate::found::{FailedLog, Finish, FinishError, FinishedLog};
@@ -15,8 +18,9 @@ use crate::scan::{self, FoundLogPlace, offset_of};
 use jbd2::SUPERBLOCK_BYTES;
 use own_files::How;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,13 +37,28 @@ impl<'d> LeftCopies<'d> {
         Some(LeftCopies { directory, description })
     }
 
-    /// The images that the directory is about, as far as they are what they were.
-    fn images(&self) -> Vec<PathBuf> {
-        let images = self.description.images.iter().flatten();
-        let its = images.filter(|image| {
-            self.directory.is_registered(&image.key) && image_key(&image.path).is_ok_and(|key| key == image.key)
-        });
-        its.map(|image| image.path.clone()).collect()
+    /// The images that the directory is about, as far as they are what they were, and those that are `named`.
+    fn images(&self, named: &[PathBuf]) -> Vec<PathBuf> {
+        let mut images: Vec<PathBuf> = Vec::new();
+        let mut keys = Vec::new();
+        for path in named {
+            if let Ok(key) = image_key(path)
+                && !keys.contains(&key)
+            {
+                keys.push(key);
+                images.push(path.clone());
+            }
+        }
+        for image in self.description.images.iter().flatten() {
+            if !keys.contains(&image.key) && self.is_as_it_was(image) {
+                images.push(image.path.clone());
+            }
+        }
+        images
+    }
+
+    fn is_as_it_was(&self, image: &ImageDescription) -> bool {
+        self.directory.is_registered(&image.key) && image_key(&image.path).is_ok_and(|key| key == image.key)
     }
 
     /// Each copy with its log's place, if it can be read.
@@ -60,10 +79,36 @@ impl<'d> LeftCopies<'d> {
         let said = copy.says();
         let is_its = |image: &&PathBuf| {
             let mut stored = [0; SUPERBLOCK_BYTES];
-            let read = std::fs::File::open(image).and_then(|file| file.read_exact_at(&mut stored, offset));
+            // Whoever can write in its directory may have put a pipe there since.
+            let read = image_file::open(image, false).and_then(|file| file.read_exact_at(&mut stored, offset));
             read.is_ok() && said.is_owed(&stored)
         };
         images.iter().find(is_its).map(PathBuf::as_path)
+    }
+
+    /// Says of a copy that was left open that an image which may be owed it was not looked at: it is not where it was, or another file, or the
+    /// registry does not have it for this directory.
+    fn not_looked_at(
+        &self,
+        images: &[PathBuf],
+        wish: &WishDescription,
+        name: &str,
+        copy: &MirrorFile,
+    ) -> Option<FailedLog> {
+        let is_looked_at = |image: &ImageDescription| {
+            images.iter().any(|path| image_key(path).is_ok_and(|key| key == image.key) || is_at(path, &image.path))
+        };
+        if !copy.says().is_left_open() || !self.may_be_owed(&wish.place, copy) {
+            return None;
+        }
+        let image = self.description.images.iter().flatten().find(|image| !is_looked_at(image))?;
+        let (at, path) = (self.directory.path().display(), image.path.display());
+        let error = FinishError::Refused(format!(
+            "{at}/{name} may be the last copy of a journal that was on a server, and {path}, which may be owed it, was not looked at: it is \
+             not there, or another file than it was, or amberlog's list of this user's images does not have it for that directory; nothing \
+             was changed: say where it is with 'amberlog recover --area {at} --from-copy --image {path}'"
+        ));
+        Some(FailedLog::of_copy(&image.path, wish.place.home_start, name, error))
     }
 
     /// Whether one of them may be the last whole one of its log. What cannot be told is taken for that: an image that is not where it was,
@@ -85,12 +130,11 @@ impl<'d> LeftCopies<'d> {
             let mut stored = [0; SUPERBLOCK_BYTES];
             let is_there = image_key(&image.path).is_ok_and(|key| key == image.key);
             // Whoever can write in its directory may have put a pipe there since.
-            let mut options = std::fs::OpenOptions::new();
-            options.read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-            let read = options.open(&image.path).and_then(|file| {
+            let read = image_file::open(&image.path, false).and_then(|file| {
                 let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
                 // Too short for this log, it is another disk of the VM.
-                if end < offset + SUPERBLOCK_BYTES as u64 { Ok(()) } else { file.read_exact_at(&mut stored, offset) }
+                let is_there = offset.checked_add(SUPERBLOCK_BYTES as u64).is_some_and(|needed| needed <= end);
+                if is_there { file.read_exact_at(&mut stored, offset) } else { Ok(()) }
             });
             !is_there || read.is_err() || said.may_be_owed(&stored)
         })
@@ -98,16 +142,20 @@ impl<'d> LeftCopies<'d> {
 }
 
 /// Brings home every journal that was on a server and of which a directory has the last copy. It can be removed afterwards if none failed.
+/// `named` are images that the caller says may be owed something, where they are by now.
 ///
 /// # Errors
 /// When the directory cannot be read. What concerns one journal only does not keep the others from being finished.
-pub fn finish_copies(directory: &AreaDirectory) -> Result<Finish, FinishError> {
+pub fn finish_copies(directory: &AreaDirectory, named: &[PathBuf]) -> Result<Finish, FinishError> {
     let mut outcome = Finish::default();
     let Some(left) = LeftCopies::of(directory) else { return Ok(outcome) };
-    let images = left.images();
+    let images = left.images(named);
     for (wish, name, copy) in left.copies() {
         let Ok(copy) = copy else { continue };
-        let Some(journal) = left.owed(&images, &wish.place, &copy) else { continue };
+        let Some(journal) = left.owed(&images, &wish.place, &copy) else {
+            outcome.failed.extend(left.not_looked_at(&images, wish, name, &copy));
+            continue;
+        };
         match finish(&images, journal, &wish.place, name, copy) {
             Ok(mut log) => {
                 log.recovery.notes.insert(0, format!("finished from {}", directory.path().join(name).display()));
@@ -117,6 +165,11 @@ pub fn finish_copies(directory: &AreaDirectory) -> Result<Finish, FinishError> {
         }
     }
     Ok(outcome)
+}
+
+fn is_same_file(one: &File, other: &File) -> io::Result<bool> {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
+    Ok(one.metadata().map(identity)? == other.metadata().map(identity)?)
 }
 
 fn finish(
@@ -132,7 +185,7 @@ fn finish(
     let candidates: Vec<&Path> =
         if described.is_external { images.iter().map(PathBuf::as_path).collect() } else { vec![journal] };
     // Locked until all is done.
-    let _locked = candidates.iter().map(|path| open_left(path)).collect::<Result<Vec<_>, _>>()?;
+    let locked = candidates.iter().map(|path| open_left(path)).collect::<Result<Vec<_>, _>>()?;
     let open = |path: &&Path| {
         let options = DiskOptions {
             name: path.display().to_string(),
@@ -148,6 +201,15 @@ fn finish(
         Disk::open(options).map(Arc::new).map_err(|error| failed("opening", path, error))
     };
     let disks = candidates.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    for ((path, locked), disk) in candidates.iter().zip(&locked).zip(&disks) {
+        let is_locked = is_same_file(locked.file(), disk.file.for_reading());
+        if !is_locked.map_err(|error| failed("examining", path, error))? {
+            return Err(FinishError::Failed(format!(
+                "{} was exchanged for another file while it was opened; nothing was changed: try again",
+                path.display()
+            )));
+        }
+    }
     let found = scan::scan(&disks).map_err(|error| failed("looking for the journal on", journal, error))?;
     let is_it = |place: &&FoundLogPlace| {
         candidates[place.journal_disk] == journal

@@ -45,15 +45,15 @@ pub(crate) fn open_left(path: &Path) -> Result<Image, Error> {
     Image::open_within(path, Access::Write, DYING)
 }
 
-/// Brings home what a disk's region and its journal server hold for its image, whose external journal may be one of `journals`.
+/// Brings home what a disk's region and its journal server hold for its image, whose external journal may be one of `journals`. What was done
+/// is in `brought`, also where something failed after it.
 ///
 /// # Errors
 /// A refusal when one of them is damaged or holds another file system's blocks, or when storage says that the live log is on the
 /// server and it cannot be had, or is not whole.
-pub fn finish_earlier(disk: &DiskOptions, journals: &[&Path]) -> Result<Vec<Brought>, Error> {
-    let mut brought = Vec::new();
+pub fn finish_earlier(disk: &DiskOptions, journals: &[&Path], brought: &mut Vec<Brought>) -> Result<(), Error> {
     if disk.nvm.is_none() && disk.remote.is_none() {
-        return Ok(brought);
+        return Ok(());
     }
     let image = open_left(&disk.path)?;
     if let Some(nvm) = &disk.nvm {
@@ -66,5 +66,5 @@ pub fn finish_earlier(disk: &DiskOptions, journals: &[&Path]) -> Result<Vec<Brou
             brought.extend(recovered.into_iter().map(Brought::Server));
         }
     }
-    Ok(brought)
+    Ok(())
 }

@@ -117,8 +117,13 @@ const LEFT_ON_STORAGE: &str = "the journal is whole in its own place on storage 
                                the next mount, as without amberlog; where nothing lies between its file system and this disk (no \
                                device mapper, md or cache in the guest), 'amberlog recover --disk' or e2fsck may, too";
 
+/// The same of a log that is not whole there.
+const LEFT_DAMAGED: &str = "the journal in its own place on storage is damaged, and was left there as it is: what it has lost nobody has; \
+                            run e2fsck -f before anybody relies on the file system";
+
 /// A log that is in its own place on storage stays as it is: what it owes is all in it, and where its homes are, only its guest's kernel
-/// knows (device mapper leaves no trace on a disk). Looks at it, and says what whoever replays it will find.
+/// knows (device mapper leaves no trace on a disk). Looks at it, and says what whoever replays it will find. One that is damaged is never
+/// called anything else.
 ///
 /// # Errors
 /// When it cannot be read: nobody can say whether it is whole.
@@ -127,13 +132,17 @@ pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Resul
         Ok(report) if report.status == Status::Clean => return Ok(report),
         Ok(report) => report,
         // It may be one for its guest's kernel only, with fast commits.
-        Err(error) if error.is_refusal() => Report::of(Status::Materialised).with_note(error.to_string()),
-        Err(error) => return Err(error),
+        Err(error @ Error::Refused(_)) => Report::of(Status::Materialised).with_note(error.to_string()),
+        Err(error @ Error::Damaged(_)) => Report::of(Status::Damaged).with_note(error.to_string()),
+        Err(error @ Error::Failed { .. }) => return Err(error),
     };
-    let status = if found.status == Status::Damaged { Status::Damaged } else { Status::Materialised };
+    let (status, note) = match found.status {
+        Status::Damaged => (Status::Damaged, LEFT_DAMAGED),
+        _ => (Status::Materialised, LEFT_ON_STORAGE),
+    };
     let seconds = found.seconds;
     let mut report = Report { status, blocks_written: 0, bytes_written: 0, revoked: 0, seconds, ..found };
-    report.notes.push(LEFT_ON_STORAGE.to_owned());
+    report.notes.push(note.to_owned());
     Ok(report)
 }
 

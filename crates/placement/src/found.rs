@@ -64,15 +64,25 @@ impl FinishError {
         }
     }
 
-    /// The same, where a person was asked what to do: nothing was changed.
+    /// The same, where a person was asked what to do, and has not said so. What failed has failed still: it may have changed something.
     #[must_use]
     pub fn followed_by(self, sentence: &str) -> Self {
         let both = format!("{self}; {sentence}");
         match self {
             FinishError::InUse(_) => FinishError::InUse(both),
             FinishError::Damaged(_) => FinishError::Damaged(both),
-            FinishError::Directory(_) | FinishError::Refused(_) | FinishError::Failed(_) => FinishError::Refused(both),
+            FinishError::Refused(_) => FinishError::Refused(both),
+            FinishError::Directory(_) | FinishError::Failed(_) => FinishError::Failed(both),
         }
+    }
+
+    /// The same, where something had been written before or not: a refusal promises that nothing was changed.
+    #[must_use]
+    fn after(self, has_written: bool) -> Self {
+        if has_written && self.is_refusal() {
+            return FinishError::Failed(format!("the recovery had begun to write, and then this stopped it: {self}"));
+        }
+        self
     }
 }
 
@@ -99,7 +109,7 @@ pub struct FinishedLog {
     pub recovery: Report,
 }
 
-/// One log that could not be finished: it is as it was.
+/// One log that could not be finished: what is held of it is as it was.
 #[derive(Debug)]
 pub struct FailedLog {
     /// The image with the file system.
@@ -112,6 +122,9 @@ pub struct FailedLog {
     pub error: FinishError,
     /// Whether one of the images that the caller has named has a part in it: that one is not to be used.
     pub is_of_named: bool,
+    /// The image that carries the mark of what is held, where it was or is said to be, and that nobody has named: what is held can be
+    /// brought home to that one, perhaps.
+    pub(crate) fits: Option<PathBuf>,
     /// What its files are called, without the ending.
     pub(crate) name: String,
 }
@@ -119,7 +132,8 @@ pub struct FailedLog {
 impl FailedLog {
     /// One whose copy could not be brought home.
     pub(crate) fn of_copy(journal: &Path, offset: u64, name: &str, error: FinishError) -> Self {
-        FailedLog { image: journal.to_owned(), journal: None, offset, error, is_of_named: true, name: name.to_owned() }
+        let (image, name) = (journal.to_owned(), name.to_owned());
+        FailedLog { image, journal: None, offset, error, is_of_named: true, fits: None, name }
     }
 
     fn new(log: &LogDescription, is_of_named: bool, error: FinishError) -> Self {
@@ -129,6 +143,7 @@ impl FailedLog {
             offset: log.place.home_start,
             error,
             is_of_named,
+            fits: None,
             name: log.name.clone(),
         }
     }
@@ -144,16 +159,11 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Those that are finished and those that are not, if nothing is left that images have a part in which the caller has named: each log
-    /// is brought home by itself, and what concerns other images keeps nobody from these.
-    ///
-    /// # Errors
-    /// Why the first of theirs failed.
-    pub fn of_named(mut self) -> Result<Self, FinishError> {
-        match self.failed.iter().position(|failed| failed.is_of_named) {
-            Some(index) => Err(self.failed.swap_remove(index).error),
-            None => Ok(self),
-        }
+    /// Takes out why the first failed that an image has a part in which the caller has named: that image is not to be used. Each log is brought
+    /// home by itself: what concerns other images keeps nobody from these, and what is finished stays so.
+    pub fn take_failure_of_named(&mut self) -> Option<FinishError> {
+        let index = self.failed.iter().position(|failed| failed.is_of_named)?;
+        Some(self.failed.swap_remove(index).error)
     }
 
     /// All of them, or why the first that failed did.
@@ -171,6 +181,8 @@ impl Finish {
 /// The logs of a directory, as its files have them.
 pub(crate) struct LeftLogs {
     pub(crate) logs: Vec<(LogDescription, FoundLog)>,
+    /// Those whose files are missing or damaged, and why: each is owed perhaps, and keeps no other from being brought home.
+    pub(crate) unreadable: Vec<(LogDescription, FinishError)>,
     pub(crate) ram: Vec<(u32, HostFile)>,
 }
 
@@ -243,7 +255,8 @@ pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, F
         Ok(opened)
     };
     let mut logs = Vec::new();
-    for log in description.logs {
+    let mut unreadable = Vec::new();
+    let read = |log: &LogDescription| -> Result<FoundLog, FinishError> {
         let part = |ending: &str| -> Result<(HostFile, PathBuf), FinishError> {
             let name = OsString::from(format!("{}.{ending}", log.name));
             let path = directory.path().join(&name);
@@ -266,9 +279,18 @@ pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, F
             }
             FinishError::Damaged(sentence)
         })?;
-        logs.push((log, found));
+        if found.is_open() {
+            check_place(directory, log, &found)?;
+        }
+        Ok(found)
+    };
+    for log in description.logs {
+        match read(&log) {
+            Ok(found) => logs.push((log, found)),
+            Err(error) => unreadable.push((log, error)),
+        }
     }
-    Ok(Some(LeftLogs { logs, ram: open_ram()? }))
+    Ok(Some(LeftLogs { logs, unreadable, ram: open_ram()? }))
 }
 
 /// A table of an open log that nobody describes would go with the directory, and what is owed of that log with it.
@@ -294,8 +316,8 @@ fn check_described(directory: &AreaDirectory, logs: &[LogDescription]) -> Result
 /// has named, where they are by now: one that was renamed is opened there.
 ///
 /// # Errors
-/// When the directory contradicts itself: nothing was changed. What concerns one log only does not keep the others from
-/// being finished.
+/// When the directory contradicts itself: nothing was changed. What concerns one log only (its image is away, its files are damaged) does not
+/// keep the others from being finished.
 pub fn finish_directory(directory: &AreaDirectory, images: &[PathBuf]) -> Result<Finish, FinishError> {
     finish_logs(directory, images, false)
 }
@@ -312,20 +334,29 @@ pub fn finish_directory_into(directory: &AreaDirectory, images: &[PathBuf]) -> R
 fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: bool) -> Result<Finish, FinishError> {
     let Some(left) = open_logs(directory)? else { return Ok(Finish::default()) };
     let open: Vec<_> = left.logs.into_iter().filter(|(_, found)| found.is_open()).collect();
-    for (log, found) in &open {
-        check_place(directory, log, found)?;
-    }
     let mut outcome = Finish::default();
     let mut present = Vec::new();
     // Pages of logs that are not finished: they stay.
     let mut owed: HashSet<u32> = HashSet::new();
+    // Which pages these have, nobody knows.
+    let may_give_back = left.unreadable.is_empty();
+    for (log, error) in left.unreadable {
+        let number = number_in_table(directory, &log);
+        let is_of_named = images.iter().any(|image| has_part(image, &log, number));
+        outcome.failed.push(FailedLog::new(&log, is_of_named, error));
+    }
     for (log, found) in open {
-        let is_of_named = images.iter().any(|image| has_part(image, &log, &found));
+        let number = found.opening().map(|[opening, _]| opening.number);
+        let is_of_named = images.iter().any(|image| has_part(image, &log, number));
         match places(directory, &log, &found, images, may_be_copies) {
             Ok(places) => present.push((log, found, places, is_of_named)),
             Err(error) => {
                 owed.extend(found.pages().map(|page| page.0));
-                outcome.failed.push(FailedLog::new(&log, is_of_named, error));
+                let fits = [&log.home_image, &log.journal_image].into_iter().find(|image| {
+                    let is_tried = may_be_copies && images.iter().any(|named| is_at(named, image));
+                    !is_tried && number.is_some() && number_on(image, &log) == number
+                });
+                outcome.failed.push(FailedLog { fits: fits.cloned(), ..FailedLog::new(&log, is_of_named, error) });
             }
         }
     }
@@ -347,7 +378,7 @@ fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: boo
             }
         }
     }
-    if !outcome.failed.is_empty() && !outcome.finished.is_empty() {
+    if !outcome.failed.is_empty() && !outcome.finished.is_empty() && may_give_back {
         // Whoever is served now has its own guest's memory beside what is left of this one.
         give_back(&left.ram, &owed);
     }
@@ -355,11 +386,17 @@ fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: boo
 }
 
 /// Whether an image has a part in a log: it is, or lies where, its home or its journal was; or it carries its mark.
-fn has_part(image: &Path, log: &LogDescription, found: &FoundLog) -> bool {
+pub(crate) fn has_part(image: &Path, log: &LogDescription, number: Option<[u8; 16]>) -> bool {
     let key = image_key(image).ok();
     let is_it = |path: &Path, its: &Option<String>| is_at(image, path) || (key.is_some() && key == *its);
-    let carries = || found.opening().is_some_and(|[opening, _]| number_on(image, log) == Some(opening.number));
+    let carries = || number.is_some() && number_on(image, log) == number;
     is_it(&log.home_image, &log.home_key) || is_it(&log.journal_image, &log.journal_key) || carries()
+}
+
+/// The number of the opening that a log's table has, where no more of it may be readable.
+pub(crate) fn number_in_table(directory: &AreaDirectory, log: &LogDescription) -> Option<[u8; 16]> {
+    let table = directory.directory().file(OsString::from(format!("{}.table", log.name)), How::Read).ok()?;
+    journal_area::opening_number_of(&table)
 }
 
 /// Whether what is written down of a log's place can be that of the log whose tables lie beside it.
@@ -402,7 +439,7 @@ fn remove_if_nothing_is_owed(path: &Path, registry: &Path) {
     let Ok(directory) = AreaDirectory::take_over(path, registry) else { return };
     let is_owed_nothing = match open_logs(&directory) {
         Ok(None) => true,
-        Ok(Some(left)) => left.logs.iter().all(|(_, found)| !found.is_open()),
+        Ok(Some(left)) => left.unreadable.is_empty() && left.logs.iter().all(|(_, found)| !found.is_open()),
         Err(_) => false,
     };
     if is_owed_nothing && !is_copy_owed(&directory) {
@@ -471,28 +508,40 @@ fn finish_log(
     let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };
     let unlogged = |file| LoggedFile::unlogged(file).map_err(opening);
     let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
-    let report = match check_identity(directory, found, log, &logged_journal)? {
-        Verdict::Marked => finish(&found.log(), &log.place, &logged_home, &logged_journal)?,
-        Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, &logged_home, &logged_journal)?,
+    let report = bring_home(directory, log, found, [&logged_home, &logged_journal])
+        .map_err(|error| error.after([&logged_home, &logged_journal].iter().any(|file| file.has_written())))?;
+    found.close();
+    Ok((home.path().to_owned(), report))
+}
+
+/// What is held goes to these files, whose images belong together.
+fn bring_home(
+    directory: &AreaDirectory,
+    log: &LogDescription,
+    found: &FoundLog,
+    [home, journal]: [&LoggedFile; 2],
+) -> Result<Report, FinishError> {
+    let report = match check_identity(directory, found, log, journal)? {
+        Verdict::Marked => finish(&found.log(), &log.place, home, journal)?,
+        Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, home, journal)?,
         Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before, or closed by its guest"),
         Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
         }
         Verdict::HandedOver => {
             // Whoever handed it over may have died before its flush; from here on nothing else has it.
-            let failed = |error| FinishError::Failed(format!("making {} durable: {error}", places.home.display()));
-            logged_home.sync_data().and_then(|()| logged_journal.sync_data()).map_err(failed)?;
-            leave_stored(&log.place, &logged_journal)?
+            let failed = |error| FinishError::Failed(format!("making {} durable: {error}", log.home_image.display()));
+            home.sync_data().and_then(|()| journal.sync_data()).map_err(failed)?;
+            leave_stored(&log.place, journal)?
         }
     };
     if found.log().is_distrusted() {
         let failed = |error| {
-            FinishError::Failed(format!("writing the journal superblock of {}: {error}", places.home.display()))
+            FinishError::Failed(format!("writing the journal superblock of {}: {error}", log.home_image.display()))
         };
-        crate::distrust::remember(&log.place, &logged_journal).map_err(failed)?;
+        crate::distrust::remember(&log.place, journal).map_err(failed)?;
     }
-    found.close();
-    Ok((home.path().to_owned(), report))
+    Ok(report)
 }
 
 /// The number of the opening that an image's journal superblock carries, where a log has its own.
@@ -670,6 +719,23 @@ mod tests {
         block
     }
 
+    /// Whoever is refused was promised that nothing was changed.
+    #[test]
+    fn what_is_refused_after_a_write_has_failed() {
+        let errors =
+            || [FinishError::Refused("it does not fit".to_owned()), FinishError::Damaged("it is torn".to_owned())];
+        for (error, sentence) in errors().into_iter().zip(["it does not fit", "it is torn"]) {
+            assert!(error.is_refusal() && !errors().map(|error| error.after(true)).iter().any(FinishError::is_refusal));
+            assert!(error.after(false).is_refusal());
+            let said = FinishError::Failed(sentence.to_owned()).followed_by("nothing was given up");
+            assert!(!said.is_refusal() && said.to_string().starts_with(sentence), "asking changes nothing of that");
+        }
+        let file = LoggedFile::unlogged(&tempfile::tempfile().expect("a file")).expect("a descriptor");
+        assert!(!file.has_written());
+        file.clone().write_all_at(&[1], 0).expect("written");
+        assert!(file.has_written(), "whoever wrote");
+    }
+
     /// The server may be lost: then the copy in tmpfs is all that there is.
     #[test]
     fn a_copy_stays_until_its_log_is_brought_home() {
@@ -736,7 +802,7 @@ mod tests {
                 remove_finished(&AreaDirectory::take_over(&path, &registry).expect("free"));
                 assert!(path.exists(), "its image is away");
                 std::fs::rename(&away, &image).expect("renamed");
-                crate::registry::forget_image(&registry, &image_key(&image).expect("it is there"));
+                crate::registry::forget_image(&registry, &image_key(&image).expect("it is there"), &path);
                 sweep(&vms, &registry);
                 assert!(path.exists(), "its image has no entry any more");
                 remove_finished(&AreaDirectory::take_over(&path, &registry).expect("free"));

@@ -60,7 +60,7 @@ pub use found::{
     FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, remove_finished, sweep,
     sweep_after,
 };
-pub use given_up::{Loss, give_up, losses};
+pub use given_up::{GivenUp, Loss, give_up, losses};
 pub use hand_over::Change;
 pub use journal_area::{AreaMemory, HotPages};
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};

@@ -169,6 +169,10 @@ fn held_in(area: &Path, registry: &Path, image: &Path) -> Result<Owed, FinishErr
     let Some(left) = open_logs(&directory)? else { return Ok(Owed::Nothing) };
     let key = image_key(image).ok();
     let is_its = |log: &LogDescription| key.is_some() && (log.home_key == key || log.journal_key == key);
+    // Something of it is held there, and nobody can say what.
+    if let Some((_, error)) = left.unreadable.into_iter().find(|(log, _)| is_its(log)) {
+        return Err(error);
+    }
     let open: Vec<_> = left.logs.iter().filter(|(log, found)| found.is_open() && is_its(log)).collect();
     if open.is_empty() {
         return Ok(Owed::Nothing);

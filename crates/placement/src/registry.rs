@@ -7,6 +7,10 @@
 //! An entry is a file called after the image's key, which names the area. An entry is a hint: the area is opened and judged
 //! like any other, and has to say itself that it is about that image.
 //!
+//! Whoever begins with an image names his own area there. The one that was named before may hold something still (the copy of a log that
+//! is on a server), so it stays named behind the new one for as long as it is there, and comes to the front again when the new one is gone:
+//! a start that is refused, or killed, costs nobody what he is owed.
+//!
 //! Beside these, images of which nothing is held are noted while their guest waits for another daemon (`amberlog detach`): nobody has them
 //! locked then, and that guest does not survive that somebody else writes to them. Such an entry counts for as long as the process lives.
 
@@ -26,10 +30,28 @@ const ENTRY_BYTES_MAX: u64 = 64 << 10;
 /// No more names of another user's directory are looked at.
 const NAMES_MAX: usize = 10_000;
 
+/// So many areas are named behind one: each start that is killed before it has got anywhere leaves one at most, until the next looks.
+const BEFORE_MAX: usize = 16;
+
 #[derive(Serialize, Deserialize)]
 struct Entry {
     schema: u32,
     area: PathBuf,
+    /// Those that were named before, the last one first, and that were there then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    before: Vec<PathBuf>,
+}
+
+impl Entry {
+    fn of(mut areas: Vec<PathBuf>) -> Option<Self> {
+        areas.truncate(BEFORE_MAX + 1);
+        let mut areas = areas.into_iter();
+        Some(Entry { schema: 1, area: areas.next()?, before: areas.collect() })
+    }
+
+    fn areas(self) -> Vec<PathBuf> {
+        std::iter::once(self.area).chain(self.before).collect()
+    }
 }
 
 /// A guest that a daemon has left alone, and that waits for the next one.
@@ -149,21 +171,33 @@ pub(crate) fn make(registry: &Path) -> Result<(), DirectoryError> {
     Ok(())
 }
 
-/// Notes that `area` may hold what the image with this key is owed.
+/// Notes that `area` may hold what the image with this key is owed. What was noted before stays behind it for as long as it is there.
 pub(crate) fn note(registry: &Path, key: &str, area: &Path) -> Result<(), DirectoryError> {
     let by_image = OwnDirectory::open_or_make_allowing(registry, THROUGH)?.directory_or_make(BY_IMAGE, 0)?;
-    let entry = Entry { schema: 1, area: area.to_owned() };
-    let text = serde_json::to_vec(&entry).map_err(|error| DirectoryError::system("describing", area, error.into()))?;
-    Ok(by_image.write(key, &text)?)
+    let before = areas_of(&by_image, key.as_ref()).into_iter().filter(|before| before != area && is_there(before));
+    write(&by_image, key.as_ref(), std::iter::once(area.to_owned()).chain(before).collect())
 }
 
-/// The area that an entry names. Links are what an earlier amberlog made; in a directory that is ours alone, they are ours.
-fn area_of(by_image: &OwnDirectory, name: &std::ffi::OsStr) -> Option<PathBuf> {
+/// Whether there is something in which something may be owed: whose it is, is judged by who opens it.
+fn is_there(area: &Path) -> bool {
+    area.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
+}
+
+/// Has an entry name these areas; none of them, and it goes.
+fn write(by_image: &OwnDirectory, name: &std::ffi::OsStr, areas: Vec<PathBuf>) -> Result<(), DirectoryError> {
+    let Some(entry) = Entry::of(areas) else { return Ok(by_image.remove(name)?) };
+    let text =
+        serde_json::to_vec(&entry).map_err(|error| DirectoryError::system("describing", &entry.area, error.into()))?;
+    Ok(by_image.write(name, &text)?)
+}
+
+/// The areas that an entry names, the newest first. Links are what an earlier amberlog made; in a directory that is ours alone, they are ours.
+fn areas_of(by_image: &OwnDirectory, name: &std::ffi::OsStr) -> Vec<PathBuf> {
     if by_image.kind(name) == Some(FileType::Symlink) {
-        return by_image.link(name);
+        return by_image.link(name).into_iter().collect();
     }
-    let text = text_of(by_image, name)?;
-    serde_json::from_str(&text).ok().filter(|entry: &Entry| entry.schema == 1).map(|entry| entry.area)
+    let entry = text_of(by_image, name).and_then(|text| serde_json::from_str(&text).ok());
+    entry.filter(|entry: &Entry| entry.schema == 1).map(Entry::areas).unwrap_or_default()
 }
 
 fn text_of(list: &OwnDirectory, name: &std::ffi::OsStr) -> Option<String> {
@@ -173,25 +207,32 @@ fn text_of(list: &OwnDirectory, name: &std::ffi::OsStr) -> Option<String> {
     Some(text)
 }
 
-/// The area noted for the image with this key.
-pub(crate) fn find(registry: &Path, key: &str) -> Result<Option<PathBuf>, DirectoryError> {
-    Ok(open(registry)?.and_then(|by_image| area_of(&by_image, key.as_ref())))
+/// The areas noted for the image with this key, the newest first.
+pub(crate) fn find(registry: &Path, key: &str) -> Result<Vec<PathBuf>, DirectoryError> {
+    Ok(open(registry)?.map(|by_image| areas_of(&by_image, key.as_ref())).unwrap_or_default())
 }
 
-/// Takes the entry for an image out.
-pub(crate) fn forget_image(registry: &Path, key: &str) {
+/// Takes what the entry for an image says of one area out. What it names behind that counts again.
+pub(crate) fn forget_image(registry: &Path, key: &str, area: &Path) {
     if let Ok(Some(by_image)) = open(registry) {
-        let _ = by_image.remove(key);
+        forget(&by_image, key.as_ref(), area);
     }
 }
 
-/// Takes every entry out that names this area.
+/// Takes an area out of every entry that names it.
 pub(crate) fn forget_area(registry: &Path, area: &Path) {
     let Ok(Some(by_image)) = open(registry) else { return };
     for name in by_image.names().unwrap_or_default() {
-        if area_of(&by_image, &name).as_deref() == Some(area) {
-            let _ = by_image.remove(&name);
-        }
+        forget(&by_image, &name, area);
+    }
+}
+
+fn forget(by_image: &OwnDirectory, name: &std::ffi::OsStr, area: &Path) {
+    let noted = areas_of(by_image, name);
+    if noted.iter().any(|noted| noted == area) {
+        let stay = noted.into_iter().filter(|noted| noted != area && is_there(noted));
+        // It names an area that is judged by whoever opens it, and is taken out by him.
+        let _ = write(by_image, name, stay.collect());
     }
 }
 
@@ -248,7 +289,7 @@ pub fn is_registered_in(registry: &Path, area: &Path) -> bool {
 pub(crate) fn areas(registry: &Path) -> Vec<PathBuf> {
     let Ok(Some(by_image)) = open(registry) else { return Vec::new() };
     let names = by_image.names().unwrap_or_default();
-    let mut areas: Vec<PathBuf> = names.iter().filter_map(|name| area_of(&by_image, name)).collect();
+    let mut areas: Vec<PathBuf> = names.iter().flat_map(|name| areas_of(&by_image, name)).collect();
     areas.sort();
     areas.dedup();
     areas
@@ -318,23 +359,62 @@ mod tests {
     fn entries_are_noted_found_and_forgotten() {
         let directory = tempfile::tempdir().expect("a directory");
         let registry = directory.path().join("registry");
-        assert_eq!(find(&registry, "file-1").expect("looked"), None);
+        let find = |key: &str| find(&registry, key).expect("looked");
+        assert!(find("file-1").is_empty());
         note(&registry, "file-1", Path::new("/a")).expect("noted");
         note(&registry, "file-2", Path::new("/a")).expect("noted");
         note(&registry, "file-3", Path::new("/b")).expect("noted");
         // As an earlier amberlog did.
         std::os::unix::fs::symlink("/c", registry.join("by-image/file-4")).expect("a link");
         std::fs::write(registry.join("by-image/file-5"), "noise").expect("a file");
-        assert_eq!(find(&registry, "file-1").expect("looked"), Some("/a".into()));
-        assert_eq!(find(&registry, "file-4").expect("looked"), Some("/c".into()));
-        assert_eq!(find(&registry, "file-5").expect("looked"), None);
+        assert_eq!(find("file-1"), [PathBuf::from("/a")]);
+        assert_eq!(find("file-4"), [PathBuf::from("/c")]);
+        assert!(find("file-5").is_empty());
         assert_eq!(areas(&registry), [PathBuf::from("/a"), "/b".into(), "/c".into()]);
         forget_area(&registry, Path::new("/a"));
         assert_eq!(areas(&registry), [PathBuf::from("/b"), "/c".into()]);
         note(&registry, "file-4", Path::new("/d")).expect("noted in the place of the link");
-        assert_eq!(find(&registry, "file-4").expect("looked"), Some("/d".into()));
+        assert_eq!(find("file-4"), [PathBuf::from("/d")]);
         std::fs::set_permissions(registry.join("by-image"), std::fs::Permissions::from_mode(0o777)).expect("its mode");
-        assert!(find(&registry, "file-3").is_err(), "others may have written that");
+        assert!(super::find(&registry, "file-3").is_err(), "others may have written that");
+    }
+
+    /// Something may be owed in each that is there.
+    #[test]
+    fn what_was_noted_before_counts_again_when_what_came_after_is_gone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let registry = directory.path().join("registry");
+        let area = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::create_dir_all(&path).expect("made");
+            path
+        };
+        let find = |key: &str| find(&registry, key).expect("looked");
+        let (old, gone, new) = (area("old"), area("gone"), area("new"));
+        for next in [&old, &gone, &new, &new] {
+            note(&registry, "file-1", next).expect("noted");
+        }
+        assert_eq!(find("file-1"), [new.clone(), gone.clone(), old.clone()]);
+        assert!([&old, &new].iter().all(|area| is_registered_in(&registry, area)));
+        std::fs::remove_dir(&gone).expect("removed");
+        forget_image(&registry, "file-1", &new);
+        assert_eq!(find("file-1"), std::slice::from_ref(&old), "what is not there is nobody's");
+        note(&registry, "file-1", &new).expect("noted");
+        forget_area(&registry, &old);
+        assert_eq!(find("file-1"), std::slice::from_ref(&new));
+        forget_area(&registry, &new);
+        assert!(find("file-1").is_empty() && areas(&registry).is_empty());
+        // As an amberlog before 0.2 reads it: the first is the one.
+        note(&registry, "file-1", &old).expect("noted");
+        note(&registry, "file-1", &new).expect("noted");
+        let text = std::fs::read_to_string(registry.join("by-image/file-1")).expect("an entry");
+        let read: serde_json::Value = serde_json::from_str(&text).expect("an object");
+        assert_eq!((&read["schema"], &read["area"]), (&serde_json::json!(1), &serde_json::json!(new)));
+        // However often a start is killed.
+        for number in 0..100 {
+            note(&registry, "file-2", &area(&number.to_string())).expect("noted");
+        }
+        assert_eq!(find("file-2").len(), BEFORE_MAX + 1);
     }
 
     #[test]
@@ -351,7 +431,7 @@ mod tests {
         note_left(&registry, "file-3", &LeftGuest { started: started + 1, ..guest.clone() }).expect("noted");
         assert_eq!(find_left(&registry, "file-1").expect("looked"), Some(guest.clone()));
         assert_eq!(find_left(&registry, "file-3").expect("looked"), None);
-        assert_eq!(find(&registry, "file-1").expect("looked"), None, "nothing is held");
+        assert!(find(&registry, "file-1").expect("looked").is_empty(), "nothing is held");
         // By a newer amberlog, which says more.
         let list = registry.join("left-by-image");
         let newer = format!("{{\"schema\":2,\"vm\":\"one\",\"pid\":{pid},\"started\":{started},\"more\":1}}");

@@ -534,9 +534,9 @@ fn what_is_left_for_other_images_keeps_nobody_waiting() {
     std::fs::copy(&away, &copy).expect("copied");
     std::fs::write(&other, vec![0; 1 << 20]).expect("written");
     let failed = |images: &[PathBuf]| {
-        let outcome = finish_directory(&left, images).expect("a good directory");
+        let mut outcome = finish_directory(&left, images).expect("a good directory");
         assert!(outcome.finished.is_empty());
-        outcome.of_named().map(|outcome| outcome.failed.len()).map_err(|error| error.to_string())
+        outcome.take_failure_of_named().map_or(Ok(outcome.failed.len()), |error| Err(error.to_string()))
     };
     assert_eq!(failed(&[]), Ok(1));
     assert_eq!(failed(std::slice::from_ref(&other)), Ok(1));
@@ -545,8 +545,34 @@ fn what_is_left_for_other_images_keeps_nobody_waiting() {
     assert!(error.contains("is not there any more") && error.contains("--give-up"), "{error}");
     let error = failed(&[copy, other]).expect_err("a copy");
     assert!(error.contains("is another file with the same mark"), "{error}");
-    let outcome = finish_directory(&left, std::slice::from_ref(&away)).expect("a good directory");
-    assert_eq!(outcome.of_named().expect("it is there").finished.len(), 1);
+    let mut outcome = finish_directory(&left, std::slice::from_ref(&away)).expect("a good directory");
+    assert!(outcome.take_failure_of_named().is_none() && outcome.finished.len() == 1);
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+/// Another file has the image's name, and is what it was by its mark: whoever gives up what is held is told that first.
+#[test]
+fn an_image_to_which_what_is_held_can_be_brought_home_is_told() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let (image, left) = rig.die();
+    let at = |name: &str| image.with_file_name(name);
+    std::fs::copy(&image, at("copy")).expect("copied");
+    std::fs::rename(&image, at("away")).expect("renamed");
+    let failed = |images: &[PathBuf]| {
+        let mut outcome = placement::finish_directory_into(&left, images).expect("a good directory");
+        assert!(outcome.finished.is_empty() && outcome.failed.len() == 1, "{outcome:?}");
+        outcome.failed.remove(0)
+    };
+    assert_eq!(failed(&[]).fits(), None, "nothing is there");
+    std::fs::write(&image, vec![0; 1 << 20]).expect("written");
+    assert_eq!(failed(&[]).fits(), None, "it is none of its");
+    std::fs::rename(at("copy"), &image).expect("renamed");
+    assert_eq!(failed(&[]).fits(), Some(&*image));
+    assert_eq!(failed(&[at("nowhere")]).fits(), Some(&*image));
+    let outcome = placement::finish_directory_into(&left, std::slice::from_ref(&image)).expect("a good directory");
+    assert!(outcome.failed.is_empty() && outcome.finished.len() == 1, "{outcome:?}");
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
@@ -568,7 +594,7 @@ fn what_is_given_up_is_gone_and_nothing_else() {
     assert!(failed.is_of(&image) && !failed.is_of(&away));
     let losses = placement::losses(&left, &[failed]).expect("looked");
     assert_eq!(losses.len(), 1);
-    assert_eq!((losses[0].transactions, losses[0].blocks), (Some(2), 2), "{losses:?}");
+    assert_eq!((losses[0].transactions, losses[0].blocks), (Some(2), Some(2)), "{losses:?}");
     assert!(finish_directory(&left, &[]).expect("a good directory").failed.len() == 1, "asking gives nothing up");
     // Nothing that was not said.
     placement::give_up(&left, &[]).expect("nothing");

@@ -57,19 +57,19 @@ impl Disk {
     pub fn open_within(path: &Path, access: Access, patience: Duration) -> Result<Disk, Error> {
         let deadline = Instant::now() + patience;
         let shown = path.display();
-        let kind = rustix::fs::stat(path)
-            .map(|status| FileType::from_raw_mode(status.st_mode))
-            .map_err(|error| Error::failed(format!("opening {shown}"))(error.into()))?;
-        let mut flags = OFlags::CLOEXEC;
+        let kind_of = |looked: rustix::io::Result<rustix::fs::Stat>| match looked {
+            Ok(status) => match FileType::from_raw_mode(status.st_mode) {
+                kind @ (FileType::RegularFile | FileType::BlockDevice) => Ok(kind),
+                _ => Err(Error::refused(format!("{shown} is neither an image file nor a block device"))),
+            },
+            Err(error) => Err(Error::failed(format!("opening {shown}"))(error.into())),
+        };
+        let kind = kind_of(rustix::fs::stat(path))?;
+        // Whoever may exchange it can do so after that look: what was opened is looked at again, without waiting for it.
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         flags |= if access == Access::Write { OFlags::RDWR } else { OFlags::RDONLY };
-        match kind {
-            FileType::RegularFile => {}
-            FileType::BlockDevice => {
-                if access == Access::Write {
-                    flags |= OFlags::EXCL;
-                }
-            }
-            _ => return Err(Error::refused(format!("{shown} is neither an image file nor a block device"))),
+        if kind == FileType::BlockDevice && access == Access::Write {
+            flags |= OFlags::EXCL;
         }
         let file = loop {
             match rustix::fs::open(path, flags, Mode::empty()) {
@@ -79,6 +79,16 @@ impl Disk {
                 Err(error) => return Err(Error::failed(format!("opening {shown}"))(error.into())),
             }
         };
+        if kind_of(rustix::fs::fstat(&file))? != kind {
+            return Err(Error::failed(format!("opening {shown}"))(io::Error::other(
+                "it was exchanged for another file",
+            )));
+        }
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(io::Error::from);
+        let flags = flags.map_err(Error::failed(format!("opening {shown}")))?;
+        // Requests are never told to come again.
+        rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)
+            .map_err(|error| Error::failed(format!("opening {shown}"))(error.into()))?;
         if kind == FileType::RegularFile && access != Access::Look {
             while !try_lock(&file, access, path)? {
                 if Instant::now() >= deadline {

@@ -180,15 +180,21 @@ impl Replay {
     }
 
     /// Writes the home blocks, the file system's superblock as the log has it among them, and flushes: for a log whose guest
-    /// goes on. Journal and marks of recovery stay as they are.
+    /// goes on. Journal and marks of recovery stay as they are. All of it is read and verified before the first is written.
     ///
     /// # Errors
-    /// When reading or writing fails, or a block in the log is damaged.
+    /// When reading or writing fails, or a block in the log is damaged: then nothing was changed.
     pub fn write_blocks<L: LogRead + Send, H: HomeWriter>(&self, log: &mut L, home: &mut H) -> Result<Report, Error> {
+        let damaged = |count: u64| format!("{count} blocks in the log are damaged");
+        let judged = batch::write::<L, NoHome>(&self.plan, log, None)?;
+        if judged.damaged > 0 {
+            return Err(Error::damaged(format!("{}; nothing was changed", damaged(judged.damaged))));
+        }
         let written = batch::write(&self.plan, log, Some(&mut *home))?;
         home.flush().map_err(Error::failed("flushing the blocks"))?;
         if written.damaged > 0 {
-            return Err(Error::damaged(format!("{} blocks in the log are damaged", written.damaged)));
+            // They were not a moment ago.
+            return Err(Error::failed("writing the blocks of a log home")(io::Error::other(damaged(written.damaged))));
         }
         Ok(self.report(&written))
     }

@@ -5,7 +5,7 @@ use image_moments::Changes;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// An open image, the log of what is written to it, if there is one, and who wants to know of writes before they are done.
@@ -19,6 +19,7 @@ pub struct LoggedFile {
     failed_flushes: Arc<AtomicU64>,
     on_failed_flush: Arc<OnceLock<Hook>>,
     past_cache: Arc<OnceLock<PastCache>>,
+    has_written: Arc<AtomicBool>,
 }
 
 /// The same image past the page cache.
@@ -62,8 +63,15 @@ impl std::fmt::Debug for Hook {
 impl LoggedFile {
     /// A file, and where writes to it are logged.
     pub fn new(file: File, log: Option<Arc<WriteLog>>) -> Self {
-        let (changes, failed_flushes, on_failed_flush) = (Arc::default(), Arc::default(), Arc::default());
-        LoggedFile { file: Arc::new(file), log, changes, failed_flushes, on_failed_flush, past_cache: Arc::default() }
+        LoggedFile {
+            file: Arc::new(file),
+            log,
+            changes: Arc::default(),
+            failed_flushes: Arc::default(),
+            on_failed_flush: Arc::default(),
+            past_cache: Arc::default(),
+            has_written: Arc::default(),
+        }
     }
 
     /// Somebody writes the same image past the page cache, through `file` or another one, in multiples of so many bytes. A write of ours
@@ -109,6 +117,7 @@ impl LoggedFile {
     /// # Errors
     /// As [`FileExt::write_all_at`].
     pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.has_written.store(true, Ordering::Relaxed);
         let changes = self.changes.get();
         if let Some(changes) = changes {
             changes.begins(offset, bytes.len() as u64);
@@ -127,6 +136,11 @@ impl LoggedFile {
             }
         }
         written
+    }
+
+    /// Whether anything was written through it, or tried to be.
+    pub fn has_written(&self) -> bool {
+        self.has_written.load(Ordering::Relaxed)
     }
 
     /// Somebody else has written to these bytes, or may have: whoever is told of changes is told that.

@@ -2,15 +2,16 @@
 //!
 //! DIR is one VM's directory, or the one in which `amberlog run` makes them: then all in it. A directory whose amberlog
 //! or VM still lives is never touched, nor is one that is not this user's alone (exit code 2). A directory is removed only when everything in it is finished; whatever fails
-//! stays, can be tried again, and keeps its image from being served (the next `run` finds it too).
+//! stays, can be tried again, and keeps its image from being served (the next `run` finds it too). What was done is reported whatever fails
+//! after it, and exit code 3 is for nothing that was changed at all.
 
 use super::give_up::{self, GivingUp};
 use crate::takeover::{PATIENCE, take_over};
 use command_line::print_line;
 use own_files::OwnDirectory;
 use placement::{
-    DirectoryError, FailedLog, Finish, FinishError, FinishedLog, Loss, finish_copies, finish_directory_into, own_place,
-    own_places,
+    AreaDirectory, DirectoryError, FailedLog, Finish, FinishError, FinishedLog, GivenUp, Loss, finish_copies,
+    finish_directory_into, own_place, own_places,
 };
 use recovery::{Report, Status, Unfinished};
 use rustix::fs::FileType;
@@ -26,7 +27,9 @@ const LOCK: &str = "lock";
 /// A directory and what came of it.
 struct Attempt {
     path: PathBuf,
-    result: Result<Finish, FinishError>,
+    outcome: Finish,
+    /// What went wrong with the directory as a whole, perhaps after some of that.
+    errors: Vec<FinishError>,
     /// What of it was given up.
     given_up: Vec<Loss>,
     /// What its images say of journals that are neither in it nor on them, and of which image.
@@ -69,27 +72,40 @@ pub fn run(area: &Path, wishes: &Wishes<'_>) -> ExitCode {
     let mut left_alone = 0;
     for (path, opened) in directories {
         if let Err(error) = opened {
-            attempts.push(Attempt::of(path, Err(DirectoryError::from(error).into())));
+            attempts.push(Attempt::of(path, vec![DirectoryError::from(error).into()]));
             continue;
         }
-        let mut attempt = Attempt::of(path.clone(), Ok(Finish::default()));
-        let result = finish(&path, wishes, deadline, giving_up.as_mut(), &mut attempt);
-        if let (false, Err(FinishError::Directory(error @ DirectoryError::InUse { .. }))) = (is_one, &result) {
-            // Asked for all that is left over: what lives is not.
-            crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
-            left_alone += 1;
-            continue;
+        let mut attempt = Attempt::of(path.clone(), Vec::new());
+        match opened_again(&path, deadline) {
+            Ok(directory) => finish(&directory, wishes, giving_up.as_mut(), &mut attempt),
+            Err(FinishError::Directory(error @ DirectoryError::InUse { .. })) if !is_one => {
+                // Asked for all that is left over: what lives is not.
+                crate::exit::say("amberlog recover", format_args!("{error} (left alone)"));
+                left_alone += 1;
+                continue;
+            }
+            Err(error) => attempt.errors.push(error),
         }
-        attempts.push(Attempt { result, ..attempt });
+        attempts.push(attempt);
     }
-    let finished = || attempts.iter().filter_map(|attempt| attempt.result.as_ref().ok()).flat_map(|one| &one.finished);
+    let finished = || attempts.iter().flat_map(|attempt| &attempt.outcome.finished);
     let unmet = giving_up.and_then(|giving_up| giving_up.unmet(area, finished().map(|log| log.image.as_path())));
     show(area, &attempts, unmet.as_ref(), left_alone, json)
 }
 
 impl Attempt {
-    fn of(path: PathBuf, result: Result<Finish, FinishError>) -> Self {
-        Attempt { path, result, given_up: Vec::new(), elsewhere: Vec::new() }
+    fn of(path: PathBuf, errors: Vec<FinishError>) -> Self {
+        Attempt { path, outcome: Finish::default(), errors, given_up: Vec::new(), elsewhere: Vec::new() }
+    }
+
+    fn take(&mut self, result: Result<Finish, FinishError>) {
+        match result {
+            Ok(Finish { finished, failed }) => {
+                self.outcome.finished.extend(finished);
+                self.outcome.failed.extend(failed);
+            }
+            Err(error) => self.errors.push(error),
+        }
     }
 }
 
@@ -131,36 +147,33 @@ fn is_own_directory(path: &Path) -> bool {
     is_vms && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == us)
 }
 
-fn finish(
-    path: &Path,
-    wishes: &Wishes<'_>,
-    deadline: Instant,
-    giving_up: Option<&mut GivingUp>,
-    attempt: &mut Attempt,
-) -> Result<Finish, FinishError> {
+/// Opens and locks a directory that was found.
+fn opened_again(path: &Path, deadline: Instant) -> Result<AreaDirectory, FinishError> {
     // The one that knows of it, if there are several.
     let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
     let registry = own_places()?.into_iter().find(knows).unwrap_or_else(own_place);
-    let directory = take_over(path, &registry, deadline)?;
-    // The directory may be gone afterwards, and its images with it.
-    match placement::elsewhere(&directory) {
+    Ok(take_over(path, &registry, deadline)?)
+}
+
+fn finish(directory: &AreaDirectory, wishes: &Wishes<'_>, giving_up: Option<&mut GivingUp>, attempt: &mut Attempt) {
+    attempt.take(finish_directory_into(directory, wishes.images));
+    if wishes.from_copy {
+        attempt.take(finish_copies(directory, wishes.images));
+    }
+    // As it is now: what a copy brought home of an image is one file system's, and another's may be elsewhere still.
+    // And before anything is given up: the directory is about that image no more then.
+    match placement::elsewhere(directory) {
         Ok(found) => attempt.elsewhere = found,
         Err(error) => crate::exit::say("amberlog recover", format_args!("{error}")),
     }
-    let mut outcome = finish_directory_into(&directory, wishes.images)?;
-    if wishes.from_copy {
-        let Finish { finished, failed } = finish_copies(&directory)?;
-        attempt.elsewhere.retain(|(image, _)| !finished.iter().any(|log| log.image == *image));
-        outcome.finished.extend(finished);
-        outcome.failed.extend(failed);
+    if let (Some(giving_up), true) = (giving_up, attempt.errors.is_empty()) {
+        let GivenUp { losses, unfinished } = giving_up.of_directory(directory, wishes.images, &mut attempt.outcome);
+        attempt.given_up = losses;
+        attempt.errors.extend(unfinished);
     }
-    if let Some(giving_up) = giving_up {
-        attempt.given_up = giving_up.of_directory(&directory, &mut outcome)?;
+    if attempt.outcome.failed.is_empty() && attempt.errors.is_empty() {
+        placement::remove_finished(directory);
     }
-    if outcome.failed.is_empty() {
-        placement::remove_finished(&directory);
-    }
-    Ok(outcome)
 }
 
 fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alone: usize, json: bool) -> ExitCode {
@@ -180,14 +193,9 @@ fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alo
         ));
     }
     for attempt in attempts {
-        let failed: Vec<(&FinishError, Option<&FailedLog>)> = match &attempt.result {
-            Ok(outcome) => {
-                finished.extend(&outcome.finished);
-                outcome.failed.iter().map(|failed| (&failed.error, Some(failed))).collect()
-            }
-            Err(error) => vec![(error, None)],
-        };
-        for (error, log) in failed {
+        finished.extend(&attempt.outcome.finished);
+        let of_logs = attempt.outcome.failed.iter().map(|failed| (&failed.error, Some(failed)));
+        for (error, log) in of_logs.chain(attempt.errors.iter().map(|error| (error, None::<&FailedLog>))) {
             is_not_ours |= matches!(error, FinishError::Directory(directory) if directory.is_not_ours());
             is_only_refused &= error.is_refusal();
             // Some sentences begin with where it is.
@@ -241,7 +249,9 @@ fn show(area: &Path, attempts: &[Attempt], unmet: Option<&FinishError>, left_alo
     match (errors.is_empty(), is_only_refused && finished.is_empty() && given_up.is_empty()) {
         (true, _) if !is_damaged => ExitCode::SUCCESS,
         (false, true) => ExitCode::from(crate::exit::REFUSED),
-        (false, false) if is_not_ours && finished.is_empty() => ExitCode::from(crate::exit::USAGE),
+        (false, false) if is_not_ours && finished.is_empty() && given_up.is_empty() => {
+            ExitCode::from(crate::exit::USAGE)
+        }
         _ => ExitCode::FAILURE,
     }
 }

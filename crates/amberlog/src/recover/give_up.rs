@@ -3,7 +3,7 @@
 //! Whoever asks is told first what is lost, and says the image's exact name. Must never: give up what could be brought home, or what
 //! somebody is about to use. Failure story: without the right name nothing is given up, and everything can be tried again.
 
-use placement::{AreaDirectory, FailedLog, Finish, FinishError, Loss};
+use placement::{AreaDirectory, FailedLog, Finish, FinishError, GivenUp, Loss};
 use std::ffi::OsStr;
 use std::io::{BufRead, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -25,37 +25,73 @@ impl GivingUp {
         GivingUp { image: std::path::absolute(image).unwrap_or_else(|_| image.to_owned()), is_found: false }
     }
 
-    /// Gives up what could not be finished of the image, if the person says so, and takes it out of what failed.
-    ///
-    /// # Errors
-    /// When it could not be taken out of the directory.
-    pub fn of_directory(&mut self, directory: &AreaDirectory, outcome: &mut Finish) -> Result<Vec<Loss>, FinishError> {
-        let (meant, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut outcome.failed).into_iter().partition(|failed| failed.is_of(&self.image));
-        outcome.failed = others;
-        if meant.is_empty() {
-            return Ok(Vec::new());
+    /// Gives up what could not be finished of the image, if the person says so, and takes it out of what failed. `images` are what the caller
+    /// has named. While somebody thinks about it an image may come back: all is tried once more after the answer, and only what fails as it
+    /// did when he was asked goes.
+    pub fn of_directory(&mut self, directory: &AreaDirectory, images: &[PathBuf], outcome: &mut Finish) -> GivenUp {
+        let asked = self.take_meant(outcome);
+        if asked.is_empty() {
+            return GivenUp::default();
         }
         self.is_found = true;
-        let losses = placement::losses(directory, &meant.iter().collect::<Vec<_>>())?;
-        let refused = match meant.iter().find(|failed| matches!(failed.error, FinishError::InUse(_))) {
-            Some(_) => Some("nothing was given up, as whoever uses the image may need it".to_owned()),
-            None => (!self.is_confirmed(&meant, &losses)).then(|| {
-                format!(
-                    "nothing was given up: that is not the image's exact name, which is {} (standard input is read for it)",
-                    self.image.display()
-                )
-            }),
+        let losses = match losses(directory, &asked) {
+            Ok(losses) => losses,
+            Err(error) => {
+                outcome.failed.extend(asked);
+                return GivenUp { losses: Vec::new(), unfinished: Some(error) };
+            }
         };
-        if let Some(sentence) = refused {
-            outcome.failed.extend(meant.into_iter().map(|mut failed| {
-                failed.error = failed.error.followed_by(&sentence);
-                failed
-            }));
-            return Ok(Vec::new());
+        if let Some(sentence) = needed(directory, &asked).or_else(|| self.ask(&asked, &losses)) {
+            outcome.failed.extend(followed(asked, &sentence));
+            return GivenUp::default();
         }
-        placement::give_up(directory, &meant.iter().collect::<Vec<_>>())?;
-        Ok(losses)
+        match placement::finish_directory_into(directory, images) {
+            Ok(again) => {
+                outcome.finished.extend(again.finished);
+                outcome.failed = again.failed;
+            }
+            Err(error) => {
+                outcome.failed.extend(asked);
+                return GivenUp { losses: Vec::new(), unfinished: Some(error) };
+            }
+        }
+        let now = self.take_meant(outcome);
+        if now.is_empty() {
+            return GivenUp::default();
+        }
+        let is_as_asked = now.iter().all(|failed| asked.iter().any(|asked| is_same(failed, asked)));
+        let has_changed = || {
+            let is_less = self::losses(directory, &now).is_ok_and(|now| now.iter().all(|loss| losses.contains(loss)));
+            (!is_as_asked || !is_less).then(|| {
+                "nothing was given up, as it is not as it was when you were asked: run the same again".to_owned()
+            })
+        };
+        if let Some(sentence) = needed(directory, &now).or_else(has_changed) {
+            outcome.failed.extend(followed(now, &sentence));
+            return GivenUp::default();
+        }
+        placement::give_up(directory, &now.iter().collect::<Vec<_>>()).unwrap_or_else(|error| {
+            outcome.failed.extend(now);
+            GivenUp { losses: Vec::new(), unfinished: Some(error) }
+        })
+    }
+
+    /// Takes what is meant out of what failed.
+    fn take_meant(&self, outcome: &mut Finish) -> Vec<FailedLog> {
+        let (meant, others) =
+            std::mem::take(&mut outcome.failed).into_iter().partition(|failed| failed.is_of(&self.image));
+        outcome.failed = others;
+        meant
+    }
+
+    /// Why nothing is given up, unless somebody says the name.
+    fn ask(&self, meant: &[FailedLog], losses: &[Loss]) -> Option<String> {
+        (!self.is_confirmed(meant, losses)).then(|| {
+            format!(
+                "nothing was given up: that is not the image's exact name, which is {} (standard input is read for it)",
+                self.image.display()
+            )
+        })
     }
 
     /// Says what is lost, and asks for the name.
@@ -85,6 +121,35 @@ impl GivingUp {
     }
 }
 
+fn losses(directory: &AreaDirectory, failed: &[FailedLog]) -> Result<Vec<Loss>, FinishError> {
+    placement::losses(directory, &failed.iter().collect::<Vec<_>>())
+}
+
+fn is_same(one: &FailedLog, other: &FailedLog) -> bool {
+    (&one.image, &one.journal, one.offset) == (&other.image, &other.journal, other.offset)
+        && one.error.to_string() == other.error.to_string()
+}
+
+/// Why nothing of these may be given up, whatever somebody says.
+fn needed(directory: &AreaDirectory, meant: &[FailedLog]) -> Option<String> {
+    if meant.iter().any(|failed| matches!(failed.error, FinishError::InUse(_))) {
+        return Some("nothing was given up, as whoever uses the image may need it".to_owned());
+    }
+    let fits = meant.iter().find_map(FailedLog::fits)?.display();
+    let at = directory.path().display();
+    Some(format!(
+        "nothing was given up: {fits} carries the mark of what is held, and 'amberlog recover --area {at} --image {fits}' brings it home; \
+         with --give-up beside that --image, what cannot be brought home is given up"
+    ))
+}
+
+fn followed(failed: Vec<FailedLog>, sentence: &str) -> impl Iterator<Item = FailedLog> + use<'_> {
+    failed.into_iter().map(move |mut failed| {
+        failed.error = failed.error.followed_by(sentence);
+        failed
+    })
+}
+
 /// Whether somebody has typed an image's name, and nothing else.
 fn is_name(typed: &[u8], image: &Path) -> bool {
     OsStr::from_bytes(typed.strip_suffix(b"\n").unwrap_or(typed)) == image.as_os_str()
@@ -97,13 +162,13 @@ fn what(loss: &Loss) -> String {
         (None, 0) => loss.image.display().to_string(),
         (None, offset) => format!("{}, file system at byte {offset}", loss.image.display()),
     };
-    match loss.transactions {
-        Some(1) => format!("1 transaction with {} blocks of {place}", loss.blocks),
-        Some(transactions) => format!("{transactions} transactions with {} blocks of {place}", loss.blocks),
-        None => format!(
-            "{} blocks of the journal of {place} (how many transactions cannot be told without it)",
-            loss.blocks
-        ),
+    match (loss.transactions, loss.blocks) {
+        (Some(1), Some(blocks)) => format!("1 transaction with {blocks} blocks of {place}"),
+        (Some(transactions), Some(blocks)) => format!("{transactions} transactions with {blocks} blocks of {place}"),
+        (_, Some(blocks)) => {
+            format!("{blocks} blocks of the journal of {place} (how many transactions cannot be told without it)")
+        }
+        (_, None) => format!("what is held of the journal of {place} (how much cannot be told: its files are damaged)"),
     }
 }
 

@@ -477,31 +477,48 @@ impl Slot {
         let number = |name: &String| live.journals.disks().iter().position(|disk| disk.options.name == *name);
         let leaving: Vec<usize> = changes.removed.iter().filter_map(number).collect();
         let prepared = change::prepare(&wanted.options, &changes.added, &known)?;
+        let mut shut = Vec::new();
+        let changed = self.let_go(&live, leaving, &mut shut).and_then(|()| {
+            // Its VMM may have ended meanwhile: then the next one is served as the configuration says.
+            self.check_running()?;
+            prepared.into_iter().try_for_each(|disk| disk.keep(&live.journals, &self.line))?;
+            keep_source(&self.line, CONFIG_BEFORE, &served)?;
+            keep_source(&self.line, CONFIG, wanted)
+        });
+        if let Err(error) = changed {
+            return Err(self.reopen(&served, &live, &shut, error));
+        }
+        *changing = Some(wanted.clone());
+        Ok(changes)
+    }
+
+    /// Has these disks be nobody's. Notes whose doors it has shut.
+    fn let_go(&self, live: &Live, leaving: Vec<usize>, shut: &mut Vec<(usize, usize)>) -> anyhow::Result<()> {
         let mut doors = live.doors.clone();
-        let mut left: Vec<&str> = Vec::new();
         for index in leaving {
             let name = &live.journals.disk(index).options.name;
             let door = doors.of(name).0;
-            change::leave(index, door, &live.attachments[index].socket, &live.observer, &self.line).map_err(
-                |error| {
-                    if left.is_empty() {
-                        return error;
-                    }
-                    error.context(format!(
-                        "disk {} was let go of before, and nobody can have it until another worker goes on",
-                        left.join(" and disk ")
-                    ))
-                },
-            )?;
-            left.push(name);
+            change::shut(name, door, &live.attachments[index].socket, &self.line)?;
+            shut.push((index, door));
+            change::leave(index, door, &live.observer, &self.line)?;
         }
-        // Its VMM may have ended meanwhile: then the next one is served as the configuration says.
-        self.check_running()?;
-        prepared.into_iter().try_for_each(|disk| disk.keep(&live.journals, &self.line))?;
-        keep_source(&self.line, CONFIG_BEFORE, &served)?;
-        keep_source(&self.line, CONFIG, wanted)?;
-        *changing = Some(wanted.clone());
-        Ok(changes)
+        Ok(())
+    }
+
+    /// Opens doors again that were shut for what has failed as `error` says: their disks are served as before.
+    fn reopen(&self, served: &VmConfig, live: &Live, shut: &[(usize, usize)], error: anyhow::Error) -> anyhow::Error {
+        let mut error = error;
+        for (index, door) in shut {
+            let (name, socket) = (&live.journals.disk(*index).options.name, &live.attachments[*index].socket);
+            let open_socket = |socket: &Path| served.access.open_socket(socket);
+            error = match change::reopen(name, *door, socket, open_socket, &self.line) {
+                Ok(()) => error.context(format!("disk {name} was let go of before, and can be plugged in again")),
+                Err(why) => error.context(format!(
+                    "disk {name} was let go of before, and nobody can have it until another worker goes on ({why:#})"
+                )),
+            };
+        }
+        error
     }
 
     /// How it is served, and what images it was served before, if a guest runs.

@@ -2,10 +2,12 @@
 //!
 //! A worker serves the disks that it began with. Others are served by the next one, which goes on with the guest as after a death: so
 //! this one prepares them, has them kept, and is replaced. Must never: have something kept that the next worker cannot go on with,
-//! or take a disk that somebody uses. Failure story: what cannot be prepared is refused while this worker serves on; what was kept
-//! before this worker died, and is of no disk that is served, is let go by the next one ([`clean_up`]).
+//! or take a disk that somebody uses. Failure story: what cannot be prepared is refused while this worker serves on, and a door that was
+//! shut for what then failed is opened again ([`reopen`]); what was kept before this worker died, and is of no disk that is served, is let go by
+//! the next one ([`clean_up`]).
 
-use super::{Attached, VmObserver, VmOptions, finish_areas, open_image, require_raw};
+use super::earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
+use super::{Attached, VmObserver, VmOptions, open_image, require_raw};
 use crate::raw::KnownRaw;
 use crate::serve::snapshot::CHANGES;
 use crate::worker::Line;
@@ -182,6 +184,16 @@ pub struct Prepared {
 /// # Errors
 /// As when a VM is prepared. Nothing is kept then.
 pub fn prepare(options: &VmOptions, names: &[String], known: &KnownRaw) -> anyhow::Result<Vec<Prepared>> {
+    let mut brought = BroughtHome::default();
+    prepare_after(options, names, known, &mut brought).map_err(|error| brought.but(error))
+}
+
+fn prepare_after(
+    options: &VmOptions,
+    names: &[String],
+    known: &KnownRaw,
+    brought: &mut BroughtHome,
+) -> anyhow::Result<Vec<Prepared>> {
     let mut attached = options.attach()?;
     attached.retain(|disk| names.contains(&disk.options.name));
     for (option, name) in options.disks.iter().filter_map(|option| Some((option, option.name.as_ref()?))) {
@@ -194,14 +206,10 @@ pub fn prepare(options: &VmOptions, names: &[String], known: &KnownRaw) -> anyho
             "disk {name}: a modelled disk has to begin with its VM"
         );
     }
-    super::refuse_left(&attached)?;
-    finish_areas(&attached)?;
+    refuse_left(&attached)?;
+    finish_areas(&attached, brought)?;
     require_raw(&mut attached, known)?;
-    for disk in &attached {
-        for brought in placement::finish_earlier(&disk.options, &[])? {
-            log::info!("{}: {brought}", disk.options.path.display());
-        }
-    }
+    finish_elsewhere(&attached, &[], brought)?;
     let mut prepared = Vec::new();
     for disk in &attached {
         let image = open_image(disk, false)?;
@@ -246,33 +254,56 @@ impl Prepared {
     }
 }
 
-/// Has a disk be nobody's: shuts its door, waits until the device has let go of the VMM that was there, and brings home what it is
-/// owed.
+/// Shuts the door of a disk that is to go: from then on nobody can have it, until [`reopen`] or another worker.
 ///
 /// # Errors
-/// When a VMM has it, or storage fails.
-pub fn leave(disk: usize, door: usize, socket: &Path, observer: &VmObserver, line: &Line) -> anyhow::Result<()> {
-    let name = &observer.journals.disk(disk).options.name;
+/// When a VMM has it.
+pub fn shut(name: &str, door: usize, socket: &Path, line: &Line) -> anyhow::Result<()> {
     anyhow::ensure!(
         line.shut_door(door, SHUT_PATIENCE)?,
         "disk {name} is in use: unplug it first (virsh detach-device, or QMP's device_del and then chardev-remove)"
     );
-    let left = || {
-        if let Err(error) = std::fs::remove_file(socket) {
-            log::debug!("removing {}: {error}", socket.display());
-        }
-        // What its VMM had asked for last may still be under way.
-        let deadline = Instant::now() + LEAVING_PATIENCE;
-        while observer.rings()[disk].is_connected || !line.has_nobody(door) {
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "disk {name}: storage has not answered what its guest had asked for"
-            );
-            std::thread::sleep(LOOK);
-        }
-        Ok(observer.journals.leave_disk(disk)?)
-    };
-    left().with_context(|| format!("disk {name} cannot go, and nobody can have it until another worker goes on"))
+    if let Err(error) = std::fs::remove_file(socket) {
+        log::debug!("removing {}: {error}", socket.display());
+    }
+    Ok(())
+}
+
+/// Has a disk whose door is shut be nobody's: waits until the device has let go of the VMM that was there, and brings home what it is owed.
+///
+/// # Errors
+/// When storage fails.
+pub fn leave(disk: usize, door: usize, observer: &VmObserver, line: &Line) -> anyhow::Result<()> {
+    let name = &observer.journals.disk(disk).options.name;
+    // What its VMM had asked for last may still be under way.
+    let deadline = Instant::now() + LEAVING_PATIENCE;
+    while observer.rings()[disk].is_connected || !line.has_nobody(door) {
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "disk {name}: storage has not answered what its guest had asked for"
+        );
+        std::thread::sleep(LOOK);
+    }
+    observer.journals.leave_disk(disk).with_context(|| format!("disk {name} cannot go"))
+}
+
+/// Opens a door again that was shut: what was to follow has failed, and the disk is served as before.
+///
+/// # Errors
+/// When its socket cannot be made, or the supervisor is gone.
+pub fn reopen(
+    name: &str,
+    door: usize,
+    socket: &Path,
+    open_socket: impl FnOnce(&Path) -> anyhow::Result<()>,
+    line: &Line,
+) -> anyhow::Result<()> {
+    let listener = block_device::listen(socket)?;
+    open_socket(socket)?;
+    line.say(&Said::Door { disk: door, name: name.to_owned() }, &[listener.as_fd()])?;
+    // From here on a VMM finds it.
+    line.settle();
+    Ok(())
 }
 
 #[cfg(test)]

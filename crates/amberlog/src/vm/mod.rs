@@ -7,6 +7,7 @@
 pub mod change;
 mod cloud_hypervisor;
 mod disk_option;
+mod earlier;
 mod marks;
 pub mod migration;
 mod model;
@@ -21,7 +22,6 @@ pub mod watched;
 use crate::raw::KnownRaw;
 use crate::serve::left::{AsLeft, Before};
 use crate::serve::snapshot::Moments;
-use crate::takeover::{PATIENCE, take_over};
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::Entrance;
@@ -31,6 +31,7 @@ use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
+use earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
 use guest_memory::{BeforeDevice, HandoverSocket, VmMemory};
 use image_file::Seal;
 use marks::Marks;
@@ -38,9 +39,7 @@ use migration::{Beginning, KeptMigration, Migration, Working};
 use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
-use placement::{
-    AreaDirectory, DirectoryError, DiskOptions, DiskRoute, FinishError, Journals, JournalsOptions, PlacementKind,
-};
+use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use samples::Samples;
 use sandbox::Sandbox;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -304,85 +303,6 @@ impl VmOptions {
     }
 }
 
-/// Refuses images that a guest goes on with under the next daemon: it would not survive that another one writes to them.
-fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
-    for path in disks.iter().filter(|disk| !disk.options.read_only).map(|disk| &disk.options.path) {
-        if let Some(guest) = placement::left_guest(path)? {
-            let sentence = placement::Owed::Left(guest).sentence(path).unwrap_or_default();
-            return Err(FinishError::Refused(format!("{}: {sentence}", path.display())).into());
-        }
-    }
-    Ok(())
-}
-
-/// Finishes what an earlier process left for these images in areas in tmpfs.
-fn finish_areas(disks: &[Attached]) -> anyhow::Result<()> {
-    let registries = placement::own_places()?;
-    let mut looked_at = HashSet::new();
-    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
-        let path = &disk.options.path;
-        let by_key = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))?;
-        let is_by_key = by_key.is_some();
-        // What cannot be read is found out, and said, by whoever opens it to serve it.
-        let by_mark = || placement::area_of_marked(registry, path).ok().flatten();
-        let Some(left) = by_key.or_else(by_mark).filter(|left| looked_at.insert(left.clone())) else { continue };
-        let directory = match take_over(&left, registry, Instant::now() + PATIENCE) {
-            Ok(directory) => directory,
-            // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
-            Err(DirectoryError::InUse { .. }) if !is_by_key && disk.options.read_only => {
-                log::warn!(
-                    "{}: its journal is held in memory for a VM that runs, of whose image it is a copy or another name; what is held \
-                     is not on it",
-                    path.display()
-                );
-                continue;
-            }
-            Err(DirectoryError::InUse { .. }) if !is_by_key => {
-                let sentence = format!(
-                    "{}: its journal is held in memory for a VM that runs (in {}): it is that VM's image by another name, or a \
-                     copy without what is held; nothing was changed. Copies are made with 'amberlog snapshot'. To use this one \
-                     as it is, run 'e2fsck -fy' on it first, which gives up what is missing",
-                    path.display(),
-                    left.display()
-                );
-                return Err(FinishError::Refused(sentence).into());
-            }
-            // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
-            Err(error) if error.is_missing() => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
-        // What is left for images that this VM does not have waits for these, and keeps nobody from the others.
-        let outcome = placement::finish_directory(&directory, &images)?.of_named()?;
-        for log in &outcome.finished {
-            log::info!(
-                "{}: finished an earlier run's recovery: {} transactions, {} blocks written home",
-                log.image.display(),
-                log.recovery.transactions,
-                log.recovery.blocks_written
-            );
-        }
-        if outcome.failed.is_empty() {
-            placement::remove_finished(&directory);
-        }
-        for failed in &outcome.failed {
-            log::warn!(
-                "{} keeps what is held for {}, which is no disk of this VM: {}",
-                left.display(),
-                failed.image.display(),
-                failed.error
-            );
-        }
-    }
-    for disk in disks {
-        // What cannot be read is said by whoever opens it to serve it.
-        if let Ok(Some(sentence)) = placement::held_by_another(&disk.options.path) {
-            return Err(FinishError::Refused(sentence).into());
-        }
-    }
-    Ok(())
-}
-
 /// Waits until a worker that has died makes no calls any more, and nothing that it asked of images is under way that do not tell that
 /// themselves: then nobody has the other end of this pipe any more.
 fn wait_for_end(pipe: &OwnedFd) -> anyhow::Result<()> {
@@ -425,14 +345,6 @@ fn connect_models(
         clients.push(client.with_context(|| format!("the disk {}", disk.options.path.display()))?);
     }
     Ok((models, clients))
-}
-
-fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
-    if path.exists() {
-        error.into()
-    } else {
-        anyhow::anyhow!("the image {} does not exist; make it, or correct the path", path.display())
-    }
 }
 
 /// Begins the logs of what is sent to images (`log-writes=FILE`). What an earlier process left is finished before.
@@ -488,6 +400,17 @@ impl Vm {
     /// When an image is missing, in use or damaged, or what an earlier process left cannot be brought home. Nothing is
     /// owed by this process then.
     pub fn prepare(options: &VmOptions, known: &KnownRaw, line: &Arc<Line>, is_left: bool) -> anyhow::Result<Self> {
+        let mut brought = BroughtHome::default();
+        Self::prepare_after(options, known, line, is_left, &mut brought).map_err(|error| brought.but(error))
+    }
+
+    fn prepare_after(
+        options: &VmOptions,
+        known: &KnownRaw,
+        line: &Arc<Line>,
+        is_left: bool,
+        brought: &mut BroughtHome,
+    ) -> anyhow::Result<Self> {
         let mut attached = options.attach()?;
         let can_migrate = migration::why_not(options).is_none();
         let is_awaiting = can_migrate && !is_left;
@@ -495,7 +418,7 @@ impl Vm {
             refuse_left(&attached)?;
         }
         // What is owed to a disk is written home whatever its guest has written to the first block.
-        finish_areas(&attached)?;
+        finish_areas(&attached, brought)?;
         let registry = placement::own_place();
         placement::sweep(&options.shm, &registry);
         if is_awaiting {
@@ -508,16 +431,7 @@ impl Vm {
             nvm::open(option, &mut disk.options)?;
         }
         let journal_disks: Vec<&Path> = options.journal_disks.iter().map(|disk| disk.path.as_path()).collect();
-        for disk in &attached {
-            let brought = placement::finish_earlier(&disk.options, &journal_disks)?;
-            for one in &brought {
-                log::info!("{}: {one}", disk.options.path.display());
-            }
-            if !brought.is_empty() {
-                // The copy of what was on a server has stayed until now.
-                placement::sweep_after(&disk.options.path);
-            }
-        }
+        finish_elsewhere(&attached, &journal_disks, brought)?;
         write_down(options, &mut attached)?;
         // One that was left is looked at once more when it is locked.
         let open =

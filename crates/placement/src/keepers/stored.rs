@@ -14,7 +14,7 @@ use crate::stored;
 use block_route::RequestKind;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
-use recovery::Report;
+use recovery::{Report, Status};
 use std::io;
 
 #[derive(Debug)]
@@ -97,13 +97,19 @@ pub(crate) fn leave(log: &Log) -> io::Result<Report> {
             "disk {name}: the journal of the file system at byte {at} is in its own place on storage, and cannot be read there: {error}"
         ))
     })?;
-    log::info!(
-        "disk {}: the journal of the file system at byte {} is in its own place on storage, with {} transactions, and is left to the \
-         guest's own kernel",
-        log.home.options.name,
-        log.place.home_start,
-        report.transactions
-    );
+    let (name, at) = (&log.home.options.name, log.place.home_start);
+    if report.status == Status::Damaged {
+        log::warn!(
+            "disk {name}: the journal of the file system at byte {at} is damaged in its own place on storage: {}",
+            report.notes.join("; ")
+        );
+    } else {
+        log::info!(
+            "disk {name}: the journal of the file system at byte {at} is in its own place on storage, with {} transactions, and is left \
+             to the guest's own kernel",
+            report.transactions
+        );
+    }
     Ok(report)
 }
 

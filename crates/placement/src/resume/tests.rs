@@ -833,7 +833,21 @@ fn what_cannot_be_read_is_not_left_as_if_it_were_whole() {
     rig.store(&rig.superblock_from(9, 7));
     let log = rig.log();
     let left = crate::finish::leave_stored(&log.place, &log.journal.file);
-    assert!(left.is_ok(), "{left:?}");
+    assert_eq!(left.expect("read").status, recovery::Status::Materialised);
+    // What jbd2 would not begin with, whatever is wrong with it.
+    let good = rig.superblock_from(9, 7);
+    for (offset, is) in [(0, 0xdead_beef_u32), (0x0c, 8192), (0x10, 1 << 30), (0x1c, 1 << 30)] {
+        let mut bad = good.clone();
+        bad[offset..offset + 4].copy_from_slice(&is.to_be_bytes());
+        if offset > 0 {
+            jbd2::SuperblockEdit::new(&mut bad).expect("a superblock").seal();
+        }
+        rig.store(&bad);
+        let left = crate::finish::leave_stored(&log.place, &log.journal.file).expect("it can be read");
+        assert_eq!((left.status, left.blocks_written), (recovery::Status::Damaged, 0), "{offset:#x}: {left:?}");
+        assert!(!left.notes.iter().any(|note| note.contains("is whole")), "{left:?}");
+    }
+    rig.store(&good);
     let cut = std::fs::File::options().write(true).open(&rig.image).expect("opened");
     cut.set_len(log.place_of(2).expect("it has one")).expect("cut off");
     let error = crate::finish::leave_stored(&log.place, &log.journal.file).expect_err("it is not there");

@@ -233,7 +233,8 @@ fn an_opening_whose_flush_failed_is_no_obstacle_to_the_next_start() {
             remote: None,
             write_log: None,
         };
-        finish_earlier(&options, &[]).unwrap_or_else(|error| panic!("for good: {is_for_good}: {error}"));
+        finish_earlier(&options, &[], &mut Vec::new())
+            .unwrap_or_else(|error| panic!("for good: {is_for_good}: {error}"));
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
         let options = JournalsOptions { disks: vec![options], budget_bytes: 1 << 20, tracer: None };
         let memory = VmMemory::new();

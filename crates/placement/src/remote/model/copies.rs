@@ -49,7 +49,7 @@ impl Left {
     }
 
     fn finish(&self) -> Finish {
-        finish_copies(&self.directory).expect("it can be read")
+        finish_copies(&self.directory, &[]).expect("it can be read")
     }
 
     fn now(&self) -> Vec<u8> {
@@ -129,10 +129,72 @@ fn a_copy_that_lacks_something_or_is_not_the_images_is_not_brought_home() {
     std::fs::write(&other, &left.before).expect("written");
     std::fs::rename(&other, &left.image).expect("renamed");
     let outcome = left.finish();
-    assert!(outcome.finished.is_empty() && outcome.failed.is_empty() && left.now() == left.before);
+    assert!(outcome.finished.is_empty() && left.now() == left.before);
+    let [failed] = &outcome.failed[..] else { panic!("it is not passed over: {outcome:?}") };
+    let why = failed.error.to_string();
+    assert!(failed.error.is_refusal() && why.contains("--from-copy --image") && why.contains("image"), "{why}");
+    // Somebody says that it is the one.
+    let outcome = finish_copies(&left.directory, std::slice::from_ref(&left.image)).expect("it can be read");
+    assert!(outcome.finished.len() == 1 && outcome.failed.is_empty(), "{outcome:?}");
+    assert_eq!(guest.world.fault(&left.now(), &left.before), None);
     let left = Left::of(&guest);
     left.say(Phase::Lost, place);
     let outcome = left.finish();
     // It says of itself that it is no copy of all.
     assert!(outcome.finished.is_empty() && outcome.failed.is_empty() && left.now() == left.before);
+}
+
+/// Somebody begins with the image, and is refused, or killed before he has got anywhere: his directory is in the list then, and nothing in it.
+#[test]
+fn a_start_that_was_refused_takes_nobodys_copy_away() {
+    for (seed, is_killed) in [(2502, false), (2503, true)] {
+        let mut guest = Guest::new(seed, 0);
+        guest.wait_until_remote(true);
+        guest.commit();
+        let left = Left::of(&guest);
+        let (vms, registry) = (left.base.path().join("vms"), left.base.path().join("registry"));
+        let refused = AreaDirectory::create(&vms, &registry).expect("made");
+        refused.register(&left.image).expect("registered");
+        if !is_killed {
+            refused.remove();
+            assert_eq!(
+                AreaDirectory::find(&registry, &left.image).expect("looked").as_deref(),
+                Some(left.directory.path())
+            );
+        }
+        let lock = refused.lock_file().try_clone().expect("a descriptor");
+        drop(refused);
+        let elsewhere = crate::elsewhere(&left.directory).expect("looked");
+        assert!(elsewhere.len() == 1 && elsewhere[0].1.contains("--from-copy"), "{elsewhere:?}");
+        let outcome = left.finish();
+        assert!(outcome.failed.is_empty() && outcome.finished.len() == 1, "{outcome:?}");
+        assert_eq!(guest.world.fault(&left.now(), &left.before), None);
+        drop(lock);
+        crate::sweep(&vms, &registry);
+        assert_eq!(
+            AreaDirectory::find(&registry, &left.image).expect("looked").as_deref(),
+            Some(left.directory.path())
+        );
+    }
+}
+
+/// Whoever can write where the image lies puts a pipe in its place, which nobody writes to.
+#[test]
+fn a_pipe_in_the_place_of_an_image_is_not_waited_for() {
+    let mut guest = Guest::new(2504, 0);
+    guest.wait_until_remote(true);
+    guest.commit();
+    let left = Left::of(&guest);
+    std::fs::remove_file(&left.image).expect("removed");
+    rustix::fs::mknodat(rustix::fs::CWD, &left.image, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // As if it were the file that it was: a number is given to another file again.
+        let outcome = finish_copies(&left.directory, std::slice::from_ref(&left.image)).expect("it can be read");
+        crate::remove_finished(&left.directory);
+        let is_kept = left.directory.path().exists();
+        sender.send(outcome.finished.is_empty() && is_kept)
+    });
+    let is_kept = receiver.recv_timeout(std::time::Duration::from_secs(20));
+    assert!(is_kept.expect("it was waited for"), "and nothing is thrown away for it");
 }
