@@ -12,12 +12,17 @@ use std::time::{Duration, Instant};
 
 /// What `disk add` prints for QMP is what is done.
 #[track_caller]
-fn add(daemon: &Daemon, guest: &mut Guest, disk: &str) {
+fn add(daemon: &Daemon, guest: &mut Guest, disk: &str) -> Vec<Value> {
     let output = daemon.ask(&["disk", "add", "db", disk]);
     assert!(output.status.success(), "{}\n{}", text(&output.stderr), daemon.log());
     let said = text(&output.stdout);
     let commands: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line.trim()).ok()).collect();
     assert_eq!(commands.len(), 2, "{said}");
+    plug(guest, &commands);
+    commands
+}
+
+fn plug(guest: &mut Guest, commands: &[Value]) {
     for command in commands {
         guest.qmp().unwrap().execute(command["execute"].as_str().unwrap(), command["arguments"].clone()).unwrap();
     }
@@ -118,7 +123,7 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
     let output = daemon.ask(&["placement", "db", "disk0", "retain", "--durable-within", "0"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
 
-    add(&daemon, &mut guest, &format!("{other},name=more"));
+    let commands = add(&daemon, &mut guest, &format!("{other},name=more"));
     assert!(!is_free(&second));
     // At once after another worker has begun, and of a disk that is mounted.
     refused(&daemon, &["remove", "db", "disk0"], "is in use: unplug it first");
@@ -195,6 +200,35 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
     daemon.signal(Signal::HUP);
     served(1);
     assert!(is_free(&third));
+
+    // One of two that are to go is in use: the other one had been let go of, and can be plugged in as before.
+    let before = std::fs::read_to_string(&config).unwrap();
+    let disks = [first.display().to_string(), format!("{other},name=more"), format!("{},name=third", third.display())];
+    std::fs::write(&config, before.replace(&one, &format!("disks = {disks:?}"))).unwrap();
+    daemon.signal(Signal::HUP);
+    served(3);
+    let as_third = serde_json::to_string(&commands).unwrap().replace("more", "third");
+    plug(&mut guest, &serde_json::from_str::<Vec<Value>>(&as_third).unwrap());
+    std::fs::write(&config, &before).unwrap();
+    daemon.signal(Signal::HUP);
+    let deadline = Instant::now() + LIMIT;
+    while !daemon.log().contains("disk more was let go of before, and can be plugged in again") {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    served(3);
+    plug(&mut guest, &commands);
+    while daemon.wait_state("db", "running")["disks"][1]["rings_started"] != true {
+        assert!(Instant::now() < deadline, "its driver does not begin: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    unplug(&mut guest, "more");
+    unplug(&mut guest, "third");
+    for name in ["more", "third"] {
+        let output = daemon.ask(&["disk", "remove", "db", name]);
+        assert!(output.status.success(), "{}\n{}", text(&output.stderr), daemon.log());
+    }
+    assert!(is_free(&second) && is_free(&third), "{}", daemon.log());
 
     let count = guest.acknowledged("root").count;
     guest.wait_acknowledged("root", count + 10, LIMIT).unwrap();
