@@ -55,6 +55,17 @@ impl Error {
         matches!(self, Error::Refused(_) | Error::Damaged(_))
     }
 
+    /// The same, where something had been written before or not: a refusal promises that nothing was changed.
+    #[must_use]
+    pub fn after(self, has_written: bool) -> Self {
+        if has_written && self.is_refusal() {
+            return Error::failed("the recovery had begun to write, and what came then")(io::Error::other(
+                self.to_string(),
+            ));
+        }
+        self
+    }
+
     /// How it ended, in a word beside those of [`Status`](crate::Status).
     pub fn outcome(&self) -> Unfinished {
         match self {
@@ -79,5 +90,22 @@ impl Error {
                 "the journal is damaged: {other}; nothing was changed, and e2fsck can repair the file system without it"
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_after_a_write_has_failed() {
+        for error in [|| Error::refused("it does not fit"), || Error::damaged("it is torn")] {
+            assert!(error().is_refusal() && error().after(false).is_refusal());
+            let after = error().after(true);
+            assert!(!after.is_refusal() && after.outcome() == Unfinished::Failed);
+            assert!(after.to_string().ends_with(&error().to_string()), "{after}");
+        }
+        let failed = Error::failed("flushing")(io::ErrorKind::ResourceBusy.into()).after(true);
+        assert!(failed.is_in_use(), "what has failed says why as before");
     }
 }

@@ -87,17 +87,21 @@ pub(crate) fn recover_medium(
     }
     let Some(judged) = Judged::new(medium.bytes(), path, home)? else { return Ok(None) };
     let mut report = judged.report();
-    match judged.stored {
-        Stored::Marked => {
-            judged.write_home(medium.bytes(), home)?;
-            let finished = judged.finish(medium.bytes(), home)?;
-            report.status = report.status.max(finished.status);
-            report.notes.extend(finished.notes);
+    let mut carry_out = || {
+        match judged.stored {
+            Stored::Marked => {
+                judged.write_home(medium.bytes(), home)?;
+                let finished = judged.finish(medium.bytes(), home)?;
+                report.status = report.status.max(finished.status);
+                report.notes.extend(finished.notes);
+            }
+            Stored::Left => judged.leave(home)?,
+            Stored::NothingOwed(_) => {}
         }
-        Stored::Left => judged.leave(home)?,
-        Stored::NothingOwed(_) => {}
-    }
-    nvm_journal::forget(medium).map_err(region_error(path))?;
+        nvm_journal::forget(medium).map_err(region_error(path))
+    };
+    // A journal that is another one by now is found out when its blocks are home, for one.
+    carry_out().map_err(|error: Error| error.after(home.has_written()))?;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: report }))
 }
