@@ -74,8 +74,9 @@ impl Disk {
         let file = loop {
             match rustix::fs::open(path, flags, Mode::empty()) {
                 Ok(descriptor) => break File::from(descriptor),
-                Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
-                Err(Errno::BUSY) => return Err(in_use(path)),
+                // A file server that has a lease on it gives that back in a moment, for which an opening that does not wait has to ask again.
+                Err(Errno::BUSY | Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+                Err(Errno::BUSY | Errno::AGAIN) => return Err(in_use(path)),
                 Err(error) => return Err(Error::failed(format!("opening {shown}"))(error.into())),
             }
         };
