@@ -17,19 +17,21 @@
 //!   it then ([`crate::remote`]). A run that ends before it can write that begins with trust, and finds out again.
 //!
 //! Failure story: the area has marked the log's table before anything else happened, so that whoever finds it after a kill
-//! brings it to its place in the same way, and replays nothing. Where storage fails, the log stays held, block for block.
+//! brings it to its place in the same way, and replays nothing. Where storage fails, the log stays held, block for block, and storage is
+//! told so again, whatever of it arrived there.
 
 use crate::disk::{DiskCounters, PlacementKind};
-use crate::finish::write_in_place;
+use crate::finish::{number_behind, write_in_place};
 use crate::journals::Journals;
 use crate::keeper::Finished;
-use crate::log::Log;
-use crate::mark;
+use crate::log::{Log, Marked};
+use crate::mark::{self, marked_behind};
+use crate::opening::write_mark_bytes;
 use crate::scan::FoundLogPlace;
 use crate::stored::Stored;
 use block_route::LogIndex;
 use jbd2::SUPERBLOCK_BYTES;
-use journal_area::JournalArea;
+use journal_area::{JournalArea, Taking};
 use recovery::{Report, Status};
 use std::io;
 use write_log::LoggedFile;
@@ -74,6 +76,7 @@ impl Journals {
         let bytes = match write_in_place(&taking.log(), &log.place, home, journal) {
             Ok(report) => report.bytes_written,
             Err(error) => {
+                let marked = marked.map(|marked| held_again(&log, &taking, marked));
                 drop(taking);
                 log.put_mark_back(marked);
                 log.home.wake.wake();
@@ -114,6 +117,24 @@ impl Journals {
         }
         Ok(true)
     }
+}
+
+/// Writing a log to its own place has failed, at any step: it goes on being held, and storage says so, whatever arrived there. The number is behind
+/// all that may lie there. Gives the mark.
+pub(crate) fn held_again(log: &Log, taking: &Taking<'_>, marked: Marked) -> Marked {
+    let held = &taking.log();
+    // Without the note a log that is live on storage is refused.
+    held.note_hand_over(None);
+    let behind = number_behind(held, &log.place);
+    let bytes = match marked_behind(&marked.bytes, marked.kind, &marked.opening, behind) {
+        Ok(bytes) => bytes,
+        Err(_) => return marked,
+    };
+    let written = write_mark_bytes(log, &bytes);
+    if let Err(error) = &written {
+        log::error!("disk {}: marking the journal as held again failed: {error}", log.journal.options.name);
+    }
+    Marked { bytes, is_durable: written.is_ok(), ..marked }
 }
 
 /// Says that a log is distrusted, and why; it stays on storage from now on.

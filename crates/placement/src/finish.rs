@@ -360,6 +360,15 @@ fn mark_behind_all(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFi
     let mut raw = [0; SUPERBLOCK_BYTES];
     journal.read_exact_at(&mut raw, at).map_err(marking)?;
     let Says::Held(opening) = Stored::read(&raw).says else { return Ok(()) };
+    let marked = marked_behind(&raw, MarkKind::Held, &opening, number_behind(held, place)).map_err(marking)?;
+    if marked[..] != raw[..] {
+        journal.write_all_at(&marked, at).map_err(marking)?;
+    }
+    journal.sync_data().map_err(marking)
+}
+
+/// The first number that none of the held blocks of a log has.
+pub(crate) fn number_behind(held: &HeldLog<'_>, place: &FoundLogPlace) -> Option<u32> {
     let mut block = vec![0; place.block_bytes as usize];
     let mut behind = held.tail().map(|tail| tail.sequence);
     for position in 1..held.log_blocks() {
@@ -371,11 +380,7 @@ fn mark_behind_all(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFi
             behind = Some(behind.map_or(next, |behind| sequence::latest(behind, next)));
         }
     }
-    let marked = marked_behind(&raw, MarkKind::Held, &opening, behind).map_err(marking)?;
-    if marked[..] == raw[..] {
-        return Ok(());
-    }
-    journal.write_all_at(&marked, at).and_then(|()| journal.sync_data()).map_err(marking)
+    behind
 }
 
 /// The log goes on where it is about to be written: what durability by age left there must not count in it. Nobody reads these books to

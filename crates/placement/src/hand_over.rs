@@ -218,7 +218,11 @@ impl Journals {
         }
         if let Some(number) = self.area.next_sequence(log.id) {
             // Blocks of the transaction that has this number are about to lie in their own places beside the mark.
-            mark_ahead(&log, &self.area, number)?;
+            if let Err(error) = mark_ahead(&log, &self.area, number) {
+                log.keeper.stay(&log, &mut Steps::default());
+                log.home.wake.wake();
+                return Err(error);
+            }
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         // Nobody counts on in it while storage is about to say something else.

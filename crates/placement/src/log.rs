@@ -44,6 +44,8 @@ pub(crate) struct Marked {
     pub bytes: Vec<u8>,
     /// What had been written home before, in bytes.
     pub written: u64,
+    /// The number that it says is known to be durable.
+    pub is_durable: bool,
 }
 
 #[derive(Debug)]

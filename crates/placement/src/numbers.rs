@@ -20,12 +20,15 @@ use journal_area::{HeldLog, Location};
 use std::io;
 use write_log::LoggedFile;
 
+/// What no power cut tears, and what is in front of each control block is in.
+pub(crate) const SECTOR_BYTES: usize = 512;
+
 /// Whether compounds, whose numbers are below `numbered`, may have numbers that the guest gives from `next` on.
 pub(crate) fn may_meet(next: u32, numbered: Option<u32>) -> bool {
     numbered.is_some_and(|numbered| sequence::is_after(numbered, next))
 }
 
-/// Overwrites what has such a number, but for blocks of the guest's own log that are in their places for want of memory: one of a
+/// Overwrites the heads of what has such a number, but for blocks of the guest's own log that are in their places for want of memory: one of a
 /// transaction that is not committed has the next number itself. On return that is durable.
 ///
 /// This goes through the host's cache by pages. Where blocks of the log share theirs with homes ([`is_alone_in_its_page`]), no home write
@@ -42,7 +45,8 @@ pub(crate) fn wipe(
     (next, numbered): (u32, Option<u32>),
 ) -> io::Result<()> {
     let Some(numbered) = numbered.filter(|_| may_meet(next, numbered)) else { return Ok(()) };
-    let nothing = vec![0; place.block_bytes as usize];
+    // A sector is whole or not: of a block that is half zeros a power cut would leave one that no kernel understands.
+    let nothing = [0; SECTOR_BYTES];
     for position in 1..place.log_blocks {
         let Some(offset) = place.offset_of(position) else { continue };
         if held.location(position) == Location::Storage {

@@ -22,7 +22,7 @@ pub(crate) fn write_mark(log: &Log, area: &JournalArea, kind: MarkKind, block: &
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
         log.journal.file.sync_data()?;
         area.note_marked(log.id);
-        *current = Some(marked);
+        *current = Some(Marked { is_durable: true, ..marked });
         Ok(())
     };
     write().map_err(|error: io::Error| {
@@ -44,7 +44,7 @@ fn write_opening(
     area.note_opening(log.id, &opening, false);
     write_superblock_bytes(log, &bytes)?;
     area.note_opening(log.id, &opening, true);
-    Ok(Marked { opening, kind, bytes, written })
+    Ok(Marked { opening, kind, bytes, written, is_durable: false })
 }
 
 /// Says on storage that the log is empty there and good by itself, and which opening of the held one it stands beside. On return that is
@@ -90,7 +90,7 @@ pub(crate) fn mark_again(
     let marked = write_opening(log, area, (block, Some(numbered)), MarkKind::Held, opening)?;
     log.journal.file.sync_data()?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
-    *current = Some(marked);
+    *current = Some(Marked { is_durable: true, ..marked });
     Ok(())
 }
 
@@ -120,20 +120,24 @@ const AHEAD: u32 = 1024;
 /// return, a number that is later. Kernels that find the log lost give theirs from the mark's on, and would come to that one.
 ///
 /// # Errors
-/// When that fails: it is as it was.
+/// When that fails: nothing of that number may go there, and it is tried again with the next.
 pub(crate) fn mark_ahead(log: &Log, area: &JournalArea, number: u32) -> io::Result<()> {
     let mut current = log.state.mark.lock().expect("no panic under this lock");
     let Some(marked) = &*current else { return Ok(()) };
     let said = Superblock::decode(&marked.bytes).map_err(io::Error::other)?;
-    if sequence::is_after(said.sequence, number) || !is_alone_in_its_page(log) {
+    // One that was written and not flushed may be lost without another word: a page whose flush has failed is clean.
+    let says_it = marked.is_durable && sequence::is_after(said.sequence, number);
+    if says_it || !is_alone_in_its_page(log) {
         return Ok(());
     }
     let opening = Opening { count: marked.opening.count + 1, ..marked.opening };
     let ahead = Some(number.wrapping_add(AHEAD));
     let marked = write_opening(log, area, (&marked.bytes, ahead), marked.kind, opening)?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
-    *current = Some(marked);
-    log.journal.file.sync_data()
+    *current = Some(marked.clone());
+    log.journal.file.sync_data()?;
+    *current = Some(Marked { is_durable: true, ..marked });
+    Ok(())
 }
 
 pub(crate) fn written_home(log: &Log) -> u64 {
@@ -152,7 +156,9 @@ pub(crate) fn count_on(log: &Log, area: &JournalArea) {
     }
     let next = Opening { count: marked.opening.count + 1, ..marked.opening };
     let outcome = is_on_storage_still(log, marked).and_then(|is_there| match is_there {
-        true => write_opening(log, area, (&marked.bytes, None), marked.kind, next).map(Some),
+        // The same number, which is as durable as it was.
+        true => write_opening(log, area, (&marked.bytes, None), marked.kind, next)
+            .map(|next| Some(Marked { is_durable: marked.is_durable, ..next })),
         false => Ok(None),
     });
     match outcome {
@@ -167,10 +173,12 @@ pub(crate) fn count_on(log: &Log, area: &JournalArea) {
 }
 
 /// Whether a log's superblock shares no page of the host's cache with anything else: a write to it from here would bring along
-/// what the page held of its neighbours, and those are written past the cache.
+/// what the page held of its neighbours, and those are written past the cache. So it is where it can be written past the cache, too.
 pub(crate) fn is_alone_in_its_page(log: &Log) -> bool {
     const PAGE: u64 = 4096;
-    u64::from(log.place.block_bytes) >= PAGE && log.offset_of(0).is_some_and(|offset| offset.is_multiple_of(PAGE))
+    let Some(offset) = log.offset_of(0) else { return false };
+    let is_whole = u64::from(log.place.block_bytes) >= PAGE && offset.is_multiple_of(PAGE);
+    is_whole || log.journal.file.goes_past_cache(offset, crate::numbers::SECTOR_BYTES)
 }
 
 fn is_on_storage_still(log: &Log, marked: &Marked) -> io::Result<bool> {

@@ -338,7 +338,8 @@ impl Journals {
             }
             says => says,
         };
-        let marked = |opening, kind| Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX };
+        let marked =
+            |opening, kind| Marked { opening, kind, bytes: raw.to_vec(), written: u64::MAX, is_durable: false };
         if was_held && log.placement.is_held() {
             return self.resume_held(log, says, Some(&marked));
         }

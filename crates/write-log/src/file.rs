@@ -112,6 +112,11 @@ impl LoggedFile {
         }
     }
 
+    /// Whether a write of so many bytes there, which shares a page of the cache with something else, is done without the cache.
+    pub fn goes_past_cache(&self, offset: u64, len: usize) -> bool {
+        self.past_cache.get().is_some_and(|past| past.takes(offset, len))
+    }
+
     /// Writes all of a buffer.
     ///
     /// # Errors

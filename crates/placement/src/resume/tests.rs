@@ -473,6 +473,46 @@ fn a_mark_that_says_too_early_a_number_is_written_anew() {
     assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 1);
 }
 
+/// One that was written and could not be flushed may be lost without another word: it is written anew before anything counts on it.
+#[test]
+fn a_mark_that_may_be_lost_is_written_anew() {
+    let mut rig = Rig::new();
+    rig.open();
+    let (log, area) = (rig.log(), &rig.journals.area);
+    let number = rig.builder.sequence;
+    let ahead = || crate::opening::mark_ahead(&log, area, number).map(|()| rig.opening_on_storage().count);
+    let first = ahead().expect("written");
+    assert_eq!(ahead().expect("nothing is to be done"), first);
+    let marked = log.take_mark().expect("a mark");
+    log.put_mark_back(Some(Marked { is_durable: false, ..marked }));
+    assert_eq!(ahead().expect("written"), first + 1);
+    assert_eq!(ahead().expect("nothing is to be done"), first + 1);
+}
+
+/// A hand-over that fails before it has begun leaves the log as it was: it is made durable by age again.
+#[test]
+fn a_hand_over_that_cannot_write_its_mark_did_not_begin() {
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+    rig.open();
+    rig.commit(2000);
+    let log = rig.log();
+    let change = rig.journals.change_placement(log.index, PlacementKind::Storage).expect("possible");
+    assert_eq!(change, Change::HandOver);
+    let index = log.index;
+    // What was made durable ends first.
+    assert!(!rig.journals.hand_over(index).expect("not yet"));
+    log.keeper.woken(&log, crate::keeper::Side::Home, &mut Steps::default());
+    assert!(matches!(rig.says(), Says::Held(_)), "{:?}", rig.says());
+    let reason = || log.keeper.durability(&log).and_then(|report| report.reason);
+    assert_eq!(reason(), None, "somebody takes it elsewhere");
+    let marked = log.take_mark().expect("a mark");
+    log.put_mark_back(Some(Marked { bytes: vec![0; 1024], is_durable: false, ..marked.clone() }));
+    assert!(rig.journals.hand_over(index).is_err());
+    log.put_mark_back(Some(marked));
+    assert!(reason().is_some_and(|reason| reason.contains("not yet")), "{:?}", reason());
+    assert!(rig.journals.hand_over(index).expect("handed over"));
+}
+
 /// What the books know of compounds has to be what is there: with no age nobody goes on otherwise, and with one it begins anew.
 #[test]
 fn compounds_that_are_not_as_the_books_say_are_not_followed() {
@@ -1398,4 +1438,30 @@ fn one_whose_recovery_had_come_to_its_end_is_closed() {
     rig.commit(2000);
     rig.store(&empty);
     rig.is_refused(None);
+}
+
+/// Its superblock has arrived on storage, and the flush behind it has failed: the log goes on being held, and storage says so.
+#[test]
+fn a_log_that_could_not_be_put_in_its_place_is_held_again() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let log = rig.log();
+    let before = rig.opening_on_storage();
+    let taking = rig.journals.area.take_for_hand_over(log.id).expect("nothing is under way");
+    let marked = log.take_mark().expect("a mark");
+    crate::finish::write_in_place(&taking.log(), &log.place, &log.home.file, &log.journal.file).expect("written");
+    assert!(matches!(rig.says(), Says::Live(_)), "{:?}", rig.says());
+    let marked = crate::distrust::held_again(&log, &taking, marked);
+    assert!(marked.is_durable);
+    drop(taking);
+    log.put_mark_back(Some(marked));
+    assert_eq!(rig.says(), Says::Held(before));
+    let raw = crate::stored::of(&log).expect("read").superblock.expect("a superblock");
+    assert!(raw.sequence >= rig.builder.sequence, "{raw:?}");
+    // What is committed from now on is nowhere else.
+    rig.commit(2001);
+    rig.die(None).expect("it goes on");
+    assert!(rig.log().is_held_open());
+    assert_eq!(rig.journals.area.owed(rig.log().id).blocks, 2);
 }
