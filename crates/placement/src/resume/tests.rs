@@ -476,7 +476,7 @@ fn a_mark_that_says_too_early_a_number_is_written_anew() {
 /// One that was written and could not be flushed may be lost without another word: it is written anew before anything counts on it.
 #[test]
 fn a_mark_that_may_be_lost_is_written_anew() {
-    let mut rig = Rig::new();
+    let rig = Rig::new();
     rig.open();
     let (log, area) = (rig.log(), &rig.journals.area);
     let number = rig.builder.sequence;
