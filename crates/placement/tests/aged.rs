@@ -1753,6 +1753,13 @@ fn a_power_cut_tears_no_compound_that_is_cleared_away() {
             }
         }
         bytes[entry.offset as usize..][..data.len()].copy_from_slice(&data);
+        // Nobody who finds the journal empty looks for more, wherever we are killed.
+        let is_empty = Superblock::decode(&bytes[log_at[0] as usize..][..SUPERBLOCK_BYTES])
+            .is_ok_and(|said| said.is_empty() && said.errno == 0);
+        let has_later = |at: &u64| {
+            jbd2::peek(&bytes[*at as usize..][..jbd2::HEADER_BYTES]).is_some_and(|header| header.sequence > next)
+        };
+        assert!(!is_empty || !log_at[1..].iter().any(has_later), "a suspended guest would meet it");
     }
     assert!(cuts > 0, "something is cleared away");
 }
