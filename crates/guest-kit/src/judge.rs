@@ -5,6 +5,7 @@
 //! Failure story: whatever e2fsck says and is not known to be harmless is a problem.
 
 mod forgotten;
+mod truncated;
 
 pub use forgotten::forgive_forgotten_orphans;
 
@@ -86,7 +87,8 @@ fn is_harmless(line: &str) -> bool {
 const CLOCK_LEAD_SECONDS: u64 = 3600;
 
 /// Checks a file system with `e2fsck -fn`. If it has orphans, which `-n` cannot follow, a copy is
-/// checked with `-fy`, where everything but the orphans' end counts as a problem all the same.
+/// checked with `-fy`, where everything but the orphans' end counts as a problem all the same (and what e2fsck itself does wrong there,
+/// `truncated`).
 pub fn check(file_system: &FileSystem) -> Result<Verdict> {
     let verdict = e2fsck(file_system, "-fn")?;
     if verdict.needs_recovery || !has_orphans(file_system)? {
@@ -95,7 +97,9 @@ pub fn check(file_system: &FileSystem) -> Result<Verdict> {
     let directory = beside(&file_system.image)?;
     let copy = FileSystem { image: directory.path().join("copy"), ..file_system.clone() };
     copy_image(&file_system.image, &copy.image)?;
-    e2fsck(&copy, "-fy")
+    let mut verdict = e2fsck(&copy, "-fy")?;
+    truncated::forgive_attributes_let_go(&mut verdict, file_system)?;
+    Ok(verdict)
 }
 
 /// Whether an error is noted in a file system's superblock: whoever mounts or checks it then trusts no list of orphans.

@@ -320,7 +320,7 @@ impl<'a> Trial<'a> {
             }
             Server::Amberlog(placement) => {
                 let mut disk = OsString::from(image);
-                disk.push(format!(",placement={}", option_of(placement, &regions.join("region"))));
+                disk.push(format!(",placement={}", option_of(placement, &regions.join("region"), image)));
                 if let Some(server) = &journal_server {
                     disk.push(format!("={}", server.journal()));
                     words.push("--remote-insecure".into());
@@ -532,10 +532,14 @@ fn acknowledged(reported: &Reported, stream: &str) -> Option<u64> {
     reported.acknowledged.get(stream)?.last
 }
 
-/// The placement as an option of a disk.
-fn option_of(placement: &str, region: &Path) -> String {
+/// The placement as an option of a disk with this image.
+fn option_of(placement: &str, region: &Path, image: &Path) -> String {
     match placement {
-        "nvm" => format!("nvm={},nvm-size=64", region.display()),
+        "nvm" => {
+            // The largest journals are a quarter of their images, and a region has to have half of that.
+            let image_mib = std::fs::metadata(image).map_or(0, |metadata| metadata.len() >> 20);
+            format!("nvm={},nvm-size={}", region.display(), (image_mib / 6).max(64))
+        }
         "durable" => "retain,durable-within=1".to_owned(),
         "durable-0" => "retain,durable-within=0".to_owned(),
         placement => placement.to_owned(),
