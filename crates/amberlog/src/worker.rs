@@ -354,6 +354,11 @@ impl Program {
         Program { path: PathBuf::from("/proc/self/exe"), name: PathBuf::from("this program"), _file: None }
     }
 
+    /// Whether it is that very one.
+    pub fn is(&self, other: &Program) -> bool {
+        self.path == other.path
+    }
+
     /// The one that is installed by now where this one was. Gives its version, too.
     ///
     /// # Errors

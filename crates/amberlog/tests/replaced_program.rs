@@ -96,6 +96,21 @@ fn workers_are_of_the_program_that_was_judged() {
         assert_eq!(served_by_another(&run, None, &log), third, "it was refused, and something was changed");
     }
     assert_eq!(std::fs::read_to_string(path("asked")).unwrap(), "--state-formats\n", "the first one has answered");
+    // One that says that it can, and whose workers die: the one of before is back in a moment.
+    let formats = Command::new(env!("CARGO_BIN_EXE_amberlog")).args(["worker", "--state-formats"]).output().unwrap();
+    let formats = String::from_utf8(formats.stdout).unwrap();
+    let says = format!("[ \"$*\" = --state-formats ] || exit 1\necho {}\n", formats.trim());
+    std::fs::write(path("worker"), says).unwrap();
+    let begun = Instant::now();
+    let refused = ask(&run, &["upgrade"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("the new worker does not serve"), "{said}");
+    let fourth = served_by_another(&run, Some(third), &log);
+    assert!(begun.elapsed() < Duration::from_secs(15), "it stood still for {} s", begun.elapsed().as_secs());
+    // It is the one that serves from now on.
+    kill(fourth, rustix::process::Signal::KILL);
+    served_by_another(&run, Some(fourth), &log);
     kill(u64::from(daemon.0.id()), rustix::process::Signal::TERM);
     let deadline = Instant::now() + LIMIT;
     while daemon.0.try_wait().unwrap().is_none() {

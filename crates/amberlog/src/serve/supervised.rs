@@ -532,18 +532,26 @@ impl Supervised {
         while Instant::now() < deadline {
             let status = self.status();
             let is_new = status["worker_pid"].as_u64().is_some_and(|pid| pid != u64::from(old));
+            let mut inner = self.lock();
+            // It died again and again, and nobody follows it; or it could not be started at all, and one that did serve is in its place.
+            if inner.is_held || !inner.program.is(program) {
+                break;
+            }
             if is_new && !matches!(status["state"].as_str(), Some("restarting" | "held" | "preparing")) {
-                let mut inner = self.lock();
                 (inner.proven, inner.is_on_trial) = (Some(program.clone()), false);
                 return Ok(());
             }
-            if is_new && status["state"] == "held" {
-                break;
-            }
+            drop(inner);
             std::thread::sleep(Duration::from_millis(20));
         }
         {
             let mut inner = self.lock();
+            let is_put_back = !inner.program.is(program);
+            if is_put_back {
+                (inner.is_held, inner.is_on_trial, inner.is_replaced) = (false, false, false);
+                self.changed.notify_all();
+                return Err(self.does_not_serve());
+            }
             inner.try_program(1);
             (inner.is_held, inner.is_on_trial) = (false, false);
             inner.deaths.forgive();
@@ -555,11 +563,12 @@ impl Supervised {
                 new.signal(rustix::process::Signal::KILL);
             }
         }
-        Err(DoesNotServe(format!(
-            "vm {}: the new worker does not serve (the log says why); one of this program is started",
-            self.name
-        ))
-        .into())
+        Err(self.does_not_serve())
+    }
+
+    fn does_not_serve(&self) -> anyhow::Error {
+        let why = "the new worker does not serve (the log says why); one of this program is started";
+        DoesNotServe(format!("vm {}: {why}", self.name)).into()
     }
 
     /// Has disks come or go while the guest runs. Gives which.
