@@ -8,6 +8,9 @@
 set -eu
 cd "$(dirname "$0")/.."
 at_once=${1:-3}
+# Guests' tests wait more than they compute: one more of them at a time than there are processors.
+guests_at_once=${RUST_TEST_THREADS:-$(($(nproc) + 1))}
+export guests_at_once
 logs=target/test-logs
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -24,6 +27,7 @@ xargs -P "$at_once" -L 1 sh -c '
     name=$(basename "$2"); log=$0/$name
     cd "$1" || exit 1
     began=$(date +%s)
+    case "$name" in guests-*) export RUST_TEST_THREADS="$guests_at_once" ;; esac
     if "$2" > "$log" 2>&1; then
         echo "$name: $(sed -n "s/^test result: //p" "$log" | tail -n 1), $(($(date +%s) - began)) s"
     else
