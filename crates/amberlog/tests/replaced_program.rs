@@ -104,8 +104,8 @@ fn workers_are_of_the_program_that_was_judged() {
     let begun = Instant::now();
     let refused = ask(&run, &["upgrade"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("the new worker does not serve"), "{said}");
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(said.contains("the new worker does not serve"), "{refused:?}");
     let fourth = served_by_another(&run, Some(third), &log);
     assert!(begun.elapsed() < Duration::from_secs(15), "it stood still for {} s", begun.elapsed().as_secs());
     // It is the one that serves from now on.
