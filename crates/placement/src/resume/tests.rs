@@ -1455,6 +1455,8 @@ fn a_log_that_could_not_be_put_in_its_place_is_held_again() {
     let marked = crate::distrust::held_again(&log, &taking, marked);
     assert!(marked.is_durable);
     drop(taking);
+    // Where the mark could not be written, what is live on storage is not taken for all there is.
+    assert_eq!(rig.journals.area.adopted(log.id).map(|books| books.handed_over), Some(None));
     log.put_mark_back(Some(marked));
     assert_eq!(rig.says(), Says::Held(before));
     let raw = crate::stored::of(&log).expect("read").superblock.expect("a superblock");
