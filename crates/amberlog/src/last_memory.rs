@@ -47,7 +47,7 @@ fn hold() -> io::Result<(OwnedFd, c_int)> {
 }
 
 /// Closes all files from this number on.
-fn close_from(first: c_uint) -> i64 {
+pub fn close_from(first: c_uint) -> i64 {
     // SAFETY: who calls it relies on none of them.
     unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0) }
 }

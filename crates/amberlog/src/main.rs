@@ -135,6 +135,9 @@ enum Command {
     /// Serve one VM: what the others start.
     #[command(hide = true)]
     Worker(worker::WorkerArgs),
+    /// Keep descriptors over a daemon's death: what the daemon starts.
+    #[command(hide = true)]
+    Depot,
 }
 
 fn main() -> ExitCode {
@@ -170,6 +173,7 @@ fn main() -> ExitCode {
             Err(error) => exit::report(&error.into()),
         },
         Command::Worker(args) => worker::run(args),
+        Command::Depot => serve::depot::run(),
     })
 }
 

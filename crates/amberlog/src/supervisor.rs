@@ -88,7 +88,7 @@ impl Charge {
         self.place.set(path.zip(self.kept.descriptor(DIRECTORY)));
     }
 
-    /// Of a VM of which a service manager has what a program with another `format` gave it.
+    /// Of a VM of which there is what a program with another `format` had kept.
     pub fn of_another_program(format: &str) -> Self {
         Charge { foreign: Some(format.to_owned()), ..Charge::default() }
     }
@@ -98,13 +98,13 @@ impl Charge {
         if let Some(format) = &self.foreign {
             let format = if format.is_empty() { "an earlier amberlog" } else { format };
             return Some(format!(
-                "what the service manager has of it is kept as {format} does it, and not as this one ({}): install that one again and start \
-                 it while the service manager has it, or end the VMM and stop the daemon",
+                "what an earlier daemon had kept of it is kept as {format} does it, and not as this one ({}): install that one again and start \
+                 it, or end the VMM and stop the daemon",
                 crate::worker::store_format()
             ));
         }
         self.kept.is_doubtful().then(|| {
-            "what the service manager has of it is not all that it was given, or not what it was given last (is \
+            "what an earlier daemon had kept of it is not all that it had given, or not what it had given last (is \
              FileDescriptorStoreMax= too low?): end its VMM, and what it is owed is brought home"
                 .to_owned()
         })

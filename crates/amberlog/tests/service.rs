@@ -141,7 +141,7 @@ fn the_first_process_of_a_container_leaves_no_zombies() {
     assert_eq!(log.matches("was ended by signal 9").count(), 2, "{log}");
     daemon.ask(&["upgrade"]).expect("another worker of the same program");
     daemon.worker(Some(worker));
-    daemon.wait_until("it has one child", || children_of(first).len() == 1);
+    daemon.wait_until("it has a worker and a depot", || children_of(first).len() == 2);
     assert!(!children_of(first).iter().any(|child| child.state == 'Z'));
 }
 

@@ -55,6 +55,14 @@ impl Channel {
         Ok(rustix::net::sockopt::set_socket_timeout(&self.socket, Timeout::Send, Some(patience))?)
     }
 
+    /// From now on what the other end says is waited for so long only; nothing: for ever.
+    ///
+    /// # Errors
+    /// When the kernel does not know how.
+    pub fn set_hearing_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        Ok(rustix::net::sockopt::set_socket_timeout(&self.socket, Timeout::Recv, patience)?)
+    }
+
     /// Says something. Waits while the other end has too much to read, as long as [`Channel::set_patience`] says.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 
 mod channel;
 mod deaths;
+pub mod depot;
 mod host_budget;
 mod kept;
 pub mod stand_in;

@@ -125,11 +125,7 @@ impl Control {
         let of = || format!("listening at {}", path.display());
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-                anyhow::ensure!(
-                    UnixStream::connect(path).is_err(),
-                    "another daemon answers at {}: stop it, or give this one another directory (run = ...)",
-                    path.display()
-                );
+                check_nobody_answers(path)?;
                 std::fs::remove_file(path).with_context(of)?;
                 UnixListener::bind(path)
             }
@@ -163,6 +159,19 @@ impl Control {
         })?;
         Ok(Control { path: path.to_owned() })
     }
+}
+
+/// Whether another daemon has this directory.
+///
+/// # Errors
+/// When one answers at `path`.
+pub fn check_nobody_answers(path: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        UnixStream::connect(path).is_err(),
+        "another daemon answers at {}: stop it, or give this one another directory (run = ...)",
+        path.display()
+    );
+    Ok(())
 }
 
 impl Drop for Control {

@@ -6,7 +6,7 @@
 //! What it must never do: take a disk from a guest that runs because a configuration changed. Failure story: killed at any
 //! moment, it takes its workers along and leaves in tmpfs what the VMs are owed, locked for as long as their VMMs live; the
 //! next daemon finishes it once they are gone. A guest goes on under another daemon if a service manager has kept what this one kept
-//! (`notify`, `inherited`), or if it was left (SIGUSR2, `amberlog detach`): then all that was held is on storage, and the next daemon
+//! (`notify`, `inherited`), or a process of its own that outlives it (`depot`), or if it was left (SIGUSR2, `amberlog detach`): then all that was held is on storage, and the next daemon
 //! takes it as it is.
 //!
 //! SIGHUP reads the configuration again. SIGTERM and SIGINT end the VMMs, as `amberlog run` does, and everything goes home.
@@ -17,6 +17,7 @@ pub mod check;
 mod config;
 mod control;
 mod cpus;
+pub mod depot;
 mod disks;
 mod freeze;
 mod inherited;
@@ -43,6 +44,7 @@ use memory::HostMemory;
 use notify::{InStore, Manager};
 use own_files::OwnDirectory;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -50,7 +52,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use supervised::{Supervised, Wish};
-use supervision::{Opened, Shelf};
+use supervision::{Opened, Shelf, Store};
 use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
@@ -143,7 +145,7 @@ struct Vms {
     shelf: Shelf,
     /// Those of which another program's daemon had something kept, and how it keeps that.
     foreign: BTreeMap<String, String>,
-    /// Something stays in the service manager's store.
+    /// Something stays in the store.
     is_left: bool,
 }
 
@@ -206,8 +208,17 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         signal_hook::consts::SIGUSR2,
     ])?;
     crate::children::take_orphans();
+    depot::allow_files();
     let manager = Manager::of_this_process().map(Arc::new);
-    let mut vms = Vms::found(manager.as_ref(), args.no_sandbox);
+    let mut vms = Vms::new(args.no_sandbox);
+    match (&manager, &read) {
+        (Some(manager), _) => {
+            vms.find(Box::new(InStore(Arc::clone(manager))), inherited::descriptors());
+        }
+        (None, Ok((config, _))) => vms.find_in_depot(&config.run)?,
+        // Where it would be nobody knows.
+        (None, Err(_)) => {}
+    }
     let parts = vms.parts();
     let (mut served, read_error) = match read {
         Ok(read) => (Some(read), None),
@@ -375,31 +386,46 @@ fn watch(manager: &Arc<Manager>, slots: &Slots) -> anyhow::Result<()> {
 }
 
 impl Vms {
-    /// What an earlier supervisor had, if there was one.
-    fn found(manager: Option<&Arc<Manager>>, no_sandbox: bool) -> Self {
-        let mut vms = Vms {
+    fn new(no_sandbox: bool) -> Self {
+        Vms {
             slots: Slots::default(),
             threads: BTreeMap::new(),
             no_sandbox,
             shelf: Shelf::default(),
             foreign: BTreeMap::new(),
             is_left: false,
-        };
-        let Some(manager) = manager else { return vms };
-        let store = Box::new(InStore(Arc::clone(manager)));
+        }
+    }
+
+    /// Takes what an earlier supervisor had, if there was one, from a store, which keeps what this one has from now on.
+    fn find(&mut self, store: Box<dyn Store>, left: Vec<(String, OwnedFd)>) {
         let (format, before) = (crate::worker::store_format(), crate::worker::store_format_before());
-        match Shelf::open(store, inherited::descriptors(), &format, &[before.as_str()]) {
-            Opened::Ours(shelf) => vms.shelf = shelf,
+        match Shelf::open(store, left, &format, &[before.as_str()]) {
+            Opened::Ours(shelf) => self.shelf = shelf,
             Opened::Foreign { format, parts } => {
                 log::error!(
-                    "what the service manager has of an earlier daemon is kept in another way than this program's, and is not touched; \
-                     nor is anything kept over this daemon's death"
+                    "what an earlier daemon had kept is kept in another way than this program's, and is not touched; nor is anything \
+                     kept over this daemon's death"
                 );
-                vms.foreign = parts.into_iter().map(|name| (name, format.clone())).collect();
-                vms.is_left = true;
+                self.foreign = parts.into_iter().map(|name| (name, format.clone())).collect();
+                self.is_left = true;
             }
         }
-        vms
+    }
+
+    /// The same from the process that keeps it where no service manager does.
+    fn find_in_depot(&mut self, run: &Path) -> anyhow::Result<()> {
+        // One that lives has its own.
+        control::check_nobody_answers(&run.join(ask::CONTROL))?;
+        own_files::keep_files_private();
+        open_run(run)?;
+        match depot::take(run) {
+            Ok((depot, found)) => self.find(Box::new(depot), found),
+            Err(error) => log::error!(
+                "no process keeps descriptors over this daemon's death ({error}): a guest whose daemon is killed waits until it is ended"
+            ),
+        }
+        Ok(())
     }
 
     /// Where questions were asked to the daemon before.

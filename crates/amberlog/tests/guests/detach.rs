@@ -4,7 +4,7 @@ use crate::serve::{Daemon, write_config};
 use crate::support::*;
 use guest_kit::evidence::RecordLayout;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
-use guest_kit::{Guest, Reported, Signal, judge};
+use guest_kit::{Guest, Reported, judge};
 use serde_json::Value;
 use std::path::Path;
 use test_storage::TestStorage;
@@ -158,9 +158,8 @@ fn guests_go_on_under_the_next_daemon() {
     assert_records(&fs_r, "/a", "a", &of_r, &guest_r.final_report());
     assert_goes_on(&daemon, "n", &mut guest_n, "b", "storage");
 
-    // A daemon that is killed leaves nothing that another could go on with, whoever began.
-    daemon.signal(Signal::KILL);
-    drop(daemon);
+    // A daemon that is killed with what outlives it leaves nothing that another could go on with, whoever began.
+    daemon.kill_with_depot();
     let daemon = Daemon::start(&bench, &config);
     let waits = daemon.wait_state("n", "failed");
     assert!(waits["state_text"].as_str().unwrap().contains("in use"), "{waits}");

@@ -112,6 +112,19 @@ impl Daemon {
         self.process.id()
     }
 
+    /// Kills it together with the process that keeps descriptors over its death: nobody has anything that it had.
+    pub(super) fn kill_with_depot(mut self) {
+        self.signal(Signal::KILL);
+        self.process.wait().unwrap();
+        let depot = depot_of(&self.run).expect("a depot");
+        crate::worker::kill_nine(depot);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while depot_of(&self.run).is_some() {
+            assert!(Instant::now() < deadline, "process {depot} does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(super) fn wait(mut self) -> ExitStatus {
         self.process.wait().unwrap()
     }
@@ -122,6 +135,21 @@ impl Drop for Daemon {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// The process that keeps descriptors over the death of a daemon whose sockets are in `run`.
+pub(super) fn depot_of(run: &Path) -> Option<u32> {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let path = run.join("store.sock");
+    // "Num RefCount Protocol Flags Type St Inode Path".
+    let hears = sockets.lines().find(|line| line.ends_with(path.to_str().unwrap()) && line.contains(" 00010000 "))?;
+    let inode = format!("socket:[{}]", hears.split_whitespace().nth(6)?);
+    let mut numbers =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "depot\n")
+            && std::fs::read_link(format!("/proc/{pid}/fd/0")).is_ok_and(|input| input == Path::new(&inode))
+    })
 }
 
 pub(super) fn write_config(bench: &Bench, vms: &[(&str, String)]) -> PathBuf {
@@ -266,9 +294,8 @@ fn a_daemon_serves_vms_that_others_start_and_the_next_one_finishes_its_work() {
     more_is_acknowledged(&mut guest_b, 3);
     assert!(daemon.log().contains(TO_SERVER), "{}", daemon.log());
 
-    // The daemon is killed. The next one leaves the VM alone while its QEMU lives, whose guest waits for its disk.
-    daemon.signal(Signal::KILL);
-    drop(daemon);
+    // The daemon is killed, with what outlives it. The next one leaves the VM alone while its QEMU lives, whose guest waits for its disk.
+    daemon.kill_with_depot();
     assert_eq!(journal_superblock(&b).errno, -5);
     let daemon = Daemon::start(&bench, &config);
     let waits = daemon.wait_state("b", "failed");
@@ -532,8 +559,7 @@ fn a_guest_without_the_library_is_left_alone_while_it_lives() {
     }
     let mut guest = Guest::start(spec).unwrap();
     more_is_acknowledged(&mut guest, 5);
-    daemon.signal(Signal::KILL);
-    drop(daemon);
+    daemon.kill_with_depot();
     let daemon = Daemon::start(&bench, &config);
     let waits = daemon.wait_state("a", "failed");
     assert!(waits["state_text"].as_str().unwrap().contains("in use"), "{waits}");

@@ -1,7 +1,8 @@
-//! The supervisor itself dies, where a service manager keeps what it had kept. The manager is a stand-in for systemd: it hears what
+//! The supervisor itself dies, where a service manager keeps what it had kept, or a process of its own. The manager is a stand-in for systemd: it hears what
 //! sd_notify(3) says, keeps descriptors, and gives them to the next daemon as sd_listen_fds(3) says. A real one is in `systemd`.
 
-use crate::serve::{Daemon, write_config};
+use crate::remote::JournalServer;
+use crate::serve::{Daemon, depot_of, write_config};
 use crate::support::*;
 use crate::worker::kill_nine;
 use guest_kit::image::ExtRecipe;
@@ -28,6 +29,21 @@ struct Kept {
     descriptors: BTreeMap<String, OwnedFd>,
     /// As many as it takes, without a word about the rest (FileDescriptorStoreMax=).
     most: Option<usize>,
+}
+
+/// Who keeps what a supervisor had.
+enum Keeper {
+    Manager(Manager),
+    Depot,
+}
+
+impl Keeper {
+    fn start_daemon(&self, bench: &Bench, config: &Path) -> Daemon {
+        match self {
+            Keeper::Manager(manager) => manager.start_daemon(bench, config),
+            Keeper::Depot => Daemon::start(bench, config),
+        }
+    }
 }
 
 struct Manager {
@@ -140,16 +156,13 @@ fn hear(socket: &UnixDatagram, store: &Mutex<Kept>) {
 
 /// The daemon is killed under a guest that commits, again and again, now and then with its worker: the next one gets back what it had
 /// kept, and goes on. Nothing is reconnected, and journals stay held.
-#[test]
-fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors() {
-    let bench = Bench::new();
+fn goes_on_whose_supervisor_is_killed(bench: &Bench, manager: &Keeper) {
     let [one, two] = ["one.img", "two.img"].map(|name| bench.path(name));
     let file_system = ExtRecipe::ext4(96, 8).make(&one).unwrap();
     ExtRecipe::ext4(32, 4).make(&two).unwrap();
     let path = |image: &Path| image.to_str().unwrap().to_owned();
-    let config = write_config(&bench, &[("one", path(&one)), ("two", path(&two))]);
-    let manager = Manager::start(&bench);
-    let mut daemon = manager.start_daemon(&bench, &config);
+    let config = write_config(bench, &[("one", path(&one)), ("two", path(&two))]);
+    let mut daemon = manager.start_daemon(bench, &config);
     let layout = overwritten(8);
     let writer = record_writer("/mnt/a", "a", &layout, "--forever");
     let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
@@ -165,16 +178,16 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
         }
         if round == 2 {
             // Its VM is not in the configuration of the next one.
-            write_config(&bench, &[("two", path(&two))]);
+            write_config(bench, &[("two", path(&two))]);
         }
-        if round == 3 {
+        if round == 3 && matches!(manager, Keeper::Manager(_)) {
             // Nobody has read it since.
             std::fs::write(&config, "this is no configuration").unwrap();
         }
         daemon.signal(Signal::KILL);
         daemon.wait();
         let killed = Instant::now();
-        daemon = manager.start_daemon(&bench, &config);
+        daemon = manager.start_daemon(bench, &config);
         let last = guest.acknowledged("a").last.unwrap_or(0);
         if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
             panic!("round {round}: {error}\n--- the daemon's log\n{}", daemon.log());
@@ -184,7 +197,7 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
         assert_ne!(pid(&after, "supervisor_pid"), pid(&before, "supervisor_pid"));
         assert_eq!(pid(&after, "vmm_pid"), guest.qemu_pid().unwrap());
     }
-    write_config(&bench, &[("two", path(&two))]);
+    write_config(bench, &[("two", path(&two))]);
     daemon.signal(Signal::HUP);
     let deadline = Instant::now() + LIMIT;
     while daemon.wait_state("one", "running")["pending"] != "removed" {
@@ -193,6 +206,7 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
     }
     let console = guest.console();
     assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    daemon.wait_state("two", "waiting");
     guest.kill_qemu().unwrap();
     guest.wait_end(LIMIT).unwrap();
     let reported = guest.final_report();
@@ -203,11 +217,86 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
     }
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &layout, &reported);
-    assert!(manager.len() > 0, "the other VM waits");
+    let run = bench.path("run");
+    match manager {
+        Keeper::Manager(manager) => assert!(manager.len() > 0, "the other VM waits"),
+        Keeper::Depot => assert!(depot_of(&run).is_some()),
+    }
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().code(), Some(0));
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(manager.len(), 0, "nothing is left of what has ended");
+    match manager {
+        Keeper::Manager(manager) => assert_eq!(manager.len(), 0, "nothing is left of what has ended"),
+        Keeper::Depot => assert_eq!(depot_of(&run), None, "it has nothing to keep"),
+    }
+}
+
+#[test]
+fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors() {
+    let bench = Bench::new();
+    let manager = Keeper::Manager(Manager::start(&bench));
+    goes_on_whose_supervisor_is_killed(&bench, &manager);
+}
+
+#[test]
+fn a_guest_goes_on_whose_supervisor_is_killed_where_no_manager_is() {
+    goes_on_whose_supervisor_is_killed(&Bench::new(), &Keeper::Depot);
+}
+
+/// The process that keeps descriptors is killed, again and again, and then the supervisor: the one that follows it was given all of it.
+/// When both are killed with the guest's VMM alone left, the next daemon leaves it alone; when the VMM ends while nobody is there, its directory is free.
+#[test]
+fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
+    let run = bench.path("run");
+    let mut daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(8);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    for round in 0..3 {
+        for _ in 0..2 {
+            let depot = depot_of(&run).expect("a depot");
+            kill_nine(depot);
+            let deadline = Instant::now() + LIMIT;
+            while depot_of(&run).is_none_or(|other| other == depot) {
+                assert!(Instant::now() < deadline, "{}", daemon.log());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // It is given all before the daemon says anything else.
+        daemon.wait_state("one", "running");
+        std::thread::sleep(Duration::from_millis(100));
+        daemon.signal(Signal::KILL);
+        daemon.wait();
+        daemon = Daemon::start(&bench, &config);
+        let last = guest.acknowledged("a").last.unwrap_or(0);
+        if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
+            panic!("round {round}: {error}\n--- the daemon's log\n{}", daemon.log());
+        }
+    }
+    let console = guest.console();
+    assert!(!console.contains("I/O error") && !console.contains("Aborting journal"), "{console}");
+    // Nobody is there when its VMM ends: whoever brings home what it is owed finds all of it free.
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    let recovered = amberlog_with(["recover".as_ref(), "--area".as_ref(), bench.area().as_os_str()]);
+    assert_eq!(recovered.status.code(), Some(0), "{}", text(&recovered.stderr));
+    let deadline = Instant::now() + LIMIT;
+    while depot_of(&run).is_some() {
+        assert!(Instant::now() < deadline, "it keeps what nobody has");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bench.assert_area_is_empty();
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
 }
 
 /// Workers die under a guest that commits, and every now and then the supervisor, too, at any moment, alone or with the worker: also while the one before it
@@ -215,20 +304,25 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_a_manager_keeps_descriptors(
 #[test]
 fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
     let mut random = Random::new(seed());
-    for placement in ["retain", "copy", "storage", "retain,durable-within=1", "copy,durable-within=0", "nvm"] {
+    for placement in ["retain", "copy", "storage", "retain,durable-within=1", "copy,durable-within=0", "nvm", "remote"]
+    {
         let (ext3, mode) = (random.below(3) == 0, if random.below(2) == 0 { "journal" } else { "ordered" });
         let what = format!("{placement}, {}, data={mode}", if ext3 { "ext3" } else { "ext4" });
         let bench = Bench::new();
         let image = bench.path("one.img");
         let recipe = if ext3 { ExtRecipe::ext3(96, 8) } else { ExtRecipe::ext4(96, 8) };
         let file_system = recipe.make(&image).unwrap();
-        let region = match placement {
-            "nvm" => format!("={},nvm-size=16", bench.path("region").display()),
+        let server = (placement == "remote").then(|| JournalServer::start(&bench.path("store"), "127.0.0.1:0", &[]));
+        let region = match (placement, &server) {
+            ("nvm", _) => format!("={},nvm-size=16", bench.path("region").display()),
+            (_, Some(server)) => format!("={}/one", server.address),
             _ => String::new(),
         };
         let disk = format!("{},placement={placement}{region}", image.display());
         let config = write_config(&bench, &[("one", disk)]);
-        let manager = Manager::start(&bench);
+        let has_manager = random.below(2) == 0;
+        let manager = if has_manager { Keeper::Manager(Manager::start(&bench)) } else { Keeper::Depot };
+        let what = format!("{what}, {}", if has_manager { "a service manager" } else { "a depot" });
         let mut daemon = manager.start_daemon(&bench, &config);
         let layout = overwritten(random.below(1000));
         let writer = record_writer("/mnt/a", "a", &layout, "--forever");
