@@ -4,6 +4,9 @@
 //!
 //! The library runs in every program that inherits the preload, so every sender is told apart by its process id; the
 //! one that then connects as vhost-user front-end is the VMM.
+//!
+//! What a process has handed over is kept for the next worker before that process goes on. Failure story: a sender that gets no answer says it once
+//! more, to whoever is there by then.
 
 use crate::error::Error;
 use rustix::net::{
@@ -12,7 +15,7 @@ use rustix::net::{
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -31,6 +34,21 @@ const NOTHING_IS_PROTECTED: u8 = 2;
 
 /// What is to be done before process N passes a device through to the guest; whether it may.
 pub type BeforeDevice = Arc<dyn Fn(i32) -> bool + Send + Sync>;
+
+/// Has what process N handed over kept for the next worker, or (nothing) not any more. When it returns, that was done.
+pub type KeepHandedOver = Arc<dyn Fn(i32, Option<BorrowedFd<'_>>) + Send + Sync>;
+
+/// What is given to and expected of those that hand over.
+pub struct Terms {
+    /// Every process gets it in return, and keeps it open while it lives: a lock of that file is free only when all of them are gone.
+    pub lock: Option<OwnedFd>,
+    /// See there.
+    pub before_device: BeforeDevice,
+    /// See there.
+    pub keep: KeepHandedOver,
+    /// What an earlier worker has received.
+    pub received: HashMap<i32, OwnedFd>,
+}
 
 /// At most this many descriptors are kept for processes that have not connected as a VMM.
 const SENDERS_MAX: usize = 64;
@@ -72,22 +90,17 @@ impl HandoverSocket {
     ///
     /// # Errors
     /// When the socket cannot be made.
-    pub fn listen(path: &Path, lock: Option<OwnedFd>, before_device: BeforeDevice) -> Result<Self, Error> {
-        Self::serve(Self::bind(path)?, path, lock, before_device)
+    pub fn listen(path: &Path, terms: Terms) -> Result<Self, Error> {
+        Self::serve(Self::bind(path)?, path, terms)
     }
 
-    /// Receives at a socket that is at `path`, in a thread of its own. Every process gets `lock` in return, and keeps it open while it
-    /// lives: a lock of that file is free only when all of them are gone.
+    /// Receives at a socket that is at `path`, in a thread of its own.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn serve(
-        listener: UnixListener,
-        path: &Path,
-        lock: Option<OwnedFd>,
-        before_device: BeforeDevice,
-    ) -> Result<Self, Error> {
-        let received = Arc::new(Mutex::new(HashMap::new()));
+    pub fn serve(listener: UnixListener, path: &Path, terms: Terms) -> Result<Self, Error> {
+        let Terms { lock, before_device, keep, received } = terms;
+        let received = Arc::new(Mutex::new(received));
         let store = Arc::clone(&received);
         let is_over = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&is_over);
@@ -105,9 +118,9 @@ impl HandoverSocket {
                 }
                 // One that says nothing must not cost the VMM its time.
                 let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
-                let before_device = Arc::clone(&before_device);
+                let (before_device, keep) = (Arc::clone(&before_device), Arc::clone(&keep));
                 let heard = log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
-                    hear(&stream, &store, lock.as_deref(), &*before_device);
+                    hear(&stream, &store, lock.as_deref(), &*before_device, &*keep);
                     drop(caller);
                 });
                 if let Err(error) = heard {
@@ -124,7 +137,7 @@ impl HandoverSocket {
         &self.path
     }
 
-    /// The userfaultfd of process `pid`, once.
+    /// The userfaultfd of process `pid`, once. Who takes it has it kept.
     pub fn take(&self, pid: i32) -> Option<OwnedFd> {
         self.received.lock().expect("no panic under this lock").remove(&pid)
     }
@@ -148,15 +161,16 @@ fn accepted(came: std::io::Result<UnixStream>, pause: impl FnOnce()) -> Option<U
     .ok()
 }
 
-/// Takes what one process hands over, and gives it the lock.
+/// Takes what one process hands over, and says so, with the lock.
 ///
-/// The library waits for the end of file that follows before it lets the program's main start, so that the descriptor is
-/// here before the program can connect anywhere else.
+/// The library waits for that, and for the end of file that follows, before it lets the program's main start, so that the descriptor is
+/// here, and is kept, before the program can connect anywhere else.
 fn hear(
     stream: &UnixStream,
     store: &Mutex<HashMap<i32, OwnedFd>>,
     lock: Option<&OwnedFd>,
     before_device: &dyn Fn(i32) -> bool,
+    keep: &dyn Fn(i32, Option<BorrowedFd<'_>>),
 ) {
     match receive(stream) {
         Some((pid, PASSES_THROUGH, _)) => {
@@ -170,19 +184,28 @@ fn hear(
             let mut store = store.lock().expect("no panic under this lock");
             if store.len() >= SENDERS_MAX {
                 // Programs that were no VMM, and have ended: they are never asked for.
-                store.retain(|pid, _| Path::new(&format!("/proc/{pid}")).exists());
+                store.retain(|pid, _| {
+                    let lives = Path::new(&format!("/proc/{pid}")).exists();
+                    if !lives {
+                        keep(*pid, None);
+                    }
+                    lives
+                });
             }
             if store.len() < SENDERS_MAX || store.contains_key(&pid) {
+                keep(pid, Some(descriptor.as_fd()));
                 store.insert(pid, descriptor);
             }
         }
-        // What an earlier program of this process has handed over is not this one's.
-        Some((pid, ..)) => drop(store.lock().expect("no panic under this lock").remove(&pid)),
-        None => {}
+        Some((pid, ..)) => {
+            // What an earlier program of this process has handed over is not this one's.
+            if store.lock().expect("no panic under this lock").remove(&pid).is_some() {
+                keep(pid, None);
+            }
+        }
+        None => return,
     }
-    if let Some(lock) = lock {
-        send_lock(stream, lock);
-    }
+    send_answer(stream, lock);
 }
 
 /// Who sent a byte, which one, and the descriptor that came with it, if the process could make one.
@@ -192,7 +215,11 @@ fn receive(stream: &UnixStream) -> Option<(i32, u8, Option<OwnedFd>)> {
     let mut byte = [0u8; 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags).ok()?;
+    if received.bytes == 0 {
+        return None;
+    }
     let descriptor = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
@@ -200,12 +227,12 @@ fn receive(stream: &UnixStream) -> Option<(i32, u8, Option<OwnedFd>)> {
     Some((credentials.pid.as_raw_nonzero().get(), byte[0], descriptor))
 }
 
-/// A process that does not take it is one that has ended, or is no VMM.
-fn send_lock(stream: &UnixStream, lock: &OwnedFd) {
-    let descriptors = [lock.as_fd()];
+/// A byte, with the lock. A process that does not take it is one that has ended, or is no VMM.
+fn send_answer(stream: &UnixStream, lock: Option<&OwnedFd>) {
+    let descriptors: Vec<BorrowedFd<'_>> = lock.iter().map(|lock| lock.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+    if descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::sendmsg(stream, &[IoSlice::new(&[1])], &mut control, flags);
     }
@@ -230,12 +257,41 @@ mod tests {
         let store = Mutex::new(HashMap::from([(me, OwnedFd::from(tempfile::tempfile().expect("a file")))]));
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         theirs.write_all(&[PASSES_THROUGH]).expect("sent");
-        hear(&ours, &store, None, &|_| true);
+        hear(&ours, &store, None, &|_| true, &|_, _| ());
         assert_eq!(store.lock().expect("no panic").len(), 1, "a question is none");
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         theirs.write_all(&[HANDS_OVER]).expect("sent");
-        hear(&ours, &store, None, &|_| true);
+        hear(&ours, &store, None, &|_| true, &|_, _| ());
         assert!(store.lock().expect("no panic").is_empty());
+    }
+
+    /// The worker may be killed as soon as the process that has handed over goes on.
+    #[test]
+    fn what_is_handed_over_is_kept_before_its_process_hears_of_it() {
+        let me = std::process::id() as i32;
+        let descriptor = || OwnedFd::from(tempfile::tempfile().expect("a file"));
+        let store = Mutex::new(HashMap::new());
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        theirs.set_nonblocking(true).expect("set");
+        let heard = || (&theirs).read(&mut [0; 1]).ok();
+        let kept = Mutex::new(Vec::new());
+        let keep = |pid: i32, descriptor: Option<BorrowedFd<'_>>| {
+            assert_eq!(heard(), None, "it goes on");
+            kept.lock().expect("no panic").push((pid, descriptor.is_some()));
+        };
+        send_answer(&theirs, Some(&descriptor()));
+        hear(&ours, &store, None, &|_| true, &keep);
+        assert_eq!(heard(), Some(1), "without a lock, too");
+        // It becomes another program, which cannot make one.
+        (&theirs).write_all(&[HANDS_OVER]).expect("sent");
+        hear(&ours, &store, Some(&descriptor()), &|_| true, &keep);
+        assert_eq!(*kept.lock().expect("no panic"), [(me, true), (me, false)]);
+        assert_eq!(heard(), Some(1));
+        // Who says nothing hears nothing.
+        drop(theirs.shutdown(std::net::Shutdown::Write));
+        hear(&ours, &store, None, &|_| true, &|_, _| panic!("there is nothing"));
+        drop(ours);
+        assert_eq!((&theirs).read(&mut [0; 1]).ok(), Some(0));
     }
 
     #[test]
@@ -245,8 +301,12 @@ mod tests {
         let ended = (0..SENDERS_MAX as i32).map(|number| (i32::MAX - number, descriptor()));
         let store = Mutex::new(ended.collect::<HashMap<_, _>>());
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        send_lock(&theirs, &descriptor());
-        hear(&ours, &store, None, &|_| true);
+        send_answer(&theirs, Some(&descriptor()));
+        let gone = Mutex::new(0);
+        hear(&ours, &store, None, &|_| true, &|_, descriptor| {
+            *gone.lock().expect("no panic") += u32::from(descriptor.is_none());
+        });
+        assert_eq!(*gone.lock().expect("no panic") as usize, SENDERS_MAX);
         let left: Vec<i32> = store.lock().expect("no panic").keys().copied().collect();
         assert_eq!(left, [std::process::id() as i32]);
     }
@@ -256,7 +316,13 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("shim.sock");
         let lock = std::fs::File::create(directory.path().join("lock")).expect("made");
-        let socket = HandoverSocket::listen(&path, Some(lock.into()), Arc::new(|_| true)).expect("listens");
+        let terms = Terms {
+            lock: Some(lock.into()),
+            before_device: Arc::new(|_| true),
+            keep: Arc::new(|_, _| ()),
+            received: HashMap::new(),
+        };
+        let socket = HandoverSocket::listen(&path, terms).expect("listens");
         let connect = || UnixStream::connect(&path).expect("connected");
         // Were they heard one after the other, all of them would have been given up before the last one.
         let silent: Vec<UnixStream> = (0..CALLERS_MAX - 1).map(|_| connect()).collect();

@@ -59,10 +59,7 @@ impl UserFault {
     /// Asks for write protection of shared memory. The descriptor must be fresh.
     pub(crate) fn handshake(descriptor: OwnedFd) -> Result<Self, Error> {
         let userfault = UserFault { file: File::from(descriptor) };
-        let wanted = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
-        let mut argument = ApiArgument { api: UFFD_API, features: wanted, ioctls: 0 };
-        // SAFETY: the argument has the layout of struct uffdio_api and lives across the call.
-        unsafe { userfault.ioctl(UFFDIO_API, (&raw mut argument).cast()) }.map_err(|e| {
+        userfault.shake_hands().map_err(|e| {
             Error::system(
                 "this kernel does not write-protect shared memory through userfaultfd (Linux 5.19 or newer is needed)",
                 e,
@@ -71,9 +68,20 @@ impl UserFault {
         Ok(userfault)
     }
 
-    /// Goes on with one whose handshake another process has made.
+    fn shake_hands(&self) -> io::Result<()> {
+        let wanted = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
+        let mut argument = ApiArgument { api: UFFD_API, features: wanted, ioctls: 0 };
+        // SAFETY: the argument has the layout of struct uffdio_api and lives across the call.
+        unsafe { self.ioctl(UFFDIO_API, (&raw mut argument).cast()) }
+    }
+
+    /// Goes on with one whose handshake another process has made, or was about to make: where it was made, the kernel refuses another one.
     pub(crate) fn adopt(descriptor: OwnedFd) -> Self {
-        UserFault { file: File::from(descriptor) }
+        let userfault = UserFault { file: File::from(descriptor) };
+        if let Err(error) = userfault.shake_hands() {
+            log::debug!("the userfaultfd of a dead worker is ready: {error}");
+        }
+        userfault
     }
 
     /// SAFETY: `argument` must point to the structure that `request` expects.

@@ -164,7 +164,13 @@ mod tests {
         });
         // Who hands over gets the lock in return, and that is no such word.
         let lock = std::fs::File::create(directory.path().join("lock")).expect("made");
-        let _socket = HandoverSocket::listen(&path, Some(lock.into()), before_device).expect("it listens");
+        let terms = guest_memory::Terms {
+            lock: Some(lock.into()),
+            before_device,
+            keep: Arc::new(|_, _| ()),
+            received: std::collections::HashMap::new(),
+        };
+        let _socket = HandoverSocket::listen(&path, terms).expect("it listens");
         assert_eq!((errno(VFIO_GET_API_VERSION), asked.load(Ordering::SeqCst)), (libc::EPERM, 1));
         assert_eq!((errno(0xae80), asked.load(Ordering::SeqCst)), (libc::EBADF, 1), "another request");
         assert_eq!((errno(VFIO_GET_API_VERSION), asked.load(Ordering::SeqCst)), (libc::EBADF, 2));

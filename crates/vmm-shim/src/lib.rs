@@ -24,6 +24,10 @@ use std::mem::{size_of, zeroed};
 /// `_IO(0xAA, 0x00)` on `/dev/userfaultfd` (Linux 6.1): `include/uapi/linux/userfaultfd.h`.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
 
+/// How long it is tried to hand over to a worker that does not answer to the end, and the pause between.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
 // SAFETY: the section holds pointers to functions of C signature that the loader calls once; `hand_over` is one.
 #[unsafe(link_section = ".init_array")]
 #[used]
@@ -39,21 +43,40 @@ extern "C" fn hand_over() {
         }
         // Where it cannot be seen what is taken away, nothing is protected.
         let userfault = if removal::begin() { make_userfault() } else { None };
-        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        if socket < 0 || !(connect(socket, path) && send(socket, userfault)) {
-            if let Some(userfault) = userfault {
-                libc::close(userfault);
-            }
-        } else {
+        if tell(path, userfault) {
             if userfault.is_some() {
                 devices::begin(std::ffi::CStr::from_ptr(path));
             }
-            take_lock(socket);
-        }
-        if socket >= 0 {
-            libc::close(socket);
+        } else if let Some(userfault) = userfault {
+            libc::close(userfault);
         }
         // `userfault` and the lock stay open on purpose, see the header.
+    }
+}
+
+/// Hands over, and waits for the answer. The worker that hears it may die, and the next one knows nothing of it before that: it is told once more.
+/// Whether anybody was there.
+///
+/// SAFETY: `path` is a NUL-terminated string; the descriptor is open.
+unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
+    let begun = std::time::Instant::now();
+    let mut is_told = false;
+    loop {
+        // SAFETY: promises of the caller; the socket is our own.
+        let is_answered = unsafe {
+            let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+            let is_heard = socket >= 0 && connect(socket, path) && send(socket, userfault);
+            is_told |= is_heard;
+            let is_answered = is_heard && take_lock(socket);
+            if socket >= 0 {
+                libc::close(socket);
+            }
+            is_answered
+        };
+        if is_answered || !is_told || begun.elapsed() > PATIENCE {
+            return is_told;
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -116,9 +139,11 @@ unsafe fn send(socket: i32, descriptor: Option<i32>) -> bool {
 
 /// Waits, two seconds at most, until amberlog has taken what was sent and closed its end. The descriptor that may come
 /// from there is the lock of the VM's directory: it is kept open, and closed when another program takes this one's place.
+/// Whether all of that was answered, or nobody answers in time.
 ///
 /// SAFETY: `socket` is an open descriptor.
-unsafe fn take_lock(socket: i32) {
+unsafe fn take_lock(socket: i32) -> bool {
+    let mut is_answered = false;
     // SAFETY: the structures live across the calls; the control buffer is aligned for a cmsghdr and has room for one.
     unsafe {
         let timeout = libc::timeval { tv_sec: 2, tv_usec: 0 };
@@ -138,9 +163,50 @@ unsafe fn take_lock(socket: i32) {
             message.msg_iovlen = 1;
             message.msg_control = control.as_mut_ptr().cast();
             message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as usize;
-            if libc::recvmsg(socket, &raw mut message, libc::MSG_CMSG_CLOEXEC) <= 0 {
-                return;
+            match libc::recvmsg(socket, &raw mut message, libc::MSG_CMSG_CLOEXEC) {
+                0 => return is_answered,
+                -1 => return is_answered || std::io::Error::last_os_error().kind() == std::io::ErrorKind::WouldBlock,
+                _ => is_answered = true,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::UnixListener;
+
+    /// The worker that hears it is killed before it has had it kept; the next one hears at the same socket.
+    #[test]
+    fn who_is_not_answered_says_it_once_more() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("shim.sock");
+        let text = CString::new(path.as_os_str().as_bytes()).expect("a path");
+        let file = tempfile::tempfile().expect("a file");
+        // SAFETY: a string of our own.
+        let tell = || unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd())) };
+        let begun = std::time::Instant::now();
+        assert!(!tell(), "nobody is there");
+        assert!(begun.elapsed() < PATIENCE, "and nobody is waited for");
+        let hears = UnixListener::bind(&path).expect("it listens");
+        let workers = std::thread::spawn(move || {
+            for answers in [false, false, true] {
+                let (mut stream, _) = hears.accept().expect("somebody came");
+                stream.read_exact(&mut [0]).expect("it speaks");
+                if answers {
+                    stream.write_all(&[1]).expect("answered");
+                }
+            }
+            hears.set_nonblocking(true).expect("set");
+            hears
+        });
+        assert!(tell());
+        let hears = workers.join().expect("no panic");
+        assert!(hears.accept().is_err(), "who was answered says no more");
     }
 }

@@ -32,7 +32,7 @@ use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
 use earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
-use guest_memory::{BeforeDevice, HandoverSocket, VmMemory};
+use guest_memory::{BeforeDevice, HandoverSocket, KeepHandedOver, Terms, VmMemory};
 use image_file::Seal;
 use marks::Marks;
 use migration::{Beginning, KeptMigration, Migration, Working};
@@ -144,6 +144,8 @@ struct Resumed {
     /// The VMM that had connected, and when it was started.
     vmm: Option<(i32, u64)>,
     has_userfaultfd: bool,
+    /// What processes had handed over that had not connected.
+    handed_over: HashMap<i32, OwnedFd>,
     /// What had been done when, for whoever wants to know how long a guest waits.
     steps: Vec<(&'static str, Instant)>,
 }
@@ -605,7 +607,17 @@ impl Vm {
         let leftover = Mutex::new(Leftover::of(&kept, &doors, &attached));
         let vmm = vmm_of(&kept);
         // From here on faults are answered: the logs that retain pages are known.
-        let userfaultfd = kept.take("userfaultfd");
+        let mut handed_over = observer::all_handed_over(&mut kept);
+        let mut userfaultfd = kept.take("userfaultfd").map(|(_, descriptor)| descriptor);
+        if let Some((pid, _)) = vmm {
+            // The one before may have got no further than to know who its VMM is.
+            let own = handed_over.remove(&pid);
+            if let Some(own) = own.filter(|_| userfaultfd.is_none()) {
+                line.keep("userfaultfd", "", Some(own.as_fd()))?;
+                userfaultfd = Some(own);
+            }
+            line.say(&Said::Forget { key: observer::handed_over(pid) }, &[])?;
+        }
         if let Some((pid, _)) = vmm.filter(|(pid, _)| kept.data(PASSED_THROUGH) == Some(pid.to_string().as_str())) {
             memory.refuse_protection(observer::passes_through(pid));
         }
@@ -616,7 +628,7 @@ impl Vm {
                  and what it is owed is brought home"
             );
         }
-        if let Some((_, descriptor)) = userfaultfd {
+        if let Some(descriptor) = userfaultfd {
             let sandbox = options.sandbox.then(|| Sandbox::new(journals.directory().path(), false));
             let memory = Arc::clone(&memory);
             // What answers faults is started by a thread that is fenced in as the one is that hears a VMM.
@@ -648,7 +660,7 @@ impl Vm {
             migration,
             at_doors: Mutex::default(),
             living: Arc::default(),
-            resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, steps })),
+            resumed: Mutex::new(Some(Resumed { handover: handover.into(), vmm, has_userfaultfd, handed_over, steps })),
             memory,
             journals,
         };
@@ -751,8 +763,15 @@ impl Vm {
         let steps = resumed.as_mut().map(|resumed| std::mem::take(&mut resumed.steps));
         let mut peers: BTreeMap<i32, Watched> = left.into_iter().collect();
         let mut vmm_is_gone = false;
+        let mut terms = Terms {
+            lock: lock.map(Into::into),
+            before_device: self.before_device(),
+            keep: self.keep_handed_over(),
+            received: HashMap::new(),
+        };
         let handover = match resumed {
-            Some(resumed) => {
+            Some(mut resumed) => {
+                terms.received = std::mem::take(&mut resumed.handed_over);
                 vmm_is_gone = !self.go_on_with(&resumed, strangers.then_some(sockets), &mut peers)?;
                 resumed.handover
             }
@@ -762,7 +781,7 @@ impl Vm {
         let observer = Arc::new(VmObserver {
             memory: Arc::clone(&self.memory),
             line: Arc::clone(&self.line),
-            handover: HandoverSocket::serve(handover, &at, lock.map(Into::into), self.before_device())?,
+            handover: HandoverSocket::serve(handover, &at, terms)?,
             journals: Arc::clone(&self.journals),
             may_come: self.migration.is_some(),
             strangers_at: strangers.then(|| sockets.to_owned()),
@@ -869,6 +888,23 @@ impl Vm {
                 );
             }
             is_done
+        })
+    }
+
+    /// The next worker has what processes have handed over that have not connected yet.
+    fn keep_handed_over(&self) -> KeepHandedOver {
+        let line = Arc::clone(&self.line);
+        Arc::new(move |pid, descriptor| {
+            let key = observer::handed_over(pid);
+            let is_said = match descriptor {
+                Some(_) => line.keep(&key, "", descriptor),
+                None => line.say(&Said::Forget { key }, &[]),
+            };
+            if let Err(error) = is_said {
+                log::debug!("having what process {pid} handed over kept: {error}");
+            }
+            // If the supervisor is gone this process ends here, and the other one says it once more.
+            line.settle();
         })
     }
 

@@ -9,20 +9,36 @@ use crate::worker::Line;
 use block_device::{Observer, Peer};
 use guest_memory::{HandoverSocket, PageId, VmMemory};
 use placement::Journals;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use supervision::Said;
+use supervision::{Kept, Said};
 
 /// What is left of a VM's patience when it is told to end.
 pub const TERMINATION_PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a VMM's arguments.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
+
+/// Under which is kept what a process has handed over, without its number.
+const HANDED_OVER: &str = "handed over ";
+
+/// Under which is kept what process `pid` has handed over, until it connects.
+pub fn handed_over(pid: i32) -> String {
+    format!("{HANDED_OVER}{pid}")
+}
+
+/// What processes have handed over to an earlier worker, by their numbers.
+pub fn all_handed_over(kept: &mut Kept) -> HashMap<i32, OwnedFd> {
+    let numbers = kept.all(HANDED_OVER).into_iter();
+    numbers
+        .filter_map(|(number, _)| Some((number.parse().ok()?, kept.take(&format!("{HANDED_OVER}{number}"))?.1)))
+        .collect()
+}
 
 /// What the device threads tell of a VM.
 pub struct VmObserver {
@@ -121,6 +137,7 @@ impl VmObserver {
                 self.keep("userfaultfd", "", Some(descriptor.as_fd()));
                 // Before any page is protected through it: without it, what is retained would be the guest's to write over.
                 self.line.settle();
+                self.forget(handed_over(peer.pid));
                 if let Err(error) = self.memory.take_userfaultfd(descriptor) {
                     log::warn!("{error}");
                 }
@@ -140,6 +157,12 @@ impl VmObserver {
     fn keep(&self, key: &str, data: &str, descriptor: Option<BorrowedFd<'_>>) {
         if let Err(error) = self.line.keep(key, data, descriptor) {
             log::debug!("having its {key} kept: {error}");
+        }
+    }
+
+    fn forget(&self, key: String) {
+        if let Err(error) = self.line.say(&Said::Forget { key }, &[]) {
+            log::debug!("having something forgotten: {error}");
         }
     }
 

@@ -570,6 +570,42 @@ fn a_daemon_goes_on_with_the_guests_of_a_worker_that_died() {
     assert_records(&file_system, "/a", "a", &layout, &reported);
 }
 
+/// A worker dies at any moment of its VMM's start: when the userfaultfd was handed over, say, and the VMM has not connected yet. The next one has it.
+#[test]
+fn a_guest_is_protected_whose_worker_dies_while_its_vmm_starts() {
+    let bench = Bench::new();
+    let mut random = Random::of(seed(), 0x7374);
+    let names: Vec<String> = (0..rounds(3)).map(|number| format!("vm{number}")).collect();
+    let images: Vec<_> = names.iter().map(|name| bench.path(&format!("{name}.img"))).collect();
+    let file_systems: Vec<_> = images.iter().map(|image| ExtRecipe::ext4(32, 4).make(image).unwrap()).collect();
+    let vms: Vec<_> =
+        names.iter().zip(&images).map(|(name, image)| (name.as_str(), image.display().to_string())).collect();
+    let config = write_config(&bench, &vms);
+    let daemon = Daemon::start(&bench, &config);
+    for (name, file_system) in names.iter().zip(&file_systems) {
+        let layout = overwritten(6);
+        let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+        let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+        let spec = daemon.spec(name, script);
+        let worker = daemon.entry(name)["worker_pid"].as_u64().unwrap();
+        let mut guest = Guest::launch(spec).unwrap();
+        std::thread::sleep(Duration::from_micros(random.below(120_000)));
+        kill_nine(worker as u32);
+        if let Err(error) = guest.wait_acknowledged("a", 20, LIMIT) {
+            panic!("{name}: {error}\n--- the daemon's log\n{}", daemon.log());
+        }
+        let entry = daemon.wait_state(name, "running");
+        assert_eq!(entry["restarts"], 1, "{entry}");
+        assert!(entry["disks"][0]["counters"]["pages_protected"].as_u64() > Some(0), "{entry}\n{}", daemon.log());
+        guest.kill_qemu().unwrap();
+        guest.wait_end(LIMIT).unwrap();
+        let reported = guest.final_report();
+        daemon.wait_state(name, "waiting");
+        assert_consistent(file_system);
+        assert_records(file_system, "/a", "a", &layout, &reported);
+    }
+}
+
 /// Two builds take turns: each is put in the place of the other one, which is then upgraded to it, while its guest commits.
 fn upgraded_again_and_again(options: &str, mode: &str) {
     use std::os::unix::fs::MetadataExt;

@@ -151,6 +151,17 @@ fn what_a_living_vmm_has_outlives_daemons_and_nothing_else_does() {
     host.await_no_depot();
 }
 
+/// A daemon that dies between the two leaves both.
+#[test]
+fn of_two_words_about_a_vmm_the_later_one_counts() {
+    let vmm = |pid: i32| crate::vault::envelope("a/kept/vmm", format!("{pid} 7").as_bytes(), &[]).expect("an envelope");
+    let kept = BTreeMap::from([("amberlog-9".to_owned(), vmm(1)), ("amberlog-10".to_owned(), vmm(2))]);
+    for lives in [1, 2] {
+        let orphans = find_orphans(&kept, |pid, started| (pid == lives && started == 7).then_some(()));
+        assert_eq!(orphans.len(), usize::from(lives == 2));
+    }
+}
+
 /// It ends at the very moment at which the next daemon comes.
 #[test]
 fn a_daemon_finds_nothing_of_a_vmm_that_has_ended_before_it_came() {
@@ -196,6 +207,7 @@ fn a_depot_that_dies_is_followed_by_one_that_has_all() {
         let (mut shelf, _) = host.daemon();
         let mut kept = vm(&mut shelf, "a", Some(1));
         let deadline = Instant::now() + LIMIT;
+        kept.put("more", b"said to the one that dies, or after", &[]);
         while host.started() < 2 {
             assert!(Instant::now() < deadline, "no other one is started");
             kept.put("more", b"said while nobody, or somebody, is there", &[]);
