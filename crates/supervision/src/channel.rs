@@ -47,6 +47,11 @@ impl Channel {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
+    /// Neither says nor hears anything any more: whoever waits here hears an end, too.
+    pub fn end_both_ways(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     /// From now on an end that does not read is waited for so long only.
     ///
     /// # Errors
@@ -69,7 +74,12 @@ impl Channel {
     /// When the other end is gone, or does not read, or that is too much for one message.
     pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(message).map_err(io::Error::other)?;
-        if bytes.len() > BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
+        self.send_bytes(&bytes, BYTES_MAX, descriptors)
+    }
+
+    /// The same of bytes, of which at most so many are sent.
+    pub(crate) fn send_bytes(&self, bytes: &[u8], bytes_max: usize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if bytes.len() > bytes_max || descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::Error::other(format!(
                 "{} bytes and {} descriptors are too much for one message",
                 bytes.len(),
@@ -82,7 +92,7 @@ impl Channel {
             return Err(io::Error::other("there is no room for the descriptors"));
         }
         loop {
-            match rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+            match rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
                 Err(Errno::INTR) => {}
                 other => return other.map(drop).map_err(Into::into),
             }
@@ -94,11 +104,22 @@ impl Channel {
     /// # Errors
     /// When what came is not what is understood here, or came without its descriptors.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-        let mut bytes = vec![0; BYTES_MAX];
+        let Some((bytes, descriptors)) = self.receive_bytes(BYTES_MAX, RecvFlags::empty())? else { return Ok(None) };
+        let message = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
+        Ok(Some((message, descriptors)))
+    }
+
+    /// The same of bytes, of which a message has at most so many.
+    pub(crate) fn receive_bytes(
+        &self,
+        bytes_max: usize,
+        flags: RecvFlags,
+    ) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0; bytes_max];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
-            let flags = RecvFlags::CMSG_CLOEXEC;
+            let flags = flags | RecvFlags::CMSG_CLOEXEC;
             match rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
                 // The other end died with something unread. What it had said before is still to be read; then comes the end.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
@@ -119,8 +140,8 @@ impl Channel {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(io::Error::other("a message came without its end, or without its descriptors"));
         }
-        let message = serde_json::from_slice(&bytes[..received.bytes]).map_err(io::Error::other)?;
-        Ok(Some((message, descriptors)))
+        bytes.truncate(received.bytes);
+        Ok(Some((bytes, descriptors)))
     }
 }
 

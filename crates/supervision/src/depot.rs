@@ -1,185 +1,331 @@
 //! A store of descriptors in a process of its own (the *depot*), for a daemon without a service manager that has one: it outlives the daemon that has
 //! started it, and gives all to the next one.
 //!
-//! It knows names and numbers, and of what it keeps it looks at one thing: which process is the VMM of a VM. Both ends are here: what that process
-//! does ([`keep`]), and the daemon's end ([`InDepot`]).
+//! It knows names and words, and looks at one of them: which process is the VMM of a VM. Both ends are here: what that process
+//! does ([`keep`]), and the daemon's end ([`InDepot`]). What it has is open in it, not under way in a socket: what is under way counts against all
+//! processes of a user (`unix(7)`, `ETOOMANYREFS`).
 //!
-//! What it must never do: keep anything of a VM that no VMM has while no daemon is there. Its images and its directory would be in use for ever, and nobody
-//! could bring home what is owed. Failure story: a depot that dies under its daemon is followed by another one, which is given all of it again. Where
-//! both die, the next daemon finds nothing, as if there had never been one: it leaves the guest alone until its VMM has ended.
+//! What it must never do: keep anything of a VM that no VMM has while no daemon is there (its images and its directory would be in use for ever, and nobody
+//! could bring home what is owed); give anything to a process that serves a guest; wait for anybody. Failure story: a depot that dies or hangs under
+//! its daemon is followed by another one, which is given all of it again. Where both die, the next daemon finds nothing, as if there had never been
+//! one: it leaves the guest alone until its VMM has ended. Where closing a file waits for storage, a thread does that and nothing else waits for it.
 
 mod attended;
+mod message;
 
-pub use attended::InDepot;
+pub use attended::{InDepot, Start, Taken};
 
 use crate::channel::Channel;
-use crate::vault::{NAME, read};
+use crate::vault::NAME;
+use message::{FORMAT, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 
-/// Another number where the two ends say other things to each other.
-const FORMAT: u32 = 1;
 /// How long the one end may take to hear what the other one says.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long somebody who has come may say nothing.
+const SILENCE: Duration = Duration::from_secs(1);
 /// How long a depot waits for the daemon that has started it.
-const FIRST_PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it looks at a process that cannot be watched, and the pause where nobody can be let in.
+const LOOK: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long a daemon that ends waits for what is being closed.
+const CLOSING: Duration = Duration::from_secs(2);
 /// The item that says which process is the VMM, after the name of the VM.
 const VMM: &str = "kept/vmm";
 
-/// What a daemon says to its depot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "word", rename_all = "kebab-case")]
-enum Word {
-    /// Keep the descriptor that comes along.
-    Put { name: String },
-    /// Let go of it.
-    Remove { name: String },
+/// What a depot has to know of the processes around it.
+pub trait Host {
+    /// Of a process that lives, what is readable when it has ended.
+    type Process: AsFd;
+
+    /// The process with this number that was started at this moment; nothing when it has ended.
+    ///
+    /// # Errors
+    /// When it cannot be watched: whether it lives is asked again later.
+    fn process(&self, pid: i32, started: u64) -> io::Result<Option<Self::Process>>;
+
+    /// Whether process `pid` may be the daemon. One that serves a guest may not: what that guest is to have of the others' is nothing.
+    fn may_be_daemon(&self, pid: i32) -> bool;
 }
 
-/// What a depot says to a daemon that comes, once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "greeting", rename_all = "kebab-case")]
-enum Greeting {
-    /// In which way it speaks.
-    Format { format: u32 },
-    /// A descriptor that is kept comes along.
-    Has { name: String },
-    /// That was all.
-    All,
+/// What is kept under a name.
+struct Stored {
+    item: String,
+    words: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
 }
 
 /// A VM whose VMM lives while there is no daemon.
 struct Orphan<P> {
     /// Of its descriptors.
     names: Vec<String>,
-    /// Readable when the VMM has ended.
-    process: P,
+    vmm: (i32, u64),
+    /// Nothing where it cannot be watched.
+    process: Option<P>,
 }
 
-/// Keeps what the daemons give that come to `listener`, one after the other, until there is neither a daemon nor a VMM of one of their VMs. `process`
-/// gives a descriptor of the process with this number that was started at this moment, if that lives, which is readable when it has ended.
+impl<P> Orphan<P> {
+    /// Looks at the VMM, unless it is watched. Whether it may live.
+    fn look(&mut self, host: &impl Host<Process = P>) -> bool {
+        if self.process.is_none() {
+            match host.process(self.vmm.0, self.vmm.1) {
+                Ok(None) => return false,
+                Ok(process) => self.process = process,
+                // What is taken for dead loses what it has.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+}
+
+/// Keeps what the daemons give that come to `listener`, one after the other, until there is neither a daemon nor a VMM of one of their VMs.
 ///
 /// # Errors
 /// When nobody can be waited for.
-pub fn keep<P: AsFd>(listener: &OwnedFd, process: impl Fn(i32, u64) -> Option<P>) -> io::Result<()> {
-    let mut kept: BTreeMap<String, OwnedFd> = BTreeMap::new();
-    let mut orphans: Vec<Orphan<P>> = Vec::new();
-    let mut patience = Some(FIRST_PATIENCE);
+pub fn keep<H: Host>(listener: &OwnedFd, host: &H) -> io::Result<()> {
+    let mut depot = Depot { kept: BTreeMap::new(), orphans: Vec::new(), closer: Closer::start()? };
+    let begun = Instant::now();
+    let mut has_come = false;
+    let mut daemon: Option<Channel> = None;
     loop {
-        let Some(daemon) = wait(listener, &mut kept, &mut orphans, patience.as_ref())? else { return Ok(()) };
-        patience = None;
-        // Whatever it says that is not understood: the next one is heard.
-        let _ = attend(&daemon, &mut kept);
-        drop(daemon);
-        orphans = find_orphans(&kept, &process);
-        let names: Vec<_> = orphans.iter().flat_map(|orphan| &orphan.names).collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        // The format, and where questions were asked, stay as long as anything does.
-        kept.retain(|name, item| names.contains(&name) || vm_of(item).is_none());
-    }
-}
-
-/// Waits for a daemon. Lets go of VMs whose VMMs end meanwhile. Nobody when there is none left, or nobody came in time.
-fn wait<P: AsFd>(
-    listener: &OwnedFd,
-    kept: &mut BTreeMap<String, OwnedFd>,
-    orphans: &mut Vec<Orphan<P>>,
-    patience: Option<&Timespec>,
-) -> io::Result<Option<Channel>> {
-    loop {
-        let (is_awaited, has_ended) = {
-            let mut watched = vec![PollFd::new(listener, PollFlags::IN)];
-            watched.extend(orphans.iter().map(|orphan| PollFd::new(&orphan.process, PollFlags::IN)));
-            match poll(&mut watched, patience) {
-                Ok(0) => return Ok(None),
-                Err(Errno::INTR) => continue,
-                other => other?,
-            };
-            let ready: Vec<bool> = watched.iter().map(|one| !one.revents().is_empty()).collect();
-            (ready[0], ready[1..].to_vec())
+        let patience = match &daemon {
+            Some(_) => None,
+            None if !has_come => Some(FIRST_PATIENCE.saturating_sub(begun.elapsed())),
+            // Somebody may have come already.
+            None if depot.orphans.is_empty() => Some(Duration::ZERO),
+            None => depot.orphans.iter().any(|orphan| orphan.process.is_none()).then_some(LOOK),
         };
-        // First: a daemon finds nothing of a VM whose VMM had ended when it came.
-        for orphan in std::mem::take(orphans).into_iter().zip(has_ended) {
-            match orphan {
-                (orphan, true) => orphan.names.iter().for_each(|name| drop(kept.remove(name))),
-                (orphan, false) => orphans.push(orphan),
+        let (is_awaited, is_said, ended) = depot.wait(listener, daemon.as_ref(), patience)?;
+        if daemon.is_none() {
+            // First: a daemon finds nothing of a VM whose VMM had ended when it came.
+            depot.let_go_of(&ended, host);
+            if depot.orphans.is_empty() && has_come {
+                depot.clear();
+                if !is_awaited {
+                    return Ok(());
+                }
             }
-        }
-        if orphans.is_empty() && patience.is_none() {
-            kept.clear();
-            if !is_awaited {
-                return Ok(None);
+            if !has_come && begun.elapsed() >= FIRST_PATIENCE && !is_awaited {
+                return Ok(());
             }
+        } else if is_said && daemon.as_ref().is_some_and(|daemon| !depot.hear(daemon)) {
+            // It hears that before the next one can come.
+            depot.find_orphans(host);
+            depot.closer.settle();
+            daemon = None;
+            continue;
         }
         if is_awaited {
-            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => return Ok(Some(Channel::from(socket))),
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => return Err(error.into()),
+            let Some(came) = accept(listener, host) else { continue };
+            if daemon.is_some() {
+                let _ = Message::Busy.send(&came, &[]);
+            } else if depot.greet(&came).is_ok() {
+                has_come = true;
+                depot.orphans.clear();
+                daemon = Some(came);
             }
         }
     }
 }
 
-/// Gives a daemon all that there is, and does what it says until it is gone.
-fn attend(daemon: &Channel, kept: &mut BTreeMap<String, OwnedFd>) -> io::Result<()> {
-    daemon.set_patience(PATIENCE)?;
-    daemon.send(&Greeting::Format { format: FORMAT }, &[])?;
-    for (name, descriptor) in &*kept {
-        daemon.send(&Greeting::Has { name: name.clone() }, &[descriptor.as_fd()])?;
-    }
-    daemon.send(&Greeting::All, &[])?;
-    while let Some((word, descriptors)) = daemon.receive::<Word>()? {
-        match word {
-            Word::Put { name } => {
-                let descriptor = descriptors.into_iter().next();
-                kept.extend(descriptor.map(|descriptor| (name, descriptor)));
+/// Lets in who has come, if it may be the daemon.
+fn accept(listener: &OwnedFd, host: &impl Host) -> Option<Channel> {
+    let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+        Ok(socket) => socket,
+        Err(error) => {
+            if !matches!(error, Errno::INTR | Errno::CONNABORTED | Errno::AGAIN) {
+                // Out of descriptors, perhaps: what there is stays.
+                std::thread::sleep(PAUSE);
             }
-            Word::Remove { name } => drop(kept.remove(&name)),
+            return None;
         }
-    }
-    Ok(())
-}
-
-/// Of which VM an item is.
-fn vm_of(item: &OwnedFd) -> Option<String> {
-    let (item, _) = read(item).ok()?;
-    Some(item.split_once('/')?.0.to_owned())
-}
-
-/// The VMs whose VMMs live.
-fn find_orphans<P>(kept: &BTreeMap<String, OwnedFd>, process: impl Fn(i32, u64) -> Option<P>) -> Vec<Orphan<P>> {
-    #[derive(Default)]
-    struct Vm {
-        names: Vec<String>,
-        /// As the item says that was put in last.
-        vmm: Option<(u64, String)>,
-    }
-    let mut vms: BTreeMap<String, Vm> = BTreeMap::new();
-    for (name, descriptor) in kept {
-        let Ok((item, found)) = read(descriptor) else { continue };
-        let Some((vm, of)) = item.split_once('/') else { continue };
-        let vm = vms.entry(vm.to_owned()).or_default();
-        vm.names.push(name.clone());
-        let number = name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or_default();
-        if of == VMM && vm.vmm.as_ref().is_none_or(|(other, _)| *other < number) {
-            vm.vmm = Some((number, String::from_utf8_lossy(&found.words).into_owned()));
-        }
-    }
-    let orphan = |vm: Vm| {
-        let (_, words) = vm.vmm?;
-        let (pid, started) = words.split_once(' ')?;
-        Some(Orphan { names: vm.names, process: process(pid.parse().ok()?, started.parse().ok()?)? })
     };
-    vms.into_values().filter_map(orphan).collect()
+    let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
+    let is_ours = peer.uid == rustix::process::geteuid() || peer.uid.is_root();
+    let may_come = is_ours && host.may_be_daemon(peer.pid.as_raw_nonzero().get());
+    let channel = Channel::from(socket);
+    (may_come && channel.set_patience(SILENCE).is_ok()).then_some(channel)
+}
+
+struct Depot<P> {
+    kept: BTreeMap<String, Stored>,
+    orphans: Vec<Orphan<P>>,
+    closer: Closer,
+}
+
+impl<P: AsFd> Depot<P> {
+    /// Waits for somebody to come, for what the daemon says, and for the end of VMMs: of each whether it is so.
+    fn wait(
+        &self,
+        listener: &OwnedFd,
+        daemon: Option<&Channel>,
+        patience: Option<Duration>,
+    ) -> io::Result<(bool, bool, Vec<bool>)> {
+        let watched = self.orphans.iter().filter_map(|orphan| orphan.process.as_ref());
+        let of_orphans: Vec<BorrowedFd<'_>> = watched.map(AsFd::as_fd).collect();
+        let mut all = vec![PollFd::new(listener, PollFlags::IN)];
+        all.extend(daemon.map(|daemon| PollFd::new(daemon, PollFlags::IN)));
+        all.extend(of_orphans.iter().map(|process| PollFd::new(process, PollFlags::IN)));
+        let timeout = patience.map(|patience| Timespec {
+            tv_sec: patience.as_secs() as i64,
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        });
+        match poll(&mut all, timeout.as_ref()) {
+            // As if nothing had come.
+            Err(Errno::INTR) => return Ok((false, false, vec![false; self.orphans.len()])),
+            other => other?,
+        };
+        let mut ready = all.iter().map(|one| !one.revents().is_empty());
+        let is_awaited = ready.next().unwrap_or_default();
+        let is_said = daemon.is_some() && ready.next().unwrap_or_default();
+        let ended = self.orphans.iter().map(|orphan| orphan.process.is_some() && ready.next().unwrap_or_default());
+        let ended = ended.collect();
+        Ok((is_awaited, is_said, ended))
+    }
+
+    /// Gives a daemon all that there is.
+    fn greet(&self, daemon: &Channel) -> io::Result<()> {
+        daemon.set_hearing_patience(Some(SILENCE))?;
+        match Message::receive(daemon)? {
+            Some((Message::Daemon { .. }, _)) => {}
+            _ => return Err(io::Error::other("it is no daemon")),
+        }
+        daemon.set_patience(PATIENCE)?;
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Message::Depot { format: FORMAT, pid }.send(daemon, &[])?;
+        for (name, stored) in &self.kept {
+            stored.send(name, daemon)?;
+        }
+        Message::All.send(daemon, &[])
+    }
+
+    /// Does what the daemon says, until it says nothing more at the moment. False when it is gone.
+    fn hear(&mut self, daemon: &Channel) -> bool {
+        loop {
+            match Message::receive_at_once(daemon) {
+                Ok(Some((Message::Item { name, item, words }, descriptors))) => {
+                    let other = self.kept.insert(name, Stored { item, words, descriptors });
+                    self.closer.close(other);
+                }
+                Ok(Some((Message::Remove { name }, _))) => self.closer.close(self.kept.remove(&name)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                // Whatever it says that is not understood: the next one is heard.
+                Ok(_) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// No daemon is there: lets go of all that is of no VM whose VMM lives.
+    fn find_orphans(&mut self, host: &impl Host<Process = P>) {
+        #[derive(Default)]
+        struct Vm {
+            names: Vec<String>,
+            /// As the item says that was put in last.
+            vmm: Option<(u64, String)>,
+        }
+        let mut vms: BTreeMap<&str, Vm> = BTreeMap::new();
+        let mut others = Vec::new();
+        for (name, stored) in &self.kept {
+            let Some((vm, of)) = stored.item.split_once('/') else {
+                others.push(name.clone());
+                continue;
+            };
+            let vm = vms.entry(vm).or_default();
+            vm.names.push(name.clone());
+            let number = name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or_default();
+            if of == VMM && vm.vmm.as_ref().is_none_or(|(other, _)| *other < number) {
+                vm.vmm = Some((number, String::from_utf8_lossy(&stored.words).into_owned()));
+            }
+        }
+        let orphan = |vm: Vm| {
+            let (_, words) = vm.vmm?;
+            let (pid, started) = words.split_once(' ')?;
+            let vmm = (pid.parse().ok()?, started.parse().ok()?);
+            let mut orphan = Orphan { names: vm.names, vmm, process: None };
+            orphan.look(host).then_some(orphan)
+        };
+        self.orphans = vms.into_values().filter_map(orphan).collect();
+        // The format, and where questions were asked, stay as long as anything does.
+        let stay: BTreeSet<&String> = self.orphans.iter().flat_map(|orphan| &orphan.names).chain(&others).collect();
+        let stays = |(name, _): &(String, Stored)| stay.contains(name);
+        let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.kept).into_iter().partition(stays);
+        self.kept = kept;
+        self.closer.close(gone.into_values());
+    }
+
+    /// Lets go of what is of VMMs that have ended.
+    fn let_go_of(&mut self, ended: &[bool], host: &impl Host<Process = P>) {
+        let orphans = std::mem::take(&mut self.orphans);
+        for (mut orphan, has_ended) in orphans.into_iter().zip(ended) {
+            if *has_ended || !orphan.look(host) {
+                let gone: Vec<_> = orphan.names.iter().filter_map(|name| self.kept.remove(name)).collect();
+                self.closer.close(gone);
+            } else {
+                self.orphans.push(orphan);
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.closer.close(std::mem::take(&mut self.kept).into_values());
+        self.closer.settle();
+    }
+}
+
+impl Stored {
+    fn send(&self, name: &str, to: &Channel) -> io::Result<()> {
+        let message = Message::Item { name: name.to_owned(), item: self.item.clone(), words: self.words.clone() };
+        let descriptors: Vec<_> = self.descriptors.iter().map(AsFd::as_fd).collect();
+        message.send(to, &descriptors)
+    }
+}
+
+/// Closes descriptors in a thread of its own: the last one of an image may wait for storage.
+struct Closer(Sender<Closing>);
+
+enum Closing {
+    Close(Vec<OwnedFd>),
+    Settle(Sender<()>),
+}
+
+impl Closer {
+    fn start() -> io::Result<Self> {
+        let (to_close, closed) = channel();
+        std::thread::Builder::new().name("closer".to_owned()).spawn(move || {
+            for one in closed {
+                match one {
+                    Closing::Close(descriptors) => drop(descriptors),
+                    Closing::Settle(told) => drop(told),
+                }
+            }
+        })?;
+        Ok(Closer(to_close))
+    }
+
+    fn close(&self, stored: impl IntoIterator<Item = Stored>) {
+        let descriptors: Vec<OwnedFd> = stored.into_iter().flat_map(|stored| stored.descriptors).collect();
+        if !descriptors.is_empty() {
+            let _ = self.0.send(Closing::Close(descriptors));
+        }
+    }
+
+    /// Waits until what was to be closed is, if that does not take long.
+    fn settle(&self) {
+        let (told, waits) = channel();
+        if self.0.send(Closing::Settle(told)).is_ok() {
+            let _ = waits.recv_timeout(CLOSING);
+        }
+    }
 }
 
 #[cfg(test)]

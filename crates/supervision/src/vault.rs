@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of an item with its name, at most: what a socket takes for one message without being asked.
-const BYTES_MAX: usize = 100 << 10;
+pub(crate) const BYTES_MAX: usize = 100 << 10;
 /// Descriptors of one item: Linux's own bound (`SCM_MAX_FD`).
 const DESCRIPTORS_MAX: usize = 253;
 /// How the names begin that are given to the store.

@@ -169,6 +169,9 @@ pub struct HealthArgs {
 pub struct UpgradeArgs {
     /// Only this VM.
     vm: Option<String>,
+    /// Also where a snapshot is being copied, which ends, or a VM is frozen, which goes on.
+    #[arg(long)]
+    anyway: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -397,7 +400,9 @@ pub fn health(args: &HealthArgs) -> ExitCode {
 /// `amberlog upgrade`: returns when the new workers serve.
 pub fn upgrade(args: &UpgradeArgs) -> ExitCode {
     end((|| {
-        let answer = args.daemon.ask(&json!({"command": "upgrade", "vm": args.vm}), Duration::from_secs(600))?;
+        let answer = args
+            .daemon
+            .ask(&json!({"command": "upgrade", "vm": args.vm, "anyway": args.anyway}), Duration::from_secs(600))?;
         let vms = answer["vms"].as_array().cloned().unwrap_or_default();
         let error = |vm: &Value| vm["error"].as_str().map(str::to_owned);
         if args.vm.is_some()

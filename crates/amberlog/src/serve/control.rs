@@ -97,6 +97,8 @@ enum Question {
     },
     Upgrade {
         vm: Option<String>,
+        #[serde(default)]
+        anyway: bool,
     },
     Check {
         configuration: String,
@@ -316,14 +318,14 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
         Question::Arguments { vm, memory_mib, reconnect } => {
             find(&vm)?.ask(&Asked::Arguments { memory_mib, reconnect }, Duration::ZERO)
         }
-        Question::Upgrade { vm } => {
+        Question::Upgrade { vm, anyway } => {
             let of: Vec<_> = match vm {
                 Some(name) => vec![(name.clone(), find(&name)?)],
                 None => slots.lock().expect("no panic under this lock").clone().into_iter().collect(),
             };
             let (program, version) = crate::worker::Program::installed()?;
             let of = of.into_iter().filter(|(_, slot)| !slot.is_over());
-            Ok(json!({"schema": 1, "vms": upgrade_each(of, &version, |slot| slot.upgrade(&program))}))
+            Ok(json!({"schema": 1, "vms": upgrade_each(of, &version, |slot| slot.upgrade(&program, anyway))}))
         }
         Question::Freeze { vm, seconds } => find(&vm)?.ask(&Asked::Freeze { seconds }, Duration::from_secs(seconds)),
         Question::Thaw { vm } => find(&vm)?.ask(&Asked::Thaw, Duration::ZERO),

@@ -1,17 +1,21 @@
 //! The process that keeps descriptors over a daemon's death where no service manager does (`amberlog depot`, which the daemon starts; [`supervision::depot`]
 //! has what it does).
 //!
-//! What it must never do: have anything of its daemon's but the socket that it hears at, or end with it. Failure story: where it cannot be started that is
+//! What it must never do: have anything of its daemon's but the socket that it hears at, or end with it; hear a process that serves a guest. Failure story: where it cannot be started that is
 //! said, and this daemon's death is as one without a store.
 
 use crate::children::OwnChild;
 use crate::worker::Program;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
-use supervision::depot::{InDepot, keep};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use supervision::depot::{Host, InDepot, Taken, keep};
 
 /// Where it hears, in the daemon's directory.
 const SOCKET: &str = "store.sock";
@@ -22,18 +26,47 @@ const NAME: &std::ffi::CStr = c"depot";
 pub fn run() -> ExitCode {
     // Who started it may have been given files that others wait to see closed.
     crate::last_memory::close_from(3);
-    // A terminal's signals are the daemon's, and so is the end of its session.
+    // A terminal's signals are the daemon's, and so is the end of its session; a service manager's are for all alike, and it ends when nothing is left.
     let _ = rustix::process::setsid();
+    for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR2] {
+        let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
     let _ = rustix::thread::set_name(NAME);
     allow_files();
-    let kept = io::stdin().as_fd().try_clone_to_owned().and_then(|listener| keep(&listener, living));
+    let host = ThisHost { filters: filters_of("self").unwrap_or_default() };
+    let kept = io::stdin().as_fd().try_clone_to_owned().and_then(|listener| keep(&listener, &host));
     if kept.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(crate::exit::FAILED) }
 }
 
-/// A process that was started at that moment, if it lives.
-fn living(pid: i32, started: u64) -> Option<OwnedFd> {
-    let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    placement::process_lives(pid, started).then_some(process)
+struct ThisHost {
+    /// Filters of system calls of this process: as many as the daemon that has started it had.
+    filters: u32,
+}
+
+impl Host for ThisHost {
+    type Process = OwnedFd;
+
+    fn process(&self, pid: i32, started: u64) -> io::Result<Option<OwnedFd>> {
+        let Some(number) = Pid::from_raw(pid) else { return Ok(None) };
+        match pidfd_open(number, PidfdFlags::empty()) {
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error.into()),
+            Err(_) => Ok(None),
+            Ok(process) => Ok(placement::process_lives(pid, started).then_some(process)),
+        }
+    }
+
+    /// A worker has more filters than its daemon, and cannot take one off. (One that is not fenced in can do what its user can.)
+    fn may_be_daemon(&self, pid: i32) -> bool {
+        filters_of(&pid.to_string()).is_some_and(|filters| filters <= self.filters)
+    }
+}
+
+/// How many filters of system calls a process has.
+fn filters_of(process: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    // Linux before 5.9 says only whether there are any.
+    field("Seccomp_filters:").or_else(|| field("Seccomp:"))
 }
 
 /// From now on this process, and what it starts, may have as many files open as it is allowed: some for each VM, which add up.
@@ -47,9 +80,17 @@ pub fn allow_files() {
 /// The depot of the daemon whose directory is `run`, and what it has of an earlier one.
 ///
 /// # Errors
-/// When none can be had.
-pub fn take(run: &Path) -> io::Result<(InDepot, Vec<(String, OwnedFd)>)> {
+/// When none can be had ([`io::ErrorKind::NotFound`]), or one is there that does not answer.
+pub fn take(run: &Path) -> io::Result<Taken> {
     InDepot::take(&run.join(SOCKET), Box::new(start))
+}
+
+/// The one that an earlier daemon has left there, if there is one.
+///
+/// # Errors
+/// When it does not answer.
+pub fn find(run: &Path) -> io::Result<Option<Taken>> {
+    InDepot::find(&run.join(SOCKET), Box::new(start))
 }
 
 fn start(listener: OwnedFd) -> io::Result<()> {
@@ -68,10 +109,12 @@ mod tests {
 
     #[test]
     fn a_process_is_watched_if_it_is_the_one_that_was_started_then() {
+        let host = ThisHost { filters: 0 };
+        let living = |pid, started| host.process(pid, started).expect("there is a descriptor");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("started");
         let pid = child.id().cast_signed();
         let started = placement::process_started_at(pid).expect("it lives");
-        assert!(living(pid, started + 1).is_none());
+        assert!(living(pid, started + 1).is_none() && living(-1, started).is_none());
         let process = living(pid, started).expect("it lives");
         let has_ended = |patience| poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience)) == Ok(1);
         assert!(!has_ended(Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -80,5 +123,18 @@ mod tests {
         assert!(has_ended(Timespec { tv_sec: 60, tv_nsec: 0 }));
         assert!(living(pid, started).is_none());
         child.wait().expect("ended");
+    }
+
+    #[test]
+    fn who_is_fenced_in_further_is_no_daemon() {
+        let own = filters_of("self").expect("this process");
+        let me = std::process::id().cast_signed();
+        assert!(ThisHost { filters: own }.may_be_daemon(me));
+        assert!(ThisHost { filters: own + 1 }.may_be_daemon(me));
+        // No process has such a number.
+        assert!(!ThisHost { filters: u32::MAX }.may_be_daemon(i32::MAX));
+        if let Some(fewer) = own.checked_sub(1) {
+            assert!(!ThisHost { filters: fewer }.may_be_daemon(me));
+        }
     }
 }

@@ -43,15 +43,18 @@ use control::{Control, Slots};
 use memory::HostMemory;
 use notify::{InStore, Manager};
 use own_files::OwnDirectory;
+use rustix::fs::FlockOperation;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use supervised::{Supervised, Wish};
+use supervision::depot::InDepot;
 use supervision::{Opened, Shelf, Store};
 use work::DiskChange;
 
@@ -102,6 +105,28 @@ const SOCKETS_OTHERS: u32 = 0o051;
 /// Opens the daemon's directory, and makes it if there is none. Sockets in it have modes of their own.
 fn open_run(run: &Path) -> anyhow::Result<OwnDirectory> {
     Ok(OwnDirectory::open_or_make_allowing(run, RUN_OTHERS)?)
+}
+
+/// How long a daemon that was killed may take to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Has the daemon's directory be this process's until it ends.
+///
+/// # Errors
+/// When it cannot be made, is not its user's alone, or is another daemon's.
+fn own_directory(run: &Path) -> anyhow::Result<File> {
+    open_run(run)?;
+    let directory = File::open(run).with_context(|| format!("opening {}", run.display()))?;
+    let deadline = Instant::now() + GONE_WITHIN;
+    while rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "another daemon has the directory {}: stop it, or give this one another directory (run = ...)",
+            run.display()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(directory)
 }
 
 /// Says all that is wrong with what a configuration names.
@@ -211,14 +236,17 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     depot::allow_files();
     let manager = Manager::of_this_process().map(Arc::new);
     let mut vms = Vms::new(args.no_sandbox);
-    match (&manager, &read) {
-        (Some(manager), _) => {
-            vms.find(Box::new(InStore(Arc::clone(manager))), inherited::descriptors());
+    // Until the end.
+    let _directory = match &read {
+        Ok((config, _)) => Some(vms.find(config, manager.as_ref())?),
+        // Where else something would be nobody knows.
+        Err(_) => {
+            if let Some(manager) = &manager {
+                vms.open(Box::new(InStore(Arc::clone(manager))), inherited::descriptors());
+            }
+            None
         }
-        (None, Ok((config, _))) => vms.find_in_depot(&config.run)?,
-        // Where it would be nobody knows.
-        (None, Err(_)) => {}
-    }
+    };
     let parts = vms.parts();
     let (mut served, read_error) = match read {
         Ok(read) => (Some(read), None),
@@ -397,8 +425,40 @@ impl Vms {
         }
     }
 
-    /// Takes what an earlier supervisor had, if there was one, from a store, which keeps what this one has from now on.
-    fn find(&mut self, store: Box<dyn Store>, left: Vec<(String, OwnedFd)>) {
+    /// Takes what an earlier supervisor had, if there was one, and has what this one has kept. Gives what keeps others from this directory.
+    fn find(&mut self, config: &Config, manager: Option<&Arc<Manager>>) -> anyhow::Result<File> {
+        let run = &config.run;
+        control::check_nobody_answers(&run.join(ask::CONTROL))?;
+        // With the modes of its own ones; what is wrong with it is said later.
+        let _ = prepare_reports(config);
+        own_files::keep_files_private();
+        let directory = own_directory(run)?;
+        let left = inherited::descriptors();
+        if let Some(manager) = manager {
+            // One that nobody had started left its guests with its depot.
+            let of_depot = if left.is_empty() { depot::find(run) } else { Ok(None) };
+            match of_depot {
+                Ok(Some((depot, found))) => self.open_depot(depot, found)?,
+                Ok(None) => self.open(Box::new(InStore(Arc::clone(manager))), left),
+                Err(error) => {
+                    log::error!("{}: {error}", run.display());
+                    self.open(Box::new(InStore(Arc::clone(manager))), left);
+                }
+            }
+            return Ok(directory);
+        }
+        match depot::take(run) {
+            Ok((depot, found)) => self.open_depot(depot, found)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => log::error!(
+                "no process keeps descriptors over this daemon's death ({error}): a guest whose daemon is killed waits until it is ended"
+            ),
+            // It has what guests wait for, perhaps.
+            Err(error) => anyhow::bail!("{error}: start amberlog serve again, or end that process (depot)"),
+        }
+        Ok(directory)
+    }
+
+    fn open(&mut self, store: Box<dyn Store>, left: Vec<(String, OwnedFd)>) {
         let (format, before) = (crate::worker::store_format(), crate::worker::store_format_before());
         match Shelf::open(store, left, &format, &[before.as_str()]) {
             Opened::Ours(shelf) => self.shelf = shelf,
@@ -413,17 +473,20 @@ impl Vms {
         }
     }
 
-    /// The same from the process that keeps it where no service manager does.
-    fn find_in_depot(&mut self, run: &Path) -> anyhow::Result<()> {
-        // One that lives has its own.
-        control::check_nobody_answers(&run.join(ask::CONTROL))?;
-        own_files::keep_files_private();
-        open_run(run)?;
-        match depot::take(run) {
-            Ok((depot, found)) => self.find(Box::new(depot), found),
-            Err(error) => log::error!(
-                "no process keeps descriptors over this daemon's death ({error}): a guest whose daemon is killed waits until it is ended"
-            ),
+    /// The same of a depot's. It lets go of what is not understood as soon as nobody needs it, and then this program may begin.
+    fn open_depot(&mut self, depot: InDepot, left: Vec<(String, OwnedFd)>) -> anyhow::Result<()> {
+        let (format, before) = (crate::worker::store_format(), crate::worker::store_format_before());
+        match Shelf::open(Box::new(depot), left, &format, &[before.as_str()]) {
+            Opened::Ours(shelf) => self.shelf = shelf,
+            Opened::Foreign { format, parts } => {
+                let format = if format.is_empty() { "an earlier amberlog" } else { &format };
+                let vms = parts.into_iter().collect::<Vec<_>>().join(", ");
+                anyhow::bail!(
+                    "the guests of an earlier daemon ({vms}) wait for one that keeps what it has as {format} does it, and not as this one ({}): \
+                     start that program, or end their VMMs, and then this one",
+                    crate::worker::store_format()
+                );
+            }
         }
         Ok(())
     }

@@ -471,6 +471,10 @@ impl Slot {
         for handle in &live.handles {
             anyhow::ensure!(!handle.is_held()?, "it is frozen, and would go on: thaw it first");
         }
+        anyhow::ensure!(
+            !live.moments.are_copied(),
+            "a snapshot of it is being copied, and would not come about: wait for that; nothing was changed"
+        );
         change::check_images(live.handles.iter().map(|handle| &**handle.image()))?;
         // What this guest was served is its own, whatever it has written to it.
         served.options.images().for_each(|(image, _)| known.note(image));
@@ -667,6 +671,8 @@ impl Slot {
             None => json!({"possible": false, "why_not": cannot}),
         };
         if let Some(live) = live {
+            entry["is_copied"] = json!(live.moments.are_copied());
+            entry["is_frozen"] = json!(live.handles.iter().any(|handle| handle.is_held().unwrap_or_default()));
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
                 entry["disks"][index]["rings_can_be_followed"] = json!(!rings.are_placeless);

@@ -150,6 +150,11 @@ impl Moments {
         Ok(())
     }
 
+    /// Whether something is being copied.
+    pub fn are_copied(&self) -> bool {
+        self.copying().moments.iter().any(|moment| moment.strong_count() > 0)
+    }
+
     fn forget(&self, disk: &str) {
         self.lock().remove(disk);
     }

@@ -95,6 +95,14 @@ pub fn cannot_go_on(status: &Value) -> Option<String> {
     })
 }
 
+/// What of a VM would end with its worker, and not go on under the next one, if anything would: `status` is its entry there.
+fn would_end(status: &Value) -> Option<&'static str> {
+    if status["is_copied"] == true {
+        return Some("a snapshot of it is being copied, and would not come about");
+    }
+    (status["is_frozen"] == true).then_some("it is frozen, and would go on in the midst of what is copied")
+}
+
 /// A VM's entry in what its worker answers, which may be anything: nothing here may panic of it.
 fn entry_of(mut answer: Value) -> anyhow::Result<Value> {
     let entry = answer.pointer_mut("/vms/0").filter(|entry| entry.is_object()).map(Value::take);
@@ -499,21 +507,25 @@ impl Supervised {
         }
     }
 
-    /// Has a worker of another program go on, and waits until it serves. Disks that come or go do so before or after that.
+    /// Has a worker of another program go on, and waits until it serves. Disks that come or go do so before or after that. `anyway`, whatever
+    /// ends with the worker that is there.
     ///
     /// # Errors
     /// When there is no worker, or it cannot go on with its guest.
-    pub fn upgrade(&self, program: &Program) -> anyhow::Result<()> {
+    pub fn upgrade(&self, program: &Program, anyway: bool) -> anyhow::Result<()> {
         let _one_after_the_other = self.changing.lock().expect("no panic under this lock");
-        self.replace(program)
+        self.replace(program, anyway)
     }
 
-    fn replace(&self, program: &Program) -> anyhow::Result<()> {
+    fn replace(&self, program: &Program, anyway: bool) -> anyhow::Result<()> {
         let answer = self.ask(&Asked::Status, Duration::ZERO);
         let answer = answer
             .with_context(|| format!("vm {}: its worker does not say how it is; nothing was changed", self.name))?;
         if let Some(why) = cannot_go_on(&answer["vms"][0]) {
             anyhow::bail!("vm {}: {why}; nothing was changed", self.name);
+        }
+        if let Some(what) = would_end(&answer["vms"][0]).filter(|_| !anyway) {
+            anyhow::bail!("vm {}: {what}: wait for that, or say --anyway; nothing was changed", self.name);
         }
         if let Some((directory, false)) = self.place.look() {
             anyhow::bail!("{}; nothing was changed", place::sentence(&self.name, &directory.display().to_string()));
@@ -586,7 +598,8 @@ impl Supervised {
             return Ok(answer);
         }
         let program = self.lock().program.clone();
-        self.replace(&program)?;
+        // The worker has looked what would end, before it let go of anything.
+        self.replace(&program, true)?;
         let status = self.status();
         let served: Vec<&str> =
             status["disks"].as_array().into_iter().flatten().filter_map(|disk| disk["name"].as_str()).collect();
@@ -739,6 +752,15 @@ mod tests {
             assert!(entry_of(answer.clone()).is_err(), "{answer}");
         }
         assert_eq!(entry_of(json!({"vms": [{"vm": "a"}]})).expect("an entry"), json!({"vm": "a"}));
+    }
+
+    #[test]
+    fn what_would_end_with_a_worker_is_said() {
+        let status = |is_copied: Value, is_frozen: Value| json!({"is_copied": is_copied, "is_frozen": is_frozen});
+        assert_eq!(would_end(&status(json!(false), json!(false))), None);
+        assert_eq!(would_end(&json!({"of": "an older worker"})), None);
+        assert!(would_end(&status(json!(true), json!(true))).is_some_and(|what| what.contains("snapshot")));
+        assert!(would_end(&status(json!(false), json!(true))).is_some_and(|what| what.contains("frozen")));
     }
 
     #[test]

@@ -250,6 +250,12 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     assert!(span < 1024, "{span} bytes of a frozen guest's disk have changed");
     let output = daemon.ask(&["snapshot", "db", "disk0", &bench.path("frozen").display().to_string()]);
     assert!(text(&output.stderr).contains("its VM is frozen"), "{}", text(&output.stderr));
+    // What ends with a worker keeps it from being replaced.
+    let worker = daemon.wait_state("db", "running")["worker_pid"].clone();
+    let output = daemon.ask(&["upgrade", "db"]);
+    assert!(text(&output.stderr).contains("it is frozen, and would go on"), "{}", text(&output.stderr));
+    let entry = daemon.wait_state("db", "running");
+    assert_eq!((&entry["worker_pid"], &entry["is_frozen"]), (&worker, &true.into()), "{entry}");
     let output = daemon.ask(&["thaw", "db"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
@@ -257,6 +263,15 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     // Nobody thaws it.
     let output = daemon.ask(&["freeze", "db", "--seconds", "1"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
+    guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
+    thaw_says_no();
+
+    // Whoever says so goes on all the same, and whoever thaws it is told.
+    let output = daemon.ask(&["freeze", "db", "--seconds", "600"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = daemon.ask(&["upgrade", "db", "--anyway"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_ne!(daemon.wait_state("db", "running")["worker_pid"], worker);
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
     thaw_says_no();
     guest.kill_qemu().unwrap();

@@ -252,6 +252,7 @@ fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
     let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
     let run = bench.path("run");
+    let manager = Manager::start(&bench);
     let mut daemon = Daemon::start(&bench, &config);
     let layout = overwritten(8);
     let writer = record_writer("/mnt/a", "a", &layout, "--forever");
@@ -268,12 +269,20 @@ fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        // It is given all before the daemon says anything else.
-        daemon.wait_state("one", "running");
-        std::thread::sleep(Duration::from_millis(100));
+        await_filled(&daemon, &run);
         daemon.signal(Signal::KILL);
         daemon.wait();
-        daemon = Daemon::start(&bench, &config);
+        if round == 1 {
+            // One that does not answer has what the guest waits for: nobody goes on without that.
+            let depot = depot_of(&run).expect("a depot");
+            signal(depot, Signal::STOP);
+            let refused = amberlog_with(["serve".as_ref(), "--config".as_ref(), config.as_os_str()]);
+            assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stderr));
+            assert!(text(&refused.stderr).contains("or end that process (depot)"), "{}", text(&refused.stderr));
+            signal(depot, Signal::CONT);
+        }
+        // A service manager has nothing of a daemon that it had not started.
+        daemon = if round == 2 { manager.start_daemon(&bench, &config) } else { Daemon::start(&bench, &config) };
         let last = guest.acknowledged("a").last.unwrap_or(0);
         if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
             panic!("round {round}: {error}\n--- the daemon's log\n{}", daemon.log());
@@ -330,7 +339,7 @@ fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
         let script = format!("mount -t {kind} -o data={mode} /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
         let mut guest = Guest::start(daemon.spec_with("one", script, &["--reconnect"])).unwrap();
         guest.wait_acknowledged("a", 10, LIMIT).unwrap();
-        let (mut workers, mut together) = (0, 0);
+        let (mut workers, mut together, mut depots) = (0, 0, 0);
         let supervisors = rounds(2);
         for _ in 0..supervisors {
             // No more: after the third death within ten seconds it would be held.
@@ -339,6 +348,10 @@ fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
                 workers += u64::from(guest_kit::worker_of(daemon.pid()).is_some_and(is_killed));
             }
             std::thread::sleep(Duration::from_micros(random.below(400_000)));
+            if !has_manager && random.below(2) == 0 {
+                depots += u64::from(depot_of(&bench.path("run")).is_some_and(is_killed));
+                await_filled(&daemon, &bench.path("run"));
+            }
             let worker = guest_kit::worker_of(daemon.pid()).filter(|_| random.below(2) == 0);
             daemon.signal(Signal::KILL);
             // It ends with its supervisor, but perhaps not before this.
@@ -372,9 +385,25 @@ fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
         assert_consistent(&file_system);
         let count = assert_records(&file_system, "/a", "a", &layout, &reported);
         eprintln!(
-            "{what}: {supervisors} supervisors killed, {together} with their workers, {workers} workers alone; {count} acknowledged"
+            "{what}: {supervisors} supervisors killed, {together} with their workers, {workers} workers and {depots} depots alone; {count} acknowledged"
         );
     }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+}
+
+/// Waits until the depot has as much as it had before another one: descriptors that it does not need itself.
+fn await_filled(daemon: &Daemon, run: &Path) {
+    let deadline = Instant::now() + LIMIT;
+    let count = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    // Its own three, a connection, the end of the pipe of its closer, the image, the directory, memory, and more.
+    while depot_of(run).map_or(0, count) < 12 {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(20));
 }
 
 /// Kills a process that may have ended. Says whether it had not.

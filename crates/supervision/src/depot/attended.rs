@@ -1,10 +1,12 @@
 //! The daemon's end of a depot.
 
-use super::{FORMAT, Greeting, PATIENCE, Word};
+use super::message::{FORMAT, Message};
+use super::{PATIENCE, Stored};
 use crate::channel::Channel;
-use crate::vault::Store;
+use crate::vault::{Store, envelope, read};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,24 +14,29 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a depot is started that ends at once.
-const TRIES: u32 = 5;
-/// The pause after that.
+const TRIES: u32 = 3;
+/// The pause between two depots, and before another one is tried that could not be had.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Daemons that wait to be heard.
-const BACKLOG: i32 = 4;
+/// The pause until a depot is asked again that has another daemon, which ends perhaps.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// Those that wait to be let in.
+const BACKLOG: i32 = 16;
 
 /// Starts a depot that hears who comes to this socket ([`super::keep`]).
 pub type Start = Box<dyn Fn(OwnedFd) -> io::Result<()> + Send + Sync>;
 
-/// A store of descriptors in a depot, which is started when there is none.
+/// A store of descriptors in a depot, which is followed by another one when it dies or hangs.
 pub struct InDepot {
     inner: Arc<Inner>,
     /// Ends when nobody looks after the depot any more.
     is_over: Mutex<Receiver<()>>,
 }
+
+/// A depot, and what it has of an earlier daemon: descriptors, each under its name.
+pub type Taken = (InDepot, Vec<(String, OwnedFd)>);
 
 struct Inner {
     path: PathBuf,
@@ -39,71 +46,131 @@ struct Inner {
 
 struct Link {
     /// None while another depot is started.
-    channel: Option<Arc<Channel>>,
+    depot: Option<Arc<Depot>>,
     /// All that it has, for the next depot.
-    has: BTreeMap<String, OwnedFd>,
+    has: BTreeMap<String, Stored>,
     is_over: bool,
+}
+
+/// What a depot has: items, each under its name.
+type Found = Vec<(String, Stored)>;
+
+/// One that has been met.
+struct Depot {
+    channel: Channel,
+    /// Where it can be had.
+    process: Option<OwnedFd>,
 }
 
 impl InDepot {
     /// The depot that hears at `path`, and what it has of an earlier daemon, which is dead. Where there is none, one is started.
     ///
     /// # Errors
-    /// When one can neither be found nor started, or it does not answer.
-    pub fn take(path: &Path, start: Start) -> io::Result<(Self, Vec<(String, OwnedFd)>)> {
-        let (channel, found) = meet(path, &start)?;
-        let channel = Arc::new(channel);
-        let has = found.iter().map(|(name, it)| Ok((name.clone(), it.try_clone()?))).collect::<io::Result<_>>()?;
-        let link = Mutex::new(Link { channel: Some(Arc::clone(&channel)), has, is_over: false });
-        let inner = Arc::new(Inner { path: path.to_owned(), start, link });
+    /// When one can neither be found nor started ([`io::ErrorKind::NotFound`]), or one is there and does not answer.
+    pub fn take(path: &Path, start: Start) -> io::Result<Taken> {
+        if let Some((depot, found)) = meet(path)? {
+            return Self::attend(path, start, depot, found);
+        }
+        let mut last = None;
+        for _ in 0..TRIES {
+            match begin(path, &start) {
+                Ok(depot) => return Self::attend(path, start, depot, Vec::new()),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, last.map(|error| error.to_string()).unwrap_or_default()))
+    }
+
+    /// The same where there is one, and nothing otherwise. As long as this daemon lives another one can be started.
+    ///
+    /// # Errors
+    /// When one is there and does not answer.
+    pub fn find(path: &Path, start: Start) -> io::Result<Option<Taken>> {
+        meet(path)?.map(|(depot, found)| Self::attend(path, start, depot, found)).transpose()
+    }
+
+    fn attend(path: &Path, start: Start, depot: Depot, found: Found) -> io::Result<Taken> {
+        let put = |(name, stored): &(String, Stored)| {
+            let descriptors: Vec<_> = stored.descriptors.iter().map(AsFd::as_fd).collect();
+            Ok((name.clone(), envelope(&stored.item, &stored.words, &descriptors)?))
+        };
+        let left = found.iter().map(put).collect::<io::Result<_>>()?;
+        let depot = Arc::new(depot);
+        let link = Link { depot: Some(Arc::clone(&depot)), has: found.into_iter().collect(), is_over: false };
+        let inner = Arc::new(Inner { path: path.to_owned(), start, link: Mutex::new(link) });
         let (looks, is_over) = mpsc::channel::<()>();
         let looking = Arc::clone(&inner);
         std::thread::Builder::new().name("depot".to_owned()).spawn(move || {
-            looking.look_after(channel);
+            looking.look_after(depot);
             drop(looks);
         })?;
-        Ok((InDepot { inner, is_over: Mutex::new(is_over) }, found))
+        Ok((InDepot { inner, is_over: Mutex::new(is_over) }, left))
+    }
+}
+
+#[cfg(test)]
+impl InDepot {
+    /// Whether it has a depot at this moment, which was given all.
+    pub(super) fn is_attended(&self) -> bool {
+        self.inner.lock().depot.is_some()
     }
 }
 
 impl Store for InDepot {
     fn put(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        // What is in an envelope is under way: it is taken out.
+        let (item, found) = read(&descriptor.try_clone_to_owned()?)?;
+        let stored = Stored { item, words: found.words, descriptors: found.descriptors };
         let mut link = self.inner.lock();
-        link.has.insert(name.to_owned(), descriptor.try_clone_to_owned()?);
-        link.tell(&Word::Put { name: name.to_owned() }, &[descriptor]);
+        link.tell(|depot| stored.send(name, &depot.channel));
+        link.has.insert(name.to_owned(), stored);
         Ok(())
     }
 
     fn remove(&self, name: &str) {
         let mut link = self.inner.lock();
         link.has.remove(name);
-        link.tell(&Word::Remove { name: name.to_owned() }, &[]);
+        link.tell(|depot| Message::Remove { name: name.to_owned() }.send(&depot.channel, &[]));
     }
 }
 
 impl Drop for InDepot {
-    /// When this returns, the depot has let go of what it was told to let go of, unless it hangs.
+    /// When this returns, the depot has let go of what it was told to let go of, or it is killed.
     fn drop(&mut self) {
-        {
+        let depot = {
             let mut link = self.inner.lock();
             link.is_over = true;
             link.has.clear();
-            if let Some(channel) = link.channel.take() {
-                channel.end();
-            }
+            link.depot.take()
+        };
+        let Some(depot) = depot else { return };
+        depot.channel.end();
+        let is_over = self.is_over.get_mut().expect("no panic under this lock");
+        if is_over.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            log::error!("the process that keeps descriptors over this daemon's death does not answer, and is killed");
+            depot.kill();
         }
-        let _ = self.is_over.get_mut().expect("no panic under this lock").recv_timeout(PATIENCE);
+    }
+}
+
+impl Depot {
+    fn kill(&self) {
+        if let Some(process) = &self.process {
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+        self.channel.end_both_ways();
     }
 }
 
 impl Link {
     /// One that does not hear it is followed by one that is given all.
-    fn tell(&self, word: &Word, descriptors: &[BorrowedFd<'_>]) {
-        if let Some(channel) = &self.channel
-            && let Err(error) = channel.send(word, descriptors)
+    fn tell(&mut self, say: impl FnOnce(&Depot) -> io::Result<()>) {
+        if let Some(depot) = &self.depot
+            && let Err(error) = say(depot)
         {
             log::debug!("telling the depot: {error}");
-            channel.end();
+            depot.kill();
+            self.depot = None;
         }
     }
 }
@@ -114,107 +181,143 @@ impl Inner {
     }
 
     /// Has another depot whenever one has ended, until none is wanted.
-    fn look_after(&self, mut channel: Arc<Channel>) {
-        let mut is_said = false;
+    fn look_after(&self, mut depot: Arc<Depot>) {
+        let mut begun: Option<Instant> = None;
         loop {
             // It says nothing more.
-            while let Ok(Some(_)) = channel.receive::<Greeting>() {}
-            drop(channel);
-            channel = loop {
-                let mut link = self.lock();
-                if link.is_over {
-                    return;
-                }
-                link.channel = None;
-                if !is_said {
-                    log::error!(
-                        "the process that keeps descriptors over this daemon's death has ended, and is started anew"
-                    );
-                }
-                match self.give_all(&link) {
-                    Ok(channel) => {
-                        is_said = false;
-                        let channel = Arc::new(channel);
-                        link.channel = Some(Arc::clone(&channel));
-                        break channel;
-                    }
-                    Err(error) => {
-                        if !is_said {
-                            log::error!(
-                                "no process keeps descriptors over this daemon's death: {error}; tried again until it works"
-                            );
-                        }
-                        is_said = true;
-                        drop(link);
-                        std::thread::sleep(PAUSE);
-                    }
-                }
-            };
+            while let Ok(Some(_)) = Message::receive(&depot.channel) {}
+            let Some(next) = self.follow(begun) else { return };
+            (depot, begun) = (next, Some(Instant::now()));
         }
     }
 
-    fn give_all(&self, link: &Link) -> io::Result<Channel> {
-        let (channel, found) = meet(&self.path, &self.start)?;
-        for (name, _) in found.iter().filter(|(name, _)| !link.has.contains_key(name)) {
-            channel.send(&Word::Remove { name: name.clone() }, &[])?;
+    /// Starts the one that follows, and gives it all; nothing when none is wanted any more.
+    fn follow(&self, begun: Option<Instant>) -> Option<Arc<Depot>> {
+        let mut is_said = false;
+        {
+            let mut link = self.lock();
+            link.depot = None;
+            if link.is_over {
+                return None;
+            }
         }
-        for (name, descriptor) in &link.has {
-            channel.send(&Word::Put { name: name.clone() }, &[descriptor.as_fd()])?;
+        log::error!(
+            "the process that keeps descriptors over this daemon's death has ended or hangs, and is started anew"
+        );
+        if let Some(begun) = begun {
+            std::thread::sleep(PAUSE.saturating_sub(begun.elapsed()));
         }
-        Ok(channel)
+        loop {
+            // Nobody waits meanwhile.
+            let started = begin(&self.path, &self.start);
+            let mut link = self.lock();
+            if link.is_over {
+                return None;
+            }
+            match started.and_then(|depot| link.give_all(&depot).map(|()| depot)) {
+                Ok(depot) => {
+                    let depot = Arc::new(depot);
+                    link.depot = Some(Arc::clone(&depot));
+                    return Some(depot);
+                }
+                Err(error) if !is_said => {
+                    log::error!(
+                        "no process keeps descriptors over this daemon's death: {error}; tried again until it works"
+                    );
+                    is_said = true;
+                }
+                Err(_) => {}
+            }
+            drop(link);
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
-/// Goes to the depot at `path`, and starts one if nobody is there. Gives what it has.
-fn meet(path: &Path, start: &Start) -> io::Result<(Channel, Vec<(String, OwnedFd)>)> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for _ in 0..TRIES {
-        match connect(path) {
-            // It may end at this very moment: then there is nothing, or nothing any more, that it has.
-            Ok(channel) => match greeted(&channel) {
-                Ok(found) => return Ok((channel, found)),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => last = error,
-                Err(error) => return Err(error),
-            },
+impl Link {
+    fn give_all(&self, depot: &Depot) -> io::Result<()> {
+        // In which way it is kept comes first: whoever finds a part knows that it is one.
+        let (first, rest): (Vec<_>, Vec<_>) = self.has.iter().partition(|(_, stored)| !stored.item.contains('/'));
+        first.into_iter().chain(rest).try_for_each(|(name, stored)| stored.send(name, &depot.channel))
+    }
+}
+
+/// Starts a depot, in the place of whatever hears at `path`, and meets it.
+fn begin(path: &Path, start: &Start) -> io::Result<Depot> {
+    start(listen(path)?)?;
+    let (depot, _) = meet(path)?.ok_or_else(|| io::Error::other("it has ended at once"))?;
+    Ok(depot)
+}
+
+/// Goes to the depot at `path`, and gives what it has; nothing if nobody is there.
+fn meet(path: &Path) -> io::Result<Option<(Depot, Found)>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let met = connect(path).and_then(|channel| greeted(&channel, path).map(|met| (channel, met)));
+        match met {
+            Ok((channel, Some((pid, found)))) => {
+                let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+                return Ok(Some((Depot { channel, process }, found)));
+            }
+            // A daemon that was killed may take a moment to be gone.
+            Ok((_, None)) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
+            Ok((_, None)) => {
+                return Err(io::Error::other(format!(
+                    "the process that hears at {} has another daemon",
+                    path.display()
+                )));
+            }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                start(listen(path)?)?;
+                return Ok(None);
+            }
+            // It ends at this very moment: then there is nothing, or nothing any more, that it has.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(BUSY_PAUSE);
             }
             Err(error) => return Err(error),
         }
     }
-    Err(last)
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)?)
 }
 
-fn connect(path: &Path) -> io::Result<Channel> {
-    let socket = socket()?;
+pub(super) fn connect(path: &Path) -> io::Result<Channel> {
+    let channel = Channel::from(socket(SocketFlags::empty())?);
+    // Also of a place in the queue.
+    channel.set_patience(PATIENCE)?;
+    channel.set_hearing_patience(Some(PATIENCE))?;
     loop {
-        match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        match rustix::net::connect(&channel, &SocketAddrUnix::new(path)?) {
             Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(does_not_answer(path)),
             Err(error) => return Err(error.into()),
             Ok(()) => break,
         }
     }
     // The directory is this user's alone; all the same nobody else is given what a guest has.
-    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    if peer.uid != rustix::process::geteuid() {
+    let peer = rustix::net::sockopt::socket_peercred(&channel)?;
+    if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
         return Err(io::Error::other(format!("another user's process hears at {}", path.display())));
     }
-    let channel = Channel::from(socket);
-    channel.set_patience(PATIENCE)?;
     Ok(channel)
 }
 
-/// A socket for the next depot: nobody hears at the one that is there.
-fn listen(path: &Path) -> io::Result<OwnedFd> {
+fn does_not_answer(path: &Path) -> io::Error {
+    io::Error::other(format!("the process that hears at {} does not answer", path.display()))
+}
+
+/// A socket for the next depot, in the place of the one that is there.
+pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let socket = socket()?;
+    let socket = socket(SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     // Nobody can come before that.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -222,22 +325,33 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// What a depot says that it has.
-fn greeted(channel: &Channel) -> io::Result<Vec<(String, OwnedFd)>> {
-    channel.set_hearing_patience(Some(PATIENCE))?;
+/// The depot's number, and what it says that it has; nothing if it has another daemon.
+fn greeted(channel: &Channel, path: &Path) -> io::Result<Option<(i32, Found)>> {
+    if let Err(error) = (Message::Daemon { format: FORMAT }).send(channel, &[]) {
+        // It has said before that it is busy, perhaps.
+        log::debug!("speaking to the depot: {error}");
+    }
     let mut found = Vec::new();
-    let mut is_of_ours = false;
+    let mut who = None;
     loop {
-        match channel.receive::<Greeting>()? {
-            Some((Greeting::Format { format }, _)) if format == FORMAT => is_of_ours = true,
-            Some((Greeting::Has { name }, descriptors)) if is_of_ours => {
-                found.extend(descriptors.into_iter().next().map(|descriptor| (name, descriptor)));
+        match Message::receive(channel) {
+            Ok(Some((Message::Busy, _))) => return Ok(None),
+            Ok(Some((Message::Depot { format, pid }, _))) if format == FORMAT => who = Some(pid),
+            Ok(Some((Message::Item { name, item, words }, descriptors))) if who.is_some() => {
+                found.push((name, Stored { item, words, descriptors }));
             }
-            Some((Greeting::All, _)) if is_of_ours => break,
-            Some((other, _)) => return Err(io::Error::other(format!("it is another program's, and says {other:?}"))),
-            None => return Err(io::ErrorKind::ConnectionReset.into()),
+            Ok(Some((Message::All, _))) if who.is_some() => break,
+            Ok(Some((other, _))) => {
+                return Err(io::Error::other(format!(
+                    "what hears at {} is another program's: {other:?}",
+                    path.display()
+                )));
+            }
+            Ok(None) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(does_not_answer(path)),
+            Err(error) => return Err(error),
         }
     }
     channel.set_hearing_patience(None)?;
-    Ok(found)
+    Ok(who.map(|who| (who, found)))
 }

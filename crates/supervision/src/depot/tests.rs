@@ -1,35 +1,58 @@
 use super::*;
-use crate::vault::{Opened, Shelf};
+use crate::vault::{Opened, Shelf, Store};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// What another program does at the socket of a depot.
+type Strange = Box<dyn FnOnce(&OwnedFd) + Send>;
+
 /// Processes by number, and a place for depots, which are threads here.
 #[derive(Clone)]
-struct Host {
+struct World {
     directory: Arc<tempfile::TempDir>,
     /// Of each its own end of a pipe, and the other one.
     processes: Arc<Mutex<BTreeMap<i32, (OwnedFd, OwnedFd)>>>,
     depots: Arc<Mutex<Vec<JoinHandle<()>>>>,
-    /// So many of the next depots die after that many words.
-    die_after: Arc<Mutex<Vec<usize>>>,
+    /// The next depots do this in the place of what a depot does.
+    next: Arc<Mutex<Vec<Strange>>>,
+    may_come: Arc<AtomicBool>,
+    /// Whether a process lives cannot be seen.
+    is_blind: Arc<AtomicBool>,
     started: Arc<AtomicUsize>,
+    /// Of the daemon that came last.
+    last: Arc<Mutex<Weak<InDepot>>>,
 }
 
-impl Host {
+struct Shared(Arc<InDepot>);
+
+impl Store for Shared {
+    fn put(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.0.put(name, descriptor)
+    }
+
+    fn remove(&self, name: &str) {
+        self.0.remove(name);
+    }
+}
+
+impl World {
     fn new() -> Self {
-        Host {
+        World {
             directory: Arc::new(tempfile::tempdir().expect("a directory")),
             processes: Arc::default(),
             depots: Arc::default(),
-            die_after: Arc::default(),
+            next: Arc::default(),
+            may_come: Arc::new(AtomicBool::new(true)),
+            is_blind: Arc::default(),
             started: Arc::default(),
+            last: Arc::default(),
         }
     }
 
@@ -46,31 +69,34 @@ impl Host {
         self.processes.lock().expect("no panic").remove(&pid).expect("it lived");
     }
 
+    fn start(&self) -> Start {
+        let world = self.clone();
+        Box::new(move |listener| {
+            world.started.fetch_add(1, Ordering::SeqCst);
+            let strange = world.next.lock().expect("no panic").pop();
+            let of_depot = world.clone();
+            let depot = std::thread::spawn(move || match strange {
+                Some(strange) => strange(&listener),
+                None => keep(&listener, &of_depot).expect("it waits"),
+            });
+            world.depots.lock().expect("no panic").push(depot);
+            Ok(())
+        })
+    }
+
     /// A daemon comes.
     fn daemon(&self) -> (Shelf, BTreeSet<String>) {
-        let host = self.clone();
-        let start = move |listener| {
-            host.started.fetch_add(1, Ordering::SeqCst);
-            let dies_after = host.die_after.lock().expect("no panic").pop();
-            let processes = Arc::clone(&host.processes);
-            let depot = std::thread::spawn(move || match dies_after {
-                Some(words) => die_after(&listener, words),
-                None => {
-                    let process = |pid, started| {
-                        assert_eq!(started, 7);
-                        let processes = processes.lock().expect("no panic");
-                        processes.get(&pid).map(|(it, _)| it.try_clone().expect("a descriptor"))
-                    };
-                    keep(&listener, process).expect("it waits");
-                }
-            });
-            host.depots.lock().expect("no panic").push(depot);
-            Ok(())
-        };
-        let (depot, found) = InDepot::take(&self.path(), Box::new(start)).expect("a depot");
-        let Opened::Ours(shelf) = Shelf::open(Box::new(depot), found, "1", &[]) else { panic!("it is ours") };
+        let (depot, found) = InDepot::take(&self.path(), self.start()).expect("a depot");
+        let depot = Arc::new(depot);
+        *self.last.lock().expect("no panic") = Arc::downgrade(&depot);
+        let Opened::Ours(shelf) = Shelf::open(Box::new(Shared(depot)), found, "1", &[]) else { panic!("it is ours") };
         let parts = shelf.parts();
         (shelf, parts)
+    }
+
+    /// Whether another depot is there, and was given all.
+    fn is_followed(&self) -> bool {
+        self.started() > 1 && self.last.lock().expect("no panic").upgrade().is_some_and(|depot| depot.is_attended())
     }
 
     fn started(&self) -> usize {
@@ -90,13 +116,47 @@ impl Host {
     }
 }
 
-fn die_after(listener: &OwnedFd, words: usize) {
-    let daemon = Channel::from(rustix::net::accept_with(listener, SocketFlags::CLOEXEC).expect("somebody"));
-    daemon.send(&Greeting::Format { format: FORMAT }, &[]).expect("said");
-    daemon.send(&Greeting::All, &[]).expect("said");
-    for _ in 0..words {
-        let _ = daemon.receive::<Word>();
+impl Host for World {
+    type Process = OwnedFd;
+
+    fn process(&self, pid: i32, started: u64) -> io::Result<Option<OwnedFd>> {
+        assert_eq!(started, 7);
+        if self.is_blind.load(Ordering::SeqCst) {
+            return Err(io::Error::other("no descriptor is left"));
+        }
+        let processes = self.processes.lock().expect("no panic");
+        Ok(processes.get(&pid).map(|(it, _)| it.try_clone().expect("a descriptor")))
     }
+
+    fn may_be_daemon(&self, pid: i32) -> bool {
+        assert_eq!(pid, std::process::id().cast_signed());
+        self.may_come.load(Ordering::SeqCst)
+    }
+}
+
+/// Hears a daemon to its greeting.
+fn greeted(listener: &OwnedFd) -> Channel {
+    let socket = loop {
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+            other => break other.expect("somebody"),
+        }
+    };
+    let daemon = Channel::from(socket);
+    Message::receive(&daemon).expect("heard").expect("a daemon");
+    Message::Depot { format: FORMAT, pid: i32::MAX }.send(&daemon, &[]).expect("said");
+    Message::All.send(&daemon, &[]).expect("said");
+    daemon
+}
+
+/// Dies after so many words.
+fn dies_after(words: usize) -> Strange {
+    Box::new(move |listener| {
+        let daemon = greeted(listener);
+        for _ in 0..words {
+            let _ = Message::receive(&daemon);
+        }
+    })
 }
 
 fn file() -> OwnedFd {
@@ -118,9 +178,9 @@ fn names(parts: &BTreeSet<String>) -> Vec<&str> {
 
 #[test]
 fn what_a_living_vmm_has_outlives_daemons_and_nothing_else_does() {
-    let host = Host::new();
-    [1, 2].into_iter().for_each(|pid| host.begin(pid));
-    let (mut shelf, found) = host.daemon();
+    let world = World::new();
+    [1, 2].into_iter().for_each(|pid| world.begin(pid));
+    let (mut shelf, found) = world.daemon();
     assert!(found.is_empty());
     let mut kept: Vec<_> = [("a", Some(1)), ("b", Some(2)), ("c", None), ("d", Some(3))]
         .map(|(name, vmm)| vm(&mut shelf, name, vmm))
@@ -129,8 +189,8 @@ fn what_a_living_vmm_has_outlives_daemons_and_nothing_else_does() {
     kept[0].put("vmm", b"2 7", &[]);
     kept[0].put("vmm", b"1 7", &[]);
     drop((shelf, kept));
-    let (mut shelf, found) = host.daemon();
-    assert_eq!((names(&found), host.started()), (vec!["a", "b"], 1));
+    let (mut shelf, found) = world.daemon();
+    assert_eq!((names(&found), world.started()), (vec!["a", "b"], 1));
     for name in ["a", "b"] {
         let mut kept = shelf.split(name).split("kept");
         assert!(kept.is_whole(), "{name}");
@@ -139,26 +199,34 @@ fn what_a_living_vmm_has_outlives_daemons_and_nothing_else_does() {
     }
     drop(shelf);
     // With one that ends, only its own goes; with the last one the depot does.
-    host.end(1);
-    let (shelf, found) = host.daemon();
-    assert_eq!((names(&found), host.started()), (vec!["b"], 1));
+    world.end(1);
+    let (shelf, found) = world.daemon();
+    assert_eq!((names(&found), world.started()), (vec!["b"], 1));
     drop(shelf);
-    host.end(2);
-    host.await_no_depot();
-    let (shelf, found) = host.daemon();
-    assert_eq!((names(&found), host.started()), (vec![], 2));
+    world.end(2);
+    world.await_no_depot();
+    let (shelf, found) = world.daemon();
+    assert_eq!((names(&found), world.started()), (vec![], 2));
     drop(shelf);
-    host.await_no_depot();
+    world.await_no_depot();
 }
 
 /// A daemon that dies between the two leaves both.
 #[test]
 fn of_two_words_about_a_vmm_the_later_one_counts() {
-    let vmm = |pid: i32| crate::vault::envelope("a/kept/vmm", format!("{pid} 7").as_bytes(), &[]).expect("an envelope");
-    let kept = BTreeMap::from([("amberlog-9".to_owned(), vmm(1)), ("amberlog-10".to_owned(), vmm(2))]);
-    for lives in [1, 2] {
-        let orphans = find_orphans(&kept, |pid, started| (pid == lives && started == 7).then_some(()));
-        assert_eq!(orphans.len(), usize::from(lives == 2));
+    let world = World::new();
+    world.begin(1);
+    let stored = |pid: i32| Stored {
+        item: "a/kept/vmm".to_owned(),
+        words: format!("{pid} 7").into_bytes(),
+        descriptors: Vec::new(),
+    };
+    for (earlier, later, count) in [(1, 2, 0), (2, 1, 2)] {
+        let kept = [("amberlog-9", earlier), ("amberlog-10", later)];
+        let kept = kept.map(|(name, pid)| (name.to_owned(), stored(pid))).into();
+        let mut depot = Depot { kept, orphans: Vec::new(), closer: Closer::start().expect("a thread") };
+        depot.find_orphans(&world);
+        assert_eq!((depot.orphans.len(), depot.kept.len()), (count / 2, count));
     }
 }
 
@@ -166,24 +234,24 @@ fn of_two_words_about_a_vmm_the_later_one_counts() {
 #[test]
 fn a_daemon_finds_nothing_of_a_vmm_that_has_ended_before_it_came() {
     for _ in 0..20 {
-        let host = Host::new();
-        host.begin(1);
-        let (mut shelf, _) = host.daemon();
+        let world = World::new();
+        world.begin(1);
+        let (mut shelf, _) = world.daemon();
         let kept = vm(&mut shelf, "a", Some(1));
         drop((shelf, kept));
-        host.end(1);
-        let (shelf, found) = host.daemon();
+        world.end(1);
+        let (shelf, found) = world.daemon();
         assert!(found.is_empty(), "{found:?}");
         drop(shelf);
-        host.await_no_depot();
+        world.await_no_depot();
     }
 }
 
 #[test]
 fn what_a_daemon_lets_go_of_is_gone_when_it_has_ended() {
-    let host = Host::new();
-    host.begin(1);
-    let (mut shelf, _) = host.daemon();
+    let world = World::new();
+    world.begin(1);
+    let (mut shelf, _) = world.daemon();
     let mut kept = vm(&mut shelf, "a", Some(1));
     let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
     kept.put("lock", b"", &[ours.as_fd()]);
@@ -194,71 +262,160 @@ fn what_a_daemon_lets_go_of_is_gone_when_it_has_ended() {
     // Nobody has the other end any more.
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&theirs, PollFlags::IN)], Some(&at_once)), Ok(1));
-    host.await_no_depot();
+    world.await_no_depot();
 }
 
 /// A depot is killed under its daemon: the next one has what that one had, what was said meanwhile, too.
 #[test]
 fn a_depot_that_dies_is_followed_by_one_that_has_all() {
-    for words in 0..8 {
-        let host = Host::new();
-        host.begin(1);
-        host.die_after.lock().expect("no panic").push(words);
-        let (mut shelf, _) = host.daemon();
+    for words in [0, 1, 2, 3, 5, 8] {
+        let world = World::new();
+        world.begin(1);
+        world.next.lock().expect("no panic").push(dies_after(words));
+        let (mut shelf, _) = world.daemon();
         let mut kept = vm(&mut shelf, "a", Some(1));
         let deadline = Instant::now() + LIMIT;
         kept.put("more", b"said to the one that dies, or after", &[]);
-        while host.started() < 2 {
+        while !world.is_followed() {
             assert!(Instant::now() < deadline, "no other one is started");
             kept.put("more", b"said while nobody, or somebody, is there", &[]);
             std::thread::sleep(Duration::from_millis(1));
         }
         kept.put("last", b"said to the other one, or before it was there", &[file().as_fd()]);
         drop((shelf, kept));
-        let (mut shelf, found) = host.daemon();
-        assert_eq!((names(&found), host.started()), (vec!["a"], 2), "after {words} words");
+        let (mut shelf, found) = world.daemon();
+        assert_eq!((names(&found), world.started()), (vec!["a"], 2), "after {words} words");
         let mut kept = shelf.split("a").split("kept");
         assert!(kept.is_whole(), "after {words} words");
         assert_eq!(kept.take_found().into_keys().collect::<Vec<_>>(), ["last", "memory", "more", "vmm"]);
         drop((shelf, kept));
-        host.end(1);
-        host.await_no_depot();
+        world.end(1);
+        world.await_no_depot();
     }
 }
 
 #[test]
 fn what_hears_there_and_is_no_depot_of_ours_is_not_taken_for_one() {
-    let host = Host::new();
-    let never = || -> super::attended::Start { Box::new(|_| panic!("somebody is there")) };
-    for greeting in [Greeting::Format { format: FORMAT + 1 }, Greeting::All, Greeting::Has { name: "x".into() }] {
-        let socket = rustix::net::socket_with(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let socket = socket.expect("a socket");
-        let _ = std::fs::remove_file(host.path());
-        let address = rustix::net::SocketAddrUnix::new(host.path()).expect("an address");
-        rustix::net::bind(&socket, &address).expect("bound");
-        rustix::net::listen(&socket, 1).expect("it hears");
+    let item = Message::Item { name: "x".into(), item: "y".into(), words: Vec::new() };
+    for greeting in [Message::Depot { format: FORMAT + 1, pid: 1 }, Message::All, item] {
+        let world = World::new();
+        let socket = attended::listen(&world.path()).expect("it hears");
         let answers = std::thread::spawn(move || {
-            let daemon = Channel::from(rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).expect("somebody"));
-            daemon.send(&greeting, &[]).expect("said");
-            let _ = daemon.receive::<Word>();
+            while rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).is_ok_and(|came| {
+                let daemon = Channel::from(came);
+                greeting.send(&daemon, &[]).expect("said");
+                while Message::receive(&daemon).is_ok_and(|said| said.is_some()) {}
+                false
+            }) {}
         });
-        let error = InDepot::take(&host.path(), never()).map(drop).expect_err("it is not ours");
+        // It hears before that thread is there.
+        let error = loop {
+            match InDepot::take(&world.path(), Box::new(|_| panic!("somebody is there"))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => break error,
+                other => drop(other.map(drop)),
+            }
+        };
         assert!(error.to_string().contains("another program's"), "{error}");
         answers.join().expect("no panic");
     }
 }
 
+/// A depot that another daemon has, and one that hears nobody: a daemon does not wait for ever, and does not start another one in its place.
+#[test]
+fn a_depot_that_does_not_answer_is_said() {
+    let world = World::new();
+    let (shelf, _) = world.daemon();
+    let never = || -> Start { Box::new(|_| panic!("somebody is there")) };
+    let error = InDepot::take(&world.path(), never()).map(drop).expect_err("it has another one");
+    assert!(error.to_string().contains("has another daemon"), "{error}");
+    drop(shelf);
+    world.await_no_depot();
+    let silent = attended::listen(&world.path()).expect("it hears");
+    let error = InDepot::find(&world.path(), never()).map(drop).expect_err("nobody answers");
+    assert!(error.to_string().contains("does not answer"), "{error}");
+    drop(silent);
+    assert!(InDepot::find(&world.path(), never()).expect("nobody").is_none());
+}
+
+/// Whoever comes and says nothing, or is not let in, keeps no daemon waiting, and gets nothing.
+#[test]
+fn who_is_no_daemon_gets_nothing() {
+    let world = World::new();
+    world.begin(1);
+    let (mut shelf, _) = world.daemon();
+    let kept = vm(&mut shelf, "a", Some(1));
+    drop((shelf, kept));
+    let silent: Vec<_> = (0..3).map(|_| attended::connect(&world.path()).expect("it hears")).collect();
+    world.may_come.store(false, Ordering::SeqCst);
+    let fenced = attended::connect(&world.path()).expect("it hears");
+    let _ = Message::Daemon { format: FORMAT }.send(&fenced, &[]);
+    fenced.set_hearing_patience(Some(LIMIT)).expect("set");
+    assert!(!matches!(Message::receive(&fenced), Ok(Some(_))), "it is given something");
+    world.may_come.store(true, Ordering::SeqCst);
+    let (shelf, found) = world.daemon();
+    assert_eq!(names(&found), ["a"]);
+    for silent in silent {
+        silent.set_hearing_patience(Some(LIMIT)).expect("set");
+        assert!(!matches!(Message::receive(&silent), Ok(Some(_))), "it is given something");
+    }
+    drop(shelf);
+    world.end(1);
+    world.await_no_depot();
+}
+
+/// What it is told stays unread: another one is in its place, with all of it, and nobody has waited for longer than a moment's patience.
+#[test]
+fn a_depot_that_hangs_is_replaced() {
+    let world = World::new();
+    world.begin(1);
+    let (let_go, waits) = std::sync::mpsc::channel::<()>();
+    world.next.lock().expect("no panic").push(Box::new(move |listener| {
+        let _daemon = greeted(listener);
+        let _ = waits.recv_timeout(LIMIT);
+    }));
+    let (mut shelf, _) = world.daemon();
+    let mut kept = vm(&mut shelf, "a", Some(1));
+    let begun = Instant::now();
+    while !world.is_followed() {
+        assert!(begun.elapsed() < LIMIT, "it is not replaced");
+        kept.put("more", &[0; 16 << 10], &[]);
+    }
+    drop((shelf, kept));
+    drop(let_go);
+    let (mut shelf, found) = world.daemon();
+    assert_eq!((names(&found), world.started()), (vec!["a"], 2));
+    let kept = shelf.split("a").split("kept");
+    assert!(kept.is_whole());
+    drop((shelf, kept));
+    world.end(1);
+    world.await_no_depot();
+}
+
+/// What cannot be seen to have ended has not.
+#[test]
+fn a_vmm_that_cannot_be_seen_keeps_what_it_has() {
+    let world = World::new();
+    world.begin(1);
+    world.is_blind.store(true, Ordering::SeqCst);
+    let (mut shelf, _) = world.daemon();
+    let kept = vm(&mut shelf, "a", Some(1));
+    drop((shelf, kept));
+    std::thread::sleep(LOOK * 2);
+    let (shelf, found) = world.daemon();
+    assert_eq!((names(&found), world.started()), (vec!["a"], 1));
+    drop(shelf);
+    world.end(1);
+    std::thread::sleep(LOOK);
+    world.is_blind.store(false, Ordering::SeqCst);
+    world.await_no_depot();
+}
+
 /// Where put in and taken out again and again, nothing is left over.
 #[test]
 fn a_store_in_a_depot_does_as_it_is_told() {
-    let host = Host::new();
-    host.begin(1);
-    let (mut shelf, _) = host.daemon();
+    let world = World::new();
+    world.begin(1);
+    let (mut shelf, _) = world.daemon();
     let mut kept = vm(&mut shelf, "a", Some(1));
     for number in 0..200_u32 {
         kept.put(&format!("item {}", number % 7), &number.to_le_bytes(), &[file().as_fd()]);
@@ -267,13 +424,13 @@ fn a_store_in_a_depot_does_as_it_is_told() {
         }
     }
     drop((shelf, kept));
-    let (mut shelf, _) = host.daemon();
+    let (mut shelf, _) = world.daemon();
     let mut kept = shelf.split("a").split("kept");
     assert!(kept.is_whole());
     let found = kept.take_found();
     let items: Vec<_> = found.keys().filter(|name| name.starts_with("item")).map(String::as_str).collect();
     assert_eq!(items, ["item 0", "item 1", "item 2", "item 3", "item 4", "item 5", "item 6"]);
     drop((kept, shelf));
-    host.end(1);
-    host.await_no_depot();
+    world.end(1);
+    world.await_no_depot();
 }
