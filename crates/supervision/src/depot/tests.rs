@@ -134,15 +134,19 @@ impl Host for World {
     }
 }
 
-/// Hears a daemon to its greeting.
-fn greeted(listener: &OwnedFd) -> Channel {
-    let socket = loop {
+/// Somebody who has come.
+fn accepted(listener: &OwnedFd) -> Channel {
+    loop {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
-            other => break other.expect("somebody"),
+            other => return Channel::from(other.expect("somebody")),
         }
-    };
-    let daemon = Channel::from(socket);
+    }
+}
+
+/// Hears a daemon to its greeting.
+fn greeted(listener: &OwnedFd) -> Channel {
+    let daemon = accepted(listener);
     Message::receive(&daemon).expect("heard").expect("a daemon");
     Message::Depot { format: FORMAT, pid: i32::MAX }.send(&daemon, &[]).expect("said");
     Message::All.send(&daemon, &[]).expect("said");
@@ -301,20 +305,12 @@ fn what_hears_there_and_is_no_depot_of_ours_is_not_taken_for_one() {
         let world = World::new();
         let socket = attended::listen(&world.path()).expect("it hears");
         let answers = std::thread::spawn(move || {
-            while rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).is_ok_and(|came| {
-                let daemon = Channel::from(came);
-                greeting.send(&daemon, &[]).expect("said");
-                while Message::receive(&daemon).is_ok_and(|said| said.is_some()) {}
-                false
-            }) {}
+            let daemon = accepted(&socket);
+            greeting.send(&daemon, &[]).expect("said");
+            while Message::receive(&daemon).is_ok_and(|said| said.is_some()) {}
         });
-        // It hears before that thread is there.
-        let error = loop {
-            match InDepot::take(&world.path(), Box::new(|_| panic!("somebody is there"))) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => break error,
-                other => drop(other.map(drop)),
-            }
-        };
+        let never = || -> Start { Box::new(|_| panic!("somebody is there")) };
+        let error = InDepot::take(&world.path(), never()).map(drop).expect_err("it is not ours");
         assert!(error.to_string().contains("another program's"), "{error}");
         answers.join().expect("no panic");
     }
@@ -345,7 +341,7 @@ fn who_is_no_daemon_gets_nothing() {
     let (mut shelf, _) = world.daemon();
     let kept = vm(&mut shelf, "a", Some(1));
     drop((shelf, kept));
-    let silent: Vec<_> = (0..3).map(|_| attended::connect(&world.path()).expect("it hears")).collect();
+    let silent: Vec<_> = (0..2).map(|_| attended::connect(&world.path()).expect("it hears")).collect();
     world.may_come.store(false, Ordering::SeqCst);
     let fenced = attended::connect(&world.path()).expect("it hears");
     let _ = Message::Daemon { format: FORMAT }.send(&fenced, &[]);
