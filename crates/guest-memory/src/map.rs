@@ -9,7 +9,7 @@ use crate::userfault::UserFault;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -209,6 +209,14 @@ impl VmMemory {
     /// When no thread can be started.
     pub fn adopt_userfaultfd(self: &Arc<Self>, descriptor: OwnedFd) -> Result<(), Error> {
         self.channel.open(self, UserFault::adopt(descriptor))
+    }
+
+    /// Whether a userfaultfd that an earlier process of ours has used, or was given, is of a program that has ended.
+    ///
+    /// # Errors
+    /// When no descriptor is left.
+    pub fn is_of_ended_program(descriptor: BorrowedFd<'_>) -> std::io::Result<bool> {
+        Ok(UserFault::adopt(descriptor.try_clone_to_owned()?).is_over())
     }
 
     /// Maps a file of guest memory before a device names it, so that its pages have the numbers that they had in an earlier process:

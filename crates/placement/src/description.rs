@@ -227,7 +227,7 @@ pub fn process_lives(pid: i32, started: u64) -> bool {
     use rustix::io::Errno;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     // First: from here on the number means this process.
-    let process = match Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+    let process = match Pid::from_raw(pid.max(0)).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
         Some(Ok(process)) => Some(process),
         Some(Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => None,
         // Nobody has the number, or a thread does.

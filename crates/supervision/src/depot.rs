@@ -8,23 +8,24 @@
 //! What it must never do: keep anything of a VM that no VMM has while no daemon is there (its images and its directory would be in use for ever, and nobody
 //! could bring home what is owed); give anything to a process that serves a guest; wait for anybody. Failure story: a depot that dies or hangs under
 //! its daemon is followed by another one, which is given all of it again. Where both die, the next daemon finds nothing, as if there had never been
-//! one: it leaves the guest alone until its VMM has ended. Where closing a file waits for storage, a thread does that and nothing else waits for it.
+//! one: it leaves the guest alone until its VMM has ended. Where closing a file waits for storage, a thread does that for its VM, and nothing else waits for it.
 
 mod attended;
 mod message;
 
-pub use attended::{InDepot, Start, Taken};
+pub use attended::{InDepot, NAME as PROCESS_NAME, Start, Taken};
 
 use crate::channel::Channel;
 use crate::vault::NAME;
 use message::{FORMAT, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long the one end may take to hear what the other one says.
@@ -38,6 +39,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a daemon that ends waits for what is being closed.
 const CLOSING: Duration = Duration::from_secs(2);
+/// `TMPFS_MAGIC` (linux/magic.h): memfd_create's files, too.
+const TMPFS: i64 = 0x0102_1994;
 /// The item that says which process is the VMM, after the name of the VM.
 const VMM: &str = "kept/vmm";
 
@@ -52,8 +55,9 @@ pub trait Host {
     /// When it cannot be watched: whether it lives is asked again later.
     fn process(&self, pid: i32, started: u64) -> io::Result<Option<Self::Process>>;
 
-    /// Whether process `pid` may be the daemon. One that serves a guest may not: what that guest is to have of the others' is nothing.
-    fn may_be_daemon(&self, pid: i32) -> bool;
+    /// How far process `pid` is fenced in. One that is so further than the daemon that came last may serve a guest, and is not heard: what that guest is to
+    /// have of the others' is nothing. Nothing where it cannot be seen.
+    fn fence(&self, pid: i32) -> Option<u32>;
 }
 
 /// What is kept under a name.
@@ -92,7 +96,9 @@ impl<P> Orphan<P> {
 /// # Errors
 /// When nobody can be waited for.
 pub fn keep<H: Host>(listener: &OwnedFd, host: &H) -> io::Result<()> {
-    let mut depot = Depot { kept: BTreeMap::new(), orphans: Vec::new(), closer: Closer::start()? };
+    let mut depot = Depot { kept: BTreeMap::new(), orphans: Vec::new(), closing: Closing::default() };
+    // As its first daemon is, which it is a child of.
+    let mut fence = host.fence(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or_default();
     let begun = Instant::now();
     let mut has_come = false;
     let mut daemon: Option<Channel> = None;
@@ -120,16 +126,20 @@ pub fn keep<H: Host>(listener: &OwnedFd, host: &H) -> io::Result<()> {
         } else if is_said && daemon.as_ref().is_some_and(|daemon| !depot.hear(daemon)) {
             // It hears that before the next one can come.
             depot.find_orphans(host);
-            depot.closer.settle();
+            depot.closing.settle();
             daemon = None;
             continue;
         }
         if is_awaited {
-            let Some(came) = accept(listener, host) else { continue };
-            if daemon.is_some() {
+            let Some((came, its_fence)) = accept(listener, host) else { continue };
+            if its_fence.is_none_or(|its| its > fence) {
+                let _ = Message::Refused.send(&came, &[]);
+            } else if daemon.is_some() {
                 let _ = Message::Busy.send(&came, &[]);
             } else if depot.greet(&came).is_ok() {
                 has_come = true;
+                // Its workers have more than that.
+                fence = its_fence.unwrap_or_default();
                 depot.orphans.clear();
                 daemon = Some(came);
             }
@@ -137,8 +147,8 @@ pub fn keep<H: Host>(listener: &OwnedFd, host: &H) -> io::Result<()> {
     }
 }
 
-/// Lets in who has come, if it may be the daemon.
-fn accept(listener: &OwnedFd, host: &impl Host) -> Option<Channel> {
+/// Lets in who has come, and gives how far it is fenced in.
+fn accept(listener: &OwnedFd, host: &impl Host) -> Option<(Channel, Option<u32>)> {
     let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
         Ok(socket) => socket,
         Err(error) => {
@@ -151,15 +161,15 @@ fn accept(listener: &OwnedFd, host: &impl Host) -> Option<Channel> {
     };
     let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
     let is_ours = peer.uid == rustix::process::geteuid() || peer.uid.is_root();
-    let may_come = is_ours && host.may_be_daemon(peer.pid.as_raw_nonzero().get());
     let channel = Channel::from(socket);
-    (may_come && channel.set_patience(SILENCE).is_ok()).then_some(channel)
+    let fence = host.fence(peer.pid.as_raw_nonzero().get());
+    (is_ours && channel.set_patience(SILENCE).is_ok()).then_some((channel, fence))
 }
 
 struct Depot<P> {
     kept: BTreeMap<String, Stored>,
     orphans: Vec<Orphan<P>>,
-    closer: Closer,
+    closing: Closing,
 }
 
 impl<P: AsFd> Depot<P> {
@@ -214,9 +224,9 @@ impl<P: AsFd> Depot<P> {
             match Message::receive_at_once(daemon) {
                 Ok(Some((Message::Item { name, item, words }, descriptors))) => {
                     let other = self.kept.insert(name, Stored { item, words, descriptors });
-                    self.closer.close(other);
+                    self.closing.close(other);
                 }
-                Ok(Some((Message::Remove { name }, _))) => self.closer.close(self.kept.remove(&name)),
+                Ok(Some((Message::Remove { name }, _))) => self.closing.close(self.kept.remove(&name)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 // Whatever it says that is not understood: the next one is heard.
                 Ok(_) | Err(_) => return false,
@@ -260,7 +270,7 @@ impl<P: AsFd> Depot<P> {
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(&mut self.kept).into_iter().partition(stays);
         self.kept = kept;
-        self.closer.close(gone.into_values());
+        self.closing.close(gone.into_values());
     }
 
     /// Lets go of what is of VMMs that have ended.
@@ -269,7 +279,7 @@ impl<P: AsFd> Depot<P> {
         for (mut orphan, has_ended) in orphans.into_iter().zip(ended) {
             if *has_ended || !orphan.look(host) {
                 let gone: Vec<_> = orphan.names.iter().filter_map(|name| self.kept.remove(name)).collect();
-                self.closer.close(gone);
+                self.closing.close(gone);
             } else {
                 self.orphans.push(orphan);
             }
@@ -277,8 +287,8 @@ impl<P: AsFd> Depot<P> {
     }
 
     fn clear(&mut self) {
-        self.closer.close(std::mem::take(&mut self.kept).into_values());
-        self.closer.settle();
+        self.closing.close(std::mem::take(&mut self.kept).into_values());
+        self.closing.settle();
     }
 }
 
@@ -290,42 +300,42 @@ impl Stored {
     }
 }
 
-/// Closes descriptors in a thread of its own: the last one of an image may wait for storage.
-struct Closer(Sender<Closing>);
+/// What is being closed. The last descriptor of an image may wait for storage: what is of one VM, or was let go of at once, has a thread of its own.
+#[derive(Default)]
+struct Closing(Vec<JoinHandle<()>>);
 
-enum Closing {
-    Close(Vec<OwnedFd>),
-    Settle(Sender<()>),
-}
-
-impl Closer {
-    fn start() -> io::Result<Self> {
-        let (to_close, closed) = channel();
-        std::thread::Builder::new().name("closer".to_owned()).spawn(move || {
-            for one in closed {
-                match one {
-                    Closing::Close(descriptors) => drop(descriptors),
-                    Closing::Settle(told) => drop(told),
-                }
-            }
-        })?;
-        Ok(Closer(to_close))
-    }
-
-    fn close(&self, stored: impl IntoIterator<Item = Stored>) {
-        let descriptors: Vec<OwnedFd> = stored.into_iter().flat_map(|stored| stored.descriptors).collect();
-        if !descriptors.is_empty() {
-            let _ = self.0.send(Closing::Close(descriptors));
+impl Closing {
+    fn close(&mut self, stored: impl IntoIterator<Item = Stored>) {
+        let descriptors = stored.into_iter().flat_map(|stored| stored.descriptors);
+        // Sockets and pipes wait for nothing, nor does what is in memory.
+        let (slow, quick): (Vec<OwnedFd>, Vec<OwnedFd>) = descriptors.partition(may_wait);
+        drop(quick);
+        self.0.retain(|closing| !closing.is_finished());
+        if !slow.is_empty() {
+            // Without a thread it is done here.
+            let thread = std::thread::Builder::new().name("closer".to_owned()).spawn(move || drop(slow));
+            self.0.extend(thread);
         }
     }
 
     /// Waits until what was to be closed is, if that does not take long.
-    fn settle(&self) {
-        let (told, waits) = channel();
-        if self.0.send(Closing::Settle(told)).is_ok() {
-            let _ = waits.recv_timeout(CLOSING);
+    fn settle(&mut self) {
+        let deadline = Instant::now() + CLOSING;
+        while self.0.iter().any(|closing| !closing.is_finished()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Whether storage may have a say when it is closed: a file that is not in memory, or a device.
+fn may_wait(descriptor: &OwnedFd) -> bool {
+    let is_file = rustix::fs::fstat(descriptor).is_ok_and(|status| {
+        matches!(
+            FileType::from_raw_mode(status.st_mode),
+            FileType::RegularFile | FileType::BlockDevice | FileType::CharacterDevice
+        )
+    });
+    is_file && rustix::fs::fstatfs(descriptor).is_ok_and(|status| status.f_type != TMPFS)
 }
 
 #[cfg(test)]

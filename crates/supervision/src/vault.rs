@@ -113,21 +113,47 @@ impl Shelf {
     /// thrown away. The first word of `format` is the way in which it is kept; what is kept in one of the ways `before` is taken up,
     /// and kept in this one from then on.
     pub fn open(store: Box<dyn Store>, left: Vec<(String, OwnedFd)>, format: &str, before: &[&str]) -> Opened {
-        let mut newest: BTreeMap<String, (u64, Found)> = BTreeMap::new();
-        let mut outdated = Vec::new();
-        let mut next = 0;
+        let mut items = Vec::new();
+        let mut strange = Vec::new();
         for (name, envelope) in left {
-            let Some(number) = name.strip_prefix(NAME).and_then(|number| number.parse::<u64>().ok()) else { continue };
-            next = next.max(number + 1);
             match read(&envelope) {
+                Ok((item, found)) => items.push((name, item, found)),
                 Err(error) => {
                     log::warn!("what an earlier process left under {name} is not understood: {error}");
-                    outdated.push(number);
+                    // What could not be taken in now (no descriptor is left, say) stays.
+                    strange.extend((!is_passing(&error)).then_some(name));
                 }
-                Ok((item, found)) => match newest.get(&item) {
-                    Some((other, _)) if *other > number => outdated.push(number),
-                    _ => outdated.extend(newest.insert(item, (number, found)).map(|(other, _)| other)),
-                },
+            }
+        }
+        Self::open_items(store, items, strange, format, before)
+    }
+
+    /// Whether items of a VM are among what an earlier process has left in a store.
+    pub fn has_parts(left: &[(String, OwnedFd)]) -> bool {
+        left.iter().any(|(_, envelope)| read(envelope).is_ok_and(|(item, _)| item.contains('/')))
+    }
+
+    /// The same of items that were taken out of their envelopes: each its name in the store, its own, and what was found. What is `strange` goes.
+    pub(crate) fn open_items(
+        store: Box<dyn Store>,
+        left: Vec<(String, String, Found)>,
+        strange: Vec<String>,
+        format: &str,
+        before: &[&str],
+    ) -> Opened {
+        let mut newest: BTreeMap<String, (u64, Found)> = BTreeMap::new();
+        let mut next = 0;
+        let mut number = |name: &str| {
+            let number = name.strip_prefix(NAME).and_then(|number| number.parse::<u64>().ok())?;
+            next = next.max(number + 1);
+            Some(number)
+        };
+        let mut outdated: Vec<u64> = strange.iter().filter_map(|name| number(name)).collect();
+        for (name, item, found) in left {
+            let Some(number) = number(&name) else { continue };
+            match newest.get(&item) {
+                Some((other, _)) if *other > number => outdated.push(number),
+                _ => outdated.extend(newest.insert(item, (number, found)).map(|(other, _)| other)),
             }
         }
         let mut shelf =
@@ -385,6 +411,12 @@ pub(crate) fn envelope(item: &str, words: &[u8], descriptors: &[BorrowedFd<'_>])
     }
 }
 
+/// Whether what could not be read is ours all the same: no descriptor or memory is left.
+fn is_passing(error: &io::Error) -> bool {
+    let of_kernel = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(|errno| Some(errno.raw_os_error()));
+    error.kind() == io::ErrorKind::ResourceBusy || of_kernel.contains(&error.raw_os_error())
+}
+
 /// What is in an envelope, which stays there.
 pub(crate) fn read(envelope: &OwnedFd) -> io::Result<(String, Found)> {
     let mut bytes = vec![0; BYTES_MAX];
@@ -406,7 +438,7 @@ pub(crate) fn read(envelope: &OwnedFd) -> io::Result<(String, Found)> {
         .flatten()
         .collect();
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("it is not whole"));
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "it is not whole (too many open files?)"));
     }
     bytes.truncate(received.bytes);
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(|| io::Error::other("it is too short"))?;

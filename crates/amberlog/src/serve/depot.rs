@@ -15,12 +15,10 @@ use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use supervision::depot::{Host, InDepot, Taken, keep};
+use supervision::depot::{Host, InDepot, PROCESS_NAME, Taken, keep};
 
 /// Where it hears, in the daemon's directory.
 const SOCKET: &str = "store.sock";
-/// What `ps` calls it.
-const NAME: &std::ffi::CStr = c"depot";
 
 /// Runs the command: the socket that it hears at is its standard input.
 pub fn run() -> ExitCode {
@@ -31,23 +29,20 @@ pub fn run() -> ExitCode {
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR2] {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
-    let _ = rustix::thread::set_name(NAME);
+    let _ = std::ffi::CString::new(PROCESS_NAME).map(|name| rustix::thread::set_name(&name));
     allow_files();
-    let host = ThisHost { filters: filters_of("self").unwrap_or_default() };
-    let kept = io::stdin().as_fd().try_clone_to_owned().and_then(|listener| keep(&listener, &host));
+    let kept = io::stdin().as_fd().try_clone_to_owned().and_then(|listener| keep(&listener, &ThisHost));
     if kept.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(crate::exit::FAILED) }
 }
 
-struct ThisHost {
-    /// Filters of system calls of this process: as many as the daemon that has started it had.
-    filters: u32,
-}
+struct ThisHost;
 
 impl Host for ThisHost {
     type Process = OwnedFd;
 
     fn process(&self, pid: i32, started: u64) -> io::Result<Option<OwnedFd>> {
-        let Some(number) = Pid::from_raw(pid) else { return Ok(None) };
+        // What a worker says may be anything.
+        let Some(number) = Pid::from_raw(pid.max(0)) else { return Ok(None) };
         match pidfd_open(number, PidfdFlags::empty()) {
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error.into()),
             Err(_) => Ok(None),
@@ -55,9 +50,9 @@ impl Host for ThisHost {
         }
     }
 
-    /// A worker has more filters than its daemon, and cannot take one off. (One that is not fenced in can do what its user can.)
-    fn may_be_daemon(&self, pid: i32) -> bool {
-        filters_of(&pid.to_string()).is_some_and(|filters| filters <= self.filters)
+    /// By its filters of system calls: a worker has more than its daemon, and cannot take one off. (One that is not fenced in can do what its user can.)
+    fn fence(&self, pid: i32) -> Option<u32> {
+        filters_of(&pid.to_string())
     }
 }
 
@@ -109,8 +104,7 @@ mod tests {
 
     #[test]
     fn a_process_is_watched_if_it_is_the_one_that_was_started_then() {
-        let host = ThisHost { filters: 0 };
-        let living = |pid, started| host.process(pid, started).expect("there is a descriptor");
+        let living = |pid, started| ThisHost.process(pid, started).expect("there is a descriptor");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("started");
         let pid = child.id().cast_signed();
         let started = placement::process_started_at(pid).expect("it lives");
@@ -126,15 +120,21 @@ mod tests {
     }
 
     #[test]
-    fn who_is_fenced_in_further_is_no_daemon() {
-        let own = filters_of("self").expect("this process");
-        let me = std::process::id().cast_signed();
-        assert!(ThisHost { filters: own }.may_be_daemon(me));
-        assert!(ThisHost { filters: own + 1 }.may_be_daemon(me));
+    fn how_far_a_process_is_fenced_in_is_seen() {
+        let own = ThisHost.fence(std::process::id().cast_signed());
+        assert!(own.is_some());
         // No process has such a number.
-        assert!(!ThisHost { filters: u32::MAX }.may_be_daemon(i32::MAX));
-        if let Some(fewer) = own.checked_sub(1) {
-            assert!(!ThisHost { filters: fewer }.may_be_daemon(me));
-        }
+        assert_eq!(ThisHost.fence(i32::MAX), None);
+        let (seen, sees) = std::sync::mpsc::channel();
+        let (go, goes) = std::sync::mpsc::channel::<()>();
+        let fenced = std::thread::spawn(move || {
+            sandbox::Sandbox::new(Path::new("/"), false).enter(sandbox::Role::Vmm);
+            seen.send(rustix::thread::gettid().as_raw_nonzero().get()).expect("heard");
+            let _ = goes.recv();
+        });
+        let thread = sees.recv().expect("it says its number");
+        assert!(ThisHost.fence(thread) > own);
+        drop(go);
+        fenced.join().expect("no panic");
     }
 }

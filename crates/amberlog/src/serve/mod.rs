@@ -44,6 +44,7 @@ use memory::HostMemory;
 use notify::{InStore, Manager};
 use own_files::OwnDirectory;
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -54,7 +55,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervised::{Supervised, Wish};
-use supervision::depot::InDepot;
+use supervision::depot::Taken;
 use supervision::{Opened, Shelf, Store};
 use work::DiskChange;
 
@@ -108,25 +109,39 @@ fn open_run(run: &Path) -> anyhow::Result<OwnDirectory> {
 }
 
 /// How long a daemon that was killed may take to be gone.
-const GONE_WITHIN: Duration = Duration::from_secs(5);
+const GONE_WITHIN: Duration = Duration::from_secs(3);
 
-/// Has the daemon's directory be this process's until it ends.
+/// Has the daemon's directory be this process's until it ends; nothing where the file system cannot say so.
 ///
 /// # Errors
 /// When it cannot be made, is not its user's alone, or is another daemon's.
-fn own_directory(run: &Path) -> anyhow::Result<File> {
+fn own_directory(run: &Path) -> anyhow::Result<Option<File>> {
     open_run(run)?;
     let directory = File::open(run).with_context(|| format!("opening {}", run.display()))?;
     let deadline = Instant::now() + GONE_WITHIN;
-    while rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
-        anyhow::ensure!(
-            Instant::now() < deadline,
-            "another daemon has the directory {}: stop it, or give this one another directory (run = ...)",
-            run.display()
-        );
-        std::thread::sleep(Duration::from_millis(10));
+    let control = run.join(ask::CONTROL);
+    loop {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            Err(Errno::AGAIN) => {
+                control::check_nobody_answers(&control)?;
+                anyhow::bail!(
+                    "another daemon has the directory {}: stop it, or give this one another directory (run = ...)",
+                    run.display()
+                );
+            }
+            Err(error) => {
+                log::debug!("{} cannot be locked: {error}", run.display());
+                control::check_nobody_answers(&control)?;
+                return Ok(None);
+            }
+        }
     }
-    Ok(directory)
+    // One of an earlier amberlog has no such lock.
+    control::check_nobody_answers(&control)?;
+    Ok(Some(directory))
 }
 
 /// Says all that is wrong with what a configuration names.
@@ -238,7 +253,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let mut vms = Vms::new(args.no_sandbox);
     // Until the end.
     let _directory = match &read {
-        Ok((config, _)) => Some(vms.find(config, manager.as_ref())?),
+        Ok((config, _)) => vms.find(config, manager.as_ref())?,
         // Where else something would be nobody knows.
         Err(_) => {
             if let Some(manager) = &manager {
@@ -426,36 +441,40 @@ impl Vms {
     }
 
     /// Takes what an earlier supervisor had, if there was one, and has what this one has kept. Gives what keeps others from this directory.
-    fn find(&mut self, config: &Config, manager: Option<&Arc<Manager>>) -> anyhow::Result<File> {
+    fn find(&mut self, config: &Config, manager: Option<&Arc<Manager>>) -> anyhow::Result<Option<File>> {
         let run = &config.run;
-        control::check_nobody_answers(&run.join(ask::CONTROL))?;
-        // With the modes of its own ones; what is wrong with it is said later.
-        let _ = prepare_reports(config);
-        own_files::keep_files_private();
-        let directory = own_directory(run)?;
         let left = inherited::descriptors();
-        if let Some(manager) = manager {
-            // One that nobody had started left its guests with its depot.
-            let of_depot = if left.is_empty() { depot::find(run) } else { Ok(None) };
-            match of_depot {
-                Ok(Some((depot, found))) => self.open_depot(depot, found)?,
-                Ok(None) => self.open(Box::new(InStore(Arc::clone(manager))), left),
-                Err(error) => {
-                    log::error!("{}: {error}", run.display());
-                    self.open(Box::new(InStore(Arc::clone(manager))), left);
-                }
-            }
-            return Ok(directory);
+        let guests_wait = Shelf::has_parts(&left);
+        let directory = Self::take_directory(config);
+        if let Some(manager) = manager.filter(|_| guests_wait) {
+            // They wait for nothing that can fail.
+            self.open(Box::new(InStore(Arc::clone(manager))), left);
+            return Ok(directory.unwrap_or_else(|error| {
+                log::error!("{error:#}: mend that");
+                None
+            }));
         }
-        match depot::take(run) {
-            Ok((depot, found)) => self.open_depot(depot, found)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => log::error!(
+        let directory = directory?;
+        // Where nobody had started the daemon before, its guests are left with its depot.
+        let of_depot = if manager.is_some() { depot::find(run) } else { depot::take(run).map(Some) };
+        match (of_depot, manager) {
+            (Ok(Some(taken)), _) => self.open_depot(taken)?,
+            (Ok(None), Some(manager)) => self.open(Box::new(InStore(Arc::clone(manager))), left),
+            (Ok(None), None) => {}
+            (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => log::error!(
                 "no process keeps descriptors over this daemon's death ({error}): a guest whose daemon is killed waits until it is ended"
             ),
             // It has what guests wait for, perhaps.
-            Err(error) => anyhow::bail!("{error}: start amberlog serve again, or end that process (depot)"),
+            (Err(error), _) => anyhow::bail!("{error}; or end that process (depot), and the VMMs that wait"),
         }
         Ok(directory)
+    }
+
+    fn take_directory(config: &Config) -> anyhow::Result<Option<File>> {
+        // With the modes of its own ones; what is wrong with it is said later.
+        let _ = prepare_reports(config);
+        own_files::keep_files_private();
+        own_directory(&config.run)
     }
 
     fn open(&mut self, store: Box<dyn Store>, left: Vec<(String, OwnedFd)>) {
@@ -474,9 +493,9 @@ impl Vms {
     }
 
     /// The same of a depot's. It lets go of what is not understood as soon as nobody needs it, and then this program may begin.
-    fn open_depot(&mut self, depot: InDepot, left: Vec<(String, OwnedFd)>) -> anyhow::Result<()> {
+    fn open_depot(&mut self, taken: Taken) -> anyhow::Result<()> {
         let (format, before) = (crate::worker::store_format(), crate::worker::store_format_before());
-        match Shelf::open(Box::new(depot), left, &format, &[before.as_str()]) {
+        match taken.open(&format, &[before.as_str()]) {
             Opened::Ours(shelf) => self.shelf = shelf,
             Opened::Foreign { format, parts } => {
                 let format = if format.is_empty() { "an earlier amberlog" } else { &format };

@@ -672,7 +672,7 @@ impl Slot {
         };
         if let Some(live) = live {
             entry["is_copied"] = json!(live.moments.are_copied());
-            entry["is_frozen"] = json!(live.handles.iter().any(|handle| handle.is_held().unwrap_or_default()));
+            entry["is_frozen"] = json!(live.moments.is_frozen());
             for (index, rings) in live.observer.rings().into_iter().enumerate() {
                 entry["disks"][index]["rings_started"] = json!(rings.are_started);
                 entry["disks"][index]["rings_can_be_followed"] = json!(!rings.are_placeless);

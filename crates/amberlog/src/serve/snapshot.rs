@@ -150,6 +150,14 @@ impl Moments {
         Ok(())
     }
 
+    /// Whether somebody holds the VM still, or is about to. Waits for nobody.
+    pub fn is_frozen(&self) -> bool {
+        match self.freezing.try_lock() {
+            Ok(until) => until.is_some_and(|until| Instant::now() < until),
+            Err(_) => true,
+        }
+    }
+
     /// Whether something is being copied.
     pub fn are_copied(&self) -> bool {
         self.copying().moments.iter().any(|moment| moment.strong_count() > 0)

@@ -618,6 +618,13 @@ impl Vm {
             }
             line.say(&Said::Forget { key: observer::handed_over(pid) }, &[])?;
         }
+        if let Some(descriptor) = &userfaultfd
+            && VmMemory::is_of_ended_program(descriptor.as_fd()).context("looking at the userfaultfd")?
+        {
+            // Of the VMM, which has ended, or of what had its number before it: it protects nothing.
+            line.say(&Said::Forget { key: "userfaultfd".to_owned() }, &[])?;
+            userfaultfd = None;
+        }
         if let Some((pid, _)) = vmm.filter(|(pid, _)| kept.data(PASSED_THROUGH) == Some(pid.to_string().as_str())) {
             memory.refuse_protection(observer::passes_through(pid));
         }

@@ -140,6 +140,7 @@ impl VmObserver {
                 self.forget(handed_over(peer.pid));
                 if let Err(error) = self.memory.take_userfaultfd(descriptor) {
                     log::warn!("{error}");
+                    self.forget("userfaultfd".to_owned());
                 }
             }
             // The area says so when it matters, once.

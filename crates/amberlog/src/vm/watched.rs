@@ -13,7 +13,7 @@ pub struct Watched {
 impl Watched {
     /// Watches process `pid`. Nothing if it is gone.
     pub fn new(pid: i32) -> Option<Self> {
-        let descriptor = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        let descriptor = pidfd_open(Pid::from_raw(pid.max(0))?, PidfdFlags::empty()).ok()?;
         Some(Watched { descriptor })
     }
 

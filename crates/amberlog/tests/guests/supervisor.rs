@@ -278,7 +278,11 @@ fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
             signal(depot, Signal::STOP);
             let refused = amberlog_with(["serve".as_ref(), "--config".as_ref(), config.as_os_str()]);
             assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stderr));
-            assert!(text(&refused.stderr).contains("or end that process (depot)"), "{}", text(&refused.stderr));
+            assert!(
+                text(&refused.stderr).contains("or end that process (depot), and the VMMs that wait"),
+                "{}",
+                text(&refused.stderr)
+            );
             signal(depot, Signal::CONT);
         }
         // A service manager has nothing of a daemon that it had not started.

@@ -3,19 +3,21 @@
 use super::message::{FORMAT, Message};
 use super::{PATIENCE, Stored};
 use crate::channel::Channel;
-use crate::vault::{Store, envelope, read};
+use crate::vault::{Opened, Shelf, Store, read};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+/// What `ps` calls a depot.
+pub const NAME: &str = "depot";
 /// How often a depot is started that ends at once.
 const TRIES: u32 = 3;
 /// The pause between two depots, and before another one is tried that could not be had.
@@ -35,8 +37,23 @@ pub struct InDepot {
     is_over: Mutex<Receiver<()>>,
 }
 
-/// A depot, and what it has of an earlier daemon: descriptors, each under its name.
-pub type Taken = (InDepot, Vec<(String, OwnedFd)>);
+/// A depot, and what it has of an earlier daemon.
+pub struct Taken {
+    depot: InDepot,
+    left: Vec<(String, String, crate::Found)>,
+}
+
+impl Taken {
+    /// See [`Shelf::open`].
+    pub fn open(self, format: &str, before: &[&str]) -> Opened {
+        Shelf::open_items(Box::new(self.depot), self.left, Vec::new(), format, before)
+    }
+
+    #[cfg(test)]
+    pub(super) fn map(self, store: impl FnOnce(InDepot) -> Box<dyn Store>) -> Opened {
+        Shelf::open_items(store(self.depot), self.left, Vec::new(), "1", &[])
+    }
+}
 
 struct Inner {
     path: PathBuf,
@@ -90,11 +107,11 @@ impl InDepot {
     }
 
     fn attend(path: &Path, start: Start, depot: Depot, found: Found) -> io::Result<Taken> {
-        let put = |(name, stored): &(String, Stored)| {
-            let descriptors: Vec<_> = stored.descriptors.iter().map(AsFd::as_fd).collect();
-            Ok((name.clone(), envelope(&stored.item, &stored.words, &descriptors)?))
+        let copy = |(name, stored): &(String, Stored)| {
+            let descriptors = stored.descriptors.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+            Ok((name.clone(), stored.item.clone(), crate::Found { words: stored.words.clone(), descriptors }))
         };
-        let left = found.iter().map(put).collect::<io::Result<_>>()?;
+        let left = found.iter().map(copy).collect::<io::Result<_>>()?;
         let depot = Arc::new(depot);
         let link = Link { depot: Some(Arc::clone(&depot)), has: found.into_iter().collect(), is_over: false };
         let inner = Arc::new(Inner { path: path.to_owned(), start, link: Mutex::new(link) });
@@ -104,7 +121,7 @@ impl InDepot {
             looking.look_after(depot);
             drop(looks);
         })?;
-        Ok((InDepot { inner, is_over: Mutex::new(is_over) }, left))
+        Ok(Taken { depot: InDepot { inner, is_over: Mutex::new(is_over) }, left })
     }
 }
 
@@ -186,6 +203,8 @@ impl Inner {
         loop {
             // It says nothing more.
             while let Ok(Some(_)) = Message::receive(&depot.channel) {}
+            // One that hung up by itself would keep what it has.
+            depot.kill();
             let Some(next) = self.follow(begun) else { return };
             (depot, begun) = (next, Some(Instant::now()));
         }
@@ -214,7 +233,8 @@ impl Inner {
             if link.is_over {
                 return None;
             }
-            match started.and_then(|depot| link.give_all(&depot).map(|()| depot)) {
+            let given = |depot: Depot| link.give_all(&depot).inspect_err(|_| depot.kill()).map(|()| depot);
+            match started.and_then(given) {
                 Ok(depot) => {
                     let depot = Arc::new(depot);
                     link.depot = Some(Arc::clone(&depot));
@@ -256,8 +276,7 @@ fn meet(path: &Path) -> io::Result<Option<(Depot, Found)>> {
         let met = connect(path).and_then(|channel| greeted(&channel, path).map(|met| (channel, met)));
         match met {
             Ok((channel, Some((pid, found)))) => {
-                let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-                return Ok(Some((Depot { channel, process }, found)));
+                return Ok(Some((Depot { channel, process: process_of(pid) }, found)));
             }
             // A daemon that was killed may take a moment to be gone.
             Ok((_, None)) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
@@ -280,6 +299,12 @@ fn meet(path: &Path) -> io::Result<Option<(Depot, Found)>> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// The process that a depot says it is, if it is one here: it may have begun where numbers mean other processes.
+fn process_of(pid: i32) -> Option<OwnedFd> {
+    let process = pidfd_open(Pid::from_raw(pid.max(0))?, PidfdFlags::empty()).ok()?;
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == NAME).then_some(process)
 }
 
 fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
@@ -336,6 +361,13 @@ fn greeted(channel: &Channel, path: &Path) -> io::Result<Option<(i32, Found)>> {
     loop {
         match Message::receive(channel) {
             Ok(Some((Message::Busy, _))) => return Ok(None),
+            Ok(Some((Message::Refused, _))) => {
+                return Err(io::Error::other(format!(
+                    "the process that hears at {} has what an earlier daemon kept, and does not hear this one, which is fenced in further \
+                     (a service manager's filter of system calls, or a container's): start it as that one was started",
+                    path.display()
+                )));
+            }
             Ok(Some((Message::Depot { format, pid }, _))) if format == FORMAT => who = Some(pid),
             Ok(Some((Message::Item { name, item, words }, descriptors))) if who.is_some() => {
                 found.push((name, Stored { item, words, descriptors }));

@@ -24,6 +24,8 @@ pub(super) enum Message {
     Depot { format: u32, pid: i32 },
     /// Another daemon is there.
     Busy,
+    /// Who came is fenced in further than the daemon before, as what serves a guest is, and gets nothing.
+    Refused,
     /// An item, under its name in the store, with the descriptors that come along: from the depot, it has it; from the daemon, it is to be kept.
     Item { name: String, item: String, words: Vec<u8> },
     /// That was all.
@@ -52,6 +54,7 @@ impl Message {
                 bytes.extend(pid.to_le_bytes());
             }
             Message::Busy => bytes.push(b'b'),
+            Message::Refused => bytes.push(b'f'),
             Message::Item { name, item, words } => {
                 bytes.push(b'i');
                 text(&mut bytes, name);
@@ -90,6 +93,7 @@ impl Message {
                 Message::Depot { format: number(&mut rest)?, pid: number(&mut rest)?.cast_signed() }
             }
             b'b' => Message::Busy,
+            b'f' => Message::Refused,
             b'i' => {
                 let (name, item) = (text(&mut rest)?, text(&mut rest)?);
                 Message::Item { name, item, words: std::mem::take(&mut rest).to_vec() }
@@ -133,6 +137,7 @@ mod tests {
             Message::Daemon { format: 1 },
             Message::Depot { format: u32::MAX, pid: -1 },
             Message::Busy,
+            Message::Refused,
             Message::Item { name: name.clone(), item: "one/kept/vmm".to_owned(), words: vec![0, 255, 1] },
             Message::Item { name: String::new(), item: String::new(), words: Vec::new() },
             Message::All,

@@ -3,12 +3,15 @@ use crate::vault::{Opened, Shelf, Store};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// What nobody can see.
+const UNSEEN: u32 = 1000;
 
 /// What another program does at the socket of a depot.
 type Strange = Box<dyn FnOnce(&OwnedFd) + Send>;
@@ -22,7 +25,8 @@ struct World {
     depots: Arc<Mutex<Vec<JoinHandle<()>>>>,
     /// The next depots do this in the place of what a depot does.
     next: Arc<Mutex<Vec<Strange>>>,
-    may_come: Arc<AtomicBool>,
+    /// Of whoever comes.
+    fence: Arc<AtomicU32>,
     /// Whether a process lives cannot be seen.
     is_blind: Arc<AtomicBool>,
     started: Arc<AtomicUsize>,
@@ -49,7 +53,7 @@ impl World {
             processes: Arc::default(),
             depots: Arc::default(),
             next: Arc::default(),
-            may_come: Arc::new(AtomicBool::new(true)),
+            fence: Arc::new(AtomicU32::new(3)),
             is_blind: Arc::default(),
             started: Arc::default(),
             last: Arc::default(),
@@ -86,10 +90,13 @@ impl World {
 
     /// A daemon comes.
     fn daemon(&self) -> (Shelf, BTreeSet<String>) {
-        let (depot, found) = InDepot::take(&self.path(), self.start()).expect("a depot");
-        let depot = Arc::new(depot);
-        *self.last.lock().expect("no panic") = Arc::downgrade(&depot);
-        let Opened::Ours(shelf) = Shelf::open(Box::new(Shared(depot)), found, "1", &[]) else { panic!("it is ours") };
+        let taken = InDepot::take(&self.path(), self.start()).expect("a depot");
+        let opened = taken.map(|depot| {
+            let depot = Arc::new(depot);
+            *self.last.lock().expect("no panic") = Arc::downgrade(&depot);
+            Box::new(Shared(depot))
+        });
+        let Opened::Ours(shelf) = opened else { panic!("it is ours") };
         let parts = shelf.parts();
         (shelf, parts)
     }
@@ -128,9 +135,10 @@ impl Host for World {
         Ok(processes.get(&pid).map(|(it, _)| it.try_clone().expect("a descriptor")))
     }
 
-    fn may_be_daemon(&self, pid: i32) -> bool {
+    fn fence(&self, pid: i32) -> Option<u32> {
         assert_eq!(pid, std::process::id().cast_signed());
-        self.may_come.load(Ordering::SeqCst)
+        let fence = self.fence.load(Ordering::SeqCst);
+        (fence < UNSEEN).then_some(fence)
     }
 }
 
@@ -228,7 +236,7 @@ fn of_two_words_about_a_vmm_the_later_one_counts() {
     for (earlier, later, count) in [(1, 2, 0), (2, 1, 2)] {
         let kept = [("amberlog-9", earlier), ("amberlog-10", later)];
         let kept = kept.map(|(name, pid)| (name.to_owned(), stored(pid))).into();
-        let mut depot = Depot { kept, orphans: Vec::new(), closer: Closer::start().expect("a thread") };
+        let mut depot = Depot { kept, orphans: Vec::new(), closing: Closing::default() };
         depot.find_orphans(&world);
         assert_eq!((depot.orphans.len(), depot.kept.len()), (count / 2, count));
     }
@@ -257,15 +265,20 @@ fn what_a_daemon_lets_go_of_is_gone_when_it_has_ended() {
     world.begin(1);
     let (mut shelf, _) = world.daemon();
     let mut kept = vm(&mut shelf, "a", Some(1));
-    let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
-    kept.put("lock", b"", &[ours.as_fd()]);
-    drop(ours);
+    // On a disk, where closing has its own thread.
+    let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a directory");
+    let lock = |number: usize| {
+        let file = std::fs::File::create(directory.path().join(number.to_string())).expect("a file");
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map(|()| file)
+    };
+    for number in 0..300 {
+        kept.put(&format!("lock {number}"), b"", &[lock(number).expect("nobody's").as_fd()]);
+    }
+    assert!(lock(0).is_err() && lock(299).is_err());
     kept.clear();
     shelf.clear();
     drop((kept, shelf));
-    // Nobody has the other end any more.
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    assert_eq!(poll(&mut [PollFd::new(&theirs, PollFlags::IN)], Some(&at_once)), Ok(1));
+    (0..300).for_each(|number| drop(lock(number).expect("nobody has it any more")));
     world.await_no_depot();
 }
 
@@ -342,19 +355,29 @@ fn who_is_no_daemon_gets_nothing() {
     let kept = vm(&mut shelf, "a", Some(1));
     drop((shelf, kept));
     let silent: Vec<_> = (0..2).map(|_| attended::connect(&world.path()).expect("it hears")).collect();
-    world.may_come.store(false, Ordering::SeqCst);
-    let fenced = attended::connect(&world.path()).expect("it hears");
-    let _ = Message::Daemon { format: FORMAT }.send(&fenced, &[]);
-    fenced.set_hearing_patience(Some(LIMIT)).expect("set");
-    assert!(!matches!(Message::receive(&fenced), Ok(Some(_))), "it is given something");
-    world.may_come.store(true, Ordering::SeqCst);
+    let is_refused = |fence: u32| {
+        world.fence.store(fence, Ordering::SeqCst);
+        let fenced = attended::connect(&world.path()).expect("it hears");
+        let _ = Message::Daemon { format: FORMAT }.send(&fenced, &[]);
+        fenced.set_hearing_patience(Some(LIMIT)).expect("set");
+        assert_eq!(Message::receive(&fenced).expect("heard").map(|(said, _)| said), Some(Message::Refused));
+    };
+    is_refused(4);
+    is_refused(UNSEEN);
+    let never: Start = Box::new(|_| panic!("somebody is there"));
+    let error = InDepot::take(&world.path(), never).map(drop).expect_err("it is not heard");
+    assert!(error.to_string().contains("is fenced in further"), "{error}");
+    // One that is less so is, and from then on counts what it has.
+    world.fence.store(1, Ordering::SeqCst);
     let (shelf, found) = world.daemon();
     assert_eq!(names(&found), ["a"]);
     for silent in silent {
         silent.set_hearing_patience(Some(LIMIT)).expect("set");
-        assert!(!matches!(Message::receive(&silent), Ok(Some(_))), "it is given something");
+        let said = Message::receive(&silent).ok().flatten().map(|(said, _)| said);
+        assert!(matches!(said, None | Some(Message::Refused)), "it is given {said:?}");
     }
     drop(shelf);
+    is_refused(2);
     world.end(1);
     world.await_no_depot();
 }

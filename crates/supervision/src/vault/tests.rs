@@ -76,6 +76,15 @@ fn of_two_with_one_name_the_later_counts() {
     assert!(store.names().contains(&"amberlog-12".to_owned()), "no number is used twice");
 }
 
+/// A process that may have no more descriptors is given what it has kept all the same, the next time.
+#[test]
+fn what_cannot_be_read_now_is_not_thrown_away() {
+    use std::io::{Error, ErrorKind};
+    assert!(super::is_passing(&Error::from_raw_os_error(24)), "EMFILE");
+    assert!(super::is_passing(&ErrorKind::ResourceBusy.into()), "its descriptors did not come along");
+    assert!(!super::is_passing(&Error::from_raw_os_error(88)) && !super::is_passing(&Error::other("strange")));
+}
+
 /// Whatever word the store misses, and whenever the process ends: what is found is the last or the one before, or known not to be whole.
 #[test]
 fn what_is_found_is_true_or_known_not_to_be() {
