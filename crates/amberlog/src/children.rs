@@ -77,9 +77,25 @@ impl OwnChild {
 /// # Errors
 /// When it cannot be started or read.
 pub fn output(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
-    let mut child = OwnChild::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    let child = OwnChild::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    read_to_end(child, |child| child.stdout.take())
+}
+
+/// What a command says of what went wrong, and how it ended.
+///
+/// # Errors
+/// When it cannot be started or read.
+pub fn errors(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
+    let child = OwnChild::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()))?;
+    read_to_end(child, |child| child.stderr.take())
+}
+
+fn read_to_end<R: Read>(
+    mut child: OwnChild,
+    stream: impl FnOnce(&mut Child) -> Option<R>,
+) -> io::Result<(ExitStatus, Vec<u8>)> {
     let mut said = Vec::new();
-    let read = child.0.stdout.take().map(|mut stdout| stdout.read_to_end(&mut said));
+    let read = stream(&mut child.0).map(|mut stream| stream.read_to_end(&mut said));
     let status = child.wait()?;
     read.transpose()?;
     Ok((status, said))
@@ -165,6 +181,8 @@ mod tests {
     fn what_a_command_prints_is_heard_to_its_end() {
         let (status, said) = output(Command::new("sh").args(["-c", "echo a; echo b; exit 3"])).expect("it ran");
         assert_eq!((status.code(), said.as_slice()), (Some(3), b"a\nb\n".as_slice()));
+        let (status, said) = errors(Command::new("sh").args(["-c", "echo a; echo b >&2; exit 3"])).expect("it ran");
+        assert_eq!((status.code(), said.as_slice()), (Some(3), b"b\n".as_slice()));
         output(&mut Command::new("/nonexistent/program")).expect_err("there is none");
     }
 }

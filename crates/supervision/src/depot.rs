@@ -8,7 +8,7 @@
 //! What it must never do: keep anything of a VM that no VMM has while no daemon is there (its images and its directory would be in use for ever, and nobody
 //! could bring home what is owed); give anything to a process that serves a guest; wait for anybody. Failure story: a depot that dies or hangs under
 //! its daemon is followed by another one, which is given all of it again. Where both die, the next daemon finds nothing, as if there had never been
-//! one: it leaves the guest alone until its VMM has ended. Where closing a file waits for storage, a thread does that for its VM, and nothing else waits for it.
+//! one: it leaves the guest alone until its VMM has ended. Where closing a file waits for storage, a thread does that, and nothing of another VM waits for it.
 
 mod attended;
 mod message;
@@ -19,7 +19,6 @@ use crate::channel::Channel;
 use crate::vault::NAME;
 use message::{FORMAT, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,8 +38,6 @@ const LOOK: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a daemon that ends waits for what is being closed.
 const CLOSING: Duration = Duration::from_secs(2);
-/// `TMPFS_MAGIC` (linux/magic.h): memfd_create's files, too.
-const TMPFS: i64 = 0x0102_1994;
 /// The item that says which process is the VMM, after the name of the VM.
 const VMM: &str = "kept/vmm";
 
@@ -96,6 +93,13 @@ impl<P> Orphan<P> {
 /// # Errors
 /// When nobody can be waited for.
 pub fn keep<H: Host>(listener: &OwnedFd, host: &H) -> io::Result<()> {
+    let kept = keep_to_the_end(listener, host);
+    // Something may be closed still: nobody is to come to a process that does nothing else any more.
+    let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
+    kept
+}
+
+fn keep_to_the_end<H: Host>(listener: &OwnedFd, host: &H) -> io::Result<()> {
     let mut depot = Depot { kept: BTreeMap::new(), orphans: Vec::new(), closing: Closing::default() };
     // As its first daemon is, which it is a child of.
     let mut fence = host.fence(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or_default();
@@ -300,14 +304,13 @@ impl Stored {
     }
 }
 
-/// What is being closed. The last descriptor of an image may wait for storage: what is of one VM, or was let go of at once, has a thread of its own.
+/// What is being closed, each that was let go of at once by a thread of its own: the last descriptor of an image may wait for storage.
 #[derive(Default)]
 struct Closing(Vec<JoinHandle<()>>);
 
 impl Closing {
     fn close(&mut self, stored: impl IntoIterator<Item = Stored>) {
         let descriptors = stored.into_iter().flat_map(|stored| stored.descriptors);
-        // Sockets and pipes wait for nothing, nor does what is in memory.
         let (slow, quick): (Vec<OwnedFd>, Vec<OwnedFd>) = descriptors.partition(may_wait);
         drop(quick);
         self.0.retain(|closing| !closing.is_finished());
@@ -327,15 +330,9 @@ impl Closing {
     }
 }
 
-/// Whether storage may have a say when it is closed: a file that is not in memory, or a device.
+/// Whether closing it may take its time: storage may have a say, or much memory goes. Only what the kernel knows without asking anybody does not.
 fn may_wait(descriptor: &OwnedFd) -> bool {
-    let is_file = rustix::fs::fstat(descriptor).is_ok_and(|status| {
-        matches!(
-            FileType::from_raw_mode(status.st_mode),
-            FileType::RegularFile | FileType::BlockDevice | FileType::CharacterDevice
-        )
-    });
-    is_file && rustix::fs::fstatfs(descriptor).is_ok_and(|status| status.f_type != TMPFS)
+    rustix::net::sockopt::socket_type(descriptor).is_err() && rustix::pipe::fcntl_getpipe_size(descriptor).is_err()
 }
 
 #[cfg(test)]

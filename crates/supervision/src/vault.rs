@@ -114,30 +114,34 @@ impl Shelf {
     /// and kept in this one from then on.
     pub fn open(store: Box<dyn Store>, left: Vec<(String, OwnedFd)>, format: &str, before: &[&str]) -> Opened {
         let mut items = Vec::new();
-        let mut strange = Vec::new();
+        let (mut strange, mut unread) = (Vec::new(), Vec::new());
         for (name, envelope) in left {
             match read(&envelope) {
                 Ok((item, found)) => items.push((name, item, found)),
                 Err(error) => {
                     log::warn!("what an earlier process left under {name} is not understood: {error}");
                     // What could not be taken in now (no descriptor is left, say) stays.
-                    strange.extend((!is_passing(&error)).then_some(name));
+                    if is_passing(&error) { &mut unread } else { &mut strange }.push(name);
                 }
             }
         }
-        Self::open_items(store, items, strange, format, before)
+        Self::open_items(store, items, (strange, unread), format, before)
     }
 
     /// Whether items of a VM are among what an earlier process has left in a store.
     pub fn has_parts(left: &[(String, OwnedFd)]) -> bool {
-        left.iter().any(|(_, envelope)| read(envelope).is_ok_and(|(item, _)| item.contains('/')))
+        left.iter().any(|(_, envelope)| match read(envelope) {
+            Ok((item, _)) => item.contains('/'),
+            Err(error) => is_passing(&error),
+        })
     }
 
-    /// The same of items that were taken out of their envelopes: each its name in the store, its own, and what was found. What is `strange` goes.
+    /// The same of items that were taken out of their envelopes: each its name in the store, its own, and what was found. Beside these, what is strange
+    /// goes, and what could not be read now stays.
     pub(crate) fn open_items(
         store: Box<dyn Store>,
         left: Vec<(String, String, Found)>,
-        strange: Vec<String>,
+        (strange, unread): (Vec<String>, Vec<String>),
         format: &str,
         before: &[&str],
     ) -> Opened {
@@ -149,6 +153,8 @@ impl Shelf {
             Some(number)
         };
         let mut outdated: Vec<u64> = strange.iter().filter_map(|name| number(name)).collect();
+        // No number is used twice.
+        unread.iter().for_each(|name| drop(number(name)));
         for (name, item, found) in left {
             let Some(number) = number(&name) else { continue };
             match newest.get(&item) {

@@ -252,7 +252,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let manager = Manager::of_this_process().map(Arc::new);
     let mut vms = Vms::new(args.no_sandbox);
     // Until the end.
-    let _directory = match &read {
+    let mut directory = match &read {
         Ok((config, _)) => vms.find(config, manager.as_ref())?,
         // Where else something would be nobody knows.
         Err(_) => {
@@ -292,6 +292,12 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     ));
     // Guests that run wait for nothing that can fail: what is wrong with the rest is said, and tried again when that was mended.
     vms.go_on(parts.iter(), served.as_ref());
+    if let Some((config, _)) = served.as_ref().filter(|_| directory.is_none() && !parts.is_empty()) {
+        match Vms::take_directory(config) {
+            Ok(taken) => directory = taken,
+            Err(error) => log::error!("{error:#}: mend that"),
+        }
+    }
     if let Some(run) = vms.kept_run().filter(|_| served.is_none())
         && let Err(error) = front.listen(&run, &vms.slots)
     {
@@ -385,7 +391,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         shutdown::shut_down(config, manager.as_deref(), &mut signals);
     }
     let is_home = vms.stop(&end, manager.as_ref());
-    drop(front);
+    drop((front, directory));
     // Each has said what is kept of it, and where.
     Ok(if is_home || end == Wish::Leave { ExitCode::SUCCESS } else { ExitCode::from(exit::FAILED) })
 }
@@ -444,17 +450,12 @@ impl Vms {
     fn find(&mut self, config: &Config, manager: Option<&Arc<Manager>>) -> anyhow::Result<Option<File>> {
         let run = &config.run;
         let left = inherited::descriptors();
-        let guests_wait = Shelf::has_parts(&left);
-        let directory = Self::take_directory(config);
-        if let Some(manager) = manager.filter(|_| guests_wait) {
-            // They wait for nothing that can fail.
+        if let Some(manager) = manager.filter(|_| Shelf::has_parts(&left)) {
+            // Guests wait: for nothing that can fail or hang. The directory is taken after they go on.
             self.open(Box::new(InStore(Arc::clone(manager))), left);
-            return Ok(directory.unwrap_or_else(|error| {
-                log::error!("{error:#}: mend that");
-                None
-            }));
+            return Ok(None);
         }
-        let directory = directory?;
+        let directory = Self::take_directory(config)?;
         // Where nobody had started the daemon before, its guests are left with its depot.
         let of_depot = if manager.is_some() { depot::find(run) } else { depot::take(run).map(Some) };
         match (of_depot, manager) {

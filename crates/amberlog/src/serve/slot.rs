@@ -490,6 +490,13 @@ impl Slot {
             keep_source(&self.line, CONFIG, wanted)
         });
         if let Err(error) = changed {
+            // Nobody is to find an image in use that nobody serves.
+            for name in &changes.added {
+                let key = change::image_key(name);
+                if let Err(error) = self.line.say(&Said::Forget { key }, &[]) {
+                    log::debug!("having disk {name} forgotten: {error}");
+                }
+            }
             return Err(self.reopen(&served, &live, &shut, error));
         }
         *changing = Some(wanted.clone());
@@ -713,8 +720,9 @@ impl Slot {
         let _entered = self.enter();
         let live = self.live()?;
         let mut freezing = live.moments.freezing();
+        let begun = Instant::now();
         super::freeze::freeze(&live, time)?;
-        *freezing = Some(Instant::now() + time);
+        *freezing = Some(begun + time.min(super::freeze::HOLD_MAX));
         log::info!("vm {}: is frozen for {} s at most", self.name, time.as_secs());
         Ok(())
     }

@@ -369,14 +369,14 @@ impl Supervised {
 
     /// What a guest is owed goes home from its files, by a process of its own.
     fn bring_home(&self, directory: &Path) {
-        let finished =
-            Program::own().command().args(["recover", "--area"]).arg(directory).stdin(Stdio::null()).output();
+        let mut command = Program::own().command();
+        let finished = crate::children::errors(command.args(["recover", "--area"]).arg(directory));
         let why = match finished {
-            Ok(output) if output.status.success() => {
+            Ok((status, _)) if status.success() => {
                 log::info!("vm {}: what its guest was owed is home", self.name);
                 return;
             }
-            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "),
+            Ok((_, said)) => String::from_utf8_lossy(&said).trim().replace('\n', "; "),
             Err(error) => error.to_string(),
         };
         log::error!(

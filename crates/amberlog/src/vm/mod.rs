@@ -608,23 +608,10 @@ impl Vm {
         let vmm = vmm_of(&kept);
         // From here on faults are answered: the logs that retain pages are known.
         let mut handed_over = observer::all_handed_over(&mut kept);
-        let mut userfaultfd = kept.take("userfaultfd").map(|(_, descriptor)| descriptor);
-        if let Some((pid, _)) = vmm {
-            // The one before may have got no further than to know who its VMM is.
-            let own = handed_over.remove(&pid);
-            if let Some(own) = own.filter(|_| userfaultfd.is_none()) {
-                line.keep("userfaultfd", "", Some(own.as_fd()))?;
-                userfaultfd = Some(own);
-            }
-            line.say(&Said::Forget { key: observer::handed_over(pid) }, &[])?;
-        }
-        if let Some(descriptor) = &userfaultfd
-            && VmMemory::is_of_ended_program(descriptor.as_fd()).context("looking at the userfaultfd")?
-        {
-            // Of the VMM, which has ended, or of what had its number before it: it protects nothing.
-            line.say(&Said::Forget { key: "userfaultfd".to_owned() }, &[])?;
-            userfaultfd = None;
-        }
+        let before = kept.take("userfaultfd").map(|(_, descriptor)| descriptor);
+        // The one before may have got no further than to know who its VMM is.
+        let own = vmm.and_then(|(pid, _)| handed_over.remove(&pid));
+        let userfaultfd = choose_userfaultfd(before, own, vmm, line)?;
         if let Some((pid, _)) = vmm.filter(|(pid, _)| kept.data(PASSED_THROUGH) == Some(pid.to_string().as_str())) {
             memory.refuse_protection(observer::passes_through(pid));
         }
@@ -1093,6 +1080,43 @@ pub fn die_of_panics(message: String) {
         eprintln!("{message}");
         std::process::abort();
     }));
+}
+
+/// How long a VMM may take to end that gives its memory back already.
+const VMM_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// The userfaultfd that is the VMM's, of the one that a worker before has used and of what the process has handed over, and has it kept as that.
+/// None of a program that has ended: it would protect nothing, and say nothing of that.
+fn choose_userfaultfd(
+    before: Option<OwnedFd>,
+    own: Option<OwnedFd>,
+    vmm: Option<(i32, u64)>,
+    line: &Line,
+) -> anyhow::Result<Option<OwnedFd>> {
+    let had_one = before.is_some() || own.is_some();
+    let mut chosen = None;
+    for (descriptor, is_kept) in [(before, true), (own, false)] {
+        let Some(descriptor) = descriptor.filter(|_| chosen.is_none()) else { continue };
+        if VmMemory::is_of_ended_program(descriptor.as_fd()).context("looking at the userfaultfd")? {
+            continue;
+        }
+        if !is_kept {
+            line.keep("userfaultfd", "", Some(descriptor.as_fd()))?;
+        }
+        chosen = Some(descriptor);
+    }
+    if chosen.is_none() && had_one {
+        // A VMM that ends gives its memory back first, which may take a while.
+        let deadline = Instant::now() + VMM_ENDS_WITHIN;
+        while vmm.is_some_and(lives) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        line.say(&Said::Forget { key: "userfaultfd".to_owned() }, &[])?;
+    }
+    if let Some((pid, _)) = vmm {
+        line.say(&Said::Forget { key: observer::handed_over(pid) }, &[])?;
+    }
+    Ok(chosen)
 }
 
 /// What the journals write goes past the page cache where the disk engine does, as far as it shares pages with what that writes.

@@ -46,12 +46,12 @@ pub struct Taken {
 impl Taken {
     /// See [`Shelf::open`].
     pub fn open(self, format: &str, before: &[&str]) -> Opened {
-        Shelf::open_items(Box::new(self.depot), self.left, Vec::new(), format, before)
+        Shelf::open_items(Box::new(self.depot), self.left, Default::default(), format, before)
     }
 
     #[cfg(test)]
     pub(super) fn map(self, store: impl FnOnce(InDepot) -> Box<dyn Store>) -> Opened {
-        Shelf::open_items(store(self.depot), self.left, Vec::new(), "1", &[])
+        Shelf::open_items(store(self.depot), self.left, Default::default(), "1", &[])
     }
 }
 
@@ -152,20 +152,22 @@ impl Store for InDepot {
 }
 
 impl Drop for InDepot {
-    /// When this returns, the depot has let go of what it was told to let go of, or it is killed.
+    /// When this returns, the depot has let go of what it was told to let go of, or it hangs: then it is killed where nothing is left to be kept.
     fn drop(&mut self) {
-        let depot = {
+        let (depot, is_empty) = {
             let mut link = self.inner.lock();
             link.is_over = true;
-            link.has.clear();
-            link.depot.take()
+            let has = std::mem::take(&mut link.has);
+            (link.depot.take(), !has.values().any(|stored| stored.item.contains('/')))
         };
         let Some(depot) = depot else { return };
         depot.channel.end();
         let is_over = self.is_over.get_mut().expect("no panic under this lock");
-        if is_over.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if is_over.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) && is_empty {
             log::error!("the process that keeps descriptors over this daemon's death does not answer, and is killed");
             depot.kill();
+            // Where it cannot die, nobody is to wait for it.
+            let _ = std::fs::remove_file(&self.inner.path);
         }
     }
 }
@@ -203,23 +205,24 @@ impl Inner {
         loop {
             // It says nothing more.
             while let Ok(Some(_)) = Message::receive(&depot.channel) {}
-            // One that hung up by itself would keep what it has.
-            depot.kill();
-            let Some(next) = self.follow(begun) else { return };
+            let Some(next) = self.follow(begun, &depot) else { return };
             (depot, begun) = (next, Some(Instant::now()));
         }
     }
 
     /// Starts the one that follows, and gives it all; nothing when none is wanted any more.
-    fn follow(&self, begun: Option<Instant>) -> Option<Arc<Depot>> {
+    fn follow(&self, begun: Option<Instant>, ended: &Depot) -> Option<Arc<Depot>> {
         let mut is_said = false;
         {
             let mut link = self.lock();
             link.depot = None;
             if link.is_over {
+                // It may have what guests wait for.
                 return None;
             }
         }
+        // One that hung up by itself would keep what it has.
+        ended.kill();
         log::error!(
             "the process that keeps descriptors over this daemon's death has ended or hangs, and is started anew"
         );
