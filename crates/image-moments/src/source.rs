@@ -91,6 +91,10 @@ mod tests {
         else {
             return Ok(());
         };
+        if rustix::fs::fstatfs(&cached)?.f_type == 0x0102_1994 {
+            // tmpfs, which is a cache and has no storage.
+            return Ok(());
+        }
         let is_cached = |at: usize| {
             let flags = rustix::io::ReadWriteFlags::NOWAIT;
             rustix::io::preadv2(&cached, &mut [io::IoSliceMut::new(&mut [0])], at as u64, flags).is_ok()
