@@ -51,7 +51,8 @@ fn refused(directory: &Path) -> String {
     let [shm, run, image] = ["shm", "run", "image"].map(|name| directory.join(name));
     std::fs::create_dir_all(&shm).expect("a directory");
     File::create(&image).and_then(|image| image.set_len(1 << 20)).expect("an image");
-    let text = format!("shm = {shm:?}\nrun = {run:?}\n[[vm]]\nname = \"db\"\ndisks = [\"{},raw\"]\n", image.display());
+    let text =
+        format!("shm = {shm:?}\nrun = {run:?}\n[[vm]]\nname = \"db\"\ndisks = [\"{},format=raw\"]\n", image.display());
     std::fs::write(&config, text).expect("written");
     let output = Command::new("timeout")
         .args(["20", env!("CARGO_BIN_EXE_amberlog"), "serve", "--config"])
@@ -132,7 +133,7 @@ fn a_depot_ends_when_nothing_is_left_and_not_before() {
     };
     let mut shelf = daemon(&run, "1");
     shelf.split("db").split("kept").put("vmm", words.as_bytes(), &[]);
-    [Signal::TERM, Signal::HUP, Signal::INT, Signal::STOP].map(signal);
+    [Signal::TERM, Signal::HUP, Signal::INT, Signal::STOP].into_iter().for_each(signal);
     drop(shelf);
     signal(Signal::CONT);
     let mut shelf = daemon(&run, "1");

@@ -154,7 +154,9 @@ impl Shelf {
         };
         let mut outdated: Vec<u64> = strange.iter().filter_map(|name| number(name)).collect();
         // No number is used twice.
-        unread.iter().for_each(|name| drop(number(name)));
+        for name in &unread {
+            number(name);
+        }
         for (name, item, found) in left {
             let Some(number) = number(&name) else { continue };
             match newest.get(&item) {
