@@ -369,6 +369,7 @@ fn who_is_no_daemon_gets_nothing() {
     assert!(error.to_string().contains("is fenced in further"), "{error}");
     // One that is less so is, and from then on counts what it has.
     world.fence.store(1, Ordering::SeqCst);
+    let _silent = attended::connect(&world.path()).expect("it hears");
     let (shelf, found) = world.daemon();
     assert_eq!(names(&found), ["a"]);
     for silent in silent {
