@@ -142,9 +142,10 @@ fn a_depot_ends_when_nothing_is_left_and_not_before() {
     kept.clear();
     shelf.clear();
     signal(Signal::STOP);
-    let depot = depot_of(&run);
+    assert!(depot_of(&run).is_some());
     drop((kept, shelf));
-    assert!(depot.is_some() && depot_of(&run).is_none(), "it has nothing, and does not answer");
+    // It has nothing, and does not answer.
+    await_no_depot(&run);
     // Nobody waits for the one that was there.
     drop(daemon(&run, "1"));
     await_no_depot(&run);

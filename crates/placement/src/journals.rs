@@ -792,6 +792,17 @@ impl Journals {
         self.describe()
     }
 
+    /// The disks that were to come do not: whoever uses their images need not ask this VM's directory any more.
+    ///
+    /// # Errors
+    /// When that cannot be written down.
+    pub fn expect_no_more(&self) -> io::Result<()> {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let served: Vec<&Path> = self.disks.iter().map(|disk| disk.options.path.as_path()).collect();
+        self.directory.keep_images(&served);
+        self.describe()
+    }
+
     /// A disk is about to go, and nobody uses it any more: brings home what it is owed, and has it say for itself what is to be known of
     /// its journals.
     ///

@@ -187,6 +187,8 @@ struct Vms {
     foreign: BTreeMap<String, String>,
     /// Something stays in the store.
     is_left: bool,
+    /// The daemon's directory is taken when its guests go on.
+    has_no_directory_yet: bool,
 }
 
 /// What others find of the daemon. Each part is missing until it could be made.
@@ -292,7 +294,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     ));
     // Guests that run wait for nothing that can fail: what is wrong with the rest is said, and tried again when that was mended.
     vms.go_on(parts.iter(), served.as_ref());
-    if let Some((config, _)) = served.as_ref().filter(|_| directory.is_none() && !parts.is_empty()) {
+    if let Some((config, _)) = served.as_ref().filter(|_| vms.has_no_directory_yet) {
         match Vms::take_directory(config) {
             Ok(taken) => directory = taken,
             Err(error) => log::error!("{error:#}: mend that"),
@@ -443,6 +445,7 @@ impl Vms {
             shelf: Shelf::default(),
             foreign: BTreeMap::new(),
             is_left: false,
+            has_no_directory_yet: false,
         }
     }
 
@@ -453,6 +456,7 @@ impl Vms {
         if let Some(manager) = manager.filter(|_| Shelf::has_parts(&left)) {
             // Guests wait: for nothing that can fail or hang. The directory is taken after they go on.
             self.open(Box::new(InStore(Arc::clone(manager))), left);
+            self.has_no_directory_yet = true;
             return Ok(None);
         }
         let directory = Self::take_directory(config)?;

@@ -497,6 +497,10 @@ impl Slot {
                     log::debug!("having disk {name} forgotten: {error}");
                 }
             }
+            if let Err(error) = live.journals.expect_no_more() {
+                log::debug!("vm {}: that no disk comes is not noted: {error}", self.name);
+            }
+            self.line.settle();
             return Err(self.reopen(&served, &live, &shut, error));
         }
         *changing = Some(wanted.clone());

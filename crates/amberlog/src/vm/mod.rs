@@ -611,7 +611,7 @@ impl Vm {
         let before = kept.take("userfaultfd").map(|(_, descriptor)| descriptor);
         // The one before may have got no further than to know who its VMM is.
         let own = vmm.and_then(|(pid, _)| handed_over.remove(&pid));
-        let userfaultfd = choose_userfaultfd(before, own, vmm, line)?;
+        let userfaultfd = choose_userfaultfd((before, own), vmm, journals.area.retains_pages(), line)?;
         if let Some((pid, _)) = vmm.filter(|(pid, _)| kept.data(PASSED_THROUGH) == Some(pid.to_string().as_str())) {
             memory.refuse_protection(observer::passes_through(pid));
         }
@@ -1086,11 +1086,12 @@ pub fn die_of_panics(message: String) {
 const VMM_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The userfaultfd that is the VMM's, of the one that a worker before has used and of what the process has handed over, and has it kept as that.
-/// None of a program that has ended: it would protect nothing, and say nothing of that.
+/// None of a program that has ended: it would protect nothing, and say nothing of that. Where the guest's pages are retained, so that nobody can go
+/// on without one, a VMM that is about to end is waited for.
 fn choose_userfaultfd(
-    before: Option<OwnedFd>,
-    own: Option<OwnedFd>,
+    (before, own): (Option<OwnedFd>, Option<OwnedFd>),
     vmm: Option<(i32, u64)>,
+    is_needed: bool,
     line: &Line,
 ) -> anyhow::Result<Option<OwnedFd>> {
     let had_one = before.is_some() || own.is_some();
@@ -1108,8 +1109,13 @@ fn choose_userfaultfd(
     if chosen.is_none() && had_one {
         // A VMM that ends gives its memory back first, which may take a while.
         let deadline = Instant::now() + VMM_ENDS_WITHIN;
-        while vmm.is_some_and(lives) && Instant::now() < deadline {
+        let is_awaited = || is_needed && vmm.is_some_and(lives);
+        while is_awaited() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
+        }
+        if is_awaited() {
+            // The next worker finds it as this one did.
+            return Ok(None);
         }
         line.say(&Said::Forget { key: "userfaultfd".to_owned() }, &[])?;
     }
