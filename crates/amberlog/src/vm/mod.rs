@@ -1094,11 +1094,11 @@ fn choose_userfaultfd(
     is_needed: bool,
     line: &Line,
 ) -> anyhow::Result<Option<OwnedFd>> {
-    let had_one = before.is_some() || own.is_some();
-    let mut chosen = None;
+    let (mut chosen, mut over) = (None, None);
     for (descriptor, is_kept) in [(before, true), (own, false)] {
         let Some(descriptor) = descriptor.filter(|_| chosen.is_none()) else { continue };
         if VmMemory::is_of_ended_program(descriptor.as_fd()).context("looking at the userfaultfd")? {
+            over.get_or_insert(descriptor);
             continue;
         }
         if !is_kept {
@@ -1106,7 +1106,7 @@ fn choose_userfaultfd(
         }
         chosen = Some(descriptor);
     }
-    if chosen.is_none() && had_one {
+    if chosen.is_none() && over.is_some() {
         // A VMM that ends gives its memory back first, which may take a while.
         let deadline = Instant::now() + VMM_ENDS_WITHIN;
         let is_awaited = || is_needed && vmm.is_some_and(lives);
@@ -1116,6 +1116,10 @@ fn choose_userfaultfd(
         if is_awaited() {
             // The next worker finds it as this one did.
             return Ok(None);
+        }
+        if !vmm.is_some_and(lives) {
+            // The VMM's own: nobody can write any more, and what is let go of is let go of.
+            return Ok(over);
         }
         line.say(&Said::Forget { key: "userfaultfd".to_owned() }, &[])?;
     }
