@@ -22,6 +22,16 @@ sed -n 's/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"test":true},"features":.*"
     sort -u | awk '{ print ($2 ~ /\/guests-[0-9a-f]*$/ ? 0 : 1), $0 }' | sort -s -k1,1n | cut -d ' ' -f 2- > "$logs/programs"
 [ -s "$logs/programs" ] || { echo "no test was built" >&2; exit 1; }
 
+# Whoever sees only the end of what this prints is to know why it failed.
+name_panics() {
+    while read -r _ program; do
+        log=$logs/$(basename "$program")
+        tail -n 2 "$log" 2> /dev/null | grep -q '^test result: ok' && continue
+        echo "== why $(basename "$program") failed"
+        grep -A 3 '^thread .* panicked at ' "$log" | cut -c 1-400 | head -n 40
+    done < "$logs/programs"
+}
+
 # shellcheck disable=SC2016
 xargs -P "$at_once" -L 1 sh -c '
     name=$(basename "$2"); log=$0/$name
@@ -35,6 +45,6 @@ xargs -P "$at_once" -L 1 sh -c '
         cat "$log"
         exit 1
     fi
-' "$PWD/$logs" < "$logs/programs"
+' "$PWD/$logs" < "$logs/programs" || { name_panics; exit 1; }
 
 cargo test --workspace --doc --quiet

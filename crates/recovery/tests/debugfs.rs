@@ -69,7 +69,7 @@ fn check(image: &Image, directory: &Path, open: &str) {
     let ours = duplicate(&theirs, directory);
     let before = ours.bytes();
     let (code, said) = e2fsck(&theirs.path, theirs.journal_path.as_deref());
-    assert!(matches!(code, Some(0 | 1)), "{what}: {said}");
+    assert!(matches!(code, Some(0 | 1)), "{what}: {code:?}, {said}");
     let report = ours.recover(false).expect("a recovery");
     assert_eq!(report.status, Status::Recovered, "{what}");
     assert_eq!((report.transactions, report.revoked), (3, 15), "{what}");

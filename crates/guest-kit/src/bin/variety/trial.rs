@@ -357,6 +357,7 @@ impl<'a> Trial<'a> {
                 Some((_, text)) if text.starts_with("lost ") => outcome.fault(Kind::Lost, &text[5..]),
                 _ => outcome.fault(Kind::Damaged, told.trim_start_matches("bad damaged ")),
             }
+            show_last_words(&guest, outcome);
             guest.forgive();
             return Ok(Vec::new());
         };
@@ -397,11 +398,7 @@ impl<'a> Trial<'a> {
         for line in stderr.lines().filter(|line| line.contains("ERROR") || line.contains("panicked")) {
             outcome.fault(Kind::Damaged, format!("amberlog says: {line}"));
         }
-        if !outcome.faults.is_empty() {
-            let last: Vec<&str> = stderr.lines().rev().take(LINES_SHOWN).collect();
-            let last: Vec<&str> = last.into_iter().rev().collect();
-            outcome.fault(Kind::Damaged, format!("its last words:\n        {}", last.join("\n        ")));
-        }
+        show_last_words(&guest, outcome);
         guest.forgive();
         Ok(streams)
     }
@@ -525,6 +522,18 @@ impl<'a> Trial<'a> {
             outcome.fault(Kind::Damaged, format!("{who}: {count} lines: {first}"));
         }
         Ok(())
+    }
+}
+
+/// What amberlog and the guest's kernel said last, where something was found.
+fn show_last_words(guest: &Guest, outcome: &mut Outcome) {
+    if outcome.faults.is_empty() {
+        return;
+    }
+    for (who, said) in [("amberlog", guest.stderr()), ("the guest's kernel", guest.console())] {
+        let lines: Vec<&str> = said.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
+        outcome.fault(Kind::Damaged, format!("the last words of {who}:\n        {}", last.join("\n        ")));
     }
 }
 
