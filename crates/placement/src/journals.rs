@@ -81,6 +81,8 @@ pub struct Journals {
     /// Guest pages that the description knows the files of.
     described_pages: AtomicU32,
     tracer: Option<Tracer>,
+    /// Memory may be gone soon: a journal that is found from now on is not held there.
+    is_memory_doubtful: AtomicBool,
     /// What an earlier worker has left of them, while another one takes it up ([`Journals::resume`]).
     pub(crate) left: Mutex<Left>,
     /// What storage is to say of logs that were taken up so, as soon as nothing can go wrong any more.
@@ -175,6 +177,7 @@ impl Journals {
             scanning: Mutex::new(0),
             described_pages: AtomicU32::new(0),
             tracer: options.tracer,
+            is_memory_doubtful: AtomicBool::new(false),
             left: Mutex::default(),
             to_mark: Mutex::default(),
             to_settle: Mutex::default(),
@@ -572,6 +575,12 @@ impl Journals {
         moved
     }
 
+    /// Whether memory may be gone soon, as where a host runs on its battery: journals that are found from now on, of guests that come or
+    /// file systems that are made, are not held there then. Those that are known stay where they are until somebody moves them.
+    pub fn doubt_memory(&self, is_doubtful: bool) {
+        self.is_memory_doubtful.store(is_doubtful, Ordering::Relaxed);
+    }
+
     fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Option<Arc<Log>>> {
         let placement = match self.disks[place.home_disk].options.placement {
             // Two devices have two threads; a journal on NVM is taken by the one with the homes.
@@ -594,7 +603,8 @@ impl Journals {
             log::error!("{error}; it is served as it is meanwhile");
             return Ok(None);
         }
-        let configured = placement;
+        let is_elsewhere = placement.is_held() && left.is_none() && self.is_memory_doubtful.load(Ordering::Relaxed);
+        let configured = if is_elsewhere { PlacementKind::Storage } else { placement };
         // What an earlier worker held is held, whatever was configured: it was wished so since.
         let placement = match (&left, &wish) {
             (Some(_), Some(wish)) if wish.placement.is_held() => wish.placement,

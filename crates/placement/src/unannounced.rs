@@ -11,7 +11,8 @@
 //! first, and whoever copies an image over the disk writes other transactions, too.
 //!
 //! A worker that dies between the two leaves to the next one that this is so, but not which blocks were written. A transaction that had begun
-//! then does not come whole to that one, and its commit fails.
+//! then does not come whole to that one. It is found in the log's own place: its kernel sends the commit block when it was told that all others are
+//! there. What is not found whole there has its commit fail.
 //!
 //! What this must never do: say that a log is live which somebody else than its kernel has written. Failure story: a commit of that number
 //! that is not understood, or that storage cannot be told of, fails, and the guest's kernel ends its journal instead of going on with a lost one.
@@ -23,7 +24,7 @@ use crate::stored::{self, Says};
 use block_route::segments;
 use extfs::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use guest_memory::MemorySlice;
-use jbd2::{Format, HEADER_BYTES, Header, Kind, Superblock, SuperblockEdit};
+use jbd2::{Descriptor, Format, HEADER_BYTES, Header, Kind, Superblock, SuperblockEdit};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::MutexGuard;
@@ -152,11 +153,17 @@ impl Log {
             Before::Transaction(first) if !unannounced.is_taken_up || self.begins_at(first, next, &format)? => {
                 Ok(Some((first, next)))
             }
-            Before::Part | Before::Transaction(_) => Err(io::Error::other(format!(
-                "its journal was closed when the device was started anew, and its guest commits transaction {next}, which did not come whole (file system \
-                 at byte {}): that fails, so that the guest ends its journal",
-                self.place.home_start
-            ))),
+            Before::Part | Before::Transaction(_) => {
+                let first = if unannounced.is_taken_up { self.stored_before(position, next, &format)? } else { None };
+                let first = first.ok_or_else(|| {
+                    io::Error::other(format!(
+                        "its journal was closed when the device was started anew, and its guest commits transaction {next}, which did not come whole \
+                         (file system at byte {}): that fails, so that the guest ends its journal",
+                        self.place.home_start
+                    ))
+                })?;
+                Ok(Some((first, next)))
+            }
             Before::Other => {
                 *unannounced = Unannounced::of_nobody();
                 Ok(None)
@@ -177,6 +184,44 @@ impl Log {
             }
         }
         Ok(true)
+    }
+
+    /// Where a transaction begins in the log's own place that ends with the commit block which is about to come at `commit`, and is whole but for that.
+    fn stored_before(&self, commit: u32, sequence: u32, format: &Format) -> io::Result<Option<u32>> {
+        let log_blocks = format.last - format.first;
+        let back = |count: u32| format.first + (commit - format.first + log_blocks - count) % log_blocks;
+        let mut block = vec![0; format.block_size as usize];
+        let read = |position: u32, block: &mut [u8]| self.journal.file.read_exact_at(block, self.place_of(position)?);
+        let mut farthest = None;
+        for count in 1..=log_blocks / PART_MAX {
+            read(back(count), &mut block[..HEADER_BYTES])?;
+            if jbd2::peek(&block[..HEADER_BYTES]).is_some_and(|header| header.sequence == sequence) {
+                farthest = Some(count);
+            }
+        }
+        // From one control block to the next: the last is the commit block.
+        let Some(first) = farthest else { return Ok(None) };
+        let mut count = first;
+        while count > 0 {
+            read(back(count), &mut block)?;
+            let header = jbd2::peek(&block).filter(|header| header.sequence == sequence);
+            let named = match header.map(|header| header.kind) {
+                Some(Kind::Descriptor) => {
+                    let descriptor = Descriptor::new(format, &block);
+                    if !descriptor.checksum_ok() {
+                        return Ok(None);
+                    }
+                    u32::try_from(descriptor.tags().count()).unwrap_or(u32::MAX)
+                }
+                Some(Kind::Revoke) => 0,
+                _ => return Ok(None),
+            };
+            match count.checked_sub(named.saturating_add(1)) {
+                Some(left) => count = left,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(back(first)))
     }
 
     /// Has storage say that the log begins there, and that its file system needs it.

@@ -214,6 +214,21 @@ fn another_host_without_the_region_does_not_begin() {
     assert!(std::fs::read(&path).expect("read") == moment.image, "something was changed");
 }
 
+/// A VM's guest had its journal on storage from the beginning: there is a file for a region, and nobody ever made one of it.
+#[test]
+fn a_region_that_nothing_was_ever_put_into_owes_nothing_to_an_image_that_says_so() {
+    let image = guest::images(Kind::Checksums).remove(0);
+    let moment = moments(&image, 8).remove(1);
+    let nothing = vec![0; moment.region.len()];
+    let (outcome, after, region) = recover(&image, &nothing);
+    assert!(matches!(outcome, Ok(None)), "{outcome:?}");
+    assert!(after == image && region == nothing, "something was changed");
+    assert_refused(&moment.image, &nothing, "holds nothing");
+    let mut other = nothing.clone();
+    other[100] = 1;
+    assert_refused(&image, &other, "is no NVM region of amberlog's");
+}
+
 #[test]
 fn a_region_that_is_cut_short_or_of_another_version_is_refused() {
     let image = guest::images(Kind::Checksums).remove(0);

@@ -123,3 +123,29 @@ fn crc32(bytes: &[u8]) -> u32 {
         crc
     })
 }
+
+/// Memory may be gone soon when a file system is made, or a guest comes that had it elsewhere: its journal is not held there, and is when that is over.
+#[test]
+fn a_journal_that_comes_while_memory_is_doubtful_is_on_storage() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    let (early, late, made) = (path("early"), path("late"), path("made"));
+    ExtRecipe::ext4(32, 4).make(&early).expect("made");
+    ExtRecipe::ext4(32, 4).make(&made).expect("made");
+    std::fs::File::create(&late).and_then(|file| file.set_len(32 << 20)).expect("made");
+    let vm = journals(directory.path(), &[(&early, false), (&late, false)]);
+    let placements = || vm.logs().iter().map(|log| (log.placement, log.wanted())).collect::<Vec<_>>();
+    assert_eq!(placements(), [(PlacementKind::Retain, PlacementKind::Retain)]);
+    vm.doubt_memory(true);
+    std::fs::write(&late, std::fs::read(&made).expect("read")).expect("written");
+    vm.scan(1).expect("looked at");
+    let storage = (PlacementKind::Storage, PlacementKind::Storage);
+    assert_eq!(
+        placements(),
+        [(PlacementKind::Retain, PlacementKind::Retain), storage],
+        "who is known is moved by others"
+    );
+    vm.doubt_memory(false);
+    vm.change_placement(vm.logs()[1].index(), PlacementKind::Retain).expect("it may");
+    assert_eq!(placements()[1].0, PlacementKind::Retain);
+}

@@ -10,9 +10,9 @@ use extfs::Allocation;
 use jbd2::{Compound, CompoundBlock, CompoundError, Part, build};
 use nvm_journal::{Error, Journal, Owner};
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use write_log::LoggedFile;
 
 /// What a block's home holds, as the guest sees it, while a version of it is in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl Captured {
     }
 
     /// Whether a block was free before the next transaction; false in doubt.
-    pub fn was_free(&mut self, home: &File, block: u64) -> bool {
+    pub fn was_free(&mut self, home: &LoggedFile, block: u64) -> bool {
         let place = &self.log.place;
         let view = CommittedView {
             journal: &self.journal,
@@ -273,7 +273,7 @@ impl Captured {
     }
 
     /// The same log as an earlier worker has shown it; some of it may have gone home since.
-    pub fn show_again(&mut self, home: &File, blocks: Option<&[u64]>) -> io::Result<()> {
+    pub fn show_again(&mut self, home: &LoggedFile, blocks: Option<&[u64]>) -> io::Result<()> {
         self.is_read = true;
         let Some(blocks) = blocks else { return Ok(()) };
         let contents: HashMap<u64, Vec<u8>> =
@@ -354,7 +354,7 @@ impl Captured {
     }
 
     /// The log block `position` as it is shown.
-    pub fn shown_block(&self, home: &File, position: u32) -> io::Result<Vec<u8>> {
+    pub fn shown_block(&self, home: &LoggedFile, position: u32) -> io::Result<Vec<u8>> {
         let mut block = vec![0; self.block_bytes() as usize];
         match self.shown.as_ref().and_then(|compound| Some((compound, compound.part(position)?))) {
             Some((_, Part::Control(control))) => block = control,
@@ -384,8 +384,7 @@ impl Captured {
     }
 
     /// Reads a block from its home.
-    pub fn read_home(&self, home: &File, block: u64, content: &mut [u8]) -> io::Result<()> {
-        use std::os::unix::fs::FileExt;
+    pub fn read_home(&self, home: &LoggedFile, block: u64, content: &mut [u8]) -> io::Result<()> {
         home.read_exact_at(content, self.log.home_offset(block))
     }
 

@@ -194,7 +194,7 @@ impl Work {
     }
 
     fn was_free(&self, captured: &mut Captured, block: u64) -> bool {
-        captured.was_free(self.home.file.for_reading(), block)
+        captured.was_free(&self.home.file, block)
     }
 
     /// How many more headers the region needs for the commit that waits for room; 0 when none does.

@@ -31,10 +31,10 @@ use block_route::Status;
 use jbd2::{Compound, CompoundBlock, Part, Superblock, SuperblockEdit, build};
 use nvm_journal::ATTACHMENT_BYTES;
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use write_log::LoggedFile;
 
 impl Work {
     /// The journal is not what it seems: it goes to its own place as soon as it may.
@@ -52,6 +52,10 @@ impl Work {
         distrust::say(&self.area, log, &why);
         // One that ends owes nothing, and its next opening is on storage.
         self.is_distrusted = matches!(state, State::Held(_)) && self.closing.is_none();
+        if let Some(checkpoint) = self.checkpoint.as_mut().filter(|_| self.is_distrusted) {
+            // Before it sends any more.
+            checkpoint.end_soon();
+        }
         self.drive(state, steps);
     }
 
@@ -152,7 +156,7 @@ impl Work {
             bytes += block.len() as u64;
             log.journal.file.write_all_at(block, log.place_of(position)?)
         };
-        captured.each_live_block(self.home.file.for_reading(), &mut write)?;
+        captured.each_live_block(&self.home.file, &mut write)?;
         for (position, block) in captured.stream.copies() {
             write(position, block)?;
         }
@@ -182,7 +186,11 @@ impl Captured {
     }
 
     /// Gives every log block of the live transactions to `write`, as whoever replays them has to find it.
-    fn each_live_block(&self, home: &File, write: &mut dyn FnMut(u32, &[u8]) -> io::Result<()>) -> io::Result<()> {
+    fn each_live_block(
+        &self,
+        home: &LoggedFile,
+        write: &mut dyn FnMut(u32, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut blocks: HashMap<u32, Vec<u64>> = HashMap::new();
         let held = self.homes.iter().filter(|(_, held)| held.home != HomeState::Same);
         let held = held.map(|(block, held)| (*block, held.sequence));
@@ -202,7 +210,7 @@ impl Captured {
         &self,
         (begin, end): (Tail, u32),
         blocks: &[u64],
-        home: &File,
+        home: &LoggedFile,
         write: &mut dyn FnMut(u32, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         let format = *self.stream.format();
@@ -227,7 +235,7 @@ impl Captured {
         Ok(())
     }
 
-    pub(super) fn content_of(&self, home: &File, block: u64) -> io::Result<Vec<u8>> {
+    pub(super) fn content_of(&self, home: &LoggedFile, block: u64) -> io::Result<Vec<u8>> {
         if let Some(content) = self.journal.latest(block) {
             return Ok(content.to_vec());
         }

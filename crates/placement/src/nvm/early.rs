@@ -113,6 +113,8 @@ impl Work {
             || self.closing.is_some()
             || self.leaving.is_some()
             || captured.has_failed
+            // Where their homes are is what is in doubt.
+            || self.is_distrusted
             || self.nvm.options.log_everything
             || (self.nvm.options.many_appends != ManyAppends::Home && !self.early.is_expected)
         {

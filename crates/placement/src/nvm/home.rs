@@ -108,7 +108,7 @@ impl Work {
             Some(digest) => self.nvm.digest(whole) == digest,
             None => {
                 let mut content = vec![0; block_bytes];
-                captured.read_home(self.home.file.for_reading(), block, &mut content).is_ok() && content == whole
+                captured.read_home(&self.home.file, block, &mut content).is_ok() && content == whole
             }
         };
         if !self.in_flight.touches(block)
@@ -146,11 +146,9 @@ impl Work {
             return Ok(Some(Decision::Through(false)));
         }
         let mut content = vec![0; block_bytes];
-        captured.read_home(self.home.file.for_reading(), block, &mut content).map_err(|source| {
-            nvm_journal::Error::Failed {
-                what: format!("reading block {block}, which is about to be overwritten"),
-                source,
-            }
+        captured.read_home(&self.home.file, block, &mut content).map_err(|source| nvm_journal::Error::Failed {
+            what: format!("reading block {block}, which is about to be overwritten"),
+            source,
         })?;
         captured.notes.note(&Note::Restored(block, known.sequence));
         captured.journal.restore(block, &content).inspect_err(|_| captured.has_failed = true)?;

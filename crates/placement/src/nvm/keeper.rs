@@ -454,7 +454,7 @@ impl Work {
     fn log_read(&mut self, state: &mut State, position: u32, buffer: &mut [u8]) -> io::Result<LogRead> {
         let State::Held(captured) = state else { return Ok(LogRead::Stored) };
         if position != 0 {
-            buffer.copy_from_slice(&captured.shown_block(self.home.file.for_reading(), position)?);
+            buffer.copy_from_slice(&captured.shown_block(&self.home.file, position)?);
             return Ok(LogRead::Copied);
         }
         if self.commit.is_some() {

@@ -56,17 +56,33 @@ pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Res
     if access == Access::Write {
         let file = MediumFile::open(options).map_err(region_error(&path))?;
         let mut medium: Region = Box::new(file.map().map_err(region_error(&path))?);
-        if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
-            return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
-        }
         let home = unlogged(image)?;
+        if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
+            return of_nothing(medium.bytes(), &path, &home);
+        }
         let finished = recover_medium(&mut medium, &path, &home)?;
         return if finished.is_some() { Ok(finished) } else { refuse_without_region(&path, &home) };
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
     let home = unlogged(image)?;
+    if Found::read(view.bytes()).map_err(region_error(&path))?.is_none() {
+        return of_nothing(view.bytes(), &path, &home);
+    }
     let Some(judged) = Judged::new(view.bytes(), &path, &home)? else { return refuse_without_region(&path, &home) };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
+}
+
+/// Bytes of a region's superblock and of the headers behind it: where anything was ever put into one, something is there.
+const BEGINNING_BYTES: usize = 64 << 10;
+
+/// The same of a file that no journal was ever put into: the region of a VM whose guest had its journal on storage from the beginning,
+/// say. Anything else that is no region is a wrong path.
+fn of_nothing(bytes: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<NvmFinished>, Error> {
+    let beginning = &bytes[..bytes.len().min(BEGINNING_BYTES)];
+    if beginning.iter().any(|byte| *byte != 0) {
+        return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
+    }
+    refuse_without_region(path, home)
 }
 
 /// An image that no VM uses.

@@ -208,7 +208,7 @@ impl Work {
             owner,
         };
         if let Some(blocks) = &noted.read {
-            captured.show_again(self.home.file.for_reading(), blocks.as_deref())?;
+            captured.show_again(&self.home.file, blocks.as_deref())?;
         }
         if noted.has_flush_failed {
             // Storage has said so to the process before; its guest hears of it once more.

@@ -2,14 +2,13 @@
 
 use extfs::ReadAt;
 use nvm_journal::Journal;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use write_log::LoggedFile;
 
 /// See the module.
 pub(super) struct CommittedView<'a> {
     pub journal: &'a Journal<super::Region>,
-    pub home: &'a File,
+    pub home: &'a LoggedFile,
     /// Where the file system begins on its disk, in bytes.
     pub start: u64,
     /// Bytes of it.

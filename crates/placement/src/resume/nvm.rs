@@ -34,7 +34,13 @@ impl Journals {
         let (taken_up, to_settle) = taken_up?;
         self.to_settle.lock().expect("no panic under this lock").extend(to_settle);
         match taken_up {
-            TakenUp::AsStored => return Ok(false),
+            TakenUp::AsStored => {
+                if Stored::read(raw).says == Says::Empty {
+                    // Who closed it is not known: a recovery under a guest that goes on, perhaps, which did not get to writing that down.
+                    log.was_closed_under_the_guest_of_another();
+                }
+                return Ok(false);
+            }
             TakenUp::Open => log.set_open(),
             TakenUp::Left(from) => {
                 log.distrust();

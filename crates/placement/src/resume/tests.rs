@@ -326,31 +326,6 @@ fn another_worker_knows_that_a_log_was_closed_under_its_guest() {
     rig.die(None).expect("it goes on");
     assert!(rig.log().is_open() && !rig.log().may_go_on_unannounced());
 
-    // A worker dies in the midst of that transaction: the next one knows nothing of its beginning.
-    let mut rig = Rig::new();
-    rig.open();
-    rig.commit(2000);
-    rig.journals.recover_disk(0).expect("its device begins anew");
-    rig.journals.scan(0).expect("looked at");
-    let mut writes = Vec::new();
-    let transaction =
-        Transaction { blocks: vec![(2001, vec![8; BLOCK as usize])], revokes: vec![2000], ..Transaction::default() };
-    rig.builder.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
-    assert_eq!(writes.len(), 4, "revokes come first");
-    for (index, (position, block)) in writes.iter().enumerate() {
-        let log = rig.log();
-        let slice = simulated(&memory, block);
-        let goes_on = rig.journals.goes_on_unannounced(&log, *position, &[slice]);
-        match index {
-            3 => assert!(goes_on.expect_err("it did not come whole").to_string().contains("did not come whole")),
-            _ => assert!(!goes_on.expect("understood")),
-        }
-        log.journal.file.write_all_at(block, log.place_of(*position).expect("it has one")).expect("written");
-        if index == 0 {
-            rig.die(None).expect("it goes on");
-        }
-    }
-
     let mut rig = Rig::new();
     rig.open();
     rig.commit(2000);
@@ -360,6 +335,49 @@ fn another_worker_knows_that_a_log_was_closed_under_its_guest() {
     rig.write_superblock(&block);
     rig.die(None).expect("it goes on");
     assert!(!rig.log().may_go_on_unannounced(), "a new kernel has looked at it");
+}
+
+/// A worker dies in the midst of the transaction with which a guest goes on: the next one finds its beginning on storage, or not all of it.
+#[test]
+fn a_transaction_that_two_workers_have_seen_goes_on_whole() {
+    let memory = guest_memory::VmMemory::new();
+    for (dies_after, is_lost) in [(0, None), (1, None), (2, None), (2, Some(1))] {
+        let mut rig = Rig::new();
+        rig.open();
+        rig.commit(2000);
+        rig.journals.recover_disk(0).expect("its device begins anew");
+        rig.journals.scan(0).expect("looked at");
+        let sequence = rig.builder.sequence;
+        let mut writes = Vec::new();
+        let blocks = vec![(2001, vec![8; BLOCK as usize])];
+        let transaction = Transaction { blocks, revokes: vec![2000], ..Transaction::default() };
+        rig.builder.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
+        assert_eq!(writes.len(), 4, "revokes come first");
+        for (index, (position, block)) in writes.iter().enumerate() {
+            let log = rig.log();
+            let slice = simulated(&memory, block);
+            let goes_on = rig.journals.goes_on_unannounced(&log, *position, &[slice]);
+            match (index, is_lost) {
+                (3, None) => {
+                    assert!(goes_on.expect("understood"), "died after {dies_after}");
+                    assert_eq!(rig.says(), Says::Live(Tail { position: writes[0].0, sequence }));
+                }
+                (3, Some(_)) => {
+                    let error = goes_on.expect_err("it is not whole");
+                    assert!(error.to_string().contains("did not come whole"), "{error}");
+                    assert_eq!(rig.says(), Says::Empty);
+                }
+                _ => assert!(!goes_on.expect("understood")),
+            }
+            if is_lost != Some(index) {
+                let at = log.place_of(*position).expect("it has one");
+                log.journal.file.write_all_at(block, at).expect("written");
+            }
+            if index == dies_after {
+                rig.die(None).expect("it goes on");
+            }
+        }
+    }
 }
 
 /// A block as a page of a guest's.

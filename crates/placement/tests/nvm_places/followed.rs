@@ -218,3 +218,33 @@ fn a_log_that_is_begun_anew_is_not_taken_for_another_one_by_who_follows() {
     }
     assert!(steps > 0, "the region is written to");
 }
+
+/// A guest suspends, its device begins anew, and the worker is killed at the end of bringing its journal home. The guest goes on without a word of
+/// what its journal is: storage has what it commits.
+#[test]
+fn a_log_that_was_brought_home_as_its_worker_died_goes_on_unannounced() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let names = rig.journals.directory().directory().names().expect("read");
+    let before: Vec<_> = names
+        .iter()
+        .map(|name| rig.journals.directory().path().join(name))
+        .filter(|path| path.is_file())
+        .map(|path| (path.clone(), std::fs::read(&path).expect("read")))
+        .collect();
+    assert!(!before.is_empty());
+    rig.journals.recover_disk(0).expect("its device begins anew");
+    assert!(rig.stored(0, IN_USE) == content(1) && !rig.log(0).is_open());
+    // It was not written down.
+    for (path, bytes) in &before {
+        std::fs::write(path, bytes).expect("written");
+    }
+    rig.die().expect("it goes on");
+    assert!(!rig.log(0).is_open());
+    rig.commit(0, IN_USE + 1, &content(2));
+    assert!(rig.log(0).is_open(), "storage says so");
+    let of = &rig.file_systems[0];
+    let found = replayed(&rig.file, &of.log_at);
+    assert_eq!(found.get(&(IN_USE + 1)), Some(&content(2)));
+}
