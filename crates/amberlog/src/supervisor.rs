@@ -30,6 +30,9 @@ const KEPT: &str = "kept";
 /// And where its doors are, each by its disk's number.
 const DOORS: &str = "doors";
 
+/// Under which is kept that no worker is to go on, with how the last one ended.
+const HELD: &str = "held";
+
 /// See the module.
 #[derive(Default)]
 pub struct Charge {
@@ -115,6 +118,7 @@ impl Charge {
     /// # Errors
     /// When it is gone.
     pub fn tell(&mut self, worker: &Channel) -> io::Result<()> {
+        self.kept.forget(HELD);
         self.doors.retain(|_, door| !door.is_shut());
         // A number is worth nothing without the door of that very disk.
         let door = |number: &str| self.doors.get(&number.parse().ok()?);
@@ -136,6 +140,20 @@ impl Charge {
     fn vmm(&self) -> Option<(i32, u64)> {
         let (pid, started) = self.kept.data("vmm")?.split_once(' ')?;
         Some((pid.parse().ok()?, started.parse().ok()?))
+    }
+
+    /// No worker goes on with it until somebody has looked, whoever is the supervisor then.
+    pub fn hold(&mut self, how: &str) {
+        if self.is_served()
+            && let Err(error) = self.kept.put(HELD.to_owned(), how.to_owned())
+        {
+            log::warn!("that no worker goes on is not kept over the death of this process: {error}");
+        }
+    }
+
+    /// How the last worker ended, where none is to go on.
+    pub fn held(&self) -> Option<&str> {
+        self.kept.data(HELD)
     }
 
     /// Whether disks came or went, and no worker has gone on with them yet.

@@ -10,6 +10,11 @@ pub const DEATHS_MAX: usize = 3;
 /// … in so long are too many.
 pub const WITHIN: Duration = Duration::from_secs(10);
 
+/// Over so long it is counted how often they died.
+pub const COUNTED: Duration = Duration::from_secs(3600);
+/// More is not counted one by one.
+const COUNTED_MAX: usize = 1000;
+
 /// What its owner wants of a VM whose worker dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -71,14 +76,23 @@ impl Deaths {
     pub fn died(&mut self, now: Instant, wanted: OnCrash) -> Next {
         self.total += 1;
         self.recent.push_back(now);
-        while self.recent.front().is_some_and(|earliest| now.saturating_duration_since(*earliest) >= WITHIN) {
+        if self.recent.len() > COUNTED_MAX {
             self.recent.pop_front();
         }
         match wanted {
             OnCrash::KillVmm => Next::EndVmm,
-            OnCrash::Restart if self.recent.len() < self.most => Next::Restart,
+            OnCrash::Restart if self.within(WITHIN, now) < self.most => Next::Restart,
             OnCrash::Restart | OnCrash::Hold => Next::Hold,
         }
+    }
+
+    /// How many there were in the last hour that nobody has looked at.
+    pub fn counted(&self, now: Instant) -> usize {
+        self.within(COUNTED, now)
+    }
+
+    fn within(&self, time: Duration, now: Instant) -> usize {
+        self.recent.iter().rev().take_while(|death| now.saturating_duration_since(**death) < time).count()
     }
 
     /// Somebody wants it tried again.
@@ -109,6 +123,25 @@ mod tests {
         deaths.forgive();
         assert_eq!(deaths.died(at(22), OnCrash::Restart), Next::Restart);
         assert_eq!(deaths.total(), 7);
+    }
+
+    #[test]
+    fn those_of_an_hour_are_counted_until_somebody_has_looked() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut deaths = Deaths::default();
+        for seconds in (0..7200).step_by(600) {
+            assert_eq!(deaths.died(at(seconds), OnCrash::Restart), Next::Restart);
+        }
+        assert_eq!(deaths.counted(at(6600)), 6);
+        assert_eq!(deaths.counted(at(9000)), 2);
+        deaths.forgive();
+        assert_eq!((deaths.counted(at(9000)), deaths.total()), (0, 12));
+        let mut deaths = Deaths::at_most(usize::MAX);
+        for _ in 0..5000 {
+            deaths.died(begin, OnCrash::Restart);
+        }
+        assert_eq!(deaths.counted(begin), COUNTED_MAX);
     }
 
     #[test]

@@ -337,6 +337,9 @@ pub fn detach(args: &DetachArgs) -> ExitCode {
 /// A VM that is prepared or recovered for longer than this waits for something that does not come, in seconds.
 const PREPARES_WITHIN_S: u64 = 60;
 
+/// A worker that dies more often than that in an hour does so for a reason, though another one goes on each time.
+const DEATHS_AN_HOUR: u64 = 3;
+
 /// What is not well with the VMs, a sentence each.
 fn problems(vms: &Value) -> Vec<String> {
     let mut problems = Vec::new();
@@ -354,6 +357,13 @@ fn problems(vms: &Value) -> Vec<String> {
             problems.push(format!(
                 "vm {name}: has been {} for {seconds} s; the log says what it waits for",
                 text(&vm["state_text"])
+            ));
+        }
+        if let Some(deaths) = vm["deaths_last_hour"].as_u64().filter(|deaths| *deaths > DEATHS_AN_HOUR) {
+            problems.push(format!(
+                "vm {name}: its worker has died {deaths} times in the last hour, and another one went on each time; the last one {}. The log says \
+                 more; a reload (SIGHUP) says that you have seen it",
+                text(&vm["last_death"])
             ));
         }
         if vm["directory_is_in_place"] == false {
@@ -531,6 +541,17 @@ mod tests {
         assert_eq!(memory_line(&memory(Value::Null, false)), "memory: 3.0 MB of 536.9 MB\n");
         let said = memory_line(&memory(json!(1_000_000), true));
         assert!(said.contains("more than 1.0 MB; it stays passed"), "{said}");
+    }
+
+    #[test]
+    fn a_worker_that_dies_now_and_then_all_day_is_not_well() {
+        let vm = |deaths: u64| {
+            json!([{"vm": "db", "state": "running", "state_text": "running", "disks": [],
+                "deaths_last_hour": deaths, "last_death": "was ended by signal 11"}])
+        };
+        assert_eq!(problems(&vm(3)), [""; 0]);
+        let [said] = &problems(&vm(4))[..] else { panic!("one problem") };
+        assert!(said.contains("died 4 times") && said.contains("the last one was ended by signal 11"), "{said}");
     }
 
     #[test]

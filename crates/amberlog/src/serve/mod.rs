@@ -54,7 +54,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use supervised::{Supervised, Wish};
+use supervised::{By, Supervised, Wish};
 use supervision::depot::Taken;
 use supervision::{Opened, Shelf, Store};
 use work::DiskChange;
@@ -259,7 +259,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         // Where else something would be nobody knows.
         Err(_) => {
             if let Some(manager) = &manager {
-                vms.open(Box::new(InStore(Arc::clone(manager))), inherited::descriptors());
+                let left = inherited::descriptors();
+                vms.open(Box::new(InStore::of(manager, &left)), left);
             }
             None
         }
@@ -313,7 +314,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                 .iter()
                 .for_each(|error| log::error!("{error:#}: mend that, and reload (SIGHUP)"));
         }
-        match vms.apply(config, text) {
+        match vms.apply(config, text, By::Start) {
             Err(error) if parts.is_empty() => return Err(error),
             other => drop(other.map_err(|error| log::error!("{error:#}"))),
         }
@@ -366,7 +367,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
                     log::warn!("the configuration has other metrics; that needs a new start: they stay where they are");
                 }
                 let mut failed = front.open(&config, &vms.slots).into_iter();
-                match failed.next().map_or_else(|| vms.apply(&config, &text), Err) {
+                match failed.next().map_or_else(|| vms.apply(&config, &text, By::Person), Err) {
                     Ok(()) => {
                         let metrics = served.as_ref().map(|(before, _)| before.metrics.clone());
                         if let Some((before, _)) = &served {
@@ -399,12 +400,12 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Tells each what is wanted of it. One whose worker does not answer keeps no other one waiting.
-fn want_at_once<'a>(wishes: impl Iterator<Item = (&'a Arc<Supervised>, Wish)>) {
+fn want_at_once<'a>(by: By, wishes: impl Iterator<Item = (&'a Arc<Supervised>, Wish)>) {
     std::thread::scope(|all| {
         for (slot, wish) in wishes {
             let wanted = wish.clone();
-            if std::thread::Builder::new().spawn_scoped(all, move || slot.want(wanted)).is_err() {
-                slot.want(wish);
+            if std::thread::Builder::new().spawn_scoped(all, move || slot.want(wanted, by)).is_err() {
+                slot.want(wish, by);
             }
         }
     });
@@ -455,7 +456,7 @@ impl Vms {
         let left = inherited::descriptors();
         if let Some(manager) = manager.filter(|_| Shelf::has_parts(&left)) {
             // Guests wait: for nothing that can fail or hang. The directory is taken after they go on.
-            self.open(Box::new(InStore(Arc::clone(manager))), left);
+            self.open(Box::new(InStore::of(manager, &left)), left);
             self.has_no_directory_yet = true;
             return Ok(None);
         }
@@ -464,7 +465,7 @@ impl Vms {
         let of_depot = if manager.is_some() { depot::find(run) } else { depot::take(run).map(Some) };
         match (of_depot, manager) {
             (Ok(Some(taken)), _) => self.open_depot(taken)?,
-            (Ok(None), Some(manager)) => self.open(Box::new(InStore(Arc::clone(manager))), left),
+            (Ok(None), Some(manager)) => self.open(Box::new(InStore::of(manager, &left)), left),
             (Ok(None), None) => {}
             (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => log::error!(
                 "no process keeps descriptors over this daemon's death ({error}): a guest whose daemon is killed waits until it is ended"
@@ -563,12 +564,12 @@ impl Vms {
     }
 
     /// Has the VMs be those of a configuration.
-    fn apply(&mut self, config: &Config, text: &Arc<str>) -> anyhow::Result<()> {
+    fn apply(&mut self, config: &Config, text: &Arc<str>, by: By) -> anyhow::Result<()> {
         // Nobody waits for this lock while a worker is told something.
         let known = self.slots.lock().expect("no panic under this lock").clone();
         let wish = |name: &String| config.vms.get(name).map(|vm| Wish::Serve(Arc::clone(text), vm.on_crash));
         let living = known.iter().filter(|(_, slot)| !slot.is_over());
-        want_at_once(living.map(|(name, slot)| (slot, wish(name).unwrap_or(Wish::Gone))));
+        want_at_once(by, living.map(|(name, slot)| (slot, wish(name).unwrap_or(Wish::Gone))));
         let mut slots = self.slots.lock().expect("no panic under this lock");
         // Those that have ended since they were taken out.
         let ended: Vec<_> = slots.iter().filter(|(_, slot)| slot.is_over()).map(|(name, _)| name.clone()).collect();
@@ -631,7 +632,7 @@ impl Vms {
             log::warn!("no thread that asks the service manager for time: {error}");
         }
         let slots = self.slots.lock().expect("no panic under this lock").clone();
-        want_at_once(slots.values().map(|slot| (slot, end.clone())));
+        want_at_once(By::Person, slots.values().map(|slot| (slot, end.clone())));
         for (name, thread) in self.threads {
             match thread.join() {
                 Ok(is_let_go) => self.is_left |= !is_let_go,

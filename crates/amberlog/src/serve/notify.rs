@@ -5,13 +5,15 @@
 //! that keeps nothing, or less than it was given, has the next daemon find a part, or nothing.
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::Arc;
+use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -117,8 +119,80 @@ impl Manager {
     }
 }
 
-/// Its store of descriptors.
-pub struct InStore(pub Arc<Manager>);
+/// Its store of descriptors. It refuses without a word what it has no room for, so what it has is counted.
+pub struct InStore {
+    manager: Arc<Manager>,
+    count: Arc<Mutex<Count>>,
+}
+
+/// What it was given and is not told to let go of, and how much it takes.
+#[derive(Debug, Default)]
+struct Count {
+    names: BTreeSet<String>,
+    most: Option<usize>,
+    was_said: bool,
+}
+
+impl InStore {
+    /// The store of a manager, which has these already.
+    pub fn of(manager: &Arc<Manager>, left: &[(String, OwnedFd)]) -> Self {
+        let names = left.iter().map(|(name, _)| name.clone()).collect();
+        let count = Arc::new(Mutex::new(Count { names, ..Count::default() }));
+        let learns = Arc::clone(&count);
+        // A manager that starts may take a while to answer, and guests wait for nobody.
+        let thread = std::thread::Builder::new().name("store".to_owned()).spawn(move || {
+            let most = room();
+            let mut count = learns.lock().expect("no panic under this lock");
+            count.most = most;
+            count.say_when_short();
+        });
+        if let Err(error) = thread {
+            log::debug!("how much the service manager keeps is not asked: {error}");
+        }
+        InStore { manager: Arc::clone(manager), count }
+    }
+}
+
+impl Count {
+    fn say_when_short(&mut self) {
+        let Some(most) = self.most.filter(|most| self.names.len() > *most && !self.was_said) else { return };
+        self.was_said = true;
+        log::error!(
+            "the service manager keeps {most} descriptors over this daemon's death, and there are {} to keep: guests whose daemon is killed wait until \
+             their VMMs are ended; set FileDescriptorStoreMax= in its unit (32768 in the packaged one), and restart the daemon when no guest runs",
+            self.names.len()
+        );
+    }
+}
+
+/// How many descriptors the manager keeps for this process, as far as that can be learned: of systemd 254 and later from the environment, of
+/// earlier ones from `systemctl`.
+fn room() -> Option<usize> {
+    if let Ok(said) = std::env::var("FDSTORE") {
+        return said.parse().ok();
+    }
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let (unit, is_users) = unit_of(&groups)?;
+    let mut command = Command::new("systemctl");
+    command
+        .args(is_users.then_some("--user"))
+        .args(["show", "--property=FileDescriptorStoreMax", "--value", "--"])
+        .arg(unit);
+    let (status, said) = crate::children::output(&mut command).ok()?;
+    let said = String::from_utf8_lossy(&said);
+    said.trim().parse().ok().filter(|_| status.success())
+}
+
+/// The service that a process is of, by its control groups (`/proc/PID/cgroup`, cgroups(7)), and whether it is one of a user's own manager.
+fn unit_of(groups: &str) -> Option<(&str, bool)> {
+    // The second one is what systemd has beside other hierarchies.
+    let path = groups.lines().find_map(|line| {
+        line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|(_, path)| path))
+    })?;
+    let unit = path.rsplit('/').find(|name| name.ends_with(".service"))?;
+    let is_users = path.split('/').any(|name| name.starts_with("user@") && name != unit);
+    Some((unit, is_users))
+}
 
 impl supervision::Store for InStore {
     fn put(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
@@ -131,11 +205,16 @@ impl supervision::Store for InStore {
             return Err(io::Error::other("there is no room for the descriptor"));
         }
         let words = [IoSlice::new(words.as_bytes())];
-        Ok(rustix::net::sendmsg(&self.0.socket, &words, &mut control, SendFlags::NOSIGNAL).map(drop)?)
+        rustix::net::sendmsg(&self.manager.socket, &words, &mut control, SendFlags::NOSIGNAL)?;
+        let mut count = self.count.lock().expect("no panic under this lock");
+        count.names.insert(name.to_owned());
+        count.say_when_short();
+        Ok(())
     }
 
     fn remove(&self, name: &str) {
-        self.0.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
+        self.manager.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
+        self.count.lock().expect("no panic under this lock").names.remove(name);
     }
 }
 
@@ -156,6 +235,21 @@ mod tests {
         drop(listens);
         manager.tell("STOPPING=1");
         Manager::at("/nowhere/notify", None).expect_err("nobody is there");
+    }
+
+    #[test]
+    fn a_service_is_found_by_its_control_group() {
+        assert_eq!(unit_of("0::/system.slice/amberlog.service\n"), Some(("amberlog.service", false)));
+        assert_eq!(unit_of("0::/system.slice/amberlog.service/workers\n"), Some(("amberlog.service", false)));
+        let users = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/vms.service\n";
+        assert_eq!(unit_of(users), Some(("vms.service", true)));
+        // Not a service of that manager, but the manager.
+        assert_eq!(unit_of("0::/user.slice/user-1.slice/user@1.service\n"), Some(("user@1.service", false)));
+        let beside = "4:memory:/other.service\n1:name=systemd:/system.slice/amberlog.service\n";
+        assert_eq!(unit_of(beside), Some(("amberlog.service", false)));
+        for none in ["", "0::/\n", "0::/user.slice/user-0.slice/session-3.scope\n", "4:memory:/other.service\n"] {
+            assert_eq!(unit_of(none), None, "{none}");
+        }
     }
 
     #[test]

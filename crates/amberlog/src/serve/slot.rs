@@ -252,6 +252,7 @@ impl Slot {
             self.line.keep(CONFIG, "", Some(before.as_fd()))?;
         }
         let vm = Vm::resume(&config.options, kept, &self.line)?;
+        vm.journals.doubt_memory(power::is_on_battery(&config.run));
         if before.is_some() {
             let (line, config) = (Arc::clone(&self.line), config.clone());
             vm.before_doors(move || {
@@ -319,6 +320,7 @@ impl Slot {
             &self.line,
             !matches!(left, Left::Nobody),
         )?;
+        vm.journals.doubt_memory(power::is_on_battery(&config.run));
         self.keep_config(config)?;
         vm.note_raw(&mut self.lock().served);
         let left = match left {
@@ -796,6 +798,8 @@ impl Slot {
             std::thread::sleep(INTERVAL);
         };
         let Some(config) = self.lock().as_served.clone() else { return Vec::new() };
+        // Of guests that come from elsewhere nothing is known yet.
+        live.journals.doubt_memory(on_battery);
         let mut moves = Vec::new();
         for (index, option) in config.options.disks.iter().enumerate() {
             let to = if on_battery { PlacementKind::Storage } else { option.placement };
@@ -976,6 +980,8 @@ impl Slot {
         let Some(live) = self.lock().live.clone() else { return Ok(()) };
         if live.observer.living().is_some() {
             live.migration.as_ref().map_or(Ok(()), |migration| migration.check_ours())?;
+            let stays = live.migration.as_ref().map_or(Ok(()), |migration| migration.check_stays());
+            stays.with_context(|| format!("vm {} cannot be left to another daemon", self.name))?;
         }
         let paused = live.observer.rings().iter().position(|rings| rings.are_paused());
         if paused.is_some() && with_paused {

@@ -7,7 +7,7 @@
 //! Must never: let a copy pass for one of a moment that it is not of: the image has its name when it is whole, and another one before.
 //! Failure story: a copy that fails is removed, and the guest goes on; with the worker a copy ends, and its unfinished file stays.
 
-use super::freeze::{freeze_for_copy, thaw};
+use super::freeze::{HOLD_MAX, freeze_for_copy, thaw};
 use super::slot::Live;
 use crate::worker::Line;
 use anyhow::{Context, bail, ensure};
@@ -73,7 +73,18 @@ pub struct Moments {
 #[derive(Debug, Default)]
 struct Copying {
     moments: Vec<Weak<Moment>>,
+    /// Snapshots that were asked for, and are not there yet.
+    asked: usize,
     is_over: bool,
+}
+
+/// While this is there, somebody waits for a snapshot.
+struct Asked<'m>(&'m Moments);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.copying().asked -= 1;
+    }
 }
 
 /// What was asked for.
@@ -158,9 +169,18 @@ impl Moments {
         }
     }
 
-    /// Whether something is being copied.
+    /// Whether a snapshot is being made: one that ends with its worker, whatever of it is done.
     pub fn are_copied(&self) -> bool {
-        self.copying().moments.iter().any(|moment| moment.strong_count() > 0)
+        self.copying().asked > 0
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        self.copying().asked += 1;
+        Asked(self)
+    }
+
+    fn is_over(&self) -> bool {
+        self.copying().is_over
     }
 
     fn forget(&self, disk: &str) {
@@ -212,23 +232,9 @@ pub(super) fn snapshot(
     wish: &Wish<'_>,
     line: &Line,
 ) -> anyhow::Result<(String, Vec<String>)> {
+    let _asked = live.moments.asked();
     let name = &live.journals.disk(index).options.name;
-    for log in logs(live, index) {
-        ensure!(
-            log.journal_disk() == index,
-            "the journal of disk {name} is another disk, and an image of one without the other is of no use: freeze the VM, and copy both"
-        );
-        ensure!(
-            matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy)
-                || log.is_on_storage().unwrap_or(false),
-            "the journal of disk {name} has placement {}: put it on storage first (amberlog placement)",
-            log.placement.name()
-        );
-        ensure!(
-            !log.is_distrusted(),
-            "the journal of disk {name} is not what it seemed, and cannot be replayed: make the copy when its VM has ended"
-        );
-    }
+    check_journals(live, index)?;
     let base = wish.since.map(|id| live.moments.find(name, id)).transpose()?;
     let of = || format!("making the image {}", wish.out.display());
     ensure!(!wish.out.exists(), "{}: there is something already", of());
@@ -252,6 +258,86 @@ pub(super) fn snapshot(
     made.with_context(of)
 }
 
+/// Whether an image of a disk would have all of its journals.
+fn check_journals(live: &Live, index: usize) -> anyhow::Result<()> {
+    let name = &live.journals.disk(index).options.name;
+    for log in logs(live, index) {
+        ensure!(
+            log.journal_disk() == index,
+            "the journal of disk {name} is another disk, and an image of one without the other is of no use: freeze the VM, and copy both"
+        );
+        ensure!(
+            matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy)
+                || log.is_on_storage().unwrap_or(false),
+            "the journal of disk {name} has placement {}: put it on storage first (amberlog placement)",
+            log.placement.name()
+        );
+        ensure!(
+            !log.is_distrusted(),
+            "the journal of disk {name} is not what it seemed, and cannot be replayed: make the copy when its VM has ended"
+        );
+    }
+    Ok(())
+}
+
+/// A journal of a disk at the moment.
+struct JournalPlace {
+    /// Where its superblock is, and where its file system begins, in bytes.
+    superblock: u64,
+    file_system: u64,
+    /// A guest has it open: a mark in its place is that of what is held for it, which is home.
+    is_open: bool,
+}
+
+/// The journals of a disk whose VM is held.
+fn journals_at_the_moment(live: &Live, index: usize) -> anyhow::Result<Vec<JournalPlace>> {
+    // What was so before may not be so any more.
+    check_journals(live, index)?;
+    let source = live.handles[index].image().reopen_for_copy()?;
+    let place = |log: Arc<Log>| {
+        let place = JournalPlace {
+            superblock: log.offset_of(0).context("a journal has a first block")?,
+            file_system: log.home_offset(0),
+            is_open: log.is_open(),
+        };
+        let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
+        source.read_exact_at(&mut block, place.superblock)?;
+        ensure!(place.is_open || !is_marked(&block), is_elsewhere(place.file_system));
+        Ok(place)
+    };
+    logs(live, index).into_iter().map(place).collect()
+}
+
+fn is_marked(block: &[u8]) -> bool {
+    matches!(HeldMark::read(block), HeldMark::Ours(MarkKind::Held, _))
+}
+
+fn is_elsewhere(file_system: u64) -> String {
+    format!(
+        "the journal of the file system at byte {file_system} was held in memory, and is not held here: what was committed may be missing, and an \
+         image would pass for whole; 'amberlog recover --disk' says what became of it, and a plain copy of the image keeps saying so"
+    )
+}
+
+/// Of the file system that a disk's own image is on so much stays free.
+const ROOM_LEFT_BYTES: u64 = 64 << 20;
+
+/// Whether a copy leaves the guest room for what its image has not allocated yet.
+fn check_room(image: &File, out: &File, bytes: u64) -> anyhow::Result<()> {
+    if image.metadata()?.dev() != out.metadata()?.dev() {
+        return Ok(());
+    }
+    let file_system = rustix::fs::fstatvfs(out)?;
+    let free = file_system.f_bavail.saturating_mul(file_system.f_frsize);
+    let needed = bytes.saturating_add(bytes / 16).saturating_add(ROOM_LEFT_BYTES);
+    ensure!(
+        free >= needed,
+        "its copy could take the last of the file system that the disk's own image is on ({free} bytes are free, and {needed} wanted): its guest would \
+         have errors; name a place elsewhere"
+    );
+    Ok(())
+}
+
 fn logs(live: &Live, index: usize) -> Vec<Arc<Log>> {
     live.journals.logs().into_iter().filter(|log| log.home_disk() == index).collect()
 }
@@ -271,6 +357,8 @@ fn name_it(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(File::open(directory)?.sync_all()?)
 }
 
+const WENT_ON: &str = "the guest went on before the image was whole; give it more time (--patience)";
+
 fn make(
     live: &Live,
     index: usize,
@@ -287,8 +375,9 @@ fn make(
         freezing.is_none_or(|until| Instant::now() >= until),
         "its VM is frozen: let it go on first (amberlog thaw), or copy its images as they are"
     );
+    let until = Instant::now() + wish.time.min(HOLD_MAX);
     freeze_for_copy(live, wish.time, index)?;
-    let begun = begin(live, index, wish, base.as_ref(), &out, line);
+    let begun = begin((live, index), (wish, until), base.as_ref(), &out, line);
     let begun = match begun {
         Ok(begun) => begun,
         Err(error) => {
@@ -296,10 +385,9 @@ fn make(
             return Err(error);
         }
     };
-    let was_held = "the guest went on before the image was whole; give it more time (--patience)";
     let target = match begun.source {
         None => {
-            ensure!(thaw(live)?, was_held);
+            ensure!(thaw(live)?, WENT_ON);
             drop(freezing);
             Target::Whole(out)
         }
@@ -309,7 +397,7 @@ fn make(
             let mut freezing = Some(freezing);
             let copied = begun.changes.keep_while(&moment, || -> anyhow::Result<()> {
                 let is_wanted = live.moments.copies(&moment);
-                ensure!(thaw(live)?, was_held);
+                ensure!(thaw(live)?, WENT_ON);
                 freezing = None;
                 is_wanted?;
                 Ok(moment.copy()?)
@@ -339,14 +427,15 @@ fn make(
                 begun.changes.begins(at, len);
                 begun.changes.ended(at, len);
             };
-            (finish(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), &begun.unknown, replayed)?, false)
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            (finish(Path::new(&path), &begun.unknown, &begun.journals, replayed)?, false)
         }
         Target::Overlay(mut overlay) => {
             let count = overlay.len();
             for (offset, content) in &begun.unknown {
                 overlay.write(*offset, content)?;
             }
-            finish_overlay(&overlay, &logs(live, index))?;
+            finish_overlay(&overlay, &begun.journals)?;
             overlay.finish()?;
             (vec![format!("{count} blocks of 64 KiB")], true)
         }
@@ -389,6 +478,7 @@ struct Begun {
     id: String,
     epoch: u16,
     wanted: Option<BlockSet>,
+    journals: Vec<JournalPlace>,
     /// What is committed and belongs there, and is in the image or not.
     unknown: Vec<(u64, Vec<u8>)>,
     /// What is to be copied, and where to; nothing when the file has it all.
@@ -396,15 +486,15 @@ struct Begun {
 }
 
 fn begin(
-    live: &Live,
-    index: usize,
-    wish: &Wish<'_>,
+    (live, index): (&Live, usize),
+    (wish, until): (&Wish<'_>, Instant),
     base: Option<&Made>,
     out: &File,
     line: &Line,
 ) -> anyhow::Result<Begun> {
     let disk = live.journals.disk(index);
     let image = live.handles[index].image();
+    let journals = journals_at_the_moment(live, index)?;
     let changes = match image.changes() {
         Some(changes) => Arc::clone(changes),
         None => {
@@ -433,7 +523,6 @@ fn begin(
         changes.begins(*offset, content.len() as u64);
         changes.ended(*offset, content.len() as u64);
     }
-    let begun = |wanted, source| Begun { changes: Arc::clone(&changes), record, id, epoch, wanted, unknown, source };
     if let Some(base) = base {
         match identity(&base.image) {
             Ok((file, written)) => ensure!(
@@ -445,17 +534,22 @@ fn begin(
             // It may have been brought elsewhere.
             Err(error) => log::warn!("{}, which an overlay is made of, is not there ({error})", base.image.display()),
         }
-        for log in logs(live, index) {
+        for journal in &journals {
             ensure!(
-                is_empty_on_storage(image, &log)?,
+                is_empty_on_storage(image, journal)?,
                 "the journal of disk {} has something in it on storage, which only a whole snapshot replays: leave --incremental-since out, or \
                  have the journal held in memory, with no durable-within (amberlog placement)",
                 disk.options.name
             );
         }
+    }
+    let begun =
+        |wanted, source| Begun { changes: Arc::clone(&changes), record, id, epoch, wanted, journals, unknown, source };
+    if let Some(base) = base {
         let wanted = changes.record().since(base.since, size_bytes);
         let wanted = wanted
             .context("what was written since is not known any more; make a whole one (without --incremental-since)")?;
+        check_room(image.file(), out, wanted.len() * image_moments::BLOCK_BYTES)?;
         let overlay =
             Overlay::new(out.try_clone()?, size_bytes, Base { path: base.image.clone(), is_overlay: base.is_overlay })?;
         return Ok(begun(Some(wanted), Some((image.reopen_for_copy()?, Target::Overlay(overlay)))));
@@ -463,16 +557,21 @@ fn begin(
     if rustix::fs::ioctl_ficlone(out, image.file()).is_ok() {
         return Ok(begun(None, None));
     }
+    check_room(image.file(), out, image.file().metadata()?.blocks() * 512)?;
     rustix::fs::ftruncate(out, size_bytes)?;
     if wish.may_wait {
-        copy(image, out)?;
+        copy(image, out, || {
+            ensure!(!live.moments.is_over(), "its VM has ended");
+            ensure!(Instant::now() < until, WENT_ON);
+            Ok(())
+        })?;
         return Ok(begun(None, None));
     }
     Ok(begun(None, Some((image.reopen_for_copy()?, Target::Whole(out.try_clone()?)))))
 }
 
-/// Copies all of a frozen disk.
-fn copy(image: &Image, out: &File) -> anyhow::Result<()> {
+/// Copies all of a frozen disk, as long as it may go on.
+fn copy(image: &Image, out: &File, may_go_on: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let from = image.reopen_for_copy()?;
     let size_bytes = image.size_bytes();
     let mut piece = vec![0; PIECE_BYTES];
@@ -484,6 +583,7 @@ fn copy(image: &Image, out: &File) -> anyhow::Result<()> {
             Err(rustix::io::Errno::NXIO) => break,
             Err(_) => at,
         };
+        may_go_on()?;
         let len = usize::try_from(size_bytes - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
         from.read_exact_at(&mut piece[..len], at)?;
         out.write_all_at(&piece[..len], at)?;
@@ -492,26 +592,21 @@ fn copy(image: &Image, out: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a journal has its superblock, in bytes.
-fn superblock_of(log: &Log) -> anyhow::Result<u64> {
-    log.offset_of(0).context("a journal has a first block")
-}
-
 /// Whether a journal has nothing in its place on storage.
-fn is_empty_on_storage(image: &Image, log: &Log) -> anyhow::Result<bool> {
+fn is_empty_on_storage(image: &Image, journal: &JournalPlace) -> anyhow::Result<bool> {
     let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
-    image.reopen_for_copy()?.read_exact_at(&mut block, superblock_of(log)?)?;
+    image.reopen_for_copy()?.read_exact_at(&mut block, journal.superblock)?;
     Ok(Superblock::decode(&block)?.is_empty())
 }
 
 /// Takes amberlog's marks off what an overlay has of its journals, and says that nothing is to be replayed. What it does not have is
 /// its base's, where that was done.
-fn finish_overlay(overlay: &Overlay, logs: &[Arc<Log>]) -> anyhow::Result<()> {
-    for log in logs {
+fn finish_overlay(overlay: &Overlay, journals: &[JournalPlace]) -> anyhow::Result<()> {
+    for journal in journals {
         let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
-        overlay.edit(superblock_of(log)?, &mut block, |block| unmarked(block).map(drop))?;
+        overlay.edit(journal.superblock, &mut block, |block| unmarked(block).map(drop))?;
         let mut raw = vec![0; extfs::SUPERBLOCK_BYTES];
-        overlay.edit(log.home_offset(0) + extfs::SUPERBLOCK_OFFSET, &mut raw, |raw| {
+        overlay.edit(journal.file_system + extfs::SUPERBLOCK_OFFSET, &mut raw, |raw| {
             if extfs::Superblock::parse(raw).map_err(io::Error::other)?.check().is_ok() {
                 extfs::SuperblockEdit::new(raw).map_err(io::Error::other)?.clear_needs_recovery().seal();
             }
@@ -522,8 +617,14 @@ fn finish_overlay(overlay: &Overlay, logs: &[Arc<Log>]) -> anyhow::Result<()> {
 }
 
 /// Takes amberlog's marks off the copy's journals, which say that what was committed is elsewhere, replays what is in them, and then puts there
-/// what was committed after that, and was held. Says where it has replayed something, in bytes.
-fn finish(out: &Path, held: &[(u64, Vec<u8>)], replayed: impl Fn(u64, u64)) -> anyhow::Result<Vec<String>> {
+/// what was committed after that, and was held. Says where it has replayed something, in bytes. Fails where the copy has not all of the
+/// disk's journals of that moment, or one that was not held here.
+fn finish(
+    out: &Path,
+    held: &[(u64, Vec<u8>)],
+    journals: &[JournalPlace],
+    replayed: impl Fn(u64, u64),
+) -> anyhow::Result<Vec<String>> {
     let disk = Disk::open(out, Access::Write)?;
     let located = match recovery::locate(&disk, None) {
         Ok(located) => located,
@@ -531,11 +632,14 @@ fn finish(out: &Path, held: &[(u64, Vec<u8>)], replayed: impl Fn(u64, u64)) -> a
         Err(error) if error.is_refusal() => Vec::new(),
         Err(error) => return Err(error.into()),
     };
+    let mut open: Vec<&JournalPlace> = journals.iter().filter(|journal| journal.is_open).collect();
     for one in located.iter().filter(|one| matches!(one.log, LogPlace::Internal)) {
         let extents = one.file_system.journal.extents(&one.file_system.superblock);
         let first = extents.first().context("a journal has a first block")?;
         let at = one.file_system.offset + first.physical * u64::from(one.file_system.superblock.block_size);
-        unmark(disk.file(), at)?;
+        let is_open = open.iter().any(|journal| journal.superblock == at);
+        open.retain(|journal| journal.superblock != at);
+        unmark(disk.file(), at, is_open).with_context(|| is_elsewhere(one.file_system.offset))?;
         let file_system = &one.file_system;
         let mut log = FileLog::new(&disk, file_system);
         let replay = Replay::prepare(&mut log, LogBounds::new(file_system), &HomeBounds::new(file_system))?;
@@ -543,6 +647,12 @@ fn finish(out: &Path, held: &[(u64, Vec<u8>)], replayed: impl Fn(u64, u64)) -> a
         for block in replay.plan().blocks() {
             replayed(file_system.offset + block.home() * block_bytes, block_bytes);
         }
+    }
+    if let Some(journal) = open.first() {
+        bail!(
+            "the file system at byte {} whose journal is held is not found on the disk any more: copy the image as it is",
+            journal.file_system
+        );
     }
     let mut notes = Vec::new();
     if !located.is_empty() {
@@ -580,9 +690,10 @@ fn needs_no_recovery(file: &File, file_system: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn unmark(file: &File, at: u64) -> io::Result<()> {
+fn unmark(file: &File, at: u64, is_held_here: bool) -> anyhow::Result<()> {
     let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
     file.read_exact_at(&mut block, at)?;
+    ensure!(is_held_here || !is_marked(&block), "it has the mark of a journal in memory");
     if unmarked(&mut block)? {
         file.write_all_at(&block, at)?;
     }
@@ -595,7 +706,7 @@ const NUMBERS_LEFT_OUT: u32 = 1 << 24;
 /// Takes amberlog's mark out of a journal superblock, if it has one. The kernel that mounts the image goes on with a number that nothing
 /// in the place of the journal has.
 fn unmarked(block: &mut [u8]) -> io::Result<bool> {
-    let is_held = matches!(HeldMark::read(block), HeldMark::Ours(MarkKind::Held, _));
+    let is_held = is_marked(block);
     // An error that its guest has put there stays.
     let said = Superblock::decode(block).ok().filter(|superblock| is_held && superblock.errno == MARK_ERRNO);
     if let Some(said) = said {
@@ -626,7 +737,7 @@ mod tests {
         std::fs::write(&commands, format!("jo -c\njw -b 8000,8002 {}\njc\n", data.display()))?;
         assert!(Command::new("debugfs").args(["-w", "-f"]).arg(&commands).arg(&image).output()?.status.success());
         let places = RefCell::new(Vec::new());
-        let notes = finish(&image, &[], |at, len| places.borrow_mut().push((at, len)))?;
+        let notes = finish(&image, &[], &[], |at, len| places.borrow_mut().push((at, len)))?;
         assert_eq!(notes, ["1 transactions replayed"]);
         assert_eq!(places.into_inner(), [(8000 * 4096, 4096), (8002 * 4096, 4096)]);
         let mut block = [0; 4096];

@@ -56,6 +56,15 @@ pub enum Wish {
     Leave,
 }
 
+/// Who says what is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A daemon that starts: nobody has looked at anything.
+    Start,
+    /// Somebody who wants it otherwise, or wants it tried again.
+    Person,
+}
+
 impl Wish {
     fn question(&self) -> Asked {
         let (wanted, config) = match self {
@@ -218,6 +227,7 @@ impl Supervised {
         let on_crash = if let Wish::Serve(_, on_crash) = &wish { *on_crash } else { OnCrash::default() };
         let doubt = charge.doubt();
         let vmm = charge.living_vmm();
+        let held = charge.held().map(str::to_owned);
         Arc::new(Supervised {
             name: name.to_owned(),
             no_sandbox,
@@ -228,8 +238,8 @@ impl Supervised {
                 on_crash,
                 worker: None,
                 deaths: Deaths::default(),
-                is_held: false,
-                last_death: None,
+                is_held: held.is_some(),
+                last_death: held,
                 program: Program::own(),
                 proven: None,
                 is_replaced: false,
@@ -248,8 +258,8 @@ impl Supervised {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Says what is wanted from now on.
-    pub fn want(&self, wish: Wish) {
+    /// Says what is wanted from now on. Where somebody says it who may have looked at why its workers died, they are tried again.
+    pub fn want(&self, wish: Wish, by: By) {
         {
             let mut inner = self.lock();
             if let Wish::Serve(_, on_crash) = &wish {
@@ -258,9 +268,10 @@ impl Supervised {
             if !matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 inner.wish = wish;
             }
-            // Somebody looks after it: it is tried again.
-            inner.is_held = false;
-            inner.deaths.forgive();
+            if by == By::Person {
+                inner.is_held = false;
+                inner.deaths.forgive();
+            }
             self.changed.notify_all();
         }
         if let Err(error) = self.tell() {
@@ -468,6 +479,7 @@ impl Supervised {
         match next {
             Next::Hold => {
                 inner.is_held = true;
+                charge.hold(&how);
                 log::error!(
                     "vm {}: its worker {how} ({} times so far), and none is started any more. What was committed is kept; see the \
                      log for why, mend that, and reload the configuration (SIGHUP){}",
@@ -501,7 +513,10 @@ impl Supervised {
             None => self.let_go(charge, &mut self.lock()),
             Some(pid) => {
                 // Another user's, perhaps: as if nothing else had been wanted.
-                self.lock().is_held = true;
+                let mut inner = self.lock();
+                inner.is_held = true;
+                charge.hold(inner.last_death.as_deref().unwrap_or("ended"));
+                drop(inner);
                 log::error!("vm {}: its VMM (process {pid}) cannot be ended from here: end it", self.name);
             }
         }
@@ -517,6 +532,15 @@ impl Supervised {
         self.replace(program, anyway)
     }
 
+    fn check_place(&self) -> anyhow::Result<()> {
+        match self.place.look() {
+            Some((directory, false)) => {
+                anyhow::bail!("{}; nothing was changed", place::sentence(&self.name, &directory.display().to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn replace(&self, program: &Program, anyway: bool) -> anyhow::Result<()> {
         let answer = self.ask(&Asked::Status, Duration::ZERO);
         let answer = answer
@@ -527,9 +551,7 @@ impl Supervised {
         if let Some(what) = would_end(&answer["vms"][0]).filter(|_| !anyway) {
             anyhow::bail!("vm {}: {what}: wait for that, or say --anyway; nothing was changed", self.name);
         }
-        if let Some((directory, false)) = self.place.look() {
-            anyhow::bail!("{}; nothing was changed", place::sentence(&self.name, &directory.display().to_string()));
-        }
+        self.check_place()?;
         let old = {
             let mut inner = self.lock();
             let worker = inner.worker.as_ref().and_then(|worker| Some((worker.pid, worker.process.clone()?)));
@@ -589,6 +611,8 @@ impl Supervised {
     /// When that cannot be: nothing was changed, unless the sentence says so.
     pub fn change_disks(&self, change: DiskChange) -> anyhow::Result<Value> {
         let _one_after_the_other = self.changing.lock().expect("no panic under this lock");
+        // Before its worker lets go of anything: no other one could go on.
+        self.check_place()?;
         let answer = self.ask(&Asked::ChangeDisks { change }, CHANGED_WITHIN)?;
         let names = |of: &Value| -> Vec<String> {
             of.as_array().into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)).collect()
@@ -732,6 +756,7 @@ impl Supervised {
         entry["supervisor_pid"] = json!(std::process::id());
         entry["worker_pid"] = json!(inner.worker.as_ref().map(|worker| worker.pid));
         entry["restarts"] = json!(inner.deaths.total());
+        entry["deaths_last_hour"] = json!(inner.deaths.counted(Instant::now()));
         entry["last_death"] = json!(inner.last_death);
         entry
     }

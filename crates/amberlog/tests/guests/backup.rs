@@ -279,3 +279,33 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     assert_consistent(&file_system);
     assert_records(&file_system, "/records", "records", &layout, &guest.final_report());
 }
+
+/// The host has lost its memory with what a journal was held in, and somebody copies the disk before it is repaired: a copy that passed for whole would
+/// hide that.
+#[test]
+fn no_image_is_made_of_a_disk_whose_journal_was_lost() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\n{}",
+        record_writer("/mnt/records", "records", &overwritten(17), "--forever")
+    );
+    let mut guest = Guest::start(bench.spec("lost", script, disk(&image))).unwrap();
+    guest.wait_acknowledged("records", 20, LIMIT).unwrap();
+    guest.kill_all().unwrap();
+    for entry in std::fs::read_dir(bench.area()).unwrap() {
+        std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    let config = write_config(&bench, &[("db", image.display().to_string())]);
+    let daemon = Daemon::start(&bench, &config);
+    daemon.wait_state("db", "waiting");
+    let out = bench.path("out");
+    for words in [&["--wait"][..], &[]] {
+        let output = daemon.ask(&[&["snapshot", "db", "disk0", out.to_str().unwrap()][..], words].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+        assert!(text(&output.stderr).contains("what was committed may be missing"), "{}", text(&output.stderr));
+        assert!(!out.exists());
+    }
+    assert_ne!(journal_superblock(&image).errno, 0, "it keeps saying so");
+}

@@ -352,3 +352,35 @@ fn a_flush_that_fails_when_a_guest_is_left_is_told() {
     guest.kill_qemu().unwrap();
     daemon.wait_state("one", "waiting");
 }
+
+/// One that could be migrated, too: its next daemon's worker dies, and the one after that knows that the guest has begun there.
+#[test]
+fn a_guest_that_was_left_goes_on_whose_next_worker_dies() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("v", image.to_str().unwrap().to_owned())]);
+    let text_of = std::fs::read_to_string(&config).unwrap();
+    let with_migration = text_of.replacen("[[vm]]", "[migration]\nexperimental = true\n[[vm]]", 1);
+    assert_ne!(with_migration, text_of);
+    std::fs::write(&config, with_migration).unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(84);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let mut guest = Guest::start(daemon.spec_with("v", &script, &["--reconnect"])).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    detach(daemon);
+    let daemon = Daemon::start(&bench, &config);
+    more(&mut guest, "a");
+    crate::worker::kill_nine(daemon.wait_state("v", "running")["worker_pid"].as_u64().unwrap() as u32);
+    more(&mut guest, "a");
+    assert!(!guest.console().contains("I/O error"), "{}", guest.console());
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    let reported = guest.final_report();
+    daemon.wait_state("v", "waiting");
+    replay_left(&image);
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}

@@ -113,6 +113,8 @@ impl Manager {
             names.push(name.clone());
             passed.push(high);
         }
+        // As systemd says it from version 254 on.
+        script += &store.most.map(|most| format!("export FDSTORE={most}\n")).unwrap_or_default();
         script += &format!(
             "LISTEN_PID=$$ LISTEN_FDS={} LISTEN_FDNAMES={} NOTIFY_SOCKET={} exec {} \"$@\"",
             names.len(),
@@ -261,9 +263,16 @@ fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
     guest.wait_acknowledged("a", 10, LIMIT).unwrap();
     for round in 0..3 {
         for _ in 0..2 {
-            let depot = depot_of(&run).expect("a depot");
-            kill_nine(depot);
             let deadline = Instant::now() + LIMIT;
+            let depot = loop {
+                // One that was just started has not taken its name yet.
+                match depot_of(&run) {
+                    Some(depot) => break depot,
+                    None => assert!(Instant::now() < deadline, "{}", daemon.log()),
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            kill_nine(depot);
             while depot_of(&run).is_none_or(|other| other == depot) {
                 assert!(Instant::now() < deadline, "{}", daemon.log());
                 std::thread::sleep(Duration::from_millis(1));
@@ -452,6 +461,38 @@ fn a_guest_goes_on_whose_supervisor_died_in_the_midst_of_a_word() {
     daemon.wait_state("one", "waiting");
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
+/// Nobody has to find that out when the daemon has died.
+#[test]
+fn a_manager_that_keeps_less_than_there_is_is_said_at_once() {
+    let bench = Bench::new();
+    let path = |name: &str| {
+        let image = bench.path(name);
+        ExtRecipe::ext4(32, 4).make(&image).unwrap();
+        image.to_str().unwrap().to_owned()
+    };
+    let config = write_config(&bench, &[("one", path("one.img"))]);
+    let manager = Manager::start(&bench);
+    let daemon = manager.start_daemon(&bench, &config);
+    daemon.wait_state("one", "waiting");
+    std::thread::sleep(Duration::from_millis(300));
+    let needed = manager.len();
+    drop(daemon);
+    const SENTENCE: &str = "descriptors over this daemon's death, and there are";
+    for (most, is_said) in [(needed, false), (needed - 1, true)] {
+        manager.store.lock().unwrap().descriptors.clear();
+        manager.store.lock().unwrap().most = Some(most);
+        let daemon = manager.start_daemon(&bench, &config);
+        daemon.wait_state("one", "waiting");
+        let deadline = Instant::now() + if is_said { LIMIT } else { Duration::from_secs(1) };
+        while !daemon.log().contains(SENTENCE) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let log = daemon.log();
+        assert_eq!(log.contains(SENTENCE), is_said, "{most}: {log}");
+        assert!(!is_said || log.contains(&format!("keeps {most} descriptors")), "{log}");
+    }
 }
 
 /// The manager's store was full when the VMM came, and the manager has not said so: the next daemon finds a VM without a VMM. Nothing of

@@ -278,7 +278,7 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
         let config = write_config(&bench, &[("one", image.to_str().unwrap().to_owned())]);
         let text = std::fs::read_to_string(&config).unwrap() + &format!("on-crash = {policy:?}\n");
         std::fs::write(&config, text).unwrap();
-        let daemon = Daemon::start(&bench, &config);
+        let mut daemon = Daemon::start(&bench, &config);
         let layout = overwritten(6);
         let writer = record_writer("/mnt/a", "a", &layout, "--forever");
         let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
@@ -299,6 +299,15 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
             let ill = daemon.ask(&["health"]);
             assert_eq!(ill.status.code(), Some(1), "{ill:?}");
             assert!(String::from_utf8_lossy(&ill.stdout).contains("one"), "{ill:?}");
+            // Nobody has looked because the daemon died and another one was started.
+            daemon.signal(Signal::KILL);
+            daemon.wait();
+            daemon = Daemon::start(&bench, &config);
+            daemon.wait_state("one", "held");
+            std::thread::sleep(Duration::from_secs(1));
+            let entry = daemon.wait_state("one", "held");
+            assert!(entry["worker_pid"].is_null() && entry["vmm_pid"] == vmm, "{entry}");
+            assert!(entry["state_text"].as_str().unwrap().contains("its worker was ended by signal 9"), "{entry}");
             let last = guest.acknowledged("a").last.unwrap_or(0);
             daemon.signal(Signal::HUP);
             if let Err(error) = guest.wait_acknowledged("a", last + 20, LIMIT) {
@@ -306,6 +315,10 @@ fn an_owner_says_what_becomes_of_a_vm_whose_worker_dies() {
             }
             let well = daemon.ask(&["health"]);
             assert_eq!(well.status.code(), Some(0), "{well:?}");
+            daemon.signal(Signal::KILL);
+            daemon.wait();
+            daemon = Daemon::start(&bench, &config);
+            daemon.wait_state("one", "running");
             guest.kill_qemu().unwrap();
         }
         guest.wait_end(LIMIT).unwrap();

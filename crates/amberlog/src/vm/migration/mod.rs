@@ -268,6 +268,24 @@ impl Migration {
     pub fn was_left(&self) {
         let all = vec![true; self.images.len()];
         self.lock().state.goes_on(&all);
+        // The next worker finds a guest that has begun, and no seal.
+        for disk in self.journals.disks() {
+            let _ = self.line.keep(&format!("{BEGUN}{}", disk.options.name), "", None);
+        }
+        self.line.settle();
+    }
+
+    /// Whether its guest is where it is for good: what leaves it to another daemon lets go of what a move needs.
+    ///
+    /// # Errors
+    /// When it is being moved, or its images are owed to where it went.
+    pub fn check_stays(&self) -> anyhow::Result<()> {
+        let inner = self.lock();
+        anyhow::ensure!(
+            !inner.state.is_moving() && !inner.state.owes_giving_up(),
+            "its guest is being moved: wait until it has gone, or cancel the migration"
+        );
+        Ok(())
     }
 
     /// Whether what is owed to its images may be brought home: its VMM is gone.
