@@ -56,6 +56,15 @@ impl BlockSet {
         is_new
     }
 
+    /// Has all blocks of a range in it where one of them is: what is in the range is read whole, or not at all.
+    pub fn keep_together(&mut self, offset: u64, len: u64) {
+        if blocks(offset, len).any(|block| self.contains(block)) {
+            for block in blocks(offset, len) {
+                self.insert(block);
+            }
+        }
+    }
+
     /// Whether a block is in it.
     pub fn contains(&self, block: u64) -> bool {
         let word = usize::try_from(block / 64).ok().and_then(|at| self.words.get(at));

@@ -75,25 +75,37 @@ impl Overlay {
         Ok(())
     }
 
-    /// Has bytes that are in one of its blocks changed. Says whether it has them; what it does not have, or are zeros, is left alone.
+    /// Has bytes changed that are in its blocks. Says whether it has them; what it does not have, or are zeros, is left alone.
     ///
     /// # Errors
-    /// When they cannot be read or written.
+    /// When they cannot be read or written, or it has only a part of them ([`crate::BlockSet::keep_together`]).
     pub fn edit<T>(
-        &self,
+        &mut self,
         offset: u64,
         bytes: &mut [u8],
         change: impl FnOnce(&mut [u8]) -> io::Result<T>,
     ) -> io::Result<Option<T>> {
-        let Some(Some(cluster)) = self.clusters.get(&(offset / BLOCK_BYTES)) else { return Ok(None) };
-        let within = offset % BLOCK_BYTES;
-        if within + bytes.len() as u64 > BLOCK_BYTES {
-            return Err(io::Error::other(format!("{} bytes at byte {offset} are in two blocks", bytes.len())));
+        let touched = crate::blocks(offset, bytes.len() as u64);
+        let count = touched.clone().filter(|block| self.clusters.contains_key(block)).count() as u64;
+        if count == 0 || touched.clone().all(|block| self.clusters.get(&block) == Some(&None)) {
+            return Ok(None);
         }
-        let at = cluster * BLOCK_BYTES + within;
-        self.file.read_exact_at(bytes, at)?;
+        if count < touched.end - touched.start {
+            return Err(io::Error::other(format!("of {} bytes at byte {offset} only a part is in it", bytes.len())));
+        }
+        let (mut place, mut rest) = (offset, &mut *bytes);
+        while !rest.is_empty() {
+            let (block, within) = (place / BLOCK_BYTES, place % BLOCK_BYTES);
+            let len = rest.len().min((BLOCK_BYTES - within) as usize);
+            let (piece, more) = rest.split_at_mut(len);
+            match self.clusters.get(&block) {
+                Some(Some(cluster)) => self.file.read_exact_at(piece, cluster * BLOCK_BYTES + within)?,
+                _ => piece.fill(0),
+            }
+            (place, rest) = (place + len as u64, more);
+        }
         let changed = change(bytes)?;
-        self.file.write_all_at(bytes, at)?;
+        self.write(offset, bytes)?;
         Ok(Some(changed))
     }
 

@@ -118,6 +118,64 @@ fn each_copy_is_the_image_as_it_was() {
     }
 }
 
+/// What lies over the end of a block is changed whole, though one half of it was written and the other is its base's, or zeros.
+#[test]
+fn what_is_in_two_blocks_is_changed_in_both() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let base = path("base");
+    let at = BLOCK_BYTES - 512;
+    // Three such places; the third has zeros behind the block's end.
+    let places = [at, at + 2 * BLOCK_BYTES, at + 4 * BLOCK_BYTES];
+    let size = 8 * BLOCK_BYTES;
+    let mut before = vec![7; 5 * BLOCK_BYTES as usize];
+    before.resize(size as usize, 0);
+    std::fs::write(&base, &before).unwrap();
+    std::fs::write(path("image"), &before).unwrap();
+    let source = File::options().read(true).write(true).open(path("image")).unwrap();
+    let changes = Changes::new(Record::new().unwrap());
+    for (place, of) in places.into_iter().zip([0, 512, 0]) {
+        changes.begins(place + of, 512);
+        source.write_all_at(&[9; 512], place + of).unwrap();
+        changes.ended(place + of, 512);
+    }
+    let mut wanted = changes.record().since(1, size).unwrap();
+    let written = wanted.len();
+    let file = |name: &str| File::options().read(true).write(true).create_new(true).open(path(name)).unwrap();
+    let overlay = |name: &str, wanted| {
+        let overlay = Overlay::new(file(name), size, Base { path: base.clone(), is_overlay: false }).unwrap();
+        let source = source.try_clone().unwrap();
+        let moment = Moment::new(source, size, Some(wanted), Target::Overlay(overlay));
+        moment.copy().unwrap();
+        let Target::Overlay(overlay) = moment.into_target() else { panic!("it was an overlay") };
+        overlay
+    };
+    let mut bytes = [0; 1024];
+    let mut halved = overlay("halved", wanted.clone());
+    assert!(halved.edit(places[0], &mut bytes, |_| Ok(())).is_err(), "half of it is its base's");
+    for place in places {
+        wanted.keep_together(place, 1024);
+    }
+    wanted.keep_together(7 * BLOCK_BYTES - 512, 1024);
+    assert_eq!(wanted.len(), written + 3, "and nothing of which no part was written");
+    let mut whole = overlay("whole", wanted);
+    for (place, expected) in places.into_iter().zip([[9, 7], [7, 9], [9, 0]]) {
+        let edited = whole.edit(place, &mut bytes, |bytes| {
+            assert_eq!([bytes[0], bytes[1023]], expected);
+            bytes.fill(8);
+            Ok(())
+        });
+        assert_eq!(edited.unwrap(), Some(()));
+    }
+    whole.finish().unwrap();
+    let out = path("whole").to_string_lossy().into_owned();
+    qemu_img(&["check", &out]);
+    for place in places {
+        qemu_io(&out, &format!("read -P 8 {place} 1024"));
+        qemu_io(&out, &format!("read -P 7 {} 512", place - 512));
+    }
+}
+
 /// A large image: more tables than one, and a base that is shorter.
 #[test]
 fn an_overlay_reaches_far() {
@@ -140,7 +198,7 @@ fn an_overlay_reaches_far() {
     let overlay = Overlay::new(file, size, Base { path: base, is_overlay: false }).unwrap();
     let moment = Moment::new(source, size, Some(wanted), Target::Overlay(overlay));
     moment.copy().unwrap();
-    let Target::Overlay(overlay) = moment.into_target() else { panic!("it was an overlay") };
+    let Target::Overlay(mut overlay) = moment.into_target() else { panic!("it was an overlay") };
     assert_eq!(overlay.len(), 3);
     let mut bytes = [0; 512];
     let edited = overlay.edit(5_000_000_000, &mut bytes, |bytes| {

@@ -307,7 +307,7 @@ impl DiskRoute {
                     }
                 }
                 let content = BlockContent::Guest(&slices);
-                let block = LogBlock { position, content, request: waiting.request };
+                let block = LogBlock { position, content, request: waiting.request, is_again: waiting.is_again };
                 let verdict = log.keeper.log_write(&log, block);
                 if verdict == LogVerdict::Store {
                     if run.end != at {
@@ -402,7 +402,8 @@ impl DiskRoute {
             let is_stored = log.keeper.patched(&log, position, into, &slices).and_then(|content| {
                 if position != 0 {
                     let block = BlockContent::Bytes(content.clone());
-                    let block = LogBlock { position, content: block, request: waiting.request };
+                    let block =
+                        LogBlock { position, content: block, request: waiting.request, is_again: waiting.is_again };
                     return Ok((log.keeper.log_write(&log, block), content));
                 }
                 let block = SuperblockBlock { content: &content, request: waiting.request };

@@ -193,6 +193,8 @@ pub(crate) struct LogBlock<'a> {
     pub position: u32,
     pub content: BlockContent<'a>,
     pub request: RequestId,
+    /// It was taken before, and not answered ([`block_route::Route::route_again`]).
+    pub is_again: bool,
 }
 
 /// A write, discard or zeroing inside the file system of a log.

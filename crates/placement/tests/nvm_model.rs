@@ -550,3 +550,30 @@ fn a_log_is_closed_beside_a_write_past_the_journal() {
         guest.recover();
     }
 }
+
+/// Storage answered so late that the connection was gone: the requests of a commit that has succeeded since come again over the next
+/// one. Nobody has written over the log.
+#[test]
+fn a_commit_that_was_not_heard_of_is_sent_again_over_another_connection() {
+    let image = guest::image();
+    for seed in 0..60 {
+        let mut guest = Guest::new(&image, 3000 + seed);
+        let block = guest.metadata[0];
+        for _ in 0..=seed % 3 {
+            guest.random_commit();
+        }
+        guest.commit_one(block);
+        guest.settle();
+        let before = guest.report();
+        guest.last_commit_again();
+        guest.settle();
+        assert_eq!(guest.report().bytes_committed, before.bytes_committed, "nothing is committed twice");
+        guest.recover();
+        guest.read(block);
+        guest.commit_one(block);
+        guest.settle();
+        assert_ne!(guest.report().bytes_committed, before.bytes_committed, "its log is in the region as before");
+        guest.recover();
+        assert_eq!(guest.failures(), 0, "the guest sees an error");
+    }
+}

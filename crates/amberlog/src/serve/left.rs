@@ -60,6 +60,9 @@ pub struct AsLeft {
     /// A flush of it has failed, and its guest was not told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     untold: Option<String>,
+    /// No driver of its guest has used it: the guest may have no such disk.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_unused: bool,
 }
 
 impl AsLeft {
@@ -70,7 +73,13 @@ impl AsLeft {
     /// When it cannot be read.
     pub fn look(image: &File, superblocks: &[u64], untold: Option<String>) -> anyhow::Result<Self> {
         let sums = superblocks.iter().map(|at| Ok((*at, sum_at(image, *at)?))).collect::<std::io::Result<_>>()?;
-        Ok(AsLeft { stamp: Stamp::of(image)?, superblocks: sums, untold })
+        Ok(AsLeft { stamp: Stamp::of(image)?, superblocks: sums, untold, is_unused: false })
+    }
+
+    /// The same of an image that no driver of its guest has used, if that is so.
+    #[must_use]
+    pub fn unused(self, is_unused: bool) -> Self {
+        AsLeft { is_unused, ..self }
     }
 }
 
@@ -167,6 +176,11 @@ impl Before {
             }
         }
         Ok(())
+    }
+
+    /// Which images, in their order, a driver of the guest has used, for all that is known.
+    pub fn used(&self) -> Vec<bool> {
+        self.images.iter().map(|image| !image.as_left.as_ref().is_some_and(|as_left| as_left.is_unused)).collect()
     }
 
     /// Of which images, by their place in the order, the guest is to be told that a flush has failed.
@@ -427,6 +441,23 @@ mod tests {
         assert_eq!(untold(directory.path()), ["vm one, flushing failed", "vm one, flushing failed"]);
     }
 
+    /// Nobody would ever stop a disk that the guest does not have, and a guest is given up when all of its disks are stopped.
+    #[test]
+    fn a_disk_that_no_driver_has_used_is_noted_as_such() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let images = ["first", "second"].map(|name| directory.path().join(name));
+        images.iter().for_each(|image| std::fs::write(image, "an image").expect("written"));
+        let served = config(directory.path(), &[&images[0], &images[1]]);
+        make_sockets(&served);
+        let process = Process::new();
+        let opened = images.each_ref().map(|image| File::open(image).expect("opened"));
+        let look = |index: usize| AsLeft::look(&opened[index], &[], None).expect("looked").unused(index == 1);
+        let left = (0..2).map(|index| (images[index].as_path(), &opened[index], look(index)));
+        write(&served, process.pid(), left).expect("it lives");
+        let Ok(Left::Waits(_, _, Some(before))) = find(&served) else { panic!("it waits") };
+        assert_eq!(before.used(), [true, false]);
+    }
+
     /// A note of 0.2 before it said what images looked like: which file each is still counts.
     #[test]
     fn a_note_of_an_earlier_amberlog_is_understood() {
@@ -447,7 +478,8 @@ mod tests {
             std::fs::write(served.sockets.join(NOTE), note.to_string()).expect("written");
         };
         note(is.ino());
-        assert!(matches!(find(&served), Ok(Left::Waits(_, _, Some(_)))));
+        let Ok(Left::Waits(_, _, Some(before))) = find(&served) else { panic!("it waits") };
+        assert_eq!(before.used(), [true], "for all that is known");
         note(is.ino() + 1);
         assert!(find(&served).expect_err("refused").to_string().contains("is another file"));
     }

@@ -477,6 +477,8 @@ impl Slot {
             !live.moments.are_copied(),
             "a snapshot of it is being copied, and would not come about: wait for that; nothing was changed"
         );
+        // Nor is anything of it given up to another host meanwhile, which would be sealed without what comes.
+        let _stays = live.migration.as_ref().map(|migration| migration.using()).transpose()?;
         change::check_images(live.handles.iter().map(|handle| &**handle.image()))?;
         // What this guest was served is its own, whatever it has written to it.
         served.options.images().for_each(|(image, _)| known.note(image));

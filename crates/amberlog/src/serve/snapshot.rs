@@ -435,7 +435,7 @@ fn make(
             for (offset, content) in &begun.unknown {
                 overlay.write(*offset, content)?;
             }
-            finish_overlay(&overlay, &begun.journals)?;
+            finish_overlay(&mut overlay, &begun.journals)?;
             overlay.finish()?;
             (vec![format!("{count} blocks of 64 KiB")], true)
         }
@@ -543,12 +543,21 @@ fn begin(
             );
         }
     }
+    // What is to be changed in an overlay (finish_overlay) has to be there whole: a partition may begin anywhere.
+    let superblocks: Vec<(u64, usize)> = journals
+        .iter()
+        .flat_map(|journal| {
+            let of_file_system = (journal.file_system + extfs::SUPERBLOCK_OFFSET, extfs::SUPERBLOCK_BYTES);
+            [(journal.superblock, jbd2::SUPERBLOCK_BYTES), of_file_system]
+        })
+        .collect();
     let begun =
         |wanted, source| Begun { changes: Arc::clone(&changes), record, id, epoch, wanted, journals, unknown, source };
     if let Some(base) = base {
         let wanted = changes.record().since(base.since, size_bytes);
-        let wanted = wanted
+        let mut wanted = wanted
             .context("what was written since is not known any more; make a whole one (without --incremental-since)")?;
+        superblocks.into_iter().for_each(|(at, len)| wanted.keep_together(at, len as u64));
         check_room(image.file(), out, wanted.len() * image_moments::BLOCK_BYTES)?;
         let overlay =
             Overlay::new(out.try_clone()?, size_bytes, Base { path: base.image.clone(), is_overlay: base.is_overlay })?;
@@ -601,7 +610,7 @@ fn is_empty_on_storage(image: &Image, journal: &JournalPlace) -> anyhow::Result<
 
 /// Takes amberlog's marks off what an overlay has of its journals, and says that nothing is to be replayed. What it does not have is
 /// its base's, where that was done.
-fn finish_overlay(overlay: &Overlay, journals: &[JournalPlace]) -> anyhow::Result<()> {
+fn finish_overlay(overlay: &mut Overlay, journals: &[JournalPlace]) -> anyhow::Result<()> {
     for journal in journals {
         let mut block = vec![0; jbd2::SUPERBLOCK_BYTES];
         overlay.edit(journal.superblock, &mut block, |block| unmarked(block).map(drop))?;

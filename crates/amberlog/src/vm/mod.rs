@@ -722,7 +722,7 @@ impl Vm {
             self.journals.owes_failure(disk, untold);
         }
         if let Some(migration) = &self.migration {
-            migration.was_left();
+            migration.was_left(&before.map_or_else(|| vec![true; self.images.len()], Before::used));
         }
         // It has the lock of another directory: nobody may take this one over while it lives.
         self.journals.directory().note_vmm(pid)?;
@@ -965,7 +965,8 @@ impl Vm {
             // Through the page cache: superblocks are at no boundary.
             let opened =
                 image.reopen_buffered().with_context(|| format!("opening {} again", image.path().display()))?;
-            let as_left = AsLeft::look(&opened, &self.journals.superblock_places(index), untold)?;
+            let is_unused = self.migration.as_ref().is_some_and(|migration| !migration.has_begun(index));
+            let as_left = AsLeft::look(&opened, &self.journals.superblock_places(index), untold)?.unused(is_unused);
             all.push((image.path(), image.file(), as_left));
         }
         Ok(all)

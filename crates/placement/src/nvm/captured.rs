@@ -322,10 +322,13 @@ impl Captured {
         std::mem::take(&mut self.has_failed)
     }
 
-    /// Whether a block of a transaction that is in the log was taken by an earlier worker, which has not answered. It is asked once of
-    /// each block that comes: the same bytes over a block that is there already change nothing.
-    pub fn is_sent_again(&mut self, position: u32, content: &[u8]) -> bool {
-        let known = if self.resent.is_empty() { None } else { self.resent.remove(&position) };
+    /// Whether a block of a transaction that is in the log was taken before and not answered: by an earlier worker, which is asked once
+    /// of each block that comes, or by this one before the device was stopped, of which the request itself says so. The same bytes
+    /// over a block that is there already change nothing.
+    pub fn is_sent_again(&mut self, position: u32, content: &[u8], is_again: bool) -> bool {
+        let by_earlier = if self.resent.is_empty() { None } else { self.resent.remove(&position) };
+        let by_this = || self.stream.last().iter().find(|(at, _)| *at == position).map(|(_, digest)| *digest);
+        let known = by_earlier.or_else(|| by_this().filter(|_| is_again));
         known.is_some_and(|digest| digest == digest_of(content)) && self.stream.is_live(position)
     }
 

@@ -423,7 +423,7 @@ impl Work {
             BlockContent::Bytes(bytes) => bytes,
         };
         captured.goes_on_unread();
-        if captured.is_sent_again(block.position, &content) {
+        if captured.is_sent_again(block.position, &content, block.is_again) {
             self.pass_requests.push(block.request);
             return LogVerdict::Kept;
         }

@@ -17,7 +17,7 @@ use placement::{
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use storage::Pending;
+use storage::{Pending, Turn};
 use write_log::WriteLog;
 
 const BLOCK: usize = 1024;
@@ -704,6 +704,21 @@ impl Guest {
     pub fn commit_around(&mut self, block: u64, midway: fn(&mut Self)) {
         self.midway = Some(midway);
         self.commit_one(block);
+    }
+
+    /// Its VMM goes on over another connection, and had not heard that the last transaction is in the log: all of it is sent again.
+    pub fn last_commit_again(&mut self) {
+        let logged = self.live.last().expect("it has committed");
+        let (mut position, end) = (logged.position, self.builder.position);
+        let table = Arc::clone(self.table.as_ref().expect("it has memory"));
+        self.route.started(Start::Resumed, &table).expect("started");
+        while position != end {
+            let block = self.log[&position].clone();
+            let slice = self.page(&block);
+            let request = self.send_for(Turn::Again, RequestKind::Write, self.log_at[position as usize], Some(slice));
+            self.wait_for(request);
+            position = self.builder.format.next(position);
+        }
     }
 
     pub fn commit_escaped(&mut self, block: u64) {

@@ -15,9 +15,20 @@ pub(super) struct Pending {
     pub(super) covered: u64,
 }
 
+/// Whether a request was sent before.
+pub(super) enum Turn {
+    First,
+    Again,
+}
+
 impl Guest {
     /// Sends a request; what it writes may be on the ideal disk from now on.
     pub(super) fn send(&mut self, kind: RequestKind, offset: u64, slice: Option<MemorySlice>) -> u32 {
+        self.send_for(Turn::First, kind, offset, slice)
+    }
+
+    /// The same, or one that was sent before and not answered.
+    pub(super) fn send_for(&mut self, turn: Turn, kind: RequestKind, offset: u64, slice: Option<MemorySlice>) -> u32 {
         self.next_request += 1;
         let request = self.next_request;
         self.tell(|| {
@@ -33,7 +44,11 @@ impl Guest {
         self.sent.insert(request, Sent { kind, offset, segments: segments.clone() });
         let mut plan = Plan::default();
         self.images.lock().expect("no panic under this lock").clear();
-        self.route.route(&Request { id: RequestId(request), kind, offset, len, segments: &segments }, &mut plan);
+        let asked = Request { id: RequestId(request), kind, offset, len, segments: &segments };
+        match turn {
+            Turn::First => self.route.route(&asked, &mut plan),
+            Turn::Again => self.route.route_again(&asked, &mut plan),
+        }
         self.route.end_of_pass(&mut plan);
         self.carry_out(plan);
         self.check();

@@ -264,15 +264,20 @@ impl Migration {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// A guest of an earlier daemon goes on, whose logs were taken.
-    pub fn was_left(&self) {
-        let all = vec![true; self.images.len()];
-        self.lock().state.goes_on(&all);
+    /// A guest of an earlier daemon goes on, whose logs were taken, and which has used these of its disks. Nobody would ever stop one that
+    /// it does not have.
+    pub fn was_left(&self, used: &[bool]) {
+        self.lock().state.goes_on(used);
         // The next worker finds a guest that has begun, and no seal.
-        for disk in self.journals.disks() {
+        for disk in self.journals.disks().iter().zip(used).filter_map(|(disk, is_used)| is_used.then_some(disk)) {
             let _ = self.line.keep(&format!("{BEGUN}{}", disk.options.name), "", None);
         }
         self.line.settle();
+    }
+
+    /// Whether a driver of this VMM has used a disk.
+    pub fn has_begun(&self, disk: usize) -> bool {
+        self.lock().state.has_begun(disk)
     }
 
     /// Whether its guest is where it is for good: what leaves it to another daemon lets go of what a move needs.
