@@ -48,7 +48,7 @@ pub(crate) struct Live {
     compounds: VecDeque<Logged>,
     blocks: BTreeMap<u64, Copy>,
     /// What a flush may settle.
-    unflushed: Vec<u64>,
+    unflushed: BTreeSet<u64>,
 }
 
 impl Live {
@@ -73,7 +73,7 @@ impl Live {
 
     pub fn empty(position: u32, sequence: u32) -> Self {
         let (tail, head) = ((position, sequence), (position, sequence));
-        Live { tail, head, compounds: VecDeque::new(), blocks: BTreeMap::new(), unflushed: Vec::new() }
+        Live { tail, head, compounds: VecDeque::new(), blocks: BTreeMap::new(), unflushed: BTreeSet::new() }
     }
 
     /// Log blocks that a compound may have: what is between head and tail, but one.
@@ -141,7 +141,7 @@ impl Live {
             && copy.compound == compound
         {
             copy.home = Home::Written(ended);
-            self.unflushed.push(block);
+            self.unflushed.insert(block);
         }
     }
 
@@ -205,5 +205,39 @@ impl Live {
 
     pub fn compounds(&self) -> usize {
         self.compounds.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its guest writes the same blocks home as often as it likes.
+    #[test]
+    fn what_waits_for_a_flush_is_as_much_as_the_log_has() {
+        let format = Format {
+            block_size: 4096,
+            checksum: jbd2::Checksum::None,
+            seed: 0,
+            wide: true,
+            async_commit: false,
+            first: 1,
+            last: 1024,
+            length: 1024,
+            fast_commit: false,
+        };
+        let mut live = Live::empty(1, 5);
+        let tags: Vec<(u64, u32, bool, u32)> = (0..8).map(|block| (block, 2 + block as u32, false, 3)).collect();
+        live.add(&format, 10, &tags, &[]);
+        for ended in 1..1000 {
+            for block in 0..8 {
+                live.written(block, 5, ended);
+            }
+            live.flushed(ended - 1);
+            assert!(live.unflushed.len() <= tags.len());
+        }
+        assert_eq!(live.droppable(), 0, "each was written once more since");
+        live.flushed(999);
+        assert_eq!((live.droppable(), live.unflushed.len()), (1, 0));
     }
 }

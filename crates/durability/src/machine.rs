@@ -825,7 +825,7 @@ impl Durability {
     }
 
     /// The last transaction that is committed.
-    fn last(&self) -> u32 {
+    pub fn last(&self) -> u32 {
         let span = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         span.map_or(self.durable, |(_, last, _)| last)
     }

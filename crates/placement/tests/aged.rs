@@ -6,6 +6,8 @@
 
 #[path = "aged/absorbed.rs"]
 mod absorbed;
+#[path = "aged/ages.rs"]
+mod ages;
 #[path = "aged/followed.rs"]
 mod followed;
 #[path = "aged/placed.rs"]

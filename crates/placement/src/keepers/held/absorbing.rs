@@ -247,7 +247,7 @@ impl Held {
 
     /// The guest flushes the disk with the file system.
     pub(super) fn holds_flush(&self, log: &Log, request: RequestId, steps: &mut Steps) {
-        if log.is_open() && self.aged_durable() == Some(None) && self.has_absorbed() {
+        if log.is_open() && self.aged_durable() == Some(None) && (self.has_absorbed() || self.aged_owes()) {
             self.absorbing().flushes.push(request);
             steps.hold(request);
             self.drive_absorbed(log, steps);
@@ -317,7 +317,12 @@ impl Held {
                 steps.push(Side::Journal, Step::Superblock(request, content));
             }
         }
-        if !self.absorbing().flushes.is_empty() && !self.has_absorbed() {
+        if self.absorbing().flushes.is_empty() {
+            return;
+        }
+        // With an age no flush says anything of commits, also one that was asked for before.
+        let has_age = matches!(self.aged_durable(), Some(Some(_)));
+        if has_age || !(self.has_absorbed() || self.aged_owes()) {
             for request in std::mem::take(&mut self.absorbing().flushes) {
                 steps.release(request, Status::Ok);
             }

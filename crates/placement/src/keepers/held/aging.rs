@@ -98,6 +98,9 @@ impl State {
 struct Aging {
     machine: Durability,
     within: Duration,
+    /// What an age before no age has left: the last transaction that it allowed not to be durable, and that age. Until it is, no age is not in
+    /// force, and the guest's flushes wait for it.
+    owed: Option<(u32, Duration)>,
     /// When it began.
     since: Duration,
     stint: u64,
@@ -263,6 +266,7 @@ impl Aging {
         Aging {
             machine,
             within,
+            owed: None,
             since: log.home.now(),
             stint: 0,
             format,
@@ -305,6 +309,27 @@ impl Aging {
     fn next_number(&self) -> u32 {
         let known = [self.numbered_before, self.numbered].into_iter().flatten();
         known.fold(self.machine.next_number(), sequence::latest)
+    }
+
+    /// From now on with this age.
+    fn change_age(&mut self, within: Duration) {
+        let (before, last) = (self.allows(), self.machine.last());
+        self.within = within;
+        let is_owed = within.is_zero() && sequence::is_after(last, self.machine.durable());
+        self.owed = is_owed.then_some((last, before));
+    }
+
+    /// Whether something is not durable that no age would not have allowed.
+    fn owes(&self) -> bool {
+        self.owed.is_some_and(|(last, _)| sequence::is_after(last, self.machine.durable()))
+    }
+
+    /// The age that is in force.
+    fn allows(&self) -> Duration {
+        match self.owed {
+            Some((_, before)) if self.owes() => before,
+            _ => self.within,
+        }
     }
 
     /// Whether a commit is answered when it is durable, whatever its transaction.
@@ -456,8 +481,9 @@ impl Aging {
 
     fn answered(&mut self, answer: AnswerId, is_good: bool, steps: &mut Steps) {
         let ends_for = |cause| self.ending.as_ref().is_some_and(|ending| ending.cause == cause);
-        // It is held from now on as it would be without durability. Who was promised more than that, and waits for it, is not told that it is so.
-        let is_held = ends_for(Cause::Wish) || ends_for(Cause::Memory) && !self.answers_late();
+        // It is held from now on as it would be without durability, whatever ends it. Who was promised more than that, and waits for it, is not
+        // told that it is so.
+        let is_held = ends_for(Cause::Wish) || self.ending.is_some() && !self.answers_late();
         match self.answers.remove(&answer) {
             Some(Asked::Commit(requests)) if !is_good && is_held => self.told_later.extend(requests),
             Some(Asked::Commit(requests)) => {
@@ -644,6 +670,11 @@ impl Held {
         Some((!aging.within.is_zero()).then(|| aging.machine.durable()))
     }
 
+    /// Whether no age is wished, and something is not durable yet that an age had allowed.
+    pub(super) fn aged_owes(&self) -> bool {
+        self.state().aging.as_ref().is_some_and(|aging| aging.ending.is_none() && aging.owes())
+    }
+
     /// Whether durability by age has an end under way.
     pub(super) fn aged_is_ending(&self) -> bool {
         self.state().aging.as_ref().is_some_and(|aging| aging.ending.is_some())
@@ -666,7 +697,12 @@ impl Held {
                 .collect();
             let mut read = |version| copied(log, &self.area, self.id, version);
             let freed = aging.watched.committed(log, &blocks, &mut read).unwrap_or_else(|error| {
-                log::error!("disk {}: reading bitmaps failed: {error}", log.home.options.name);
+                log::error!(
+                    "disk {}: reading bitmaps failed: {error}; until the file system at byte {} is next mounted, every commit is durable \
+                     before its guest is told of it (as with durable-within=0), and nothing is an append",
+                    log.home.options.name,
+                    log.place.home_start
+                );
                 Freed::Unknown
             });
             let transaction = Transaction { sequence: accepted.sequence, blocks, revokes: accepted.revokes, freed };
@@ -995,7 +1031,7 @@ impl Held {
                             // What ended until now was no matter of the guest's flushes.
                             log.home.set_dirty();
                         }
-                        aging.within = within;
+                        aging.change_age(within);
                         aging.call(self, log, steps, |machine, now, view, said| {
                             machine.set_within(now, within, view, said);
                         });
@@ -1418,7 +1454,7 @@ impl Held {
         let in_force = aging.filter(|aging| aging.machine.is_proven() && aging.ending.is_none());
         let is_to_begin = in_force.is_none() && !state.is_leaving && log.home.durable_within().is_some();
         DurabilityReport {
-            within_s: in_force.map(|aging| if is_lost { 0 } else { aging.within.as_secs() }),
+            within_s: in_force.map(|aging| if is_lost { 0 } else { aging.allows().as_secs() }),
             oldest_undurable_s: aging.zip(now.oldest).map(|(aging, oldest)| age(aging, oldest)),
             compounds: all.compounds,
             compound_blocks: all.compound_blocks,
@@ -1427,7 +1463,7 @@ impl Held {
             writes_held: all.writes_held,
             discards_held: all.discards_held,
             through: aging.map(|aging| (aging.machine.durable(), aging.machine.under_way())),
-            within: in_force.map(|aging| aging.within),
+            within: in_force.map(Aging::allows),
             reason: match &state.why_not {
                 None if is_lost => {
                     Some("its bitmaps are not understood, so every commit is durable at once".to_owned())

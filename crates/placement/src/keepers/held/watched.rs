@@ -97,7 +97,21 @@ impl Watched {
 
     /// A transaction was committed. Gives what it frees. `content` gives a version as it belongs home; nothing where it is not known
     /// any more.
+    ///
+    /// # Errors
+    /// When a bitmap cannot be read. What the transaction has changed is not known then, nor what later ones do: not for this one alone.
     pub fn committed(
+        &mut self,
+        log: &Log,
+        blocks: &[(u64, Version)],
+        content: &mut dyn FnMut(Version) -> Option<Arc<[u8]>>,
+    ) -> io::Result<Freed> {
+        let freed = self.judge(log, blocks, content);
+        self.is_lost |= freed.is_err();
+        freed
+    }
+
+    fn judge(
         &mut self,
         log: &Log,
         blocks: &[(u64, Version)],

@@ -1,0 +1,99 @@
+//! An age that becomes another one, and faults beside it.
+
+use super::*;
+
+/// Nothing becomes due by itself.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn set_age(rig: &mut Rig, within: Duration) {
+    rig.journals.set_durable_within(0, Some(within)).expect("possible");
+    rig.wake(0);
+}
+
+/// What an age had allowed is durable before it is said that no age is in force, and before a flush is answered that comes after it.
+#[test]
+fn no_age_is_in_force_when_all_that_an_age_allowed_is_durable() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    let compounds = rig.compounds();
+    assert_eq!(rig.within_s(), Some(LONG.as_secs()));
+    set_age(&mut rig, Duration::ZERO);
+    rig.request(RequestKind::Flush, 0, &[]);
+    assert!(rig.held > 0, "the flush waits");
+    while rig.held > 0 || rig.within_s() != Some(0) {
+        assert!(rig.compounds() > compounds || rig.within_s() == Some(LONG.as_secs()), "it is not in force yet");
+        rig.settle_one();
+    }
+    assert!(rig.compounds() > compounds, "the flush was answered before");
+    rig.promise(1);
+    rig.settle();
+    assert!(rig.judge() > 5);
+}
+
+/// A flush that waits for what no age does not allow waits for nothing when an age is wished again.
+#[test]
+fn a_flush_does_not_wait_for_an_age_that_comes_later() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    set_age(&mut rig, Duration::ZERO);
+    rig.request(RequestKind::Flush, 0, &[]);
+    let flush = RequestId(rig.next);
+    assert!(rig.held > 0, "it waits");
+    set_age(&mut rig, LONG);
+    // As a guest that goes on has always something that is not home.
+    assert!(rig.told.iter().any(|(request, status)| *request == flush && *status == Status::Ok), "it hangs");
+    rig.settle();
+    assert_eq!(rig.held, 0);
+}
+
+/// With an age nobody was promised more than that it is held, also while durability ends for a fault.
+#[test]
+fn a_commit_beside_a_fault_is_held() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    let free = BLOCKS - 8;
+    let log = rig.transaction_with([free]);
+    rig.write_log(&log, |_| true);
+    rig.settle();
+    rig.wake(AGE.as_millis() as u64);
+    assert!(rig.waiting.len() > 1, "a compound is under way, in pieces: {:?}", rig.waiting);
+    rig.fails = true;
+    rig.settle_one();
+    rig.fails = false;
+    rig.gives_up();
+    assert!(is_aged(&rig), "nothing has ended yet");
+    let told = rig.told.len();
+    rig.commit();
+    rig.settle();
+    let later = &rig.told[told..];
+    assert!(!later.is_empty() && later.iter().all(|(_, status)| *status == Status::Ok), "{later:?}");
+    assert_eq!((is_aged(&rig), rig.held), (false, 0), "storage says that it is only held");
+}
+
+/// A bitmap that cannot be read once: what the transaction has changed in it is not known from then on.
+#[test]
+fn a_bitmap_that_could_not_be_read_is_not_known_any_more() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    let image = std::fs::read(&rig.image).expect("the image");
+    let log = rig.transaction();
+    rig.file.set_len(0).expect("cut short");
+    rig.write_log(&log, |_| true);
+    rig.file.write_all_at(&image, 0).expect("it is there again");
+    rig.settle();
+    for _ in 0..2 {
+        let report = rig.journals.report("vm");
+        let durability = report.disks[0].durability.as_ref().expect("it is aged");
+        assert_eq!(durability.within_s, Some(0));
+        assert!(durability.reason.as_ref().is_some_and(|why| why.contains("bitmaps are not understood")));
+        let compounds = rig.compounds();
+        rig.commit();
+        rig.settle();
+        assert!(rig.compounds() > compounds, "a commit is durable at once");
+    }
+}
