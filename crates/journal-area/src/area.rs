@@ -515,6 +515,16 @@ impl JournalArea {
         }
     }
 
+    /// The disk itself proves the books of an open log wrong: homes are not where they were.
+    pub fn contradict(&self, id: LogId, why: String) {
+        if let Some((_, jcb)) = self.lock().log(id)
+            && jcb.is_open()
+        {
+            jcb.distrust(why);
+            self.look_for_contradiction(jcb);
+        }
+    }
+
     fn look_for_contradiction(&self, jcb: &VmJcb) {
         if jcb.contradiction.is_some() {
             self.has_contradiction.store(true, Ordering::Release);

@@ -6,7 +6,7 @@
 //! of that can be seen beforehand. What can be seen is that the guest acts as if something had happened that did not
 //! happen here.
 //!
-//! Three things are taken for proof, because no guest whose blocks are where the books say does them:
+//! Three things that it does are taken for proof, because no guest whose blocks are where the books say does them:
 //!
 //! * It reads the log, and begins anew where no transaction begins that was seen, past committed blocks that were never written
 //!   home. A kernel that mounts the log again does that, but only after its replay has written all of those blocks. (A
@@ -19,6 +19,8 @@
 //!
 //! A home write with another content counts as written home: ext4 writes its superblock past its own journal, and
 //! e2fsck mends what it replays.
+//!
+//! Whoever looks at the disk may find a fourth: another file system where this one was, while the log is open still (`JournalArea::contradict`).
 //!
 //! From the first proof on nothing is read from the books any more. The log is kept block for block, as the guest writes
 //! it, which is right whatever is wrong: it is what storage would have. Nothing is written home, because homes are what is
@@ -113,7 +115,7 @@ impl VmJcb {
     }
 
     /// The books are wrong.
-    fn distrust(&mut self, why: String) {
+    pub(crate) fn distrust(&mut self, why: String) {
         // First for whoever finds the log after a kill in the next instant.
         self.table.set_distrusted();
         self.contradiction.get_or_insert(why);

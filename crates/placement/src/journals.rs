@@ -390,6 +390,7 @@ impl Journals {
         let known = self.logs();
         let go_on = self.left_alone_that_go_on(&known, &found.left_alone);
         let is_among = |places: &[FoundLogPlace], log: &Log| places.iter().any(|place| log.place.is_same_log(place));
+        let logs = self.without_hidden(&known, &go_on, found.logs)?;
         for left in &found.left_alone {
             // One that is marked is somewhere else, whoever it is of.
             let goes_on = go_on.iter().any(|place| place.shares_blocks_with(&left.place));
@@ -398,7 +399,7 @@ impl Journals {
             }
         }
         let mut kept = Vec::new();
-        for place in found.logs.into_iter().chain(go_on.iter().cloned()) {
+        for place in logs.into_iter().chain(go_on.iter().cloned()) {
             if self.disks[place.home_disk].options.read_only {
                 // Nothing may ever be written home to it, not even by a later recovery: others may be reading the image,
                 // and its journal may be a device of this guest, which writes there what it likes.
@@ -461,6 +462,48 @@ impl Journals {
         Ok(())
     }
 
+    /// Those of the logs found that no open log lies over. One that is open, and was not found, and is where it was, may be one whose kernel
+    /// has given it up and left it so: another file system was made in its place since, at another offset. Or it is mounted, and what was found
+    /// lies in a file of its. Until it is closed, all that is written there goes to storage: the open log is left to its guest, and what lies below it is
+    /// not held.
+    fn without_hidden(
+        &self,
+        known: &[Arc<Log>],
+        go_on: &[FoundLogPlace],
+        found: Vec<FoundLogPlace>,
+    ) -> io::Result<Vec<FoundLogPlace>> {
+        let mut hiding = Vec::new();
+        for log in known.iter().filter(|log| log.is_open()) {
+            let is_found = found.iter().chain(go_on).any(|place| log.place.is_same_log(place));
+            if !is_found && scan::is_still_there(&self.disks, &log.place)? {
+                hiding.push(log);
+            }
+        }
+        let is_writable = |place: &FoundLogPlace| !self.disks[place.home_disk].options.read_only;
+        let hides = |log: &Log, place: &FoundLogPlace| is_writable(place) && log.place.shares_blocks_with(place);
+        for log in &hiding {
+            let Some(hidden) = found.iter().find(|place| hides(log, place)) else { continue };
+            if log.is_distrusted() {
+                continue;
+            }
+            let why = format!(
+                "it is open, and the disk has another file system in its place, at byte {} of disk {}",
+                hidden.home_start, self.disks[hidden.home_disk].options.name
+            );
+            let mut steps = Steps::default();
+            log.keeper.doubt(log, why, &mut steps);
+            self.pass_on(log, steps);
+        }
+        Ok(found.into_iter().filter(|place| !hiding.iter().any(|log| hides(log, place))).collect())
+    }
+
+    fn pass_on(&self, log: &Arc<Log>, steps: Steps) {
+        for (side, step) in steps.0 {
+            let disk = if side == Side::Home { &log.home } else { &log.journal };
+            disk.pass_on(Arc::clone(log), side, step);
+        }
+    }
+
     /// Of logs that are left alone, those that go on until their guests close them: somebody has one open, or may go on with it without a word, or an
     /// earlier worker had. No two of them share a block.
     fn left_alone_that_go_on(&self, known: &[Arc<Log>], left_alone: &[LeftAlone]) -> Vec<FoundLogPlace> {
@@ -486,10 +529,7 @@ impl Journals {
         if !log.keeper.forget(log, &mut steps) {
             return false;
         }
-        for (side, step) in steps.0 {
-            let disk = if side == Side::Home { &log.home } else { &log.journal };
-            disk.pass_on(Arc::clone(log), side, step);
-        }
+        self.pass_on(log, steps);
         if let Some(Err(error)) = log.keeper.copy_name().map(|name| self.directory.directory().remove(name)) {
             log::warn!("{error}");
         }

@@ -424,6 +424,10 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// A flush of the disk with the home has failed: what was written before may not be on storage, and no later flush says so.
     fn flush_failed(&self, _log: &Log) {}
 
+    /// The disk has something else where the file system was, while the log is open: nothing goes home any more, and the log goes to its own
+    /// place as it is ([`crate::distrust`]).
+    fn doubt(&self, _log: &Log, _why: String, _steps: &mut Steps) {}
+
     /// No more goes home by itself than is on its way: the disk with the home stops, or the file system is going.
     fn end_soon(&self, _log: &Log) {}
 

@@ -368,6 +368,57 @@ fn a_mounted_file_system_grows() {
     }
 }
 
+/// A kernel that has given its journal up leaves it open when it unmounts. Another file system is made then, that begins elsewhere, and
+/// what is written to it reaches storage, whatever the old log has there.
+#[test]
+fn a_file_system_that_is_made_beneath_an_open_log_is_whole() {
+    const NEXT: u64 = 2 << 20;
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(3000, content(1)), (5000, content(2))]);
+    let other = rig.directory.path().join("other");
+    std::fs::File::create(&other).and_then(|file| file.set_len(DISK_BYTES)).expect("made");
+    let offset = format!("offset={NEXT}");
+    let options = ["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-E", "lazy_itable_init=1,nodiscard"];
+    run("mke2fs", &[&options[..], &["-E", &offset]].concat(), &other, &[&FILE_SYSTEM_BLOCKS.to_string()]);
+    let mut table = partition_table(FILE_SYSTEM_BLOCKS);
+    table[446 + 8..446 + 12].copy_from_slice(&((NEXT / 512) as u32).to_le_bytes());
+    let operations = rig.write(0, &table);
+    rig.carry_out(operations);
+    let mut expected = std::fs::read(&other).expect("read");
+    expected[..512].copy_from_slice(&table);
+    let found = extfs::discover(&expected).expect("readable").remove(0);
+    let begin = |at: u64| expected[at as usize..][..BLOCK as usize].to_vec();
+    let mut written: Vec<u64> =
+        (NEXT..DISK_BYTES).step_by(BLOCK as usize).filter(|at| begin(*at).iter().any(|byte| *byte != 0)).collect();
+    // As mke2fs does: the superblock is the last.
+    written.rotate_left(1);
+    for at in written.clone() {
+        let operations = rig.write(at, &begin(at));
+        rig.carry_out(operations);
+    }
+    let operations = rig.woken();
+    rig.carry_out(operations);
+    // Its log, as its kernel writes it.
+    for extent in found.journal.extents(&found.superblock) {
+        for index in (1..u64::from(extent.count)).step_by(16) {
+            let at = NEXT + (extent.physical + index) * BLOCK;
+            expected[at as usize..][..BLOCK as usize].copy_from_slice(&content(index as u8));
+            let operations = rig.write(at, &content(index as u8));
+            rig.carry_out(operations);
+            written.push(at);
+        }
+    }
+    assert!(rig.log_at.iter().any(|at| written.contains(at)), "the logs lie over each other");
+    assert!(rig.journals.disk(0).fault().is_some_and(|fault| fault.contains("another file system in its place")));
+    let (image, _) = rig.die_and_finish();
+    let stored = std::fs::read(&image).expect("the image");
+    for at in written {
+        let range = at as usize..(at + BLOCK) as usize;
+        assert!(stored[range.clone()] == expected[range], "what was written at byte {at} is not there");
+    }
+}
+
 #[test]
 fn a_file_system_is_replaced_while_writes_are_in_flight() {
     let mut rig = Rig::new();

@@ -528,6 +528,12 @@ impl Keeper for Held {
         Ok(Finished::Recovered(vec![report]))
     }
 
+    fn doubt(&self, log: &Log, why: String, _steps: &mut Steps) {
+        self.area.contradict(self.id, why);
+        // The thread of its disk takes it away.
+        log.journal.wake.wake();
+    }
+
     fn leave(&self) {
         self.forget_aging();
         self.inner().is_over = true;

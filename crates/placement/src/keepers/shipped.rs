@@ -97,6 +97,10 @@ impl Keeper for Shipped {
         is_there.then_some("is on its server")
     }
 
+    fn doubt(&self, log: &Log, why: String, _steps: &mut Steps) {
+        self.distrust(log, Some(why));
+    }
+
     fn watches_home(&self, log: &Log) -> bool {
         log.is_open() && self.watch().is_on()
     }

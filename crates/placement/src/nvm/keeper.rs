@@ -704,6 +704,10 @@ impl Keeper for InRegion {
         Ok(content)
     }
 
+    fn doubt(&self, log: &Log, why: String, steps: &mut Steps) {
+        self.with(|work, state| work.distrust(state, log, Some(why), steps));
+    }
+
     fn settle_pass(&self, log: &Log, steps: &mut Steps) {
         self.with(|work, state| {
             work.refresh(state, log);
