@@ -70,4 +70,4 @@ pub use read::{ReadAt, Window};
 pub use superblock::{
     SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError, compat, incompat, ro_compat, state,
 };
-pub use table::{has_gpt, partitions};
+pub use table::{has_gpt, logical_tables, partitions};

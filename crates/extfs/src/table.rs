@@ -94,16 +94,26 @@ fn entries(sector: &[u8; SECTOR as usize]) -> Option<[Entry; 4]> {
     })
 }
 
-/// Follows the chain of logical partitions. Links are relative to the extended partition, contents to their own link.
+/// Where the tables of logical partitions are, or would come next, in bytes of the disk: none without an extended partition.
+///
+/// # Errors
+/// When the disk cannot be read.
+pub fn logical_tables<R: ReadAt>(disk: &R) -> io::Result<Vec<u64>> {
+    if disk.size() < 2 * SECTOR {
+        return Ok(Vec::new());
+    }
+    let mut sector = [0; SECTOR as usize];
+    disk.read_at(0, &mut sector)?;
+    let extended = entries(&sector).and_then(|entries| entries.into_iter().find(Entry::is_extended));
+    let Some(extended) = extended else { return Ok(Vec::new()) };
+    Ok(links(disk, &extended)?.into_iter().map(|(link, _)| link * SECTOR).collect())
+}
+
+/// The partitions of a chain of logical ones; each content is relative to its own link.
 fn logical<R: ReadAt>(disk: &R, extended: &Entry, found: &mut Vec<Partition>) -> io::Result<()> {
-    let mut link = extended.start;
     let mut number = 5;
-    for _ in 0..LOGICAL_MAX {
-        let Some(offset) = link.checked_mul(SECTOR).filter(|offset| disk.size() >= offset + SECTOR) else { break };
-        let mut sector = [0; SECTOR as usize];
-        disk.read_at(offset, &mut sector)?;
-        let Some(entries) = entries(&sector) else { break };
-        let content = entries.iter().find(|entry| !entry.is_empty() && !entry.is_extended());
+    for (link, entries) in links(disk, extended)? {
+        let content = entries.iter().flatten().find(|entry| !entry.is_empty() && !entry.is_extended());
         if let Some(partition) = content.and_then(|entry| entry.partition(number, link, disk.size())) {
             let others = found.iter().filter(|other| other.number >= 5);
             if others.clone().any(|other| other.overlaps(&partition)) {
@@ -112,10 +122,24 @@ fn logical<R: ReadAt>(disk: &R, extended: &Entry, found: &mut Vec<Partition>) ->
             found.push(partition);
             number += 1;
         }
-        match entries.iter().find(|entry| entry.is_extended()) {
+    }
+    Ok(())
+}
+
+/// Follows a chain of tables: the sector of each, and its entries, which the last one may not have. Links are relative to the extended partition.
+fn links<R: ReadAt>(disk: &R, extended: &Entry) -> io::Result<Vec<(u64, Option<[Entry; 4]>)>> {
+    let mut chain = Vec::new();
+    let mut link = extended.start;
+    for _ in 0..LOGICAL_MAX {
+        let Some(offset) = link.checked_mul(SECTOR).filter(|offset| disk.size() >= offset + SECTOR) else { break };
+        let mut sector = [0; SECTOR as usize];
+        disk.read_at(offset, &mut sector)?;
+        let entries = entries(&sector);
+        chain.push((link, entries));
+        match entries.iter().flatten().find(|entry| entry.is_extended()) {
             Some(next) if next.start > 0 => link = extended.start + next.start,
             _ => break,
         }
     }
-    Ok(())
+    Ok(chain)
 }

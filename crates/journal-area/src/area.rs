@@ -917,6 +917,12 @@ impl JournalArea {
         }
     }
 
+    /// Whether the guest has written something past the journal of an open log over which a replay would write an older version: there,
+    /// or perhaps, where an earlier worker died meanwhile.
+    pub fn is_written_past(&self, id: LogId) -> bool {
+        self.lock().log(id).is_some_and(|(_, jcb)| jcb.is_open() && jcb.is_written_past())
+    }
+
     /// Why the home blocks of an open log are not all that its guest has committed, though the host has nothing left to write there.
     pub fn why_not_home(&self, id: LogId) -> Option<NotHome> {
         let mut inner = self.lock();

@@ -121,6 +121,12 @@ impl FoundLog {
         self.table.handed_over()
     }
 
+    /// Nobody is to replay it: where its homes were is something else by now. From here on it is what a log is whose books were proven
+    /// wrong, kept block for block.
+    pub fn distrust(&self) {
+        self.table.set_distrusted();
+    }
+
     /// Says that there is nothing left to finish.
     pub fn close(&self) {
         self.table.set_tail(None);

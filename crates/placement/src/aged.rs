@@ -65,12 +65,7 @@ pub(crate) fn finish_aged(
     let is_stored = (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage);
     // Where storage has failed since, nobody knows what of the compounds is there; what is held does not need them.
     if held.is_materialise() || held.is_distrusted() || held.is_doubted() || is_stored {
-        // A recovery that was killed here may have made one more compound, with the number that storage says.
-        let after = tail.sequence.wrapping_add(1);
-        let number = held.numbered().map_or(after, |numbered| sequence::latest(after, numbered));
-        // What the guest has written home itself, and counts on, comes to storage before the mark: behind that no compound brings it.
-        home.sync_data().map_err(failed("flushing the file system"))?;
-        mark_held(&raw, (&opening, number), superblock_at, journal)?;
+        give_compounds_up(held, place, home, journal)?;
         return finish(held, place, home, journal);
     }
     let stored = write_home_of(&mut StoredLog { place, journal }, place, home)?;
@@ -91,6 +86,25 @@ pub(crate) fn finish_aged(
     // A guest that was suspended goes on with the number in front of that one, and no compound may stay that it would meet: not where we are
     // killed behind the write that empties the journal either, since nobody looks for more then.
     finish_clearing(held, place, home, journal, Some((next, number)))
+}
+
+/// What is held counts from here on, and not the compounds on storage, if it has any: that gets the error mark.
+pub(crate) fn give_compounds_up(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+) -> Result<(), Error> {
+    let Some(superblock_at) = place.offset_of(0) else { return Ok(()) };
+    let mut raw = vec![0; SUPERBLOCK_BYTES];
+    journal.read_exact_at(&mut raw, superblock_at).map_err(failed("reading the journal superblock"))?;
+    let Says::Aged(opening, tail) = Stored::read(&raw).says else { return Ok(()) };
+    // A recovery that was killed here may have made one more compound, with the number that storage says.
+    let after = tail.sequence.wrapping_add(1);
+    let number = held.numbered().map_or(after, |numbered| sequence::latest(after, numbered));
+    // What the guest has written home itself, and counts on, comes to storage before the mark: behind that no compound brings it.
+    home.sync_data().map_err(failed("flushing the file system"))?;
+    mark_held(&raw, (&opening, number), superblock_at, journal)
 }
 
 /// No compound stays that has this number or a later one, up to the last.

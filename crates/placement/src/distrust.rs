@@ -34,6 +34,7 @@ use jbd2::SUPERBLOCK_BYTES;
 use journal_area::{JournalArea, Taking};
 use recovery::{Report, Status};
 use std::io;
+use std::sync::Arc;
 use write_log::LoggedFile;
 
 /// What a report says of a log that nobody here replays.
@@ -68,15 +69,22 @@ impl Journals {
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let Some(log) = self.log(index) else { return Ok(true) };
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
-        let (home, journal) = (&log.home.file, &log.journal.file);
         let Some(taking) = self.area.take_distrusted(log.id) else { return Ok(false) };
+        let from = taking.log().tail().map(|tail| tail.sequence);
+        self.put_in_place(&log, taking, from)?;
+        log.end_emptying(None);
+        Ok(true)
+    }
+
+    /// Puts a log into its own place, block for block, where it stays open: its guest's own kernel replays it, or goes on with it. A superblock that
+    /// says that it begins before `from` is kept from storage.
+    pub(crate) fn put_in_place(&self, log: &Arc<Log>, taking: Taking<'_>, from: Option<u32>) -> io::Result<()> {
         // Nobody may write the mark over the superblock that goes to storage now.
         let marked = log.take_mark();
-        let from = taking.log().tail().map(|tail| tail.sequence);
-        let bytes = match write_in_place(&taking.log(), &log.place, home, journal) {
+        let bytes = match write_in_place(&taking.log(), &log.place, &log.home.file, &log.journal.file) {
             Ok(report) => report.bytes_written,
             Err(error) => {
-                let marked = marked.map(|marked| held_again(&log, &taking, marked));
+                let marked = marked.map(|marked| held_again(log, &taking, marked));
                 drop(taking);
                 log.put_mark_back(marked);
                 log.home.wake.wake();
@@ -84,7 +92,7 @@ impl Journals {
             }
         };
         // At one moment: nobody takes the log for a held one that is closed.
-        taking.end(|| self.put(&log, PlacementKind::Storage, from));
+        taking.end(|| self.put(log, PlacementKind::Storage, from));
         // Changes of homes may have waited.
         log.home.wake.wake();
         self.describe_or_complain();
@@ -92,8 +100,7 @@ impl Journals {
         // Flushes were not passed on while it was held.
         log.home.set_dirty();
         log.journal.set_dirty();
-        log.end_emptying(None);
-        Ok(true)
+        Ok(())
     }
 
     /// Whether an earlier run found a journal not to be what it seemed. Its guest is about to start.

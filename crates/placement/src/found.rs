@@ -13,7 +13,7 @@ use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, TH
 use crate::earlier::open_left;
 use crate::finish::{finish, leave_stored};
 use crate::registry::own_places;
-use crate::scan::offset_of;
+use crate::scan::{offset_of, why_not_replayed};
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
@@ -521,7 +521,19 @@ fn bring_home(
     found: &FoundLog,
     [home, journal]: [&LoggedFile; 2],
 ) -> Result<Report, FinishError> {
-    let report = match check_identity(directory, found, log, journal)? {
+    let verdict = check_identity(directory, found, log, journal)?;
+    if let Verdict::Marked | Verdict::Aged(..) = verdict
+        && !found.log().is_distrusted()
+        && let Some(why) = why_not_replayed(&log.place, home, journal)?
+    {
+        log::warn!(
+            "{}: the journal of the file system at byte {} is not replayed: {why}; it is put into its own place on storage",
+            log.home_image.display(),
+            log.place.home_start
+        );
+        found.distrust();
+    }
+    let report = match verdict {
         Verdict::Marked => finish(&found.log(), &log.place, home, journal)?,
         Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, home, journal)?,
         Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before, or closed by its guest"),

@@ -171,6 +171,9 @@ impl Journals {
             log.keeper.leave();
             keeper_of(&self.area, log.id, placement, &log.home)
         };
+        if storage_from.is_some() {
+            log.set_past_hand_over(false);
+        }
         let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
         self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);
     }

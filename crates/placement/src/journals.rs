@@ -5,6 +5,7 @@
 //! power loss the file system is then checked in full instead of trusting an empty log. A clean close and a recovery
 //! take the mark away, after everything that it stood for is on storage.
 
+use crate::aged;
 use crate::description::{AreaDirectory, LogDescription, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::distrust;
@@ -968,9 +969,18 @@ impl Journals {
         let _alone = log.state.recovering.lock().expect("no panic under this lock");
         // It may have been handed over while this waited.
         let Some(log) = self.log(log.index) else { return Ok(()) };
+        if !is_vm_gone && self.leave_in_place(&log)? {
+            return Ok(());
+        }
         let log = &*log;
         log.take_mark();
         let was_open = log.is_open();
+        if was_open
+            && !log.is_distrusted()
+            && let Some(why) = scan::why_not_replayed(&log.place, &log.home.file, &log.journal.file)?
+        {
+            log.keeper.doubt_at_the_end(log, why.to_owned());
+        }
         let finished = log.keeper.finish(log, is_vm_gone)?;
         if was_open && matches!(finished, Finished::Recovered(_)) {
             log.was_closed_under_its_guest();
@@ -996,6 +1006,34 @@ impl Journals {
             Finished::Left(report) => log.note_recovery(report),
         }
         Ok(())
+    }
+
+    /// A device is started anew, and nobody knows whose kernel comes. A replay writes over what its guest has written past the journal since:
+    /// a new kernel does that itself, as on any disk, and one that goes on after a suspend must not find that it was done. A log that has such
+    /// blocks is put into its own place as it is, open: that is right for both. False where there is none.
+    fn leave_in_place(&self, log: &Arc<Log>) -> io::Result<bool> {
+        if !log.keeper.is_written_past(log)? {
+            return Ok(false);
+        }
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        if log.keeper.puts_in_place(log)? {
+            self.put(log, PlacementKind::Storage, None);
+            self.describe_or_complain();
+            log.home.set_dirty();
+            log.journal.set_dirty();
+        } else {
+            let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
+            aged::give_compounds_up(&taking.log(), &log.place, &log.home.file, &log.journal.file)
+                .map_err(io::Error::other)?;
+            // All that any superblock can say is there.
+            self.put_in_place(log, taking, None)?;
+        }
+        log::info!(
+            "disk {}: the journal of the file system at byte {} is in its own place on storage, for whichever kernel comes: its guest has              written past it",
+            log.home.options.name,
+            log.place.home_start
+        );
+        Ok(true)
     }
 
     fn recovered(&self, log: &Log, report: Report) {

@@ -428,6 +428,26 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// place as it is ([`crate::distrust`]).
     fn doubt(&self, _log: &Log, _why: String, _steps: &mut Steps) {}
 
+    /// The same of one whose guest is gone, before it is finished: where its homes were is something else by now.
+    fn doubt_at_the_end(&self, _log: &Log, _why: String) {}
+
+    /// Its device is started anew. Whether its guest has written past the journal what a replay would write over; what has to end before
+    /// the log can be put into its own place has ended then.
+    ///
+    /// # Errors
+    /// When that does not end.
+    fn is_written_past(&self, _log: &Log) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// Puts such a log into its own place as it is, durably. False where that is for the area to do.
+    ///
+    /// # Errors
+    /// When storage fails: the log is where it was.
+    fn puts_in_place(&self, _log: &Log) -> io::Result<bool> {
+        Ok(false)
+    }
+
     /// No more goes home by itself than is on its way: the disk with the home stops, or the file system is going.
     fn end_soon(&self, _log: &Log) {}
 

@@ -77,6 +77,9 @@ pub const SUPERBLOCK_FIELDS: &[(usize, usize)] = &[
 /// The boot signature and the GPT header, as far as they say whether there is a partition table and which.
 pub const PARTITION_FIELDS: &[(usize, usize)] = &[(446, 66), (512, 92)];
 
+/// The entries of a table in a chain of logical partitions, and its signature.
+pub const TABLE_FIELDS: &[(usize, usize)] = &[(446, 66)];
+
 /// The GPT header of a disk with sectors of 4096 bytes, by itself.
 pub const GPT_FIELDS: &[(usize, usize)] = &[(0, 92)];
 

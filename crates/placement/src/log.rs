@@ -56,6 +56,8 @@ struct Inner {
     is_brought: bool,
     /// The last scan found another file system that lays claim to its blocks.
     is_contested: bool,
+    /// Since it was handed over its guest has said that it begins at what storage has of it: from there on that only grows.
+    is_past_hand_over: bool,
     trust: Trust,
     /// How often it was seen to owe nothing while somebody waited for that, and how often that failed.
     emptied: u64,
@@ -93,6 +95,7 @@ impl LogState {
                 was_opened: false,
                 is_brought: false,
                 is_contested: false,
+                is_past_hand_over: false,
                 trust: Trust::Whole,
                 emptied: 0,
                 failed_to_empty: 0,
@@ -193,6 +196,14 @@ impl Log {
     /// Whether another file system lays claim to its blocks: it goes on while it is open, and is not opened again.
     pub(crate) fn is_contested(&self) -> bool {
         self.inner().is_contested
+    }
+
+    pub(crate) fn is_past_hand_over(&self) -> bool {
+        self.inner().is_past_hand_over
+    }
+
+    pub(crate) fn set_past_hand_over(&self, is_past: bool) {
+        self.inner().is_past_hand_over = is_past;
     }
 
     pub(crate) fn set_contested(&self, is_contested: bool) {

@@ -1,7 +1,9 @@
 //! Finding logs on a VM's disks, through crate `extfs`.
 
 use crate::disk::Disk;
-use crate::layout::{DiskLayout, GPT_FIELDS, HomeRange, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, Watch};
+use crate::layout::{
+    DiskLayout, GPT_FIELDS, HomeRange, LogRange, LogRun, PARTITION_FIELDS, SUPERBLOCK_FIELDS, TABLE_FIELDS, Watch,
+};
 use block_route::LogIndex;
 use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use journal_area::LOG_BLOCKS_MAX;
@@ -11,6 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use write_log::LoggedFile;
 
 /// Where a log and its file system are. Two scans that give the same mean the same log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -352,6 +355,38 @@ pub(crate) fn is_still_there(disks: &[Arc<Disk>], place: &FoundLogPlace) -> io::
     })
 }
 
+/// What speaks against a replay of the log of a guest that is gone: no kernel that came to the disk now would do that. Nothing where one would.
+///
+/// A kernel that has given its journal up leaves it open when it unmounts, and the disk may have become something else under the same guest:
+/// older blocks must not be written over that. Without amberlog the log would lie in its own place, and nobody would look for it.
+pub(crate) fn why_not_replayed(
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+) -> io::Result<Option<&'static str>> {
+    let disk = DiskReader::new(home.for_reading())?;
+    let found = extfs::discover(&disk)?;
+    let Some(file_system) = found.iter().find(|file_system| file_system.offset == place.home_start) else {
+        return Ok(Some("no partition begins any more where its file system was, or another one is there"));
+    };
+    let is_it = match &file_system.journal {
+        Journal::Internal { .. } => {
+            internal_place(place.home_disk, file_system).is_some_and(|found| found.is_same_log(place))
+        }
+        Journal::External { uuid } => {
+            let devices = extfs::discover(&DiskReader::new(journal.for_reading())?)?;
+            let mut places = devices
+                .iter()
+                .filter(|device| device.superblock.uuid == *uuid)
+                .filter_map(|device| external_place((place.home_disk, file_system), (place.journal_disk, device), 0));
+            places.any(|found| found.is_same_log(place))
+        }
+        Journal::NotUnderstood { .. } | Journal::None | Journal::JournalDevice { .. } => false,
+    };
+    // That it needs recovery it has said as long as its journal was open.
+    Ok((!is_it).then_some("its file system is not what it was any more: something else has been made of that disk"))
+}
+
 /// Watches the superblock of a file system that is kept though the scan did not find it.
 pub(crate) fn watch_superblock(
     disks: &[Arc<Disk>],
@@ -408,6 +443,9 @@ fn watches(reader: &DiskReader<'_>) -> io::Result<Vec<Watch>> {
     // Elsewhere these bytes are a file system's, and change all the while.
     if may_have_large_sectors(reader)? {
         watch(4096, 92, GPT_FIELDS)?;
+    }
+    for table in extfs::logical_tables(reader)? {
+        watch(table, 512, TABLE_FIELDS)?;
     }
     let partitions = extfs::partitions(reader)?;
     if partitions.is_empty() {

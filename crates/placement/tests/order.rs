@@ -368,6 +368,35 @@ fn a_mounted_file_system_grows() {
     }
 }
 
+/// The same in a logical partition, whose table is elsewhere.
+#[test]
+fn a_mounted_file_system_grows_in_a_logical_partition() {
+    let mut rig = Rig::new();
+    // The same place: the extended partition begins a table's distance before.
+    let (table_at, sectors) = (PARTITION - 2048 * 256, |blocks: u64| blocks * BLOCK / 512);
+    let mut extended = partition_table(DISK_BYTES / BLOCK - 1024);
+    extended[446 + 4] = 5;
+    extended[446 + 8..446 + 12].copy_from_slice(&((table_at / 512) as u32).to_le_bytes());
+    let logical = |blocks: u64| {
+        let mut table = partition_table(blocks);
+        table[446 + 8..446 + 12].copy_from_slice(&(((PARTITION - table_at) / 512) as u32).to_le_bytes());
+        table[446 + 12..446 + 16].copy_from_slice(&(sectors(blocks) as u32).to_le_bytes());
+        table
+    };
+    for (at, table) in [(0, extended), (table_at, logical(FILE_SYSTEM_BLOCKS))] {
+        let operations = rig.write(at, &table);
+        rig.carry_out(operations);
+    }
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let operations = rig.write(table_at, &logical(FILE_SYSTEM_BLOCKS + 2000));
+    rig.carry_out(operations);
+    rig.commit(&[(FILE_SYSTEM_BLOCKS + 1000, content(2))]);
+    assert_eq!(rig.owed(), 2);
+    let fault = rig.journals.disk(0).fault();
+    assert!(fault.is_none(), "{fault:?}");
+}
+
 /// A kernel that has given its journal up leaves it open when it unmounts. Another file system is made then, that begins elsewhere, and
 /// what is written to it reaches storage, whatever the old log has there.
 #[test]
@@ -416,6 +445,85 @@ fn a_file_system_that_is_made_beneath_an_open_log_is_whole() {
     for at in written {
         let range = at as usize..(at + BLOCK) as usize;
         assert!(stored[range.clone()] == expected[range], "what was written at byte {at} is not there");
+    }
+}
+
+/// What may be made of a disk whose file system is not mounted any more, and whose log is open still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    /// A member of an md array with metadata 1.2, which leaves the file system's superblock where it is.
+    Array,
+    /// The partition begins elsewhere, and has no file system yet that anybody here knows.
+    OtherTable,
+    /// A physical volume of LVM over the partition, whose signatures were not wiped.
+    Volume,
+}
+
+/// How it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The daemon dies with it, and another one finds its files.
+    Killed,
+    VmGone,
+    Reset,
+}
+
+#[test]
+fn nothing_is_replayed_onto_what_was_made_of_a_disk_since() {
+    for placement in [PlacementKind::Retain, PlacementKind::Copy] {
+        for made in [Made::Array, Made::OtherTable, Made::Volume] {
+            for ended in [Ended::Killed, Ended::VmGone, Ended::Reset] {
+                let what = format!("{placement:?}, {made:?}, {ended:?}");
+                let mut rig = Rig::with(64 << 20, placement, None);
+                rig.open();
+                rig.commit(&[(3000, content(1)), (3001, content(2))]);
+                let (at, bytes) = match made {
+                    Made::Array => {
+                        let mut superblock = vec![0; 4096];
+                        superblock[..8].copy_from_slice(&[0xfc, 0x4e, 0x2b, 0xa9, 1, 0, 0, 0]);
+                        superblock[144] = 8;
+                        (PARTITION + 4096, superblock)
+                    }
+                    Made::OtherTable => {
+                        let mut table = partition_table(FILE_SYSTEM_BLOCKS);
+                        table[446 + 8..446 + 12].copy_from_slice(&((3 << 20) / 512_u32).to_le_bytes());
+                        (0, table)
+                    }
+                    Made::Volume => {
+                        let mut label = vec![0; 512];
+                        label[..8].copy_from_slice(b"LABELONE");
+                        (PARTITION + 512, label)
+                    }
+                };
+                let operations = rig.write(at, &bytes);
+                rig.carry_out(operations);
+                // One block of it lies where a block was that is in the log, and one in the log's own place.
+                let log_at = rig.log_at[40];
+                for (at, seed) in [(Rig::home_at(3000), 8), (log_at, 9)] {
+                    let operations = rig.write(at, &content(seed));
+                    rig.carry_out(operations);
+                }
+                let operations = rig.woken();
+                rig.carry_out(operations);
+                let image = match ended {
+                    Ended::Killed => rig.die_and_finish().0,
+                    Ended::VmGone => {
+                        rig.journals.recover_all().expect("finished");
+                        rig.image.clone()
+                    }
+                    Ended::Reset => {
+                        let table = Arc::new(rig.map("after"));
+                        rig.route.started(Start::Fresh, &table).expect("started");
+                        rig.image.clone()
+                    }
+                };
+                let stored = std::fs::read(&image).expect("the image");
+                let block = |at: u64| &stored[at as usize..][..BLOCK as usize];
+                assert!(block(Rig::home_at(3000)) == content(8), "{what}: an older block is written over it");
+                assert!(block(Rig::home_at(3001)) != content(2), "{what}: something is replayed");
+                assert!(block(log_at) == content(9), "{what}: what was written there is not there");
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Placements `retain`, `copy` and `nvm` against a model: a simulated guest that commits, writes home, stops its journal, copies
-//! images over its disk, and mounts again and again without a reset of the device.
+//! images over its disk, is suspended, and mounts again and again without a reset of the device; and whose disk becomes something else.
 //!
 //! Beside the route there is an ideal disk, which takes every request as it is, log and all. A mounting kernel reads blocks
 //! of the file system into its cache, then the log, replays it into the cache, and writes that back. It has to see, in every
@@ -52,6 +52,7 @@ fn run(kind: Kind, images: &[Vec<u8>], placement: PlacementKind, copies: Copies,
             18 => guest.begin_transaction(),
             19..21 => guest.mount_again(),
             21 => guest.unmount(),
+            22 if guest.random.below(2) == 0 => guest.suspend(),
             22 => guest.die(),
             _ if guest.random.below(3) == 0 => {
                 let other = guest.random.below(images.len() as u64) as usize;
@@ -59,6 +60,10 @@ fn run(kind: Kind, images: &[Vec<u8>], placement: PlacementKind, copies: Copies,
             }
             _ => guest.read_all(),
         }
+    }
+    if guest.random.below(3) == 0 {
+        guest.make_something_else();
+        return;
     }
     guest.mount_again();
     guest.die();

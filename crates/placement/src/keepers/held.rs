@@ -132,6 +132,16 @@ impl Held {
 
     /// The device with the log may start anew while another with its home still works; what it has on its way has to
     /// land before recovery writes to the same blocks (rule 3 of ARCHITECTURE.md).
+    fn check_own_has_ended(&self, log: &Log) -> io::Result<()> {
+        if !self.has_operations() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "disk {}: what makes its journal durable has not ended; recovery cannot begin before it has",
+            log.home.options.name
+        )))
+    }
+
     fn wait_for_home_writes(&self, log: &Log) -> io::Result<()> {
         let deadline = Instant::now() + HOME_WRITES_PATIENCE;
         while self.area.has_home_writes_in_flight(self.id) {
@@ -489,12 +499,7 @@ impl Keeper for Held {
         if !log.is_open() {
             return finish_closed(log, is_vm_gone);
         }
-        if self.has_operations() {
-            return Err(io::Error::other(format!(
-                "disk {}: what makes its journal durable has not ended; recovery cannot begin before it has",
-                log.home.options.name
-            )));
-        }
+        self.check_own_has_ended(log)?;
         self.forget_aging();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
@@ -532,6 +537,22 @@ impl Keeper for Held {
         self.area.contradict(self.id, why);
         // The thread of its disk takes it away.
         log.journal.wake.wake();
+    }
+
+    fn doubt_at_the_end(&self, _log: &Log, why: String) {
+        self.area.contradict(self.id, why);
+    }
+
+    fn is_written_past(&self, log: &Log) -> io::Result<bool> {
+        if !log.is_open() || log.is_distrusted() || !self.area.is_written_past(self.id) {
+            return Ok(false);
+        }
+        self.check_own_has_ended(log)?;
+        self.wait_for_home_writes(log)?;
+        // Its guest, if it goes on, takes that for written.
+        self.bring_absorbed_now(log, &mut Steps::default())?;
+        self.forget_aging();
+        Ok(true)
     }
 
     fn leave(&self) {

@@ -101,6 +101,10 @@ impl Keeper for Shipped {
         self.distrust(log, Some(why));
     }
 
+    fn doubt_at_the_end(&self, log: &Log, why: String) {
+        self.distrust(log, Some(why));
+    }
+
     fn watches_home(&self, log: &Log) -> bool {
         log.is_open() && self.watch().is_on()
     }

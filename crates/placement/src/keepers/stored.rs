@@ -51,16 +51,25 @@ impl Keeper for Stored {
     }
 }
 
-/// The superblock of a log that is on storage. While it was handed over to there, the guest's own says that the log begins earlier.
+/// The superblock of a log that is on storage. After a hand-over the guest's own says for a while that the log begins earlier. (That of an image
+/// which is copied over the disk may say so, too, and counts.)
 pub(super) fn stored_superblock(log: &Log, block: &[u8]) -> (SuperblockWritten, bool) {
     match Superblock::decode(block).ok().filter(|superblock| !superblock.is_empty()) {
         Some(open) => {
             let what = if log.is_open() { SuperblockWritten::GoesOn } else { SuperblockWritten::Opened };
-            let is_earlier = |from| jbd2::sequence::is_after(from, open.sequence);
-            (what, !log.storage_from.is_some_and(is_earlier))
+            (what, !is_kept_from_storage(log, &open))
         }
         None => (SuperblockWritten::Closed, true),
     }
+}
+
+fn is_kept_from_storage(log: &Log, open: &Superblock) -> bool {
+    let Some(from) = log.storage_from.filter(|_| !log.is_past_hand_over()) else { return false };
+    if !jbd2::sequence::is_after(from, open.sequence) {
+        log.set_past_hand_over(true);
+        return false;
+    }
+    stored::of(log).is_ok_and(|stored| stored.superblock.is_some_and(|stored| stored.uuid == open.uuid))
 }
 
 /// The guest of a log on storage is gone. Its next kernel replays the log.

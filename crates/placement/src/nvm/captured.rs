@@ -150,6 +150,11 @@ impl Captured {
             && self.written(block).is_some_and(|written| self.doubtful.contains(&written))
     }
 
+    /// Whether the guest has written something past its journal over which a replay would write an older version.
+    pub fn is_written_past(&self) -> bool {
+        self.homes.values().any(|held| held.home == HomeState::Other)
+    }
+
     /// A block that the guest is done with when its log begins later, though what it wrote there may be lost: the region's version is
     /// all there is.
     pub fn doubtful_passed_by(&self, passed: TailMove) -> Option<u64> {

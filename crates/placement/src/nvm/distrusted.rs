@@ -116,6 +116,22 @@ impl Work {
         Ok(())
     }
 
+    /// The same of a log with which nothing is wrong: whichever kernel comes has it there, and it is held again when it is next opened.
+    pub(super) fn leave_in_place(&mut self, state: &mut State) -> io::Result<()> {
+        let State::Held(captured) = state else { return Ok(()) };
+        let (log, mut superblock) = (Arc::clone(&captured.log), captured.owner.attachment);
+        let tail = captured.stream.tail();
+        SuperblockEdit::new(&mut superblock)
+            .map_err(io::Error::other)?
+            .start(tail.position)
+            .sequence(tail.sequence)
+            .seal();
+        self.leave_to_guest(state)?;
+        // A kill before that leaves it said to be not what it seemed, which costs its place in the region, and nothing else.
+        log.journal.file.write_all_at(&superblock, log.place_of(0)?)?;
+        log.journal.file.sync_data()
+    }
+
     /// Writes a log to its own place as its guest has it: durable on return.
     fn leave_as_it_is(&mut self, captured: &mut Captured) -> io::Result<()> {
         self.bring_seen_home(captured)?;

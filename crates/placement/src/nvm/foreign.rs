@@ -135,6 +135,16 @@ impl Work {
         }
         Ok(())
     }
+
+    /// The same of what is written over it at this moment.
+    pub(super) fn put_foreign_in_place(&self, captured: &Captured) -> io::Result<()> {
+        match &self.closing {
+            Some(Closing { foreign: Some(_), is_on_its_way: false, offset, block, .. }) => {
+                captured.log.journal.file.write_all_at(block, *offset)
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The region will not have the log any more: storage says so, and still that an error happened to it.

@@ -22,6 +22,7 @@ use super::report::NvmCounters;
 use super::superblock::Closing;
 use super::{NvmDisk, State, TakenUp, ToSettle};
 use crate::disk::{Disk, DiskCounters};
+use crate::distrust;
 use crate::keeper::{
     self, BlockContent, Finished, HomeChange, HomePart, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict,
     OddVerdict, Side, Step, Steps, SuperblockBlock, SuperblockWritten, Task,
@@ -317,11 +318,14 @@ impl Work {
             captured.log.place.home_start,
             captured.journal.len()
         );
-        if let Err(error) = self
-            .put_in_place(&captured)
-            .and_then(|()| give_up_mark(&captured))
-            .and_then(|()| self.bring_seen_home(&captured))
-        {
+        let put = self.put_in_place(&captured).and_then(|()| self.put_foreign_in_place(&captured));
+        if put.is_ok() {
+            // What they wrote is where everybody finds it.
+            let foreign = self.closing.take_if(|closing| closing.foreign.is_some() && !closing.is_on_its_way);
+            let waiting = self.held.drain(..).chain(foreign.map(|closing| closing.request));
+            waiting.for_each(|request| steps.release(request, Status::Ok));
+        }
+        if let Err(error) = put.and_then(|()| give_up_mark(&captured)).and_then(|()| self.bring_seen_home(&captured)) {
             log::error!(
                 "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
                 self.name()
@@ -604,6 +608,15 @@ impl InRegion {
         self.work.lock().expect("no panic under this lock")
     }
 
+    /// The guest is gone: what the region has for the log goes home, unless nothing is in it any more, and the region is given back.
+    fn give_region_back(&self, log: &Log) -> io::Result<Option<recovery::Report>> {
+        let mut work = self.work();
+        work.begin_anew();
+        let recovered = self.nvm.recover(work.slot, &log.home.file).map_err(io::Error::other)?;
+        work.slot = None;
+        Ok(recovered)
+    }
+
     /// Looks at the work and the region that it has, if it has one.
     fn with<T>(&self, look: impl FnOnce(&mut Work, &mut State) -> T) -> T {
         let mut work = self.work();
@@ -706,6 +719,21 @@ impl Keeper for InRegion {
 
     fn doubt(&self, log: &Log, why: String, steps: &mut Steps) {
         self.with(|work, state| work.distrust(state, log, Some(why), steps));
+    }
+
+    fn doubt_at_the_end(&self, log: &Log, why: String) {
+        distrust::say(&self.work().area, log, &why);
+    }
+
+    fn is_written_past(&self, log: &Log) -> io::Result<bool> {
+        Ok(!log.is_distrusted() && self.with(|_, state| matches!(state, State::Held(held) if held.is_written_past())))
+    }
+
+    fn puts_in_place(&self, log: &Log) -> io::Result<bool> {
+        log.take_mark();
+        self.with(|work, state| work.leave_in_place(state))?;
+        self.give_region_back(log)?;
+        Ok(true)
     }
 
     fn settle_pass(&self, log: &Log, steps: &mut Steps) {
@@ -869,14 +897,7 @@ impl Keeper for InRegion {
         if log.is_distrusted() {
             self.with(|work, state| work.leave_to_guest(state))?;
         }
-        let recovered = {
-            let mut work = self.work();
-            work.begin_anew();
-            let recovered = self.nvm.recover(work.slot, &log.home.file).map_err(io::Error::other)?;
-            work.slot = None;
-            recovered
-        };
-        let Some(report) = recovered else { return finish_on_storage(log, is_vm_gone) };
+        let Some(report) = self.give_region_back(log)? else { return finish_on_storage(log, is_vm_gone) };
         log.set_closed();
         let mut reports = vec![report];
         if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_) | Says::LeftToGuest(_)) {

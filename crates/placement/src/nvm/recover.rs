@@ -361,12 +361,8 @@ fn place_of(home: &LoggedFile, owner: &Owner) -> Result<Option<FoundLogPlace>, E
     let is_its = |file_system: &FileSystem| {
         file_system.offset == owner.home_start && matches!(file_system.journal, JournalOf::Internal { .. })
     };
-    let mut file_system = extfs::discover(&disk).map_err(failed)?.into_iter().find(is_its);
-    if file_system.is_none() && owner.home_start < size {
-        // The partition table may have been half rewritten when the crash came; what was mounted stays mounted.
-        file_system =
-            extfs::file_system(&disk, None, owner.home_start, size - owner.home_start).map_err(failed)?.filter(is_its);
-    }
+    // Only where a kernel would find it now: something else may have been made of that disk since.
+    let file_system = extfs::discover(&disk).map_err(failed)?.into_iter().find(is_its);
     Ok(file_system.and_then(|file_system| {
         let mut place = internal_place(0, &file_system)?;
         // A file system that was growing has blocks in its journal that are beyond the end that it still tells.

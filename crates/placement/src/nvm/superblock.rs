@@ -152,7 +152,9 @@ impl Work {
                 let is_taken = self.open(log, &open, block).map_err(|error| {
                     io::Error::new(error.kind(), format!("the journal cannot be taken onto NVM: {error}"))
                 })?;
-                Ok((SuperblockWritten::Opened, !is_taken))
+                // Whoever says so may be one that goes on after a suspend, and moves its tail first: what it commits is looked at still.
+                let is_brought = !is_taken && log.is_brought();
+                Ok((if is_brought { SuperblockWritten::Brought } else { SuperblockWritten::Opened }, !is_taken))
             }
         }
     }

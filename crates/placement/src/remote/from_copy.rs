@@ -13,7 +13,7 @@ use super::{BackOff, RemoteLog, RemoteOptions, Shared, Taken};
 use crate::disk::Disk;
 use crate::distrust::LEFT_TO_THE_GUEST;
 use crate::finish::{finish_stored, leave_stored};
-use crate::scan::FoundLogPlace;
+use crate::scan::{FoundLogPlace, why_not_replayed};
 use recovery::{Error, Report, Status};
 use remote_journal::{ClientOptions, ClientSecurity};
 use std::io;
@@ -72,6 +72,8 @@ pub(crate) fn finish_from_copy(
     shared.check(&shared.on_storage()).map_err(failed)?;
     let report = if shared.is_distrusted.load(std::sync::atomic::Ordering::Acquire) {
         Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST)
+    } else if let Some(why) = why_not_replayed(place, &home.file, &journal.file).map_err(failed)? {
+        Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST).with_note(why)
     } else {
         match finish_stored(place, &home.file, &journal.file) {
             // It is whole in its own place, and only its guest's kernel can replay it.

@@ -248,3 +248,20 @@ fn a_log_that_was_brought_home_as_its_worker_died_goes_on_unannounced() {
     let found = replayed(&rig.file, &of.log_at);
     assert_eq!(found.get(&(IN_USE + 1)), Some(&content(2)));
 }
+
+/// After a suspend its guest says first where it believes that its log begins: what it commits then is on storage all the same.
+#[test]
+fn a_tail_that_moves_first_after_a_suspend_changes_nothing() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let of = &rig.file_systems[0];
+    let (tail, mut block, at) = ((of.builder.position, of.builder.sequence), of.superblock.clone(), of.log_at[0]);
+    rig.commit(0, IN_USE + 1, &content(2));
+    rig.journals.recover_disk(0).expect("its device begins anew");
+    SuperblockEdit::new(&mut block).expect("a superblock").start(tail.0).sequence(tail.1).seal();
+    rig.request(RequestKind::Write, at, &mut block);
+    rig.commit(0, IN_USE + 2, &content(3));
+    let of = &rig.file_systems[0];
+    assert_eq!(replayed(&rig.file, &of.log_at).get(&(IN_USE + 2)), Some(&content(3)));
+}

@@ -165,3 +165,39 @@ fn whoever_else_writes_there_is_not_believed() {
     rig.commit(&[(3001, content(2))]);
     assert_eq!(rig.owed(), 1, "it is held");
 }
+
+/// What a guest writes past its journal is newer for that guest, and older than what a replay brings: the one that goes on has to find it, and a
+/// new kernel has to find what it would find on any disk.
+#[test]
+fn what_was_written_past_the_journal_is_there_for_who_goes_on_and_replayed_for_who_begins() {
+    for placement in [PlacementKind::Retain, PlacementKind::Copy] {
+        for goes_on in [true, false] {
+            let mut rig = Rig::with(64 << 20, placement, None);
+            rig.open();
+            rig.commit(&[(3000, content(1)), (3001, content(2))]);
+            rig.commit(&[(3002, content(3))]);
+            let operations = rig.write(Rig::home_at(3000), &content(9));
+            rig.carry_out(operations);
+            let (tail, sequence) = (rig.builder.position, rig.builder.sequence);
+            rig.reset("after");
+            assert!(rig.home(3000) == content(9), "{placement:?}: its guest may go on");
+            assert!(rig.after_a_mount(3000) == content(1), "{placement:?}: as on any disk");
+            assert_eq!((rig.after_a_mount(3001), rig.after_a_mount(3002)), (content(2), content(3)));
+            if goes_on {
+                let blocks = rig.next_transaction(&[(3001, content(4))]);
+                blocks.iter().for_each(|block| rig.write_log(block));
+                assert_eq!((rig.home(3000), rig.after_a_mount(3001)), (content(9), content(4)));
+                // Its tail moves.
+                let operations = rig.write(rig.log_at[0], &rig.superblock(tail, sequence));
+                rig.carry_out(operations);
+                assert_eq!((rig.stored().start, rig.stored().sequence), (tail, sequence));
+                assert_eq!((rig.after_a_mount(3000), rig.after_a_mount(3001)), (content(9), content(4)));
+            }
+            let operations = rig.write(rig.log_at[0], &rig.superblock(0, rig.builder.sequence));
+            rig.carry_out(operations);
+            rig.open();
+            rig.commit(&[(3004, content(7))]);
+            assert_eq!(rig.owed(), 1, "{placement:?}: it is held");
+        }
+    }
+}

@@ -75,6 +75,8 @@ type Found = Vec<(String, Stored)>;
 /// One that has been met.
 struct Depot {
     channel: Channel,
+    /// As it says.
+    pid: i32,
     /// Where it can be had.
     process: Option<OwnedFd>,
 }
@@ -239,6 +241,7 @@ impl Inner {
             let given = |depot: Depot| link.give_all(&depot).inspect_err(|_| depot.kill()).map(|()| depot);
             match started.and_then(given) {
                 Ok(depot) => {
+                    log::info!("process {} keeps descriptors over this daemon's death from now on", depot.pid);
                     let depot = Arc::new(depot);
                     link.depot = Some(Arc::clone(&depot));
                     return Some(depot);
@@ -279,7 +282,7 @@ fn meet(path: &Path) -> io::Result<Option<(Depot, Found)>> {
         let met = connect(path).and_then(|channel| greeted(&channel, path).map(|met| (channel, met)));
         match met {
             Ok((channel, Some((pid, found)))) => {
-                return Ok(Some((Depot { channel, process: process_of(pid) }, found)));
+                return Ok(Some((Depot { channel, pid, process: process_of(pid) }, found)));
             }
             // A daemon that was killed may take a moment to be gone.
             Ok((_, None)) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
