@@ -138,6 +138,8 @@ pub struct Adopted {
     pub is_closing: bool,
     /// It was being recovered.
     pub is_recovering: bool,
+    /// Its books were proven wrong: nobody here replays it.
+    pub is_distrusted: bool,
     /// The first number that nothing has which was made durable beside it, if anything was.
     pub numbered: Option<u32>,
     /// What of storage has failed.
@@ -345,9 +347,20 @@ impl JournalArea {
             handed_over: jcb.table.handed_over(),
             is_closing: jcb.table.is_closing(),
             is_recovering: jcb.table.is_recovering(),
+            is_distrusted: jcb.table.is_distrusted(),
             numbered: jcb.table.numbered(),
             doubt: jcb.table.doubt(),
         })
+    }
+
+    /// Its guest has said what the log is since it was recovered.
+    pub fn forget_recovering(&self, id: LogId) {
+        if let Some((_, jcb)) = self.lock().log(id)
+            && !jcb.is_open()
+            && jcb.table.is_recovering()
+        {
+            jcb.table.set_recovering(false);
+        }
     }
 
     /// Whether anything committed is in pages of the guest, and nowhere else.
@@ -921,6 +934,13 @@ impl JournalArea {
     /// or perhaps, where an earlier worker died meanwhile.
     pub fn is_written_past(&self, id: LogId) -> bool {
         self.lock().log(id).is_some_and(|(_, jcb)| jcb.is_open() && jcb.is_written_past())
+    }
+
+    /// Whether there is such a block of which nobody knows what is newer, it or the journal's version.
+    pub fn is_past_unknown(&self, id: LogId) -> bool {
+        self.lock().log(id).is_some_and(|(_, jcb)| {
+            jcb.is_open() && jcb.written_past().iter().any(|(_, past)| *past == Some(Past::Begun))
+        })
     }
 
     /// Why the home blocks of an open log are not all that its guest has committed, though the host has nothing left to write there.

@@ -230,7 +230,9 @@ impl VmJcb {
             let is_carried = carried.binary_search(&block).is_ok();
             // Whatever was there: from now on nobody knows.
             let is_begun = self.table.past(position).is_some() || is_over && !is_carried;
-            self.say_past(position, is_begun.then_some(Past::Begun));
+            // Nor of what an earlier worker was asked for and has not noted: it may be newer than the version, or older.
+            let is_unknown = matches!(over, Over::Unknown) && !is_carried;
+            self.say_past(position, (is_begun || is_unknown).then_some(Past::Begun));
             if is_begun && !is_carried {
                 past.push((block, position, sequence));
             }

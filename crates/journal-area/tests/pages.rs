@@ -334,7 +334,6 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
         rig.area.written_past(rig.log)
     };
     let as_of = |whole, first_asked| Over::AsOf { whole, first_asked, has_waited: false };
-    assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
     assert_eq!(write(&rig, &Over::Blocks { blocks: &[11], durable: None, has_waited: false }), [(10, None)]);
     assert_eq!(write(&rig, &as_of(10..11, Some(0))), [(10, None)], "the transaction is the first");
     assert_eq!(write(&rig, &as_of(11..11, None)), [(10, None)], "a part of the block");
@@ -347,7 +346,10 @@ fn what_was_asked_before_a_commit_is_not_written_past_it() {
     rig.fill(committed, 4);
     rig.commit(&[(10, committed)]);
     let rig = rig.followed();
-    assert_eq!(write(&rig, &Over::Unknown), [(10, None)]);
+    assert_eq!(write(&rig, &Over::Blocks { blocks: &[11], durable: None, has_waited: true }), [(10, None)]);
+    assert!(!rig.area.is_past_unknown(rig.log));
+    assert_eq!(write(&rig, &Over::Unknown), [(10, Some(Past::Begun))], "or newer");
+    assert!(rig.area.is_past_unknown(rig.log));
     // What is asked for now is not.
     assert_eq!(write(&rig, &as_of(10..11, None)), [(10, Some(Past::Written))]);
     rig.area.check().expect("the books are right");

@@ -124,6 +124,21 @@ impl Journals {
         Ok(())
     }
 
+    /// Where the file systems of a disk begin whose guest may go on with a journal that storage says is empty ([`crate::unannounced`]).
+    pub fn may_go_on_unannounced(&self, disk: usize) -> Vec<u64> {
+        let may = |log: &Arc<Log>| !log.is_open() && log.may_go_on_unannounced();
+        self.logs_at_home(disk).iter().filter(|log| may(log)).map(|log| log.place.home_start).collect()
+    }
+
+    /// An amberlog that served this disk before has left these so. After [`Journals::adopt`].
+    pub fn awaits_unannounced(&self, disk: usize, home_starts: &[u64]) {
+        for log in self.logs_at_home(disk) {
+            if !log.is_open() && home_starts.contains(&log.place.home_start) {
+                log.was_closed_under_the_guest_of_another();
+            }
+        }
+    }
+
     /// These images are this VM's from now on, which it had not looked at, and a guest comes with them that was stopped elsewhere: its logs are
     /// looked for, and taken as they are on storage.
     ///

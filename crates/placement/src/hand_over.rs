@@ -228,6 +228,16 @@ impl Journals {
             }
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
+        if self.area.is_past_unknown(log.id) {
+            // A block of which nobody knows whether its version here is the newer one: as on any disk both stay, one at home, one in the log.
+            if let Err(error) = self.put_in_place(&log, taking, None) {
+                log.keeper.stay(&log, &mut Steps::default());
+                return Err(error);
+            }
+            self.say_handed_over(&log);
+            log.end_emptying(None);
+            return Ok(true);
+        }
         // Nobody counts on in it while storage is about to say something else.
         let marked = log.take_mark();
         let bytes = match self.bring_to_storage(&log, &taking, marked.as_ref()) {

@@ -88,6 +88,8 @@ pub struct Journals {
     pub(crate) left: Mutex<Left>,
     /// What storage is to say of logs that were taken up so, as soon as nothing can go wrong any more.
     pub(crate) to_mark: Mutex<Vec<ToMark>>,
+    /// Logs that are not there any more, and are described still.
+    forgotten: Mutex<Vec<journal_area::LogId>>,
     /// The same of logs that were in a region of NVM.
     pub(crate) to_settle: Mutex<Vec<ToSettle>>,
 }
@@ -181,6 +183,7 @@ impl Journals {
             is_memory_doubtful: AtomicBool::new(false),
             left: Mutex::default(),
             to_mark: Mutex::default(),
+            forgotten: Mutex::default(),
             to_settle: Mutex::default(),
         });
         for (index, disk) in journals.disks.iter().enumerate() {
@@ -331,6 +334,7 @@ impl Journals {
             SuperblockWritten::Opened => {
                 log.set_open();
                 log.is_announced();
+                self.area.forget_recovering(log.id);
                 if !passes {
                     log.set_brought(false);
                     log::info!(
@@ -348,6 +352,7 @@ impl Journals {
                 log.set_closed();
                 log.set_brought(false);
                 log.is_announced();
+                self.area.forget_recovering(log.id);
                 if what == SuperblockWritten::NoLog {
                     self.scan_soon(log.journal_disk);
                     log.journal.wake.wake();
@@ -455,6 +460,8 @@ impl Journals {
         }
         self.note_unheld(&found.not_understood);
         self.describe()?;
+        let forgotten = std::mem::take(&mut *self.forgotten.lock().expect("no panic under this lock"));
+        forgotten.into_iter().for_each(|id| self.area.forget_log(id));
         for (disk, layout) in self.disks.iter().zip(layouts) {
             if *disk.layout() != layout {
                 disk.set_layout(layout);
@@ -525,7 +532,7 @@ impl Journals {
     }
 
     /// A log is not there any more. False if its keeper has something to do with it still.
-    fn forget_log(&self, log: &Arc<Log>) -> bool {
+    pub(crate) fn forget_log(&self, log: &Arc<Log>) -> bool {
         let mut steps = Steps::default();
         if !log.keeper.forget(log, &mut steps) {
             return false;
@@ -537,7 +544,8 @@ impl Journals {
         log.take_mark();
         log.set_closed();
         self.logs.write().expect("no panic under this lock")[log.index.0] = None;
-        self.area.forget_log(log.id);
+        // Its files stay as long as anything says that they are there.
+        self.forgotten.lock().expect("no panic under this lock").push(log.id);
         // Flushes were not passed on while it was open; from now on somebody may depend on them.
         log.home.set_dirty();
         log.journal.set_dirty();

@@ -19,9 +19,10 @@
 //! | 1 | open | this opening's mark | while the log was held |
 //! | 2 | open, says where it was to be handed over | live from just there | at the end of a hand-over: all of it is on storage |
 //! | 3 | open, nothing in it, storage was not seen to say so | no mark of a held log | while it was being opened: its guest was told nothing, and opens it once more |
-//! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described |
+//! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described; or its guest went on with it unannounced |
 //! | 5 | open, being recovered, storage was seen to say that it is held | empty | at the end of the recovery that follows a reset or an unplugging: all of it is home |
 //! | 5a | open, says that it is being closed | empty | at the end of its closing, when it was durable by age: all of it is home, and its guest closes it once more |
+//! | 5b | closed, was recovered, and nobody has said since what it is | empty | after such a recovery, and before it was described that its guest may go on |
 //! | 6 | closed | anything else | while it was closed, or being closed: its guest closes it once more |
 
 mod nvm;
@@ -114,6 +115,8 @@ fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static
         (false, Says::Nvm(_) | Says::Remote(_), _) => {
             Err("storage says that it is kept elsewhere, which is not described")
         }
+        // That its guest may go on with it may not have been written down.
+        (false, Says::Empty | Says::Error, None) if books.is_recovering && books.is_marked => Ok(Found::Recovered),
         (false, ..) => Ok(Found::Closed),
     }
 }
@@ -350,9 +353,10 @@ impl Journals {
             }
             // In its own place, as configured or since it was handed over.
             (placement, Says::Live(tail) | Says::LeftToGuest(tail)) => {
-                if placement != PlacementKind::Storage {
+                if placement != PlacementKind::Storage || log.may_go_on_unannounced() {
                     self.put(log, PlacementKind::Storage, Some(tail.sequence));
                 }
+                log.is_announced();
                 log.set_open();
             }
             (_, says) => {
@@ -496,8 +500,14 @@ impl Journals {
             Found::HandedOver(from) => {
                 // Its superblock may not have been flushed.
                 log.journal.file.sync_data()?;
+                if books.is_distrusted {
+                    log.distrust();
+                    log.want(PlacementKind::Storage);
+                }
                 self.put(log, PlacementKind::Storage, Some(from));
                 self.area.close(log.id);
+                // Also by a guest that goes on with it, which was not written down yet.
+                log.is_announced();
                 log.set_open();
             }
             Found::NotOpened => {

@@ -25,6 +25,7 @@ use block_route::segments;
 use extfs::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use guest_memory::MemorySlice;
 use jbd2::{Descriptor, Format, HEADER_BYTES, Header, Kind, Superblock, SuperblockEdit};
+use journal_area::Tail;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::MutexGuard;
@@ -247,14 +248,19 @@ impl Journals {
     /// # Errors
     /// What has that write fail.
     pub(crate) fn goes_on_unannounced(&self, log: &Log, position: u32, slices: &[MemorySlice]) -> io::Result<bool> {
-        if !matches!(log.placement, PlacementKind::Retain | PlacementKind::Copy | PlacementKind::Nvm) {
+        if matches!(log.placement, PlacementKind::Discard | PlacementKind::Remote) {
             return Ok(false);
         }
         let Some((start, sequence)) = log.unannounced_write(position, slices)? else { return Ok(false) };
+        if log.placement.is_held() {
+            // Whoever finds it between the two has to know where storage has it from, as after a hand-over.
+            self.area.log_now(log.id).note_hand_over(Some(Tail { position: start, sequence }));
+        }
         log.announce(start, sequence)?;
         // What it has written there is its own.
         self.area.set_foreign(log.id, false);
         log.is_announced();
+        self.area.forget_recovering(log.id);
         log.set_open();
         self.stays_on_storage(log.index, sequence);
         log::warn!(

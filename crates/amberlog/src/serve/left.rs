@@ -63,6 +63,9 @@ pub struct AsLeft {
     /// No driver of its guest has used it: the guest may have no such disk.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_unused: bool,
+    /// Where file systems begin whose guest may go on with a journal that storage says is empty: it was suspended, perhaps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    may_go_on: Vec<u64>,
 }
 
 impl AsLeft {
@@ -73,13 +76,19 @@ impl AsLeft {
     /// When it cannot be read.
     pub fn look(image: &File, superblocks: &[u64], untold: Option<String>) -> anyhow::Result<Self> {
         let sums = superblocks.iter().map(|at| Ok((*at, sum_at(image, *at)?))).collect::<std::io::Result<_>>()?;
-        Ok(AsLeft { stamp: Stamp::of(image)?, superblocks: sums, untold, is_unused: false })
+        Ok(AsLeft { stamp: Stamp::of(image)?, superblocks: sums, untold, is_unused: false, may_go_on: Vec::new() })
     }
 
     /// The same of an image that no driver of its guest has used, if that is so.
     #[must_use]
     pub fn unused(self, is_unused: bool) -> Self {
         AsLeft { is_unused, ..self }
+    }
+
+    /// The same, with the file systems whose guest may go on though their journals are empty.
+    #[must_use]
+    pub fn going_on(self, may_go_on: Vec<u64>) -> Self {
+        AsLeft { may_go_on, ..self }
     }
 }
 
@@ -181,6 +190,14 @@ impl Before {
     /// Which images, in their order, a driver of the guest has used, for all that is known.
     pub fn used(&self) -> Vec<bool> {
         self.images.iter().map(|image| !image.as_left.as_ref().is_some_and(|as_left| as_left.is_unused)).collect()
+    }
+
+    /// Of each image, by its place in the order, the file systems whose guest may go on though their journals are empty.
+    pub fn going_on(&self) -> impl Iterator<Item = (usize, &[u64])> {
+        self.images
+            .iter()
+            .enumerate()
+            .filter_map(|(index, image)| Some((index, &image.as_left.as_ref()?.may_go_on[..])))
     }
 
     /// Of which images, by their place in the order, the guest is to be told that a flush has failed.

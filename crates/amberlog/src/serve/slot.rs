@@ -245,6 +245,12 @@ impl Slot {
             inner.as_served = Some(config.clone());
             inner.vmm = crate::vm::vmm_of(&kept);
         }
+        if is_left(&config, &kept) {
+            // It died before it could say so: what was kept of its guest is of no use to anybody.
+            self.line.say(&Said::Clear, &[])?;
+            self.line.settle();
+            return Ok(());
+        }
         let bounds = kept.all(THROTTLE);
         let before = kept.descriptor(CONFIG_BEFORE).map(|before| before.try_clone_to_owned()).transpose()?;
         if let Some(before) = &before {
@@ -1080,6 +1086,13 @@ impl Slot {
         }
         Ok(json!({"schema": 1, "environment": environment, "arguments": words}))
     }
+}
+
+/// Whether the worker before has left its guest to the next daemon, and what it had of it is not there any more.
+fn is_left(config: &VmConfig, kept: &Kept) -> bool {
+    let vmm = crate::vm::vmm_of(kept).map(|(pid, _)| pid);
+    let has_gone = kept.data("directory").is_some_and(|path| !Path::new(path).exists());
+    has_gone && vmm.is_some() && left::waiting(config) == vmm
 }
 
 /// A process, and when it was started, where that is seen.

@@ -721,6 +721,9 @@ impl Vm {
             log::error!("vm {}: {untold}; its guest's next flush fails", self.name);
             self.journals.owes_failure(disk, untold);
         }
+        for (disk, home_starts) in before.into_iter().flat_map(Before::going_on) {
+            self.journals.awaits_unannounced(disk, home_starts);
+        }
         if let Some(migration) = &self.migration {
             migration.was_left(&before.map_or_else(|| vec![true; self.images.len()], Before::used));
         }
@@ -966,7 +969,9 @@ impl Vm {
             let opened =
                 image.reopen_buffered().with_context(|| format!("opening {} again", image.path().display()))?;
             let is_unused = self.migration.as_ref().is_some_and(|migration| !migration.has_begun(index));
-            let as_left = AsLeft::look(&opened, &self.journals.superblock_places(index), untold)?.unused(is_unused);
+            let as_left = AsLeft::look(&opened, &self.journals.superblock_places(index), untold)?
+                .unused(is_unused)
+                .going_on(self.journals.may_go_on_unannounced(index));
             all.push((image.path(), image.file(), as_left));
         }
         Ok(all)

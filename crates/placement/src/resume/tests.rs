@@ -31,6 +31,7 @@ fn held() -> Adopted {
         is_marked: true,
         handed_over: None,
         is_recovering: false,
+        is_distrusted: false,
         is_closing: false,
         numbered: None,
         doubt: Doubt::default(),
@@ -77,6 +78,11 @@ fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
     }
     assert_eq!(judged(recovering, Says::Held(OPENING)), Some(Found::Held(OPENING)));
     assert_eq!(judged(recovering, live(9, 7)), None);
+    // It was closed, and that its guest may go on with it was not written down.
+    let recovered = Adopted { is_open: false, is_empty: true, ..recovering };
+    assert_eq!(judged(recovered, Says::Empty), Some(Found::Recovered));
+    assert_eq!(judged(recovered, live(9, 7)), Some(Found::Closed));
+    assert_eq!(judged(Adopted { handed_over: Some(HERE), ..recovered }, Says::Empty), Some(Found::Closed));
     // Row 5a: not before storage says so.
     let closing = Adopted { is_closing: true, ..held() };
     assert_eq!(judged(closing, Says::Empty), Some(Found::Closing));
@@ -229,6 +235,11 @@ impl Rig {
         paths.map(|path| (path.clone(), std::fs::read(&path).expect("read"))).collect()
     }
 
+    /// What is written down of the logs at this moment.
+    fn description(&self) -> Files {
+        self.files().into_iter().filter(|(path, _)| path.ends_with("area.json")).collect()
+    }
+
     /// The worker is killed, and another one goes on with the files as they are, or as they were.
     fn die(&mut self, files: Option<Files>) -> io::Result<()> {
         self.die_and_serve(files, options_of(&self.image, self.configured, self.within))
@@ -303,10 +314,15 @@ fn a_held_log_goes_on_again_and_again() {
 fn another_worker_knows_that_a_log_was_closed_under_its_guest() {
     let mut rig = Rig::new();
     assert!(!rig.log().may_go_on_unannounced());
+    let opening = rig.opening();
     rig.open();
     rig.commit(2000);
+    let description = rig.description();
     rig.journals.recover_disk(0).expect("its device begins anew");
-    rig.journals.scan(0).expect("looked at");
+    for (path, bytes) in description {
+        // Killed before it was written down.
+        std::fs::write(path, bytes).expect("written");
+    }
     for _ in 0..2 {
         rig.die(None).expect("it goes on");
         assert!(rig.log().may_go_on_unannounced() && rig.says() == Says::Empty);
@@ -320,11 +336,19 @@ fn another_worker_knows_that_a_log_was_closed_under_its_guest() {
         let slice = simulated(&memory, block);
         rig.journals.goes_on_unannounced(&rig.log(), *position, &[slice]).expect("understood")
     };
+    let description = rig.description();
     let said: Vec<bool> = writes.iter().map(|write| goes_on(&rig, write)).collect();
     assert_eq!(said, [false, false, true], "the commit");
     assert_eq!(rig.says(), Says::Live(Tail { position: writes[0].0, sequence }));
-    rig.die(None).expect("it goes on");
-    assert!(rig.log().is_open() && !rig.log().may_go_on_unannounced());
+    for (path, bytes) in description {
+        // Killed before that was written down.
+        std::fs::write(path, bytes).expect("written");
+    }
+    for _ in 0..2 {
+        rig.die(None).expect("it goes on");
+        assert!(rig.log().is_open() && !rig.log().may_go_on_unannounced());
+        assert!(!rig.write_superblock(&opening), "what it says is there is not there");
+    }
 
     let mut rig = Rig::new();
     rig.open();
@@ -1181,9 +1205,12 @@ fn a_hand_over_after_a_death_leaves_what_was_written_past_the_journal_since() {
         assert_eq!(change, Change::HandOver);
         assert!(rig.journals.hand_over(log.index).expect("handed over"));
         let image = std::fs::read(&rig.image).expect("the image");
-        let is_kept = !is_repeated || is_noted;
         let found = [2000, 2001].map(|block| image[at(block) as usize]);
-        assert_eq!(found, [if is_kept { 9 } else { 7 }, 7], "repeated: {is_repeated}, noted: {is_noted}");
+        // Where nobody knows which of the two is newer, all of the log is in its place, and nothing is written home.
+        let is_known = !is_repeated || is_noted;
+        assert_eq!(found, [9, if is_known { 7 } else { 0 }], "repeated: {is_repeated}, noted: {is_noted}");
+        let Says::Live(tail) = rig.says() else { panic!("{:?}", rig.says()) };
+        assert_eq!(tail.sequence == rig.builder.sequence, is_known);
     }
 }
 
@@ -1238,6 +1265,20 @@ fn one_that_is_closed_and_gone_is_forgotten() {
     assert!(rig.journals.logs().is_empty());
     assert!(rig.journals.directory().description().expect("read").expect("it is there").logs.is_empty());
     rig.die(None).expect("and again");
+}
+
+/// The same, and a scan has seen that it is gone; its worker dies before that is written down. And its files, which are described still, are there.
+#[test]
+fn one_that_a_scan_has_forgotten_keeps_nobody_from_going_on() {
+    let mut rig = Rig::new();
+    let image = std::fs::File::options().write(true).open(&rig.image).expect("the image");
+    image.write_all_at(&[0; 1024], extfs::SUPERBLOCK_OFFSET).expect("written");
+    rig.journals.forget_log(&rig.log());
+    assert!(rig.journals.logs().is_empty());
+    rig.die(None).expect("it goes on");
+    assert!(rig.journals.logs().is_empty());
+    rig.journals.scan(0).expect("looked at");
+    assert!(!rig.files().iter().any(|(path, _)| path.extension().is_some_and(|ending| ending == "table")));
 }
 
 /// A file system is mounted whose entry in the partition table has gone.

@@ -201,3 +201,45 @@ fn what_was_written_past_the_journal_is_there_for_who_goes_on_and_replayed_for_w
         }
     }
 }
+
+/// What its guest commits next is found, too, where its journal was wished to be on storage before it went on.
+#[test]
+fn a_kernel_that_goes_on_after_a_change_of_placement_is_believed() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(3000, content(1))]);
+    rig.reset("after");
+    let index = rig.journals.logs()[0].index();
+    assert_eq!(rig.journals.change_placement(index, PlacementKind::Storage).expect("it may"), Change::Done);
+    let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+    let blocks = rig.next_transaction(&[(3001, content(4))]);
+    blocks.iter().for_each(|block| rig.write_log(block));
+    assert_eq!((rig.stored().start, rig.stored().sequence), (start, sequence));
+    assert!(rig.after_a_mount(3001) == content(4));
+}
+
+/// The same by another daemon, to which its guest was left.
+#[test]
+fn a_kernel_that_goes_on_after_it_was_left_is_believed() {
+    for is_noted in [true, false] {
+        let mut rig = Rig::new();
+        rig.open();
+        rig.commit(&[(3000, content(1))]);
+        rig.reset("after");
+        rig.journals.check_left().expect("nothing is here");
+        let starts = rig.journals.may_go_on_unannounced(0);
+        assert_eq!(starts, [PARTITION]);
+        let (builder, log_at, superblock) = (rig.builder.clone(), rig.log_at.clone(), rig.superblock.clone());
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        std::fs::copy(&rig.image, directory.path().join("image")).expect("copied");
+        let mut rig = Rig::of(directory, log_at, 64 << 20, PlacementKind::Retain, None);
+        (rig.builder, rig.superblock) = (builder, superblock);
+        rig.journals.adopt().expect("as it was left");
+        if is_noted {
+            rig.journals.awaits_unannounced(0, &starts);
+        }
+        let blocks = rig.next_transaction(&[(3001, content(4))]);
+        blocks.iter().for_each(|block| rig.write_log(block));
+        assert_eq!(rig.stored().is_empty(), !is_noted);
+    }
+}
