@@ -85,6 +85,16 @@ pub struct Image {
     size_bytes: AtomicU64,
     write_log: Option<Arc<WriteLog>>,
     changes: OnceLock<Arc<Changes>>,
+    second: OnceLock<Second>,
+}
+
+/// Another open file of the image. The kernel tells each open file once that write-back has failed: what it told one whose process died before it
+/// could say so, it tells the other one.
+#[derive(Debug)]
+struct Second {
+    file: File,
+    /// It is this one that is flushed.
+    is_flushed: bool,
 }
 
 impl Image {
@@ -222,6 +232,7 @@ impl Image {
             size_bytes: AtomicU64::new(0),
             write_log: None,
             changes: OnceLock::new(),
+            second: OnceLock::new(),
         };
         let size_bytes = image.measure()?;
         // Whose image is somebody else's leaves it alone: whoever has that may be sealing it. What turns out not to be possible is said then.
@@ -305,6 +316,37 @@ impl Image {
     /// for, also after the death of this process. Otherwise the pipe alone says that ([`DeviceConfig::under_way`](crate::DeviceConfig)).
     pub fn tells_its_end(&self) -> bool {
         self.worked.is_some()
+    }
+
+    /// Has another open file of the image ([`Image::reopen_buffered`]), which is flushed instead of the first one or not, for good. Processes
+    /// that follow each other and have both flush them by turns: each is told what the kernel told the one before, which may have died of it.
+    pub fn set_second(&self, file: File, is_flushed: bool) {
+        let _ = self.second.set(Second { file, is_flushed });
+    }
+
+    /// That one, and whether it is flushed.
+    pub fn second(&self) -> Option<(&File, bool)> {
+        self.second.get().map(|second| (&second.file, second.is_flushed))
+    }
+
+    /// The open file that is flushed.
+    pub(crate) fn flushed(&self) -> &File {
+        match self.second() {
+            Some((second, true)) => second,
+            _ => self.file(),
+        }
+    }
+
+    /// A flush has failed, and that is said: the process that follows is not to hear it from the other open file.
+    pub(crate) fn flush_has_failed(&self) {
+        let other = match self.second() {
+            Some((_, true)) => self.file(),
+            Some((second, false)) => second,
+            None => return,
+        };
+        if let Err(error) = other.sync_data() {
+            log::debug!("{}: the other open file was told, too: {error}", self.path.display());
+        }
     }
 
     /// The same file opened anew, through the page cache and at no lock of its own: for readers of few, unaligned bytes.
@@ -580,6 +622,78 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.as_file().set_len(len).expect("its length");
         file
+    }
+
+    /// A loop device over a file system that is too small: what is written to it fails when it is written back.
+    #[derive(Default)]
+    struct TooSmall {
+        place: Option<tempfile::TempDir>,
+        device: Option<String>,
+    }
+
+    fn run(program: &str, arguments: &[&str]) -> Option<String> {
+        let output = std::process::Command::new(program).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    impl TooSmall {
+        /// Nothing where nobody may make one.
+        fn new() -> Option<Self> {
+            let place = tempfile::tempdir().expect("a directory");
+            let at = place.path().to_str()?.to_owned();
+            run("mount", &["-t", "tmpfs", "-o", "size=1m", "tmpfs", &at])?;
+            let mut small = TooSmall { place: Some(place), device: None };
+            let file = format!("{at}/file");
+            File::create(&file).and_then(|file| file.set_len(8 << 20)).expect("made");
+            small.device = Some(run("losetup", &["--find", "--show", &file])?);
+            Some(small)
+        }
+
+        fn image(&self) -> Image {
+            let path = Path::new(self.device.as_deref().expect("it has one"));
+            let options = ImageOptions { cache: CacheMode::Buffered, is_raw: true, ..ImageOptions::default() };
+            Image::open(path, options).expect("opens")
+        }
+    }
+
+    impl Drop for TooSmall {
+        fn drop(&mut self) {
+            self.device.iter().for_each(|device| drop(run("losetup", &["--detach", device])));
+            let at = self.place.iter().filter_map(|place| place.path().to_str());
+            at.for_each(|at| drop(run("umount", &["--lazy", at])));
+        }
+    }
+
+    /// The first process dies with what the kernel has told it. The next one flushes the other open file, and hears it; or it does not, where the first one
+    /// has said it.
+    #[test]
+    fn what_the_kernel_told_a_process_that_died_is_told_to_the_next_one() {
+        let Some(small) = TooSmall::new() else {
+            eprintln!("not tried: nobody may mount, or make loop devices, here");
+            return;
+        };
+        for is_said in [false, true] {
+            let first = small.image();
+            first.set_second(first.reopen_buffered().expect("opened"), false);
+            let clones = || {
+                let (second, _) = first.second().expect("it has one");
+                (first.file().try_clone().expect("a descriptor"), second.try_clone().expect("a descriptor"))
+            };
+            let (one, other) = clones();
+            std::os::unix::fs::FileExt::write_all_at(first.file(), &vec![1; 4 << 20], 0).expect("in the page cache");
+            first.flushed().sync_data().expect_err("it is too small");
+            first.flushed().sync_data().expect("it is said once");
+            if is_said {
+                first.flush_has_failed();
+            }
+            drop(first);
+            let path = Path::new(small.device.as_deref().expect("it has one"));
+            let options = ImageOptions { cache: CacheMode::Buffered, is_raw: true, ..ImageOptions::default() };
+            let next = Image::adopt(one, path, options).expect("it goes on");
+            next.set_second(other, true);
+            assert_eq!(next.flushed().sync_data().is_ok(), is_said);
+            next.flushed().sync_data().expect("once");
+        }
     }
 
     #[test]

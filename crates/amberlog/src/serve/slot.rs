@@ -502,9 +502,10 @@ impl Slot {
         if let Err(error) = changed {
             // Nobody is to find an image in use that nobody serves.
             for name in &changes.added {
-                let key = change::image_key(name);
-                if let Err(error) = self.line.say(&Said::Forget { key }, &[]) {
-                    log::debug!("having disk {name} forgotten: {error}");
+                for key in [change::image_key(name), change::second_key(name)] {
+                    if let Err(error) = self.line.say(&Said::Forget { key }, &[]) {
+                        log::debug!("having disk {name} forgotten: {error}");
+                    }
                 }
             }
             if let Err(error) = live.journals.expect_no_more() {

@@ -17,7 +17,7 @@ use guest_memory::VmMemory;
 use placement::{AreaDirectory, Journals, JournalsOptions, PlacementKind};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,6 +25,8 @@ use supervision::{DOOR, Kept, Said};
 
 /// How the keys of images begin.
 pub const IMAGE: &str = "image ";
+/// How the keys of their second open files begin.
+pub const SECOND: &str = "second ";
 /// How long the supervisor may take to say whether somebody has a disk.
 const SHUT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long storage may take for what a VMM had asked for that has gone.
@@ -41,6 +43,14 @@ pub fn image_key(disk: &str) -> String {
     format!("{IMAGE}{disk}")
 }
 
+/// The key of its second open file.
+pub fn second_key(disk: &str) -> String {
+    format!("{SECOND}{disk}")
+}
+
+/// What is said with a second open file that is flushed.
+const FLUSHED: &str = "flushed";
+
 /// What is said with an image whose operations are under way no longer than [`block_device::await_idle`] takes.
 const TELLS_ITS_END: &str = "tells its end";
 
@@ -50,6 +60,27 @@ const TELLS_ITS_END: &str = "tells its end";
 /// When the supervisor is gone.
 pub fn keep_image(line: &Line, disk: &str, image: &Image) -> std::io::Result<()> {
     line.keep(&image_key(disk), words_of(image), Some(image.file().as_fd()))
+}
+
+/// The same of its second open file ([`Image::set_second`]), which `kept` is, as an earlier worker had it; without one it gets one. Whoever follows
+/// flushes the other one. Before anything is flushed.
+///
+/// # Errors
+/// When the supervisor is gone.
+pub fn keep_second(line: &Line, disk: &str, image: &Image, kept: Option<(String, OwnedFd)>) -> std::io::Result<()> {
+    let (second, is_flushed) = match kept {
+        Some((words, second)) => (File::from(second), words != FLUSHED),
+        None => match image.reopen_buffered() {
+            Ok(second) => (second, false),
+            Err(error) => {
+                log::debug!("opening {} once more: {error}", image.path().display());
+                return Ok(());
+            }
+        },
+    };
+    line.keep(&second_key(disk), if is_flushed { FLUSHED } else { "" }, Some(second.as_fd()))?;
+    image.set_second(second, is_flushed);
+    Ok(())
 }
 
 /// The same where an earlier worker has said `words` of it, if that is not so any more.
@@ -120,7 +151,7 @@ impl Leftover {
             let names = kept.all(beginning).into_iter().filter(|(name, _)| !is_served(name));
             names.map(move |(name, _)| format!("{beginning}{name}"))
         };
-        let keys = of(IMAGE).chain(of(THROTTLE)).chain(of(CHANGES)).chain(of(DURABLE_WITHIN));
+        let keys = of(IMAGE).chain(of(SECOND)).chain(of(THROTTLE)).chain(of(CHANGES)).chain(of(DURABLE_WITHIN));
         Leftover { doors: gone.collect(), keys: keys.collect() }
     }
 
@@ -248,6 +279,7 @@ impl Prepared {
             journals.expect_image(&self.path).with_context(|| format!("noting {}", self.path.display()))?;
         }
         keep_image(line, &self.name, &self.image)?;
+        keep_second(line, &self.name, &self.image, None)?;
         // They are the next worker's now.
         self.image.leave_locks();
         Ok(())

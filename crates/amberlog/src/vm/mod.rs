@@ -490,6 +490,7 @@ impl Vm {
         line.keep("directory", &path, Some(lock.as_fd()))?;
         for (disk, image) in attached.iter().zip(&images) {
             change::keep_image(line, &disk.options.name, image)?;
+            change::keep_second(line, &disk.options.name, image, None)?;
         }
         let vm = Vm {
             line: Arc::clone(line),
@@ -557,21 +558,23 @@ impl Vm {
         }
         let mut files = Vec::new();
         for disk in &attached {
+            let second = taken(&change::second_key(&disk.options.name)).ok();
             let (words, file) = taken(&change::image_key(&disk.options.name))?;
             let file = File::from(file);
             change::await_idle(&words, &file, &disk.options.path)?;
-            files.push((words, file));
+            files.push((words, file, second));
         }
         drop(waiting);
         steps.push(("until nothing was under way", Instant::now()));
         let mut images = Vec::new();
-        for (disk, (words, file)) in attached.iter().zip(files) {
+        for (disk, (words, file, second)) in attached.iter().zip(files) {
             let image_options =
                 ImageOptions { read_only: disk.options.read_only, keep_time: can_migrate, ..ImageOptions::default() };
             let adopt = if are_not_ours { Image::adopt_unlocked } else { Image::adopt };
             let image = adopt(file, &disk.options.path, image_options)?;
             change::check_image(&image)?;
             change::keep_image_anew(line, &disk.options.name, &image, &words)?;
+            change::keep_second(line, &disk.options.name, &image, second)?;
             images.push(Arc::new(image));
         }
         let (models, clients) = connect_models(options, &attached, &images)?;
